@@ -63,9 +63,11 @@ def command_lines(text: str) -> list[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """The arguments of a command line, up to a pipe or a redirection."""
+    """The arguments of a command line, up to a pipe, a redirection or a command of the user's own."""
     words = shlex.split(line, comments=True)[1:]
-    ends = [number for number, word in enumerate(words) if word in ("|", ">", ">>", "&&", ";", "2>", "&")]
+    ends = [
+        number for number, word in enumerate(words) if word in ("|", ">", ">>", "&&", ";", "2>", "&", "--")
+    ]
     return words[: ends[0]] if ends else words
 
 

@@ -99,6 +99,17 @@ def test_progress_in_words() -> None:
     )
 
 
+def test_what_a_script_does_not_tell_is_left_out() -> None:
+    bare = Progress(step=50, num_steps=None, steps_per_s=12.0, has_loss=False)
+    assert describe(bare) == "step 50, 12.0 steps/s"
+    display, stream, now = plain()
+    display.start("as is", None)
+    for second in range(12):
+        now[0] = float(second)
+        display.show(replace(bare, step=50 + second))
+    assert [int(found) for found in re.findall(r"step (\d+),", stream.getvalue())] == [50, 55, 60]
+
+
 def plain() -> tuple[PlainLines, io.StringIO, list[float]]:
     now = [0.0]
     stream = io.StringIO()

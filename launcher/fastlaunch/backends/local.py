@@ -15,7 +15,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments, run_environment
+from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments, run_environment, wrapper_arguments
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Starts the entrypoint on `{nproc}` ranks of one machine.
@@ -42,6 +42,8 @@ class LocalSettings:
     working_directory: Path
     # What starts the entrypoint, with `{nproc}` for the number of ranks.
     launch: tuple[str, ...] = (sys.executable, *TORCHRUN)
+    # What starts a script.
+    wrap: tuple[str, ...] = (sys.executable, "-m", "fastlaunch_train.script")
     # The entrypoint's PYTHONPATH; None to leave it alone.
     pythonpath: str | None = None
     # Shared between the ranks as threads; None to leave the number of threads alone.
@@ -65,14 +67,18 @@ class LocalBackend:
         """Return the command line of the one job, its additions to the environment, and where it writes."""
         ((run_id, job),) = jobs.items()
         directory = str(self.settings.home / "runs" / run_id)
-        argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
-        argv += [*entrypoint_arguments(job), "--output", directory]
+        if job.script:
+            argv = [*self.settings.wrap, "--output", directory, *wrapper_arguments(job.script)]
+        else:
+            argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
+            argv += [*entrypoint_arguments(job), "--output", directory]
         # Unbuffered, so that `logs -f` shows what is printed when it is printed.
         env = {"FASTLAUNCH_RUN_ID": run_id, _DIRECTORY_VARIABLE: directory, "PYTHONUNBUFFERED": "1"}
         env |= run_environment(job)
-        if self.settings.commit:
+        # That of what trains, which of a script nobody knows.
+        if self.settings.commit and not job.script:
             env["FASTLAUNCH_COMMIT"] = self.settings.commit
-        if self.settings.num_cores:
+        if self.settings.num_cores and not (job.script and job.script.nproc is None):
             env["OMP_NUM_THREADS"] = str(max(1, self.settings.num_cores // job.num_gpus))
         if self.settings.pythonpath:
             env["PYTHONPATH"] = self.settings.pythonpath

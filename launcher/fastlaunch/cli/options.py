@@ -77,6 +77,21 @@ def _parse_usd(text: str) -> float:
     return value
 
 
+def _parse_seconds(text: str) -> float:
+    """Return `90` (seconds), `10min` or `1h`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = parse_duration_s(text)
+    if not math.isfinite(seconds):
+        raise UserError(f"{text!r} is not a time", "give seconds such as 90, or 10min")
+    return seconds
+
+
+def _parse_nproc(text: str) -> int | str:
+    return text if text == "gpu" else parse_count(text)
+
+
 def _parse_batch_size(text: str) -> int | str:
     return text if text in ("auto", "auto-each") else parse_count(text)
 
@@ -91,6 +106,10 @@ BATCH_SIZE = Quantity("batch size", _parse_batch_size)
 DATE = Quantity("date", parse_date)
 #: `2` hours or `90min`, as whole minutes.
 MINUTES = Quantity("time", _parse_minutes, above_zero=True)
+#: `90` seconds or `10min`, as seconds.
+SECONDS = Quantity("time", _parse_seconds, above_zero=True)
+#: A count, or `gpu`.
+NPROC = Quantity("count", _parse_nproc)
 USD = Quantity("usd", _parse_usd, above_zero=True)
 #: `a,b` as a tuple.
 NAMES = Quantity("names", split_names)

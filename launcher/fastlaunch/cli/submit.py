@@ -85,7 +85,7 @@ def submit(
     yes: bool,
     **fields: Any,
 ) -> int:
-    """Train a workload with a recipe: here, or on AWS.
+    """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own, here.
 
     Defaults that work: without a GPU vit-tiny at batch 8, with one vit-huge at 64; recipe bf16, 200 steps.
     With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
@@ -94,12 +94,15 @@ def submit(
       fastlaunch submit --local --recipe fp32,bf16,compile --until-resolved
       fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
       fastlaunch submit --local --experiment fusion --repeats 5
+      fastlaunch submit --local -L amp=fp32,bf16 -- python train.py --amp {amp}
       fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --dry-run
       fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run
     """
     context, given_regions = app_context(), regions
     regions = regions or split_names(context.settings.region)
     name = _backend_name(context, local=local, container=container, named=backend, instances=instances)
+    if fields["command"] is not None and container:
+        raise UserError("--container rehearses a workload of ours, not a script", "leave out --container")
     if show and not (dry_run and name in BACKENDS and output == "table"):
         raise UserError(
             "--show is for a dry run for AWS, in words", "give --instance and --dry-run without --output json"
@@ -147,7 +150,7 @@ def submit(
         plans = [runner.plan({_RUN_ID: spec}) for spec in specs]
         click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, specs))
         return EXIT_DONE
-    if not container:
+    if not container and options.command is None:
         _check_installed(context, jobs)
     return _run(context, runner, specs, output=output, until_resolved=options.until_resolved)
 
@@ -166,17 +169,23 @@ def _backend_name(
         raise UserError(f"--local is short for --backend local, not {named}", "give one of the two")
     if local:
         return "local"
-    command = shlex.join(["fastlaunch", *context.argv])
+    on_aws = _typed(context, "--instance", "p5.48xlarge")
     if named is None and instances is None:
+        here = f"on this machine, type: {_typed(context, '--local')}"
         raise UserError(
-            "it does not say where to train",
-            f"on this machine, type: {command} --local\n  on AWS: {command} --instance p5.48xlarge",
+            "it does not say where to train", here if "--" in context.argv else f"{here}\n  on AWS: {on_aws}"
         )
     if named not in (None, *context.backends, *BACKENDS):
         raise UnknownName("backend", str(named), (*context.backends, *BACKENDS))
     if named in BACKENDS and instances is None:
-        raise UserError("it does not say on which instance type", f"type: {command} --instance p5.48xlarge")
+        raise UserError("it does not say on which instance type", f"type: {on_aws}")
     return named if named == "local" else backend_of(instances or (), named)
+
+
+def _typed(context: AppContext, *more: str) -> str:
+    """Return the command line as typed, with more options."""
+    at = context.argv.index("--") if "--" in context.argv else len(context.argv)
+    return shlex.join(["fastlaunch", *context.argv[:at], *more, *context.argv[at:]])
 
 
 def _build(context: AppContext, options: SubmitOptions, *, image: str | None) -> Jobs:
@@ -219,14 +228,16 @@ def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:
     for alike in repeats.values():
         plan, job = alike[0]
         environment = [f"{name}={shlex.quote(value)}" for name, value in plan.request["env"].items()]
-        last_seed = alike[-1][1].seed
         number = f"at most {len(alike)}" if job.max_rounds else str(len(alike))
-        times = f", {number} times, seeds {job.seed} to {last_seed}" if len(alike) > 1 else ""
-        lines += [f"{job.recipe.label} on {job.workload}{times}:"]
+        times = f", {number} times" if len(alike) > 1 else ""
+        if times and not job.script:
+            times += f", seeds {job.seed} to {alike[-1][1].seed}"
+        lines += [f"{job.label} on {job.workload}{times}:"]
         lines += [f"  {' '.join([*environment, shlex.join(plan.request['argv'])])}", ""]
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs, one after another"
     if jobs[0].max_rounds:
-        runs = f"at most {runs}, until the verdict on each recipe is settled"
+        rows = "variant" if jobs[0].script else "recipe"
+        runs = f"at most {runs}, until the verdict on each {rows} is settled"
     return "\n".join([*lines, f"Planned, not started: {runs}, on this machine, for which nothing is billed."])
 
 

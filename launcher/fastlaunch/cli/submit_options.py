@@ -11,7 +11,9 @@ from fastlaunch.cli.options import (
     BYTES,
     COUNT,
     MINUTES,
+    NPROC,
     POSITIVE_COUNT,
+    SECONDS,
     USD,
     account_timer_option,
     with_options,
@@ -45,6 +47,7 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
         ),
         *("model", "tokenizer", "sequence_length", "checkpoint_every", "eval_every"),
     ),
+    "Script": ("lists", "baseline", "nproc", "hang_timeout_s"),
     "Where": ("local", "backend", "instances", "regions", "num_nodes", "profile"),
     "Spend": (
         *("dry_run", "show", "yes", "max_cost_usd", "max_minutes", "purchase", "max_price_usd"),
@@ -57,7 +60,26 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options under HEADINGS."""
+    """A command whose `--help` lists its options under HEADINGS; what follows `--` is its `command`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options, command = args, None
+        if "--" in args:
+            at = args.index("--")
+            options, command = args[:at], tuple(args[at + 1 :])
+        try:
+            rest = super().parse_args(ctx, options)
+        except click.UsageError as error:
+            if command is None and error.message.startswith("Got unexpected extra argument"):
+                raise UserError(
+                    error.message.rstrip("."), "before the command of a script of your own write --"
+                ) from None
+            raise
+        ctx.params["command"] = command
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {
@@ -118,7 +140,11 @@ training_options = with_options(
     ),
     click.option("--epochs", type=COUNT, help="Train for this many passes over the data instead of --steps."),
     click.option(
-        "--repeats", type=COUNT, default=1, show_default=True, help="Run each recipe this often, interleaved."
+        "--repeats",
+        type=COUNT,
+        default=1,
+        show_default=True,
+        help="Run each recipe or variant this often, interleaved.",
     ),
     click.option(
         "--until-resolved",
@@ -136,7 +162,30 @@ training_options = with_options(
         "--seed", type=COUNT, default=0, show_default=True, help="Seed the weights and the order of the data."
     ),
     click.option(
-        "--nproc", type=COUNT, help="Start this many processes.  [default: one per GPU, one on a CPU]"
+        "-L",
+        "lists",
+        multiple=True,
+        metavar="NAME=A,B",
+        help="Run COMMAND with each of these in place of {NAME}; several -L make every combination.",
+    ),
+    click.option(
+        "--baseline",
+        metavar="NAME=A",
+        help="Compare the variants with this one.  [default: the first]",
+    ),
+    click.option(
+        "--nproc",
+        type=NPROC,
+        metavar="N|gpu",
+        help="Start this many processes, a Python script under torchrun; gpu is one per GPU.  "
+        "[default: one per GPU, one on a CPU; a script as it is]",
+    ),
+    click.option(
+        "--hang-timeout",
+        "hang_timeout_s",
+        type=SECONDS,
+        metavar="S",
+        help="End a script without a step for this long; 10min works too.  [default: never]",
     ),
     click.option(
         "--data",

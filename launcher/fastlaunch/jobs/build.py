@@ -25,6 +25,7 @@ from fastlaunch.jobs.options import (
     Variant,
     check_cloud_options,
 )
+from fastlaunch.jobs.scripts import check_no_script, num_ranks, script_specs
 from fastlaunch.jobs.spec import JobSpec, Terms
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
@@ -73,6 +74,9 @@ def build_jobs(
     cannot run here; a variant of an experiment that cannot is left out.
     """
     _check_repeats(options)
+    if options.command is not None:
+        return Jobs(specs=interleaved(script_specs(options, machine), options))
+    check_no_script(options)
     instance = catalogue.instance(options.instance) if catalogue and options.instance else None
     variants = variants_of(options, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
     for data in dict.fromkeys(variant.inputs.data for variant in variants):
@@ -222,15 +226,8 @@ def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
     )
 
 
-def _num_ranks(nproc: int | None, machine: Machine) -> int:
-    if nproc is None:
-        return len(machine.devices) or 1
-    if machine.devices and nproc > len(machine.devices):
-        raise UserError(
-            f"{nproc} processes on {machine.description}",
-            f"give --nproc {len(machine.devices)} or less: one process per GPU",
-        )
-    return nproc
+def _num_ranks(nproc: int | str | None, machine: Machine) -> int:
+    return (len(machine.devices) or 1) if nproc is None else num_ranks(nproc, machine)
 
 
 def _batch_size(
@@ -283,6 +280,11 @@ class CloudRequest:
 
 def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: Catalogue) -> CloudRequest:
     """Check the options as a request. Raises UserError if they name what does not exist or is not sold."""
+    if options.command is not None:
+        raise UserError(
+            "a script of your own runs on this machine only for now", "give --local, and nothing for AWS"
+        )
+    check_no_script(options)
     variants = variants_of(options, _GPU_WORKLOAD)
     check_cloud_options(cloud)
     instances = instances_of(cloud, catalogue)
@@ -421,8 +423,9 @@ def _check_is_comparison(specs: Sequence[JobSpec], options: SubmitOptions) -> No
     """Raise UserError if there is nothing to resolve."""
     if options.until_resolved and len(specs) < 2:
         raise UserError(
-            "--until-resolved compares recipes, and here is one",
-            "name several: --recipe bf16,compile; or give --repeats",
+            f"--until-resolved compares {'variants' if specs[0].script else 'recipes'}, and here is one",
+            f"name several: {'-L amp=bf16,fp32' if specs[0].script else '--recipe bf16,compile'}; "
+            "or give --repeats",
         )
 
 

@@ -35,6 +35,14 @@ _TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:tr
 class SubmitOptions:
     """What to train, as typed; None, and no recipes, is `not given`."""
 
+    #: A script of the user's own instead of workload and recipe, as its words; None without `--`.
+    command: tuple[str, ...] | None = None
+    #: `amp=bf16,fp32` each: texts that take the place of `{amp}` in the command.
+    lists: tuple[str, ...] = ()
+    #: `amp=fp32`: the variant that the others are compared with; None for the first.
+    baseline: str | None = None
+    #: Without a step for so long a script is ended.
+    hang_timeout_s: float | None = None
     recipes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     workload: str | None = None
@@ -49,7 +57,8 @@ class SubmitOptions:
     until_resolved: bool = False
     max_rounds: int | None = None
     seed: int = 0
-    nproc: int | None = None
+    #: Processes on a node; `gpu` for one per GPU.
+    nproc: int | str | None = None
     data: str | None = None
     num_workers: int | None = None
     checkpoint_every: int = 0

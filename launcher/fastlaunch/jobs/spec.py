@@ -1,6 +1,8 @@
 """`JobSpec`: one run to do. What really happened is a `Run`."""
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -43,11 +45,71 @@ class Terms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec:
-    """Workload x recipe x batch size, on an instance type, with its limits."""
+class Script:
+    """A command of the user's own, which trains in place of a workload and a recipe of ours."""
 
+    #: Its words, with `{NAME}` where the variant's text goes.
+    command: tuple[str, ...]
+    #: Texts by the names of `-L`, in their order.
+    variant: tuple[tuple[str, str], ...] = ()
+    #: Ranks on a node, under torchrun; None to run the command as it is.
+    nproc: int | None = None
+    #: Without a step for so long it is ended; None to let it be.
+    hang_timeout_s: float | None = None
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command with the variant's texts in place; other braces stay."""
+        texts = dict(self.variant)
+        if not texts:
+            return self.command
+        names = re.compile("{(" + "|".join(map(re.escape, texts)) + ")}")
+        return tuple(names.sub(lambda match: texts[match[1]], word) for word in self.command)
+
+    @property
+    def label(self) -> str:
+        """`amp=bf16 batch=32`, or `as is`."""
+        return variant_label(dict(self.variant))
+
+    def is_named(self, text: str) -> bool:
+        """Return whether `amp=fp32`, or several of these, or the whole label, name the variant."""
+        return names_variant(text, dict(self.variant))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `from_json`."""
+        return {**vars(self), "command": list(self.command), "variant": dict(self.variant)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the script that `to_json` wrote."""
+        variant = tuple(data["variant"].items())
+        return cls(**{**data, "command": tuple(data["command"]), "variant": variant})
+
+
+def variant_label(variant: Mapping[str, str]) -> str:
+    """Return `amp=bf16 batch=32`; `as is` for a script that was not varied."""
+    return " ".join(f"{name}={text}" for name, text in variant.items()) or "as is"
+
+
+def names_variant(text: str, variant: Mapping[str, str]) -> bool:
+    """Return whether `text` is the variant's label, or some of its `NAME=TEXT`."""
+    parts = {f"{name}={value}" for name, value in variant.items()}
+    return text == variant_label(variant) or (bool(text.split()) and parts >= {*text.split()})
+
+
+#: What a script does is its own, and not known.
+SCRIPT_RECIPE = Recipe(name="script", description="what the script does", precision="unknown")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """Workload x recipe x batch size, or a script, on an instance type, with its limits."""
+
+    #: Of a script, its name.
     workload: str
     recipe: Recipe
+    #: None for a workload of ours.
+    script: Script | None = None
     #: Samples per GPU and step; None to let the entrypoint find the largest that fits.
     batch_size: int | None
     #: Labels of the recipes that this batch has to fit, in one order for all runs; none: its own.
@@ -55,7 +117,7 @@ class JobSpec:
     #: Bytes that the search for it may fill on a CPU; None for the entrypoint's own.
     memory_budget: int | None = None
     #: None where `epochs`, passes over the data, are given instead. How many steps those make is known when
-    #: the workload is built, and stands in the record.
+    #: the workload is built, and stands in the record. A script has neither.
     steps: int | None
     epochs: int | None = None
     #: Ranks over all nodes; on a machine without a GPU, processes.
@@ -83,7 +145,7 @@ class JobSpec:
     terms: Terms = Terms()
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.epochs is None):
+        if self.script is None and (self.steps is None) == (self.epochs is None):
             raise UserError(
                 f"a run of {self.steps} steps and {self.epochs} epochs", "give steps or epochs, one of them"
             )
@@ -116,6 +178,11 @@ class JobSpec:
                 raise UserError(f"{option} is empty", "give a folder, or a name on the hub")
 
     @property
+    def label(self) -> str:
+        """What sets it apart from other jobs of its workload: the recipe's label, or the script's."""
+        return self.script.label if self.script else self.recipe.label
+
+    @property
     def length(self) -> str:
         """`200 steps`, or `3 epochs`."""
         number, unit = (self.steps, "step") if self.steps is not None else (self.epochs, "epoch")
@@ -129,14 +196,22 @@ class JobSpec:
     def to_json(self) -> dict[str, Any]:
         """Return flat plain data for `from_json`, the recipe with all that it resolved to."""
         data = {**vars(self), **vars(self.inputs), **vars(self.terms), "recipe": self.recipe.to_record()}
-        return {name: value for name, value in data.items() if name not in _TOPICS}
+        left_out = {*_TOPICS, *(("script",) if self.script is None else _OF_TRAINING)}
+        if self.script:
+            recipe = {"name": self.recipe.name, "label": self.label, "precision": self.recipe.precision}
+            data |= {"script": self.script.to_json(), "recipe": recipe}
+        return {name: value for name, value in data.items() if name not in left_out}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the spec that `to_json` wrote, in this release or in one before it."""
         # Earlier releases let SageMaker keep warm pools.
         given = {name: value for name, value in data.items() if name != "keep_alive_minutes"}
-        given["recipe"] = Recipe.from_record(data["recipe"])
+        if script := given.get("script"):
+            given |= {"script": Script.from_json(script), "recipe": SCRIPT_RECIPE}
+            given |= {"batch_size": None, "steps": None}
+        else:
+            given["recipe"] = Recipe.from_record(data["recipe"])
         given["fit"] = tuple(data.get("fit", ()))
         for topic, kind in _TOPICS.items():
             names = given.keys() & {field.name for field in fields(kind)}
@@ -148,6 +223,11 @@ class JobSpec:
 
 #: Fields of a job that its plain data hold flat.
 _TOPICS: Mapping[str, type[Inputs | Terms]] = {"inputs": Inputs, "terms": Terms}
+#: Fields that say nothing of a script, which its plain data lack.
+_OF_TRAINING = (
+    *("batch_size", "fit", "memory_budget", "steps", "epochs", "seed", "checkpoint_every", "eval_every"),
+    *(field.name for field in fields(Inputs)),
+)
 
 
 def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
@@ -165,9 +245,7 @@ def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
             "batch_size": f" at batch {batch}",
             "num_gpus": f" on {job.num_gpus} GPU{'' if job.num_gpus == 1 else 's'}",
         }
-        names.append(
-            job.recipe.label + "".join(words for field, words in parts.items() if field in differing)
-        )
+        names.append(job.label + "".join(words for field, words in parts.items() if field in differing))
     return names
 
 
@@ -199,10 +277,34 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
 
 
 def run_environment(job: JobSpec) -> dict[str, str]:
-    """Return the variables that tell the entrypoint the run's session, round and plan, if they are known."""
+    """Return the variables that tell the run's session, round and plan, if they are known.
+
+    And of a script its name and variant.
+    """
     known = {
         "FASTLAUNCH_SESSION": job.session,
         "FASTLAUNCH_ROUND": job.round,
         "FASTLAUNCH_MAX_ROUNDS": job.max_rounds,
     }
+    if job.script:
+        known["FASTLAUNCH_SCRIPT"] = job.workload
+        known["FASTLAUNCH_VARIANT"] = json.dumps(dict(job.script.variant))
     return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def wrapper_arguments(script: Script) -> tuple[str, ...]:
+    """Return the arguments of `python -m fastlaunch_train.script`, less `--output DIR`."""
+    return (*_script_options(script), "--", *script.argv)
+
+
+def submit_words(script: Script) -> tuple[str, ...]:
+    """Return what is typed for `submit` to run the command, its `{NAME}` in place, less the `-L`."""
+    return (*_script_options(script), "--", *script.command)
+
+
+def _script_options(script: Script) -> Iterator[str]:
+    """Yield options that `submit` and the wrapper share."""
+    if script.nproc is not None:
+        yield from ("--nproc", str(script.nproc))
+    if script.hang_timeout_s is not None:
+        yield from ("--hang-timeout", f"{script.hang_timeout_s:g}")

@@ -9,6 +9,7 @@ from typing import Any
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import NOT_NEEDED, Plan, RunState
+from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.measure.summary import RunSummary
 
@@ -46,6 +47,8 @@ class Run:
     #: Asked for, of a run on AWS.
     region: str | None = None
     purchase: str | None = None
+    #: The command that it ran; None for a workload of ours, and for an imported run.
+    script: Script | None = None
     #: None for an imported run, and where the run was read in brief.
     spec: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
@@ -71,6 +74,7 @@ _RUN_COLUMNS = {
     **{name: name for name in ("workload", "recipe", "instance", "directory", "price", "summary")},
     "region": "json_extract(spec, '$.region')",
     "purchase": "json_extract(spec, '$.purchase')",
+    "script": "json_extract(spec, '$.script')",
 }
 
 
@@ -82,13 +86,15 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
     runs = []
     for row in file.rows(f"SELECT {', '.join(selected.values())} FROM runs WHERE {condition}", values):
         columns = dict(zip(selected, row, strict=True))
-        price, summary, directory = (columns[name] for name in ("price", "summary", "directory"))
+        price, summary = columns["price"], columns["summary"]
+        directory, script = columns["directory"], columns["script"]
         try:
             if price not in prices:
                 prices[price] = Price.from_json(json.loads(price))
             columns["state"] = RunState(columns["state"])
             columns["price"] = prices[price]
             columns["summary"] = RunSummary.from_json(json.loads(summary)) if summary else None
+            columns["script"] = script and Script.from_json(json.loads(script))
             columns["directory"] = Path(directory) if directory else None
             for name in selected.keys() & {"spec", "plan"}:
                 columns[name] = json.loads(columns[name]) if columns[name] else None

@@ -1,12 +1,12 @@
 """How a run ended, as its record files tell it, and whether they are of the run that was asked for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.measure.headers import resolved_record
 from fastlaunch_train.node.protocol import is_echo
 from fastlaunch_train.records.records import RankRecord, RecordError, read_record
@@ -73,6 +73,8 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
 
 def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ...]:
     """Return in what the headers differ from `job`; empty if in nothing."""
+    if job.script:
+        return tuple(dict.fromkeys(_of_script(job, job.script, records)))
     requested = {
         "workload": job.workload,
         "recipe": resolved_record(job.recipe.to_record()),
@@ -107,6 +109,20 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
             if recorded[what] != value:
                 differences[_difference(what, value, recorded[what])] = None
     return tuple(differences)
+
+
+def _of_script(job: JobSpec, script: Script, records: Iterable[RankRecord]) -> Iterator[str]:
+    """Yield in what headers differ from a script's job: all else is the script's own to choose."""
+    for record in records:
+        header = record.header
+        pairs = {
+            "workload": (job.workload, header["workload"]["name"]),
+            "variant": (script.label, header["recipe"]["label"]),
+            "number of ranks": (script.nproc or header["world_size"], header["world_size"]),
+        }
+        for what, (requested, recorded) in pairs.items():
+            if recorded != requested:
+                yield _difference(what, requested, recorded)
 
 
 def _difference(what: str, requested: Any, recorded: Any) -> str:

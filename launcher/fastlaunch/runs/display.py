@@ -41,14 +41,18 @@ def report_line(line: str, stream: TextIO | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is; None is not known yet."""
+    """How far a run is; None is not known yet, or by nobody before a script's end."""
 
     step: int
-    num_steps: int
+    num_steps: int | None
     sample_unit: str = "samples"
     #: Of all ranks, over the last blocks.
     samples_per_s: float | None = None
+    #: Where the samples are not known.
+    steps_per_s: float | None = None
     loss: float | None = None
+    #: Whether it records losses, so that None is one that is not finite. A script need not.
+    has_loss: bool = True
     seconds_left: float | None = None
     #: What it last did outside its steps, such as `compile 21.3 s`.
     phase: str | None = None
@@ -67,9 +71,10 @@ class RecordTail:
         self._rest = b""
         self._header: dict[str, Any] = {}
         self._steps: dict[str, Any] = {}
-        self._num_samples = 0
+        self._num_samples: int | None = 0
         self._phase: str | None = None
-        self._blocks: deque[tuple[int, int, float]] = deque(maxlen=_NUM_BLOCKS)
+        #: Steps, samples and seconds of each.
+        self._blocks: deque[tuple[int, int | None, float]] = deque(maxlen=_NUM_BLOCKS)
 
     def read(self) -> Progress | None:
         """Return how far the run is now; None until its header is there."""
@@ -102,8 +107,11 @@ class RecordTail:
             self._header = data
         elif kind == "step":
             self._steps = data
-            self._num_samples += data["num_samples"] or 0
-        elif kind == "phase":
+            num_samples = data["num_samples"]
+            is_known = self._num_samples is not None and num_samples is not None
+            self._num_samples = self._num_samples + num_samples if is_known else None
+        # That of a whole script is no phase before its steps.
+        elif kind == "phase" and data["name"] != "script":
             detail = f": {data['detail']}" if data["detail"] else ""
             self._phase = f"{data['name']} {data['seconds']:.1f} s{detail}"
         elif kind == "block":
@@ -113,19 +121,25 @@ class RecordTail:
 
     def _progress(self) -> Progress:
         step = self._steps.get("step", 0)
-        num_steps = self._header["steps"]
+        num_steps: int | None = self._header["steps"]
         wall_s = sum(wall for _, _, wall in self._blocks)
         num_timed = sum(n for n, _, _ in self._blocks)
-        rate = left = None
-        if num_timed > 0 and math.isfinite(left_s := (num_steps - step) * wall_s / num_timed):
-            rate = sum(n for _, n, _ in self._blocks) * self._header["world_size"] / wall_s
-            left = left_s
+        samples = [n for _, n, _ in self._blocks if n is not None]
+        rate = steps_per_s = left = None
+        if num_timed > 0 and math.isfinite(left_s := ((num_steps or step) - step) * wall_s / num_timed):
+            if len(samples) == len(self._blocks):
+                rate = sum(samples) * self._header["world_size"] / wall_s
+            else:
+                steps_per_s = num_timed / wall_s
+            left = left_s if num_steps else None
         return Progress(
             step=step,
             num_steps=num_steps,
             sample_unit=self._header["workload"].get("sample_unit", "samples"),
             samples_per_s=rate,
+            steps_per_s=steps_per_s,
             loss=self._steps.get("loss"),
+            has_loss="script" not in self._header,
             seconds_left=left,
             phase=self._phase,
         )
@@ -180,7 +194,7 @@ class PlainLines(Display):
 
     def show(self, progress: Progress) -> None:
         before = self._shown
-        tenth = max(1, progress.num_steps) / 10
+        tenth = max(1, progress.num_steps or math.inf) / 10
         if before is not None and (progress.step, progress.phase) == (before.step, before.phase):
             return
         moved = before is None or progress.step // tenth > before.step // tenth
@@ -254,11 +268,16 @@ def describe(progress: Progress) -> str:
     """`step 40/200, 652 images/s, loss 2.31, 4 s left`, or the phase before the first step."""
     if progress.step == 0:
         return f"before the first step ({progress.phase})" if progress.phase else "before the first step"
-    parts = [f"step {progress.step}/{progress.num_steps}"]
+    parts = [f"step {progress.step}{f'/{progress.num_steps}' if progress.num_steps else ''}"]
     if progress.samples_per_s is not None:
         parts.append(f"{rounded(progress.samples_per_s)} {progress.sample_unit}/s")
-    parts.append(f"loss {progress.loss:.3f}" if progress.loss is not None else "loss not finite")
-    if progress.seconds_left is not None and progress.step < progress.num_steps:
+    elif progress.steps_per_s is not None:
+        parts.append(f"{rounded(progress.steps_per_s)} steps/s")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3f}")
+    elif progress.has_loss:
+        parts.append("loss not finite")
+    if progress.seconds_left is not None and progress.step < (progress.num_steps or 0):
         parts.append(f"{_clock_time(progress.seconds_left)} left")
     return ", ".join(parts)
 

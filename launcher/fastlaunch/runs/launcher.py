@@ -295,7 +295,7 @@ class Launcher:
                     spec=job.to_json(),
                     plan=plan.to_json() if plan else None,
                     workload=job.workload,
-                    recipe=job.recipe.label,
+                    recipe=job.label,
                     instance=first.instance.name if first else job.instance,
                     backend=backend,
                     directory=Path(directory),
@@ -333,7 +333,8 @@ class Launcher:
                 if not self.ledger.existing([run_id]) or self.ledger.get(run_id).is_unneeded:
                     continue
                 if job.without_seed in failed:
-                    self.ledger.set_state(run_id, RunState.CANCELLED, "an earlier run of this recipe failed")
+                    why = f"an earlier run of this {'variant' if job.script else 'recipe'} failed"
+                    self.ledger.set_state(run_id, RunState.CANCELLED, why)
                 elif runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
                     failed.add(job.without_seed)
             if looks:

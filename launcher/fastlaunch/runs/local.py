@@ -15,6 +15,8 @@ from fastlaunch.runs.display import Display, RecordTail
 from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch_train.node.protocol import CHECKPOINT
 
+#: Folder in a run's own, for what a script writes: its $FASTLAUNCH_OUTPUT.
+OUTPUT = "output"
 #: Between two looks at a running job.
 LOOK_INTERVAL_S = 0.2
 
@@ -32,19 +34,18 @@ class LocalRunner:
     def run(self, run_id: str, label: str, *, is_resumed: bool = False) -> RunState:
         """Return the run's final state. Raises UserError, with the run failed, where it cannot be started.
 
-        is_resumed: it goes on from its last checkpoint.
+        is_resumed: it goes on from its last checkpoint; a script from what it finds in its output.
         """
         run = self.ledger.get(run_id)
         assert run.plan is not None and run.spec is not None and run.directory is not None
         # Claimed before it is started: whoever cancels it meanwhile finds it planned or running, not between.
         if not self.ledger.set_state(run_id, RunState.RUNNING):
             return self.ledger.get(run_id).state
-        attempt_id, _ = self.ledger.add_attempt([run_id])
+        attempt_id, token = self.ledger.add_attempt([run_id])
         try:
             plan = Plan.from_json(run.plan)
             if is_resumed:
-                argv = [*plan.request["argv"], "--resume"]
-                plan = replace(plan, request={**plan.request, "argv": argv})
+                plan = _resuming(plan, number=token.rpartition("-a")[2], is_script="script" in run.spec)
             handle = self.backend.execute(plan)
         except UserError as error:
             self.ledger.set_state(run_id, RunState.FAILED, error.message)
@@ -52,7 +53,7 @@ class LocalRunner:
             raise
         try:
             self.ledger.set_handle(attempt_id, handle)
-            self.display.start(label, run.spec["steps"])
+            self.display.start(label, run.spec.get("steps"))
             self._follow(handle, RecordTail(run.directory))
         except BaseException:
             # A second Ctrl-C, a ledger that cannot be written, a bug: nobody would follow the job any more.
@@ -81,8 +82,16 @@ class LocalRunner:
         return finish_run(run, handle, backend=self.backend, ledger=self.ledger, stopped_by=self.stop.by)
 
 
+def _resuming(plan: Plan, *, number: str, is_script: bool) -> Plan:
+    """Return the plan of an attempt that goes on. number: of the attempt, for a script."""
+    request = plan.request
+    if is_script:
+        return replace(plan, request={**request, "env": {**request["env"], "FASTLAUNCH_ATTEMPT": number}})
+    return replace(plan, request={**request, "argv": [*request["argv"], "--resume"]})
+
+
 def newest_checkpoint(run: Run, ledger: Ledger) -> str:
-    """Return the name of the checkpoint that a run of this machine goes on from.
+    """Return the name of the checkpoint that a run of this machine goes on from; of a script, its output's.
 
     Raises UserError if it cannot go on.
     """
@@ -91,6 +100,13 @@ def newest_checkpoint(run: Run, ledger: Ledger) -> str:
         raise UserError(f"run {run.id} was imported", "submit it again")
     if run.spec.get("allow_tcp"):
         raise UserError(f"run {run.id} was a rehearsal in containers", "submit it again")
+    if "script" in run.spec:
+        if not any(run.directory.glob(f"{OUTPUT}/*")):
+            raise UserError(
+                f"run {run.id} wrote nothing to $FASTLAUNCH_OUTPUT that it could go on from",
+                "submit it again; a script goes on that saves its checkpoints there, and looks for them",
+            )
+        return OUTPUT
     names = (path.name for path in run.directory.glob("checkpoints/*"))
     newest = max(filter(CHECKPOINT.fullmatch, names), default=None)
     if newest is None:

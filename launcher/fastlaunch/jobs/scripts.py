@@ -1,0 +1,208 @@
+"""A command of the user's own as jobs: its variants by `-L`, its name, and what keeps it from starting."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.options import SubmitOptions
+from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
+
+#: Every combination is planned and stored before the first one starts.
+MOST_VARIANTS = 1000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
+_PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy3?")
+_SHELLS = ("sh", "bash", "zsh")
+#: Programs that start a Python script on several ranks by themselves.
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+#: Options of Python's whose value is a word of its own.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+#: Fields of `SubmitOptions` that say nothing to a script: their options, and why.
+_MEANINGLESS = {
+    "recipes": ("--recipe", "the script decides how it trains"),
+    "overrides": ("--set", "it changes a recipe of ours, and a script has none"),
+    "workload": ("--workload", "the command stands in its place"),
+    "experiment": ("--experiment", "it is a list of workloads and recipes of ours"),
+    "workload_arguments": ("--set-workload", "it is for the function of a workload file"),
+    "model": ("--model", "the script decides what it trains"),
+    "tokenizer": ("--tokenizer", "the script decides how it splits text"),
+    "sequence_length": ("--sequence-length", "the script decides the length of its samples"),
+    "batch_size": ("--batch-size", "the script decides its batch size"),
+    "memory_budget": ("--memory-budget", "it is for --batch-size auto"),
+    "steps": ("--steps", "the script decides how long it trains"),
+    "epochs": ("--epochs", "the script decides how long it trains"),
+    "seed": ("--seed", "the script decides its seed"),
+    "data": ("--data", "the script decides what it reads"),
+    "num_workers": ("--num-workers", "the script decides how it loads data"),
+    "checkpoint_every": ("--checkpoint-every", "the script decides when it saves"),
+    "eval_every": ("--eval-every", "the script decides when it evaluates; fl.evaluate(loss=...) records it"),
+    "instance": ("--instance", "scripts run on this machine only for now"),
+}
+#: Fields that say nothing without a command.
+_OF_SCRIPTS = {"lists": "-L", "baseline": "--baseline", "hang_timeout_s": "--hang-timeout"}
+
+
+def script_specs(options: SubmitOptions, machine: Machine) -> list[JobSpec]:
+    """Return a job for each variant of the command, the baseline first.
+
+    Raises UserError for what cannot start here, and for options that do not fit together.
+    """
+    _check_options(options)
+    if not options.command:
+        raise UserError("no command follows --", "give one, as in: -- python train.py --lr 1e-3")
+    command, nproc = options.command, None if options.nproc is None else num_ranks(options.nproc, machine)
+    scripts = [
+        Script(command=command, variant=variant, nproc=nproc, hang_timeout_s=options.hang_timeout_s)
+        for variant in _variants(options.lists, command)
+    ]
+    if options.baseline is not None:
+        base = next((script for script in scripts if script.is_named(options.baseline)), None)
+        if base is None:
+            raise UnknownName("baseline", options.baseline, [script.label for script in scripts])
+        scripts = [base, *(script for script in scripts if script is not base)]
+    _check_commands(scripts)
+    return [
+        JobSpec(
+            workload=script_name(script.argv),
+            recipe=SCRIPT_RECIPE,
+            script=script,
+            batch_size=None,
+            steps=None,
+            num_gpus=1 if nproc is None else nproc,
+            region=options.region,
+        )
+        for script in scripts
+    ]
+
+
+def check_no_script(options: SubmitOptions) -> None:
+    """Raise UserError for an option that is for a command, where none is given."""
+    for name, option in _OF_SCRIPTS.items():
+        if getattr(options, name) not in (None, ()):
+            raise UserError(
+                f"{option} is for a script of your own, and no -- COMMAND follows",
+                "end with the command, as in: -- python train.py --amp {amp}",
+            )
+
+
+def _check_options(options: SubmitOptions) -> None:
+    """Raise UserError that names every option that says nothing to a script, and why."""
+    usual = {field.name: field.default for field in fields(SubmitOptions)}
+    meaningless = [
+        f"{option}: {why}"
+        for name, (option, why) in _MEANINGLESS.items()
+        if getattr(options, name) != usual[name]
+    ]
+    if meaningless:
+        raise UserError(
+            "\n  ".join(["these options are not for a script of your own:", *meaningless]),
+            "leave them out, and give the script its own options, which -L can vary",
+        )
+
+
+def _variants(texts: Sequence[str], command: Sequence[str]) -> list[tuple[tuple[str, str], ...]]:
+    """Return every combination of the values of `-L`, the last one's changing fastest."""
+    lists: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        if not _NAME.fullmatch(name):
+            raise UserError(f"-L {text!r} is not NAME=A,B", "give one such as -L amp=bf16,fp32")
+        if name in lists:
+            raise UserError(
+                f"-L {name} is given twice", "give all its values at once, as in -L amp=bf16,fp32"
+            )
+        lists[name] = tuple(listed.split(","))
+        if not all(lists[name]):
+            what = "a value that is empty" if listed else "no values"
+            raise UserError(f"-L {name} has {what}", f"give some, as in -L {name}=A,B")
+        if not any(f"{{{name}}}" in word for word in command):
+            raise UserError(
+                f"the command has no {{{name}}}, in whose place the values of -L {name} go",
+                f"write it where they go, as in: -- {shlex.join(command)} --{name} {{{name}}}",
+            )
+    num_variants = prod(map(len, lists.values()))
+    if num_variants > MOST_VARIANTS:
+        raise UserError(f"-L makes {num_variants:,} combinations", f"give {MOST_VARIANTS:,} or fewer")
+    return [tuple(zip(lists, values, strict=True)) for values in product(*lists.values())]
+
+
+def num_ranks(nproc: int | str, machine: Machine) -> int:
+    """Return --nproc as a number: `gpu` is one per GPU. Raises UserError for more than one on a GPU."""
+    if nproc == "gpu" and not machine.devices:
+        raise UserError(f"--nproc gpu is one per GPU, and here is {machine.description}", "give a number")
+    number = len(machine.devices) if isinstance(nproc, str) else nproc
+    if machine.devices and number > len(machine.devices):
+        raise UserError(
+            f"{number} processes on {machine.description}",
+            f"give --nproc {len(machine.devices)} or less: one process per GPU",
+        )
+    return number
+
+
+def _check_commands(scripts: Sequence[Script]) -> None:
+    """Raise UserError if two variants are one command, or if one cannot start for what is not here."""
+    seen: dict[tuple[str, ...], Script] = {}
+    for script in scripts:
+        other = seen.setdefault(script.argv, script)
+        if other is not script:
+            both = script.label if script.label == other.label else f"{other.label} and {script.label}"
+            raise UserError(
+                f"two variants are one command: {both}", "to run each several times, add --repeats 2"
+            )
+        _check_starts(script.argv)
+        program = Path(script.argv[0]).name
+        if script.nproc is not None and not _PYTHON.fullmatch(program):
+            starts = "starts its ranks itself" if program in _LAUNCHERS else "is no Python script"
+            raise UserError(
+                f"--nproc starts a Python script on several ranks, and {program} {starts}",
+                "leave out --nproc",
+            )
+
+
+def _check_starts(argv: Sequence[str]) -> None:
+    program, script = argv[0], _script_path(argv)
+    if shutil.which(program) is None:
+        is_file = Path(program).is_file()
+        raise UserError(
+            f"{program} cannot be executed" if is_file else f"there is no command {program} here",
+            f"give what runs it, as in: -- python {program}" if is_file else "give its name, or its path",
+        )
+    if script is not None and not Path(script).exists():
+        raise UserError(
+            f"there is no {script} here, which {Path(program).name} is to run",
+            f"the command starts in the current directory, {Path.cwd()}: give the path from there",
+        )
+
+
+def script_name(argv: Sequence[str]) -> str:
+    """Return what a command is called: the file name of its script, its module's, or its program's."""
+    if script := _script_path(argv):
+        return Path(script).name
+    if _PYTHON.fullmatch(Path(argv[0]).name) and "-m" in argv[1:-1]:
+        return argv[argv.index("-m", 1) + 1]
+    return next((Path(word).name for word in argv if word.endswith(".py")), Path(argv[0]).name)
+
+
+def _script_path(argv: Sequence[str]) -> str | None:
+    """Return the script that a program is to run, as far as it is one that we know; None for others."""
+    program = Path(argv[0]).name
+    if program in _LAUNCHERS:
+        return next((word for word in argv[1:] if word.endswith(".py")), None)
+    if not (program in _SHELLS or _PYTHON.fullmatch(program)):
+        return None
+    words = iter(argv[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word in ("-m", "-c", "-"):
+            return None
+        if word in _WITH_VALUE and program not in _SHELLS:
+            next(words, None)
+    return None

@@ -1,0 +1,189 @@
+"""A command of the user's own as jobs: variants, baseline, name, and what is refused before it starts."""
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_train.launcher import CPU
+
+from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.build import build_cloud_request, build_jobs
+from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.scripts import script_name
+from fastlaunch.jobs.spec import JobSpec, Script, names_apart
+
+GPUS = replace(CPU, devices=("NVIDIA H200",) * 2)
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A train.py in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+
+
+def specs(command: str, *lists: str, machine: Machine = CPU, **options: Any) -> tuple[JobSpec, ...]:
+    words = tuple(shlex.split(command.replace("python", shlex.quote(sys.executable), 1)))
+    given = SubmitOptions(command=words, lists=lists, **options)
+    return build_jobs(given, machine=machine, catalogue=None).specs
+
+
+def ends(jobs: tuple[JobSpec, ...]) -> list[str]:
+    """The words after `train.py` that each job runs."""
+    return [" ".join(job.script.argv[2:]) for job in jobs if job.script]
+
+
+def test_lists_make_every_combination_and_leave_other_braces() -> None:
+    jobs = specs("python train.py --amp={amp} {batch}{other} {} '{amp} {batch}'", "amp=a,b", "batch=1,2")
+    assert ends(jobs) == [f"--amp={a} {b}{{other}} {{}} {a} {b}" for a in "ab" for b in "12"]
+    assert (
+        [job.label for job in jobs]
+        == names_apart(jobs)
+        == [f"amp={amp} batch={batch}" for amp in "ab" for batch in "12"]
+    )
+    assert {(job.workload, job.num_gpus) for job in jobs} == {("train.py", 1)}
+
+
+def test_a_text_is_not_searched_for_placeholders() -> None:
+    assert ends(specs("python train.py {a} {b}", "a={b}", "b={a},c")) == ["{b} {a}", "{b} c"]
+
+
+def test_rounds_are_interleaved_and_the_baseline_comes_first() -> None:
+    jobs = specs("python train.py {a}", "a=1,2,3", baseline="a=2", repeats=2)
+    assert [(job.label, job.round) for job in jobs] == [
+        *(("a=2", 1), ("a=1", 1), ("a=3", 1)),
+        *(("a=3", 2), ("a=1", 2), ("a=2", 2)),
+    ]
+
+
+def test_rounds_until_all_is_settled_are_planned_as_for_recipes() -> None:
+    jobs = specs("python train.py {a}", "a=1,2", until_resolved=True, max_rounds=5)
+    assert [job.round for job in jobs] == [number for number in range(1, 6) for _ in range(2)]
+    assert {job.max_rounds for job in jobs} == {5}
+    with pytest.raises(UserError, match="compares variants, and here is one"):
+        specs("python train.py", until_resolved=True)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "first"),
+    [("b=2", "a=x b=2"), ("b=2 a=y z", "a=x b=1"), ("a=y z b=1", "a=y z b=1"), (None, "a=x b=1")],
+)
+def test_a_baseline_is_a_label_or_a_part_of_it(baseline: str | None, first: str) -> None:
+    lists = ("a=x,y z", "b=1,2")
+    if baseline == "b=2 a=y z":
+        # A text with a blank is named by the whole label alone.
+        with pytest.raises(UserError, match="unknown baseline"):
+            specs("python train.py {a} {b}", *lists, baseline=baseline)
+        return
+    assert specs("python train.py {a} {b}", *lists, baseline=baseline)[0].label == first
+
+
+def test_a_command_without_lists_is_one_job_as_it_is() -> None:
+    (job,) = specs("python train.py {amp}")
+    assert (ends((job,)), job.label) == (["{amp}"], "as is")
+
+
+@pytest.mark.parametrize(
+    "options", [{"nproc": 2, "hang_timeout_s": 90.0}, {"nproc": None}], ids=["with options", "as it is"]
+)
+def test_a_spec_survives_being_stored_and_says_nothing_of_training(options: dict[str, Any]) -> None:
+    (first, _) = specs("python train.py {a}", "a=1,2", **options)
+    stored = json.loads(json.dumps(first.to_json()))
+    assert JobSpec.from_json(stored) == first
+    assert not stored.keys() & {"steps", "batch_size", "data", "seed"}
+    assert stored["recipe"] == {"name": "script", "label": "a=1", "precision": "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "nproc", "expected"), [(CPU, 3, 3), (GPUS, "gpu", 2), (GPUS, 1, 1), (GPUS, None, 1)]
+)
+def test_nproc_is_a_number_or_one_per_gpu(machine: Machine, nproc: int | str | None, expected: int) -> None:
+    (job,) = specs("python train.py", machine=machine, nproc=nproc)
+    assert job.script is not None
+    assert (job.num_gpus, job.script.nproc) == (expected, None if nproc is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python -u -W ignore src/train.py --x out.py", "train.py"),
+        ("python3.11 -m torch.distributed.run --nproc-per-node 2 train.py", "torch.distributed.run"),
+        ("python -c 'import x'", "python"),
+        ("accelerate launch --config_file a.yaml deep/train.py", "train.py"),
+        ("bash -x run.sh train.py", "run.sh"),
+        ("uv run train.py", "train.py"),
+        ("/opt/bin/trainer --lr 1", "trainer"),
+    ],
+)
+def test_a_command_is_called_by_its_script(command: str, name: str) -> None:
+    assert script_name(shlex.split(command)) == name
+
+
+@pytest.mark.parametrize(
+    ("command", "lists", "options", "message"),
+    [
+        ("", (), {}, "no command follows --"),
+        ("python nope.py", (), {}, "there is no nope.py here"),
+        ("no-such-program-here x", (), {}, "there is no command no-such-program-here"),
+        ("./train.py", (), {}, r"\./train.py cannot be executed"),
+        ("python {name}.py", ("name=train,test",), {}, "there is no test.py here"),
+        ("python train.py {b}", ("a=1,2",), {}, r"the command has no \{a\}"),
+        ("python train.py {a}", ("a=",), {}, "-L a has no values"),
+        ("python train.py {a}", ("a",), {}, "-L a has no values"),
+        ("python train.py {a}", ("a=1,,2",), {}, "-L a has a value that is empty"),
+        ("python train.py {a}", ("a=1", "a=2"), {}, "-L a is given twice"),
+        ("python train.py {a}", ("=1",), {}, "is not NAME=A,B"),
+        ("python train.py {a}", ("a=1,1",), {}, "two variants are one command: a=1$"),
+        ("python train.py {a}{b}", ("a=1,11", "b=1,11"), {}, "one command: a=1 b=11 and a=11 b=1"),
+        ("python train.py {a}", (f"a={','.join(map(str, range(1001)))}",), {}, "1,001 combinations"),
+        ("python train.py {a}", ("a=1,2",), {"baseline": "a=3"}, "unknown baseline 'a=3'"),
+        ("python train.py", (), {"nproc": "gpu"}, "--nproc gpu is one per GPU, and here is CPU"),
+        (
+            "accelerate launch train.py",
+            (),
+            {"nproc": 2},
+            "there is no command accelerate|starts its ranks itself",
+        ),
+        ("bash train.py", (), {"nproc": 2}, "bash is no Python script"),
+        ("python train.py", (), {"nproc": 0}, "--nproc is 0"),
+        ("python train.py", (), {"repeats": 0}, "--repeats is 0"),
+    ],
+)
+def test_what_cannot_start_is_refused(
+    command: str, lists: tuple[str, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        specs(command, *lists, **options)
+
+
+def test_options_of_training_are_refused_all_at_once() -> None:
+    options = {"recipes": ("bf16",), "steps": 3, "data": "loader", "instance": "p5.48xlarge"}
+    with pytest.raises(UserError) as refused:
+        specs("python train.py", **options)
+    lines = refused.value.message.splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in lines] == ["--recipe", "--steps", "--data", "--instance"]
+
+
+@pytest.mark.parametrize("option", [{"lists": ("a=1",)}, {"baseline": "a=1"}, {"hang_timeout_s": 1.0}])
+def test_options_of_scripts_are_refused_without_one(option: dict[str, Any]) -> None:
+    options = SubmitOptions(**option)
+    with pytest.raises(UserError, match="no -- COMMAND follows"):
+        build_jobs(options, machine=CPU, catalogue=None)
+
+
+def test_no_script_reaches_a_rented_machine() -> None:
+    from fake_summaries import CATALOGUE
+
+    cloud = CloudOptions(instances=("g5.xlarge",), regions=("us-east-1",))
+    options = SubmitOptions(command=("python", "train.py"))
+    with pytest.raises(UserError, match="this machine only"):
+        build_cloud_request(options, cloud, catalogue=CATALOGUE)
+
+
+def test_a_script_is_hashable_as_jobs_are_counted() -> None:
+    assert len({Script(command=("a", "{x}"), variant=(("x", "1"),)) for _ in range(2)}) == 1
