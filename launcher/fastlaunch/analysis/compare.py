@@ -14,10 +14,12 @@ from statistics import stdev
 from fastlaunch.analysis import cost
 from fastlaunch.analysis.cost import PriceRequest, accelerator_of, price_row
 from fastlaunch.analysis.differences import FLOOR
-from fastlaunch.analysis.notes import schema_warnings
+from fastlaunch.analysis.notes import schema_warnings, script_warnings
 from fastlaunch.analysis.pooling import (
+    BARE_STEP,
     SAMPLE,
     STEP,
+    TOTAL,
     Group,
     MeasuredRun,
     Offer,
@@ -43,6 +45,7 @@ class Speed:
     """How fast a row trains; all with 95% intervals."""
 
     step_time_s: Interval | None = None
+    total_time_s: Interval | None = None  # of a whole run, where neither steps nor samples are known
     samples_per_s: Interval | None = None
     tokens_per_s: Interval | None = None
     tflops_per_gpu: Interval | None = None
@@ -191,7 +194,8 @@ def compare(
             warnings += [warning] if warning else []
             item = PricedGroup(group=group, price=price, validity=validity, unverified=allow_unverified)
             items.append(item)
-        warnings += [*schema_warnings(of_workload), *_ranked_unverified(items)]
+        warnings += [*schema_warnings(of_workload), *script_warnings(of_workload)]
+        warnings += _ranked_unverified(items)
         base = _baseline(items, baseline)
         baselines[workload] = base.group.setup.recipe
         judged = zip(items, judge(items, base), strict=True)
@@ -217,14 +221,17 @@ def _ranked_unverified(items: Sequence[PricedGroup]) -> Iterator[str]:
 
 def _is_named(group: Group, name: str) -> bool:
     ids = [run.run_id for run in group.runs]
-    return group.setup.recipe == name or any(id.startswith(name) or id.endswith(f"-{name}") for id in ids)
+    if group.setup.is_named(name):
+        return True
+    return any(id.startswith(name) or id.endswith(f"-{name}") for id in ids)
 
 
 def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
     """Return the named row, else one of bf16, as it is or with overrides, else the first.
 
     A row with a speed comes before one without; then the batch with the most rows, then the row with the most
-    runs. A barred row is the baseline only if all rows are barred. Raises UserError if it is named.
+    runs. Of a script's rows it is the first, as `submit` puts the baseline first. A barred row is the
+    baseline only if all rows are barred. Raises UserError if it is named.
     """
     num_rows_at = Counter(_batch(item) for item in items)
 
@@ -238,8 +245,7 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
             log_time(item.group) is not None,
             recipe == DEFAULT_BASELINE,
             recipe.partition(" ")[0] == DEFAULT_BASELINE,
-            num_rows_at[_batch(item)],
-            len(item.group.runs),
+            *(() if item.group.setup.is_script else (num_rows_at[_batch(item)], len(item.group.runs))),
         )
 
     base = max(items, key=preference)
@@ -251,7 +257,7 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
     return base
 
 
-def _batch(item: PricedGroup) -> tuple[int, int | None]:
+def _batch(item: PricedGroup) -> tuple[int | None, int | None]:
     """Return what rows of a workload share whose training can be compared."""
     return item.group.setup.global_batch, item.group.setup.sequence_length
 
@@ -297,7 +303,10 @@ def _speed(group: Group, catalogue: Catalogue) -> Speed:
     """Return what follows from the row's time."""
     time_s = _time_s(group)
     if time_s is None or group.measure not in (STEP, SAMPLE):
-        return Speed()
+        return Speed(
+            step_time_s=time_s if group.measure == BARE_STEP else None,
+            total_time_s=time_s if group.measure == TOTAL else None,
+        )
     setup = group.setup
     rate = cost.samples_per_s(time_s, samples_per_step(group) if group.measure == STEP else 1.0)
     tflops = None
@@ -333,7 +342,7 @@ def _cost(speed: Speed, price: Price | None, num_nodes: int) -> Cost:
 
 
 def _time_s(group: Group) -> Interval | None:
-    """Return the geometric mean of the runs' times, of a step or a sample, as the group's measure says.
+    """Return the geometric mean of the runs' times, of what the group's measure says.
 
     Its interval is that of the mean of the row's own runs: where it ran, and then.
     """

@@ -1,5 +1,7 @@
 """Whether a recipe trains to the held-out loss of its reference, by runs that are paired by their seeds.
 
+Of a script nobody knows the seed: its runs are paired by their rounds.
+
 Two runs make a pair if they share everything but the recipe: workload, seed (which is the initialisation and
 the order of the data), the step at which they end, and all of `_SHARED`. Runs of one seed make one pair:
 their losses are averaged first.
@@ -125,8 +127,8 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
     if not reference_runs:
         return Convergence(verdict=UNKNOWN, missing=("there is no reference to compare the loss with",))
     seeds = {
-        seed: pairs_of_seed([run for run in runs if run.seed == seed], reference_runs)
-        for seed in sorted({run.seed for run in runs if run.seed is not None})
+        seed: pairs_of_seed([run for run in runs if run.pair_number == seed], reference_runs)
+        for seed in sorted({run.pair_number for run in runs if run.pair_number is not None})
     }
     last_step = end_step(seeds.values())
     pairs = {seed: result.pairs[last_step] for seed, result in seeds.items() if last_step in result.pairs}
@@ -134,10 +136,11 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
     without = {seed: result.lacks for seed, result in seeds.items() if seed not in pairs and seed not in lost}
     result = _judged(last_step, list(pairs.values()), num_lost=len(lost))
     name = reference_runs[0].setup.recipe
-    caveats = [f"its loss is no number at {named_seeds(lost)}"] if lost else []
+    noun = "round" if runs[0].setup.is_script else "seed"
+    caveats = [f"its loss is no number at {named_seeds(lost, noun)}"] if lost else []
     reference_lost = [seed for seed, result in seeds.items() if result.reference_diverged]
     if reference_lost:
-        caveats.append(f"the loss of {name} itself is no number at {named_seeds(reference_lost)}")
+        caveats.append(f"the loss of {name} itself is no number at {named_seeds(reference_lost, noun)}")
         if lost:
             result = replace(result, verdict=UNKNOWN)
         if all(diverged(run) for run in reference_runs):
@@ -149,7 +152,7 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
         reference=name,
         seeds=tuple(pairs),
         diverged=lost,
-        missing=tuple(by_reason(without, otherwise=f"no pair that ends at step {last_step}")),
+        missing=tuple(by_reason(without, noun, otherwise=f"no pair that ends at step {last_step}")),
         caveats=tuple(caveats),
     )
 
@@ -362,9 +365,9 @@ _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" that starts from the same files of {}", _model_files),
     (" of a workload with {}", _stated),
     (" at sequence length {}", lambda run: run.setup.sequence_length),
-    (" at a global batch of {}", lambda run: run.setup.batch_size_per_gpu * run.setup.num_gpus),
+    (" at a global batch of {}", lambda run: run.setup.global_batch),
     (" on so many GPUs ({})", lambda run: run.setup.num_gpus),
-    ("", lambda run: run.seed),
+    ("", lambda run: run.pair_number),
 )
 
 
@@ -389,17 +392,17 @@ def end_step(seeds: Iterable[SeedPairs]) -> int:
     return max(ends, key=lambda step: (ends[step], step), default=0)
 
 
-def by_reason(lacking: Mapping[int, str], *, otherwise: str) -> Iterator[str]:
+def by_reason(lacking: Mapping[int, str], noun: str = "seed", *, otherwise: str) -> Iterator[str]:
     """Yield `seeds 1 and 4 have no bf16 run` for each reason. lacking: the reasons by seed."""
     reasons = {seed: reason or otherwise for seed, reason in lacking.items()}
     for reason in dict.fromkeys(reasons.values()):
         seeds = [seed for seed, of in reasons.items() if of == reason]
-        yield f"{named_seeds(seeds)} {'has' if len(seeds) == 1 else 'have'} {reason}"
+        yield f"{named_seeds(seeds, noun)} {'has' if len(seeds) == 1 else 'have'} {reason}"
 
 
-def named_seeds(seeds: Sequence[int]) -> str:
-    """Return `seed 1`, `seeds 1 and 4`."""
-    return f"seed{'' if len(seeds) == 1 else 's'} {listed(seeds)}"
+def named_seeds(seeds: Sequence[int], noun: str = "seed") -> str:
+    """Return `seed 1`, `seeds 1 and 4`; noun: `round` of scripts."""
+    return f"{noun}{'' if len(seeds) == 1 else 's'} {listed(seeds)}"
 
 
 def listed(items: Sequence[object]) -> str:

@@ -15,7 +15,7 @@ from itertools import combinations
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.cost import scaled, usd_per_second
 from fastlaunch.analysis.differences import Differences
-from fastlaunch.analysis.pooling import STEP, first_runs, run_times
+from fastlaunch.analysis.pooling import BARE_STEP, STEP, first_runs, run_times
 from fastlaunch.analysis.statistics import LEVEL, Difference, mean_of
 from fastlaunch.analysis.verdicts import TRAINING, exp
 from fastlaunch.core.errors import UserError
@@ -171,7 +171,7 @@ class BreakEven:
         """The same in steps; None for rows of different global batch, whose steps are not alike."""
         if self.samples is None or not self.trains_alike:
             return None
-        return scaled(self.samples, 1 / self.first.setup.global_batch)
+        return scaled(self.samples, 1 / (self.first.setup.global_batch or 1))
 
     @property
     def trains_alike(self) -> bool:
@@ -211,10 +211,14 @@ def to_finish(comparison: Comparison, steps: float) -> tuple[ToFinish, ...]:
 def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
     # If all rows are barred none is called the baseline, yet one is what the others are compared with.
     base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
-    samples = steps * base.setup.global_batch
-    finishes = [usd_to_finish(row, samples / row.setup.global_batch) for row in rows]
+    # Where a script does not say how many samples a step has, it stands for one.
+    samples = steps * (base.setup.global_batch or 1)
+    finishes = [usd_to_finish(row, samples / (row.setup.global_batch or 1)) for row in rows]
     differences = Differences(
-        run for at, row in enumerate(rows) if row.group.measure == STEP for run in run_times(row.group, at)
+        run
+        for at, row in enumerate(rows)
+        if row.group.measure in (STEP, BARE_STEP)
+        for run in run_times(row.group, at)
     )
     ranked = [
         (at, finish) for at, finish in enumerate(finishes) if finish.account and not finish.row.is_barred
@@ -278,7 +282,7 @@ def _half_width_of_time(faster: Difference) -> float:
 
 
 def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:
-    account, batch = finish.account, finish.row.setup.global_batch
+    account, batch = finish.account, finish.row.setup.global_batch or 1
     assert account is not None
     unit = finish.usd_per_s if by == USD and finish.usd_per_s else 1.0
     repeated = [part for name, part in account.between.items() if part and name in counted]
@@ -294,7 +298,7 @@ def _counted(first: Finish, second: Finish) -> tuple[list[str], tuple[str, ...]]
     assert first.account is not None and second.account is not None
     ours, theirs = first.account, second.account
     counted = [name for name in ONCE if ours.once_s[name] is not None and theirs.once_s[name] is not None]
-    batches = first.row.setup.global_batch, second.row.setup.global_batch
+    batches = first.row.setup.global_batch or 1, second.row.setup.global_batch or 1
     counted += [
         name for name in BETWEEN if _are_alike(ours.between[name], theirs.between[name], batches=batches)
     ]

@@ -1,5 +1,6 @@
 """What a comparison still lacks: more runs for a verdict, or an instance to charge its runs as."""
 
+import shlex
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -21,6 +22,10 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
         base = next(
             other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline
         )
+        if row.setup.is_script:
+            if row.runs[0].script:
+                return _script_command(row, base, row.verdict.more_rounds or 1)
+            continue
         is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
         return submit_command(
             [run.summary for run in row.runs],
@@ -31,6 +36,19 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
             repeats=row.verdict.more_rounds or 1,
         )
     return None
+
+
+def _script_command(row: Row, base: Row, repeats: int) -> str:
+    """Return the command that runs the row's script again, and its baseline where that is the same command.
+
+    Where the two differ in several texts it makes every combination of these.
+    """
+    rows = [base, row] if base.runs[0].script == row.runs[0].script and base is not row else [row]
+    words = ["--local"]
+    for name in row.setup.variant:
+        texts = dict.fromkeys(of.setup.variant[name] for of in rows)
+        words += ["-L", f"{name}={','.join(texts)}"]
+    return shlex.join(["fastlaunch", "submit", *words, "--repeats", str(repeats), *row.runs[0].script])
 
 
 def _terms(setup: Setup) -> tuple[object, ...]:

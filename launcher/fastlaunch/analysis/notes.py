@@ -9,7 +9,9 @@ from itertools import combinations
 from fastlaunch.analysis.convergence import listed
 from fastlaunch.analysis.differences import Differences, RunTime
 from fastlaunch.analysis.pooling import (
+    BARE_STEP,
     STEP,
+    TOTAL,
     Group,
     MeasuredRun,
     data_of,
@@ -57,6 +59,26 @@ def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
             yield f"{groups[0].setup.workload}: rows of {what} schema {listed(sides)} are compared"
 
 
+def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield once, of the rows of a script, by what they are compared and what nobody knows of them."""
+    if not groups[0].setup.is_script or len(groups) < 2:
+        return
+    told = {
+        BARE_STEP: "by steps, as nothing says how many samples one has; fl.step(num_samples=...) would",
+        TOTAL: "by wall time, as no steps are recorded; fl.steps(loader) would",
+    }
+    for measure, how in told.items():
+        rows = [group for group in groups if group.measure == measure]
+        if rows:
+            which = "" if len(rows) == len(groups) else f", {listed([row.setup.recipe for row in rows])}"
+            yield f"{groups[0].setup.workload}{which}: compared {how}"
+    if not any(run.quality.evals for group in groups for run in group.summaries):
+        yield (
+            f"{groups[0].setup.workload}: trains as well: not known, as no held-out loss is recorded;"
+            " fl.evaluate(loss=...) would"
+        )
+
+
 def _schemas(row: Group, what: str) -> list[str]:
     """Return the schemas of the row's runs, in order; `unknown` for summaries from before they were kept."""
     runs = [candidate.summary for candidate in row.runs]
@@ -78,9 +100,10 @@ def idle_note(runs: Sequence[RunSummary]) -> str | None:
         return f"{waits} its host: {more} may gain more than a faster GPU"
     if runs[0].setup.data == "synthetic":
         return f"{waits} made-up data, which its host takes {fetching:.0%} of the time to write"
+    workers = "workers" if runs[0].setup.is_script else "--num-workers"
     return (
         f"{waits} data, which its host takes {fetching:.0%} of the time to fetch:"
-        " more --num-workers or a faster disk may gain more than a faster GPU"
+        f" more {workers} or a faster disk may gain more than a faster GPU"
     )
 
 

@@ -36,6 +36,8 @@ class MeasuredRun:
     service: str = "ec2"
     region: str = "us-east-1"
     purchase: str = "on-demand"
+    #: What `submit` takes to run the same script, its command with `{NAME}` included; empty if not known.
+    script: tuple[str, ...] = ()
 
     @property
     def offer(self) -> Offer:
@@ -138,7 +140,7 @@ def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
 def samples_per_step(group: Group) -> float:
     """Return samples of a step over all ranks: what the runs recorded, else the global batch."""
     recorded = [each for run in group.summaries if (each := run.timing.samples_per_step)]
-    return sum(recorded) / len(recorded) if recorded else float(group.setup.global_batch)
+    return sum(recorded) / len(recorded) if recorded else float(group.setup.global_batch or 1)
 
 
 def run_times(group: Group, row: int) -> list[RunTime]:
@@ -153,7 +155,7 @@ def run_times(group: Group, row: int) -> list[RunTime]:
         if log_time is None:
             return []
         if group.measure == STEP:
-            log_time -= math.log(run.summary.timing.samples_per_step or group.setup.global_batch)
+            log_time -= math.log(run.summary.timing.samples_per_step or group.setup.global_batch or 1)
         where = run.summary.environment
         named = where.session or run.session
         session = named or where.measured_on

@@ -81,7 +81,7 @@ class RunToTarget:
     """One run on its way to the target."""
 
     run_id: str
-    seed: int | None
+    seed: int | None  # its round, of a script
     status: str
     best: float | None  # of what it scored
     last_step: int  # of its last evaluation, 0 without one
@@ -154,7 +154,8 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
     reached = {seed: own for seed, own in by_seed.items() if all(run.step is not None for run in own)}
     times_s = {seed: mean_if_all(run.time_s for run in own) for seed, own in reached.items()}
     known = {seed: time_s for seed, time_s in times_s.items() if time_s is not None}
-    reason = _why_no_mean(runs, len(by_seed), len(reached), len(known), target)
+    counts = (len(by_seed), len(reached), len(known))
+    reason = _why_no_mean(runs, *counts, target, is_script=row.setup.is_script)
     return RowToTarget(
         row=row,
         runs=tuple(runs),
@@ -188,7 +189,7 @@ def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
         time_s = total_s if math.isfinite(total_s) else None
     return RunToTarget(
         run_id=candidate.run_id,
-        seed=summary.seed,
+        seed=summary.pair_number,
         status=summary.status,
         best=(min if target.metric == LOSS else max)(values, default=None),
         last_step=max(scores, default=0),
@@ -200,7 +201,13 @@ def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
 
 
 def _why_no_mean(
-    runs: Sequence[RunToTarget], num_seeds: int, num_reached: int, num_timed: int, target: Target
+    runs: Sequence[RunToTarget],
+    num_seeds: int,
+    num_reached: int,
+    num_timed: int,
+    target: Target,
+    *,
+    is_script: bool,
 ) -> str | None:
     """Return why the row has no mean time to the target, and what is missing; None if it has one."""
     if all(run.best is None for run in runs):
@@ -209,13 +216,15 @@ def _why_no_mean(
         if target.metric == LOSS:
             return "the loss of none of its runs is a number"
         return f"none of its runs has {target.metric}"
+    noun = "rounds" if is_script else "seeds"
     if num_reached < num_seeds:
-        return f"reached by {num_reached} of {num_seeds} seeds"
+        return f"reached by {num_reached} of {num_seeds} {noun}"
     if num_seeds < MIN_SEEDS:
         missing = MIN_SEEDS - num_seeds
         first = max((run.seed for run in runs if run.seed is not None), default=-1) + 1
-        more = f"{counted(missing, 'more run')} of other seeds"
-        return f"{num_seeds} of {MIN_SEEDS} seeds: {more} ({seeds(first, missing)})"
+        more = f"{counted(missing, 'more run')} of other {noun}"
+        how = f"--repeats {missing}" if is_script else seeds(first, missing)
+        return f"{num_seeds} of {MIN_SEEDS} {noun}: {more} ({how})"
     return "a step time is not known" if num_timed < num_reached else None
 
 

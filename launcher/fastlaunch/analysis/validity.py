@@ -28,7 +28,7 @@ from fastlaunch.analysis.convergence import (
 from fastlaunch.analysis.pooling import Group, MeasuredRun, pooling_key
 from fastlaunch.analysis.suggest import Place, next_seed, place_of, seeds, submit_command
 from fastlaunch.core.units import counted
-from fastlaunch.measure.summary import RunSummary
+from fastlaunch.measure.summary import RunSummary, Setup
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.records.records import Check
 
@@ -126,11 +126,15 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
         convergence = Convergence(verdict=REFERENCE, reference=reference.recipe)
     else:
         convergence = converges(runs, reference.runs)
-    worse = (f"convergence: {_evidence(convergence)}",) if convergence.verdict == WORSE else ()
-    notes = [] if checked else ["numerics not checked"]
+    noun = "round" if runs[0].setup.is_script else "seed"
+    worse = (f"convergence: {_evidence(convergence, noun)}",) if convergence.verdict == WORSE else ()
+    is_script = runs[0].setup.is_script
+    notes = [] if checked or is_script else ["numerics not checked"]
     why = ""
-    # A forward pass alone trains nothing that could converge.
-    if convergence.verdict == UNKNOWN and runs[0].setup.sample_unit != FORWARD_ONLY:
+    # A forward pass alone trains nothing that could converge. Of a script that evaluates nothing
+    # `notes.script_notes` tells once.
+    is_told = is_script and not any(map(is_evaluated, runs))
+    if convergence.verdict == UNKNOWN and not is_told and runs[0].setup.sample_unit != FORWARD_ONLY:
         why = _unknown(convergence, runs, reference, place)
         notes.append(f"convergence unknown: {why}")
     notes += [caveat for caveat in convergence.caveats if caveat != why]
@@ -184,10 +188,10 @@ def _blocks_of(label: str) -> str | None:
     return given.get("blocks") or (RECIPES[name].blocks if name in RECIPES else None)
 
 
-def _evidence(convergence: Convergence) -> str:
+def _evidence(convergence: Convergence, noun: str) -> str:
     """Return `held-out loss +3.1% against bf16 (at least +2.2%, 95%), 5 pairs`."""
     if convergence.diverged:
-        seeds = named_seeds(convergence.diverged)
+        seeds = named_seeds(convergence.diverged, noun)
         return f"the loss is no number at {seeds}, where that of {convergence.reference} is"
     end = convergence.end
     assert end is not None
@@ -199,16 +203,19 @@ def _evidence(convergence: Convergence) -> str:
 
 def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Reference, place: Place) -> str:
     """Return why convergence is unknown, and which further runs would settle it."""
-    evaluated = any(at_end(run) or diverged(run) for run in runs)
-    if not evaluated or reference.recipe is None:
+    if reference.recipe is None or not any(map(is_evaluated, runs)):
         return convergence.missing[0]
+    is_script = runs[0].setup.is_script
     if not reference.runs:
         command = _reference_command(reference.recipe, runs, place)
         return f"there is no reference with {_rules(runs)}; {command}"
     num_pairs = convergence.num_pairs + len(convergence.diverged)
     if num_pairs < FEWEST_PAIRS:
-        why = ", ".join(convergence.missing) or "both recipes need more seeds (--repeats)"
+        more = "rounds" if is_script else "seeds"
+        why = ", ".join(convergence.missing) or f"both recipes need more {more} (--repeats)"
         text = f"{num_pairs} of {FEWEST_PAIRS} pairs: {why}"
+        if is_script and not reference.is_alike:
+            return text
         if not reference.is_alike:
             return f"{text}; {_reference_command(reference.recipe, runs, place)}"
         if convergence.more_pairs is None:
@@ -229,12 +236,14 @@ def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Re
 
 def _seeds(number: int, runs: Sequence[RunSummary], reference: Reference) -> str:
     """Return `3 more (of both: --seed 5 --repeats 3)`; only new seeds make new pairs."""
+    if runs[0].setup.is_script:
+        return f"{number} more (of both: --repeats {number})"
     return f"{number} more (of both: {seeds(next_seed((*runs, *reference.runs)), number)})"
 
 
 def _rules(runs: Sequence[RunSummary]) -> str:
     """Return `learning_rate=0.01`, or words for a row without such an override."""
-    return " and ".join(rules_of(runs[0].setup.recipe)) or "the workload's own optimizer and learning rate"
+    return " and ".join(rules_of(runs[0].setup)) or "the workload's own optimizer and learning rate"
 
 
 def _reference_command(recipe: str, runs: Sequence[RunSummary], place: Place) -> str:
@@ -261,8 +270,8 @@ def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
     """Return the rows of one workload that may be a reference, the best first."""
     evaluated = []
     for runs in rows:
-        if any(at_end(run) or diverged(run) for run in runs):
-            stem, rules = _split(runs[0].setup.recipe)
+        if any(map(is_evaluated, runs)):
+            stem, rules = _split(runs[0].setup)
             evaluated.append(Evaluated(runs=tuple(runs), stem=stem, rules=rules, ends=_ends(runs)))
     known = [row for row in evaluated if row.stem.split()[0] in REFERENCES]
     return sorted(
@@ -270,11 +279,16 @@ def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
     )
 
 
+def is_evaluated(run: RunSummary) -> bool:
+    """Return whether held-out loss says what the run trains to: one at its end, or that it is no number."""
+    return at_end(run) is not None or diverged(run)
+
+
 def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Reference:
     """Return the reference of a row: the first of `rows`, from `evaluated_rows`, that makes pairs with it."""
     if not rows:
         return Reference(recipe=None)
-    rules = rules_of(runs[0].setup.recipe)
+    rules = rules_of(runs[0].setup)
     by_rules = [row for row in rows if row.rules == rules]
     if not by_rules:
         return Reference(recipe=" ".join([rows[0].stem, *rules]))
@@ -288,14 +302,16 @@ def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Refer
     )
 
 
-def rules_of(label: str) -> tuple[str, ...]:
-    """Return the overrides of a recipe's label that decide what it trains to."""
-    return _split(label)[1]
+def rules_of(setup: Setup) -> tuple[str, ...]:
+    """Return the overrides of a recipe's label that decide what it trains to; a script's has none."""
+    return _split(setup)[1]
 
 
-def _split(label: str) -> tuple[str, tuple[str, ...]]:
+def _split(setup: Setup) -> tuple[str, tuple[str, ...]]:
     """Return a recipe's label without the overrides that are rules, and those."""
-    name, *overrides = label.split()
+    if setup.is_script:
+        return setup.recipe, ()
+    name, *overrides = setup.recipe.split()
     rules = tuple(override for override in overrides if override.partition("=")[0] in RULES)
     return " ".join([name, *(override for override in overrides if override not in rules)]), rules
 

@@ -57,7 +57,7 @@ def _parse_charged_as(text: str) -> "ChargedAs":
 @click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
 @click.option(
-    "--baseline", metavar="RUN|RECIPE", help="Compare with this.  [default: bf16, else the first row]"
+    "--baseline", metavar="RUN|RECIPE|NAME=A", help="Compare with this.  [default: bf16, else the first row]"
 )
 @click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
 @click.option(
@@ -345,6 +345,7 @@ def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
     """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
     from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.catalog.prices import SERVICES
+    from fastlaunch.jobs.spec import submit_words
     from fastlaunch.ledger.ledger import IMPORT
 
     if run.summary is None:
@@ -363,6 +364,7 @@ def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
         service=service,
         region=region,
         purchase=purchase,
+        script=submit_words(run.script) if run.script else (),
     )
 
 

@@ -229,22 +229,26 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
     """Return a run under RUN_HEADERS. note: what to say of it; by default why it is as it is."""
     summary = run.summary
     step_time = summary.timing.step_time_s if summary else None
+    whole = _time(summary) if summary and not step_time else None
+    rate = _rate(summary) if summary and step_time else None
     return {
         "run": run.id,
         "recipe": run.recipe,
         "state": str(run.state),
         "step_time": in_ms(step_time.value) if step_time else None,
-        "samples_per_s": rounded(_rate(summary)) if summary and step_time else None,
-        "note": note or run.reason or _problem(summary),
+        "samples_per_s": None if rate is None else rounded(rate),
+        "note": note or run.reason or _problem(summary) or (whole and f"{_in_s(whole.value)} in all"),
     }
 
 
 def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as `run_row` makes them, and an empty line."""
     # What was imported has long ids; samples/s follow from the step time.
-    text = table(
-        rows, RUN_HEADERS, shrinkable=("recipe",), droppable=("samples_per_s",), room=_ROOM_FOR_NOTES
-    )
+    droppable = ("samples_per_s",)
+    # A script need not say how many samples a step has.
+    empty = {key for key in droppable if all(row[key] is None for row in rows)}
+    headers = {key: text for key, text in RUN_HEADERS.items() if key not in empty}
+    text = table(rows, headers, shrinkable=("recipe",), droppable=droppable, room=_ROOM_FOR_NOTES)
     print_table(f"{text}\n")
 
 
@@ -268,11 +272,11 @@ def runs_sentence(runs: Sequence["Run"]) -> str:
     The fastest is a recipe whose slowest run beats the others' fastest; `compare` judges by more than that.
     Runs of another workload, batch size or number of ranks get a line of their own.
     """
-    alike: dict[tuple[str, int, int], dict[str, list[RunSummary]]] = {}
+    alike: dict[tuple[str, int | None, int, bool], dict[str, list[RunSummary]]] = {}
     measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
     for recipe, summary in measured:
         setup = summary.setup
-        key = (setup.workload, setup.batch_size_per_gpu, setup.num_gpus)
+        key = (setup.workload, setup.batch_size_per_gpu, setup.num_gpus, _is_whole(summary))
         alike.setdefault(key, {}).setdefault(recipe, []).append(summary)
     if not alike:
         return f"No step time: {_why_not(runs)}."
@@ -284,7 +288,7 @@ def runs_sentence(runs: Sequence["Run"]) -> str:
 def _is_measured(run: "Run") -> bool:
     # A run that was stopped half-way was measured up to there.
     stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
-    return bool(stood and run.summary and run.summary.timing.step_time_s and not run.summary.problems)
+    return bool(stood and run.summary and _time(run.summary) and not run.summary.problems)
 
 
 def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
@@ -294,16 +298,24 @@ def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
     summary, time = measured[first][0], times[first]
     apart = all(_is_below(time, times[recipe]) for recipe in slower)
     leads = f"{first} is the fastest" if slower and apart else first
-    interval = f" ({_between(time.low, time.high)})" if time.low and time.high else ""
+    batch = summary.setup.batch_size_per_gpu
+    at_batch = "" if batch is None else f", batch {batch}"
+    is_whole = _is_whole(summary)
+    rate = None if is_whole else _rate(summary, time.value)
+    per_s = "" if rate is None else f", {rounded(rate)} {summary.setup.sample_unit}/s"
+    in_words, per = (_in_s, "in all") if is_whole else (in_ms, "per step")
+    interval = ""
+    if time.low and time.high:
+        low, high = (each * (1 if is_whole else 1000) for each in (time.low, time.high))
+        interval = f" ({rounded(low)} to {rounded(high)})"
     num_runs = f" over {len(measured[first])} runs" if len(measured[first]) > 1 else ""
     sentence = (
-        f"{leads} on {summary.setup.workload}, batch {summary.setup.batch_size_per_gpu}: "
-        f"{in_ms(time.value)} per step{interval}, "
-        f"{rounded(_rate(summary, time.value))} {summary.setup.sample_unit}/s{num_runs}"
+        f"{leads} on {summary.setup.workload}{at_batch}: "
+        f"{in_words(time.value)} {per}{interval}{per_s}{num_runs}"
     )
     if not slower:
         return sentence
-    sentence += f"; {', '.join(f'{recipe} {in_ms(times[recipe].value)}' for recipe in slower)} per step"
+    sentence += f"; {', '.join(f'{recipe} {in_words(times[recipe].value)}' for recipe in slower)} {per}"
     if apart:
         return sentence
     if any(each.low is None or each.high is None for each in times.values()):
@@ -312,11 +324,11 @@ def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
 
 
 def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
-    """Return the geometric mean of the runs' step times, as `compare` does, with the smallest and largest.
+    """Return the geometric mean of the runs' times, as `compare` does, with the smallest and largest.
 
     For a single run, return its own interval.
     """
-    times = [summary.timing.step_time_s for summary in summaries if summary.timing.step_time_s]
+    times = [time for summary in summaries if (time := _time(summary))]
     if len(times) == 1:
         return times[0]
     values = [time.value for time in times]
@@ -332,15 +344,29 @@ def _problem(summary: RunSummary | None) -> str | None:
     return summary.problems[0] if summary and summary.problems else None
 
 
-def _between(low: float, high: float) -> str:
-    return f"{rounded(low * 1000)} to {rounded(high * 1000)}"
+def _time(summary: RunSummary) -> Interval | None:
+    """Return the run's step time; of a script without steps that of the whole, where it is known."""
+    total_s = summary.figures.total_time_s
+    return summary.timing.step_time_s or (None if total_s is None else Interval(value=total_s))
 
 
-def _rate(summary: RunSummary, step_time_s: float | None = None) -> float:
-    """Return samples per second of all ranks, at the run's own step time unless another is given."""
+def _is_whole(summary: RunSummary) -> bool:
+    """Whether the run's time is that of the whole."""
+    return summary.timing.step_time_s is None
+
+
+def _in_s(seconds: float) -> str:
+    return f"{rounded(seconds)} s"
+
+
+def _rate(summary: RunSummary, step_time_s: float | None = None) -> float | None:
+    """Return samples per second of all ranks, at the run's own step time unless another is given.
+
+    None where a script does not say how many samples a step has.
+    """
     assert summary.timing.step_time_s is not None
-    per_step = summary.timing.samples_per_step or summary.setup.batch_size_per_gpu * summary.setup.num_gpus
-    return per_step / (step_time_s or summary.timing.step_time_s.value)
+    per_step = summary.timing.samples_per_step or summary.setup.global_batch
+    return None if per_step is None else per_step / (step_time_s or summary.timing.step_time_s.value)
 
 
 def _why_not(runs: Sequence["Run"]) -> str:
@@ -392,7 +418,7 @@ def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
     for run in runs:
         if not run.state.is_final:
             return f"fastlaunch logs -f {run.id}"
-    if any(run.summary and run.summary.timing.step_time_s for run in runs):
+    if any(run.summary and _time(run.summary) for run in runs):
         return "fastlaunch compare"
     shown = failed or runs[0]
     has_log = shown.directory is not None and (shown.directory / LOG).is_file()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
+from fastlaunch.jobs.spec import SCRIPT_RECIPE, names_variant
 from fastlaunch_train.records.records import Check, Eval
 
 
@@ -30,7 +31,7 @@ class Setup:
     recipe: str  # its label, with the overrides that change what the workload does by itself
     precision: str | None = None
     data: str  # as the header says; `published` for a published row
-    batch_size_per_gpu: int  # 0: a script's that does not say
+    batch_size_per_gpu: int | None = None  # None where a script does not say
     sequence_length: int | None = None  # tokens of a sample
     num_nodes: int
     num_gpus: int  # ranks over all nodes
@@ -41,9 +42,18 @@ class Setup:
     variant: Mapping[str, str] = field(default_factory=dict)  # of a script: text by the names it was given
 
     @property
-    def global_batch(self) -> int:
-        """Samples per optimizer step over all GPUs, as requested; 0 for a script that does not say."""
-        return self.batch_size_per_gpu * self.num_gpus
+    def is_script(self) -> bool:
+        """Whether it was a command of the user's own, of which only that much is known."""
+        return self.precision == SCRIPT_RECIPE.precision
+
+    def is_named(self, text: str) -> bool:
+        """Return whether `text` is the recipe's label; or of a script its variant, or a part of that."""
+        return text == self.recipe or (self.is_script and names_variant(text, self.variant))
+
+    @property
+    def global_batch(self) -> int | None:
+        """Samples per optimizer step over all GPUs, as requested; None where a script does not say."""
+        return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu * self.num_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +174,11 @@ class RunSummary:
     figures: Figures = Figures()
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()  # what makes the run unfit to compare, in words
+
+    @property
+    def pair_number(self) -> int | None:
+        """What it shares with the runs that it is paired with: its seed; of a script, its round."""
+        return self.environment.round if self.setup.is_script else self.seed
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` turns back into an equal summary, without what is unknown."""

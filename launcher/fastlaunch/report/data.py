@@ -55,6 +55,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "num_nodes": setup.num_nodes,
         "num_gpus": setup.num_gpus,
         "recipe": setup.recipe,
+        "variant": dict(setup.variant),
         "precision": setup.precision,
         "batch_size_per_gpu": setup.batch_size_per_gpu,
         "data": setup.data,
@@ -96,11 +97,17 @@ def row_to_json(row: Row) -> dict[str, Any]:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return the rows as CSV: a quantity x becomes x, x_low and x_high; lists are joined by blanks."""
+    """Return the rows as CSV: a quantity x becomes x, x_low and x_high; lists are joined by blanks.
+
+    A variant becomes a column for each of its names.
+    """
     text = io.StringIO()
     rows = [_flat(row_to_json(row)) for row in comparison.rows]
     if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        # Not every row has the same columns of a variant.
+        widest = max(rows, key=len)
+        columns = dict.fromkeys(name for row in (widest, *rows) for name in row)
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue().rstrip("\n")
@@ -119,6 +126,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
             flat |= _flat_quantity(name, value)
         elif isinstance(value, list):
             flat[name] = " ".join(value) if name == "run_ids" else "; ".join(value)
+        elif name == "variant":
+            flat |= {f"variant_{key}": text for key, text in value.items()}
         elif isinstance(value, dict):
             flat[name] = "; ".join(f"{key}={text}" for key, text in value.items())
         else:

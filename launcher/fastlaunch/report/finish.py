@@ -40,7 +40,9 @@ def _section(result: ToFinish, width: int) -> str:
     """Return one workload: rows that train alike, those that do not, break-even points, what is left out."""
     rows = [finish.row for finish in result.rows]
     unit = rows[0].setup.sample_unit
-    parts = [f"{result.workload}: to the end of {_steps(result)}, {about(result.samples)} {unit}"]
+    parts = [f"{result.workload}: to the end of {_steps(result)}"]
+    if rows[0].setup.global_batch:
+        parts[0] += f", {about(result.samples)} {unit}"
     trains = [finish for finish in result.rows if finish.row.verdict.comparable_as == TRAINING]
     others = [finish for finish in result.rows if finish.row.verdict.comparable_as == THROUGHPUT]
     if trains:
@@ -202,7 +204,7 @@ def _to_json(result: ToFinish) -> dict[str, Any]:
     return {
         "workload": result.workload,
         "steps": result.steps,
-        "samples": product(result.samples),
+        "samples": product(result.samples) if rows[0].setup.global_batch else None,
         "sample_unit": rows[0].setup.sample_unit,
         "rows": [_row_to_json(finish) for finish in result.rows],
         "break_evens": [_pair_to_json(pair, rows) for pair in result.break_evens],

@@ -11,7 +11,7 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.table import NOTHING, WIDTH, bulleted, heading, notes_of, price_notes
-from fastlaunch.report.text import dollars, name_of, number, what_counts
+from fastlaunch.report.text import dollars, name_of, number, rate_of, what_counts
 
 #: Verdicts by what they mean for the order, and what is said above such rows; nothing above the ranked.
 _SECTIONS = {
@@ -46,7 +46,9 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
         for row in rows:
             names[id(row)] = name_of(row, rows)
     chosen = [
-        row for row in comparison.rows if name in (names[id(row)], row.setup.recipe) or name in row.run_ids
+        row
+        for row in comparison.rows
+        if name == names[id(row)] or row.setup.is_named(name) or name in row.run_ids
     ]
     if not chosen:
         raise UnknownName("row", name, {*names.values()})
@@ -85,9 +87,16 @@ def _section(rows: Sequence[Row], width: int) -> str:
             num_hidden = len(alike) - len(shown)
             titles[len(chosen)] = f"{title} ({num_hidden} more with --all)" if num_hidden else title
             chosen += shown
-    cells = [_cells(row, rows, priced) for row in chosen]
-    unit = rows[0].setup.sample_unit
-    headings = ["recipe", f"$/M {unit}" if priced else f"{unit}/s", "x base", "interval", "verdict"]
+    in_dollars = priced and any(row.cost.usd_per_million_samples for row in rows)
+    unit = rate_of(rows[0])[1]
+    headings = [
+        "recipe",
+        f"$/M {unit.partition('/')[0]}" if in_dollars else unit,
+        "x base",
+        "interval",
+        "verdict",
+    ]
+    cells = [_cells(row, rows, priced, in_dollars) for row in chosen]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     # A long name gives way, and the bar takes what is left.
     widths[0] = min(widths[0], width - sum(widths[1:]) - _GAP * (len(widths) - 1))
@@ -148,13 +157,16 @@ def _short(note: str, width: int) -> str:
     return f"{lines[0]}\n  {last}"
 
 
-def _cells(row: Row, rows: Sequence[Row], priced: bool) -> list[str]:
+def _cells(row: Row, rows: Sequence[Row], priced: bool, in_dollars: bool) -> list[str]:
     ratio = _ratio_of(row, priced)
-    amount = row.cost.usd_per_million_samples if priced else row.speed.samples_per_s
+    cost = row.cost.usd_per_million_samples
+    amount = number(rate) if (rate := rate_of(row)[0]) is not None and not in_dollars else None
+    if in_dollars and cost is not None:
+        amount = dollars(cost.value)
     has_interval = ratio and ratio.low != ratio.high
     return [
         name_of(row, rows),
-        NOTHING if amount is None else dollars(amount.value) if priced else number(amount.value),
+        amount or NOTHING,
         f"{ratio.value:.3f}" if ratio else NOTHING,
         f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio and has_interval else NOTHING,
         row.verdict.kind,

@@ -94,7 +94,7 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
     """Return the columns that are the same in every row, by name: they go into the heading."""
     cells: dict[str, Cell] = {
         "instance": lambda row: row.place,
-        "batch": lambda row: str(row.setup.batch_size_per_gpu),
+        "batch": _batch,
         "GPUs": _gpus,
         "tokens each": _sequence_length,
         "data": _data,
@@ -117,11 +117,12 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:
     if "GPUs" in shared:
         singular, plural = ("process", "processes") if _on_cpu(rows) else ("GPU", "GPUs")
         details.append(f"{shared['GPUs']} {singular if shared['GPUs'] == '1' else plural}")
-    if "batch" in shared:
+    if shared.get("batch", UNKNOWN) != UNKNOWN:
         details.append(f"batch {shared['batch']} each")
     if shared.get("tokens each", UNKNOWN) != UNKNOWN:
         details.append(f"{shared['tokens each']} tokens a sample")
-    if "data" in shared:
+    # What a script reads nobody knows.
+    if "data" in shared and not rows[0].setup.is_script:
         details.append(f"data {shared['data']}")
     if "runs" in shared and shared["runs"] != "0":
         details.append(f"{shared['runs']} run{'' if shared['runs'] == '1' else 's'} a row")
@@ -139,6 +140,10 @@ def _on_cpu(rows: Sequence[Row]) -> bool:
 def _data(row: Row) -> str:
     """Return `synthetic`, or `file 0123456789abcdef` if the record says which."""
     return f"{row.setup.data} {row.setup.fingerprint.get('data', '')}".strip()
+
+
+def _batch(row: Row) -> str:
+    return str(row.setup.batch_size_per_gpu or UNKNOWN)
 
 
 def _sequence_length(row: Row) -> str:
@@ -164,12 +169,13 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
         "instance": lambda row: row.place,
         "recipe": lambda row: row.setup.recipe,
         "GPUs": _gpus,
-        "batch": lambda row: str(row.setup.batch_size_per_gpu),
+        "batch": _batch,
         "tokens each": _sequence_length,
         "data": _data,
         **({"which": lambda row: which(row, rows) or NOTHING} if apart else {}),
         "runs": lambda row: str(row.num_runs),
         "step ms": lambda row: with_range(row.speed.step_time_s, factor=1000),
+        "total s": lambda row: with_range(row.speed.total_time_s),
         f"{unit}/s": lambda row: _number(row.speed.samples_per_s),
         **({"tokens/s": lambda row: _number(row.speed.tokens_per_s)} if tokens and unit != "tokens" else {}),
         "padding": lambda row: (
@@ -214,7 +220,8 @@ def _held_out(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> Ite
         if row.validity.held_out is not None:
             by_reference.setdefault(row.validity.convergence.reference, []).append(row)
     for reference, evaluated in by_reference.items():
-        against = f", and its difference to that of {reference} at the same seeds (one-sided 95% limits)"
+        pairs = "in the same rounds" if rows[0].setup.is_script else "at the same seeds"
+        against = f", and its difference to that of {reference} {pairs} (one-sided 95% limits)"
         heading = f"held-out loss at the end{against if reference else ''}:"
         columns = {**_identifying(rows), **_convergence_columns(evaluated)}
         table = _grid(evaluated, _known(columns, evaluated, shared), width)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastlaunch.analysis.best import Best, best_of
 from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
 from fastlaunch.measure.summary import Interval
@@ -144,12 +145,26 @@ def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
 
 def what_counts(row: Row, priced: bool) -> str:
     """Return `images per dollar`; where not all rows have a price `images/s`."""
-    return f"{row.setup.sample_unit} per dollar" if priced else f"{row.setup.sample_unit}/s"
+    unit = rate_of(row)[1]
+    return f"{unit.partition('/')[0]} per dollar" if priced else unit
 
 
 def _gives(row: Row, priced: bool) -> str:
-    quantity = row.cost.samples_per_usd if priced else row.speed.samples_per_s
-    return f" gives {number(quantity.value)} {what_counts(row, priced)}" if quantity else " is the fastest"
+    quantity = row.cost.samples_per_usd.value if row.cost.samples_per_usd else None
+    value = quantity if priced else rate_of(row)[0]
+    if value is None:
+        return " gives the most" if priced else " is the fastest"
+    return f" gives {number(value)} {what_counts(row, priced)}"
+
+
+def rate_of(row: Row) -> tuple[float | None, str]:
+    """Return `625, "images/s"`; without samples that are known `"steps/s"`, and without steps `"runs/h"`."""
+    speed = row.speed
+    if row.group.measure == BARE_STEP and speed.step_time_s:
+        return 1 / speed.step_time_s.value, "steps/s"
+    if row.group.measure == TOTAL and speed.total_time_s:
+        return 3600 / speed.total_time_s.value, "runs/h"
+    return speed.samples_per_s.value if speed.samples_per_s else None, f"{row.setup.sample_unit}/s"
 
 
 def _ratio(row: Row, priced: bool) -> Interval | None:
@@ -185,7 +200,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     alike = [other for other in rows if (other.setup.recipe, other.place) == (row.setup.recipe, row.place)]
     if len({other.setup.num_gpus for other in alike}) > 1:
         name += f" x {row.setup.num_gpus}"
-    if len({other.setup.batch_size_per_gpu for other in alike}) > 1:
+    if len({other.setup.batch_size_per_gpu for other in alike} - {None}) > 1:
         name += f" at batch {row.setup.batch_size_per_gpu}"
     if len({other.setup.sequence_length for other in alike}) > 1:
         name += f" of {row.setup.sequence_length} tokens"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
-from fastlaunch.core.units import in_ms
+from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
@@ -59,9 +59,12 @@ def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
 def measured(run: Run) -> str | None:
     """Return what the run measured in a sentence; None if that is nothing."""
     summary = run.summary
-    if summary is None or summary.timing.step_time_s is None:
+    if summary is None:
         return None
-    step = summary.timing.step_time_s
+    step, total_s = summary.timing.step_time_s, summary.figures.total_time_s
+    if step is None:
+        # Of a script without steps.
+        return None if total_s is None or summary.setup.kind != "records" else f"{rounded(total_s)} s in all"
     if step.low is None or step.high is None:
         facts = [f"{in_ms(step.value)} per step, without an interval"]
     else:

@@ -255,7 +255,8 @@ def _check_summary(summary: RunSummary) -> None:
     """Raise ValueError unless every value is of its field's type and can be stored."""
     _check_type("summary", summary, RunSummary)
     setup, step = summary.setup, summary.timing.step_time_s
-    if min(setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu, step.value if step else 1) <= 0:
+    counts = (setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu, step.value if step else None)
+    if any(count is not None and count <= 0 for count in counts):
         raise ValueError("a number of GPUs, nodes or samples, or a step time, is not positive")
     # What is no number, and what is no text, can be written in JSON but not be stored.
     json.dumps(summary.to_json(), allow_nan=False, ensure_ascii=False).encode()

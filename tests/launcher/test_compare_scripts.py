@@ -1,0 +1,203 @@
+"""Rows of a script: by what they are compared, what is said of them once, and what runs them again."""
+
+import csv
+import io
+import json
+import shlex
+from typing import Any
+
+import pytest
+from fake_summaries import changed, compared, evaluated, runs
+
+from fastlaunch.analysis.compare import Comparison, MeasuredRun
+from fastlaunch.analysis.convergence import WITHIN, WORSE
+from fastlaunch.analysis.lacking import more_runs_command
+from fastlaunch.cli.render import run_row, runs_sentence
+from fastlaunch.core.errors import UnknownName
+from fastlaunch.core.plan import RunState
+from fastlaunch.jobs.spec import Script, submit_words, variant_label
+from fastlaunch.ledger.ledger import Run
+from fastlaunch.measure.summary import Environment, Interval, RunSummary
+from fastlaunch.report.data import as_csv, as_json
+from fastlaunch.report.overview import as_overview, why
+from fastlaunch.report.table import as_table
+from fastlaunch.report.text import answer
+from fastlaunch.runs.describe import measured as describe_measured
+
+COMMAND = ("python", "train.py", "--amp", "{amp}")
+NOTHING_TOLD = {"batch_size_per_gpu": None, "samples_per_step": None}
+
+
+def rows(variant: dict[str, str], *times_s: float, **changes: Any) -> list[MeasuredRun]:
+    """A run for each round of a script that tells no samples, unless `changes` do."""
+    script = submit_words(Script(command=COMMAND, variant=tuple(variant.items())))
+    values = {
+        **{"workload": "train.py", "sample_unit": "samples", "precision": "unknown", "data": "script"},
+        **{"flops_per_sample": None, "variant": variant, **NOTHING_TOLD, **changes},
+    }
+    of_label = runs(variant_label(variant), *times_s, **values)
+    return [
+        MeasuredRun(run_id=run.run_id, script=script, summary=changed(run.summary, seed=None, round=number))
+        for number, run in enumerate(of_label, start=1)
+    ]
+
+
+def whole(summary: RunSummary) -> RunSummary:
+    """The run of a script that records no steps, whose time in all is a hundred of them."""
+    step = summary.timing.step_time_s
+    return changed(summary, step_time_s=None, num_steps=0, total_time_s=100 * step.value if step else None)
+
+
+FP32, BF16 = rows({"amp": "fp32"}, 0.1, 0.1004, 0.0997), rows({"amp": "bf16"}, 0.08, 0.0803, 0.0797)
+
+
+def warned(comparison: Comparison, words: str) -> list[str]:
+    return [warning for warning in comparison.warnings if words in warning]
+
+
+def test_rows_of_unknown_samples_are_compared_by_steps() -> None:
+    comparison = compared(FP32, BF16)
+    row = comparison.rows[1]
+    assert (row.setup.recipe, row.verdict.kind) == ("amp=bf16", "better")
+    assert row.verdict.speed_ratio is not None
+    assert row.verdict.speed_ratio.value == pytest.approx(1.25, rel=0.01)
+    assert row.speed.step_time_s is not None and row.speed.samples_per_s is None
+    assert len(warned(comparison, "compared by steps")) == 1
+    assert answer(comparison).startswith("amp=bf16 gives 12.5 steps/s, 25")
+
+
+def test_rows_without_steps_are_compared_by_wall_time() -> None:
+    of_all = [
+        MeasuredRun(run_id=run.run_id, summary=whole(run.summary), script=run.script) for run in FP32 + BF16
+    ]
+    comparison = compared(of_all)
+    row = comparison.rows[1]
+    assert row.verdict.kind == "better" and row.speed.step_time_s is None
+    assert row.speed.total_time_s is not None and row.speed.total_time_s.value == pytest.approx(8, rel=0.01)
+    assert len(warned(comparison, "compared by wall time")) == 1
+    assert answer(comparison).startswith("amp=bf16 gives 450 runs/h, 25")
+
+
+def test_what_only_some_rows_record_is_said_of_those_and_not_compared() -> None:
+    comparison = compared(FP32, rows({"amp": "bf16"}, 0.08, 0.0803, samples_per_step=8.0))
+    assert [row.verdict.kind for row in comparison.rows] == ["baseline", "no interval"]
+    assert warned(comparison, "amp=fp32: compared by steps")
+
+
+def test_samples_that_are_known_are_compared() -> None:
+    sized = [rows({"amp": amp}, 0.1, 0.1003, samples_per_step=8.0) for amp in ("fp32", "bf16")]
+    comparison = compared(*sized, usd_per_hour=3.6)
+    assert not warned(comparison, "compared by")
+    cost = comparison.rows[0].cost.usd_per_million_samples
+    assert cost is not None and cost.value == pytest.approx(0.001 * 0.10015 / 8 * 1e6, rel=1e-3)
+
+
+def test_the_baseline_is_the_first_variant_or_the_named_one() -> None:
+    twice = rows({"amp": "tf32", "batch": "8"}, 0.09, 0.0903, 0.0902, 0.0899)
+    assert compared(FP32, BF16, twice).baselines == {"train.py": "amp=fp32"}
+    for name in ("batch=8", "batch=8 amp=tf32", "amp=tf32 batch=8"):
+        assert compared(FP32, BF16, twice, baseline=name).baselines == {"train.py": "amp=tf32 batch=8"}
+    with pytest.raises(UnknownName):
+        compared(FP32, BF16, baseline="amp=fp16")
+
+
+def test_variants_are_an_object_in_json_and_columns_in_csv() -> None:
+    twice = rows({"amp": "tf32", "batch": "8"}, 0.09, 0.0903)
+    comparison = compared(FP32, twice)
+    variants = [row["variant"] for row in json.loads(as_json(comparison))["rows"]]
+    assert variants == [{"amp": "fp32"}, {"amp": "tf32", "batch": "8"}]
+    table = list(csv.DictReader(io.StringIO(as_csv(comparison))))
+    assert [(row["variant_amp"], row["variant_batch"]) for row in table] == [("fp32", ""), ("tf32", "8")]
+    assert "variant" not in as_csv(compared(runs("bf16", 0.1)))
+
+
+def test_tables_show_what_is_known_and_nothing_that_is_not() -> None:
+    comparison = compared(FP32, BF16)
+    overview, table = as_overview(comparison), as_table(comparison)
+    assert overview.splitlines()[2].split()[:2] == ["recipe", "steps/s"]
+    assert "None" not in overview + table and "script" not in overview + table
+    assert why(comparison, "amp=bf16").startswith("train.py, amp=bf16: better, 3 runs")
+
+
+def test_training_as_well_is_said_once_to_be_unknown() -> None:
+    comparison = compared(FP32, BF16)
+    assert len(warned(comparison, "trains as well: not known")) == 1
+    for row in comparison.rows:
+        assert not [reason for reason in row.verdict.reasons if "numerics" in reason or "converg" in reason]
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, WITHIN), (1.05, WORSE)])
+def test_held_out_losses_are_paired_by_their_rounds(factor: float, verdict: str) -> None:
+    def told(amp: str, factor: float) -> list[RunSummary]:
+        own = rows({"amp": amp}, *[0.1] * 4)
+        return [
+            changed(run.summary, evals=evaluated("bf16", 0, factor * (2 + number / 100)).quality.evals)
+            for number, run in enumerate(own)
+        ]
+
+    comparison = compared(*told("fp32", 1.0), *told("bf16", factor))
+    row = comparison.rows[1]
+    assert (row.validity.convergence.verdict, row.validity.convergence.num_pairs) == (verdict, 4)
+    assert row.is_barred == (verdict == WORSE)
+    assert not warned(comparison, "trains as well")
+
+
+def test_an_option_called_as_one_of_ours_makes_no_other_reference() -> None:
+    def told(text: str) -> list[RunSummary]:
+        evals = evaluated("bf16", 0, 2.0).quality.evals
+        own = rows({"amp": "a", "learning_rate": text}, 0.1, 0.1, 0.1)
+        return [changed(run.summary, evals=evals) for run in own]
+
+    row = compared(*told("1"), *told("2")).rows[1]
+    assert row.validity.convergence.reference == "amp=a learning_rate=1"
+
+
+def test_more_rounds_are_proposed_as_the_command_that_was_given() -> None:
+    noisy = rows({"amp": "bf16"}, 0.0989, 0.0992, 0.0982)
+    comparison = compared(rows({"amp": "fp32"}, 0.0991, 0.0995, 0.1005), noisy)
+    number = comparison.rows[1].verdict.more_rounds
+    assert number is not None
+    command = more_runs_command(comparison.rows, own_region="us-east-1")
+    assert command is not None
+    assert shlex.split(command) == [
+        *("fastlaunch", "submit", "--local", "-L", "amp=fp32,bf16", "--repeats", str(number), "--"),
+        *COMMAND,
+    ]
+
+
+def test_runs_of_a_script_survive_being_stored() -> None:
+    summary = BF16[0].summary
+    stored = json.loads(json.dumps(summary.to_json()))
+    assert RunSummary.from_json(stored) == summary
+    assert RunSummary.from_json(stored).setup.variant == {"amp": "bf16"}
+    assert summary.environment != Environment() and isinstance(summary.timing.step_time_s, Interval)
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "sentence"),
+    [
+        (False, "amp=bf16 is the fastest on train.py: 80.0 ms per step (79.7 to 80.3) over 3 runs"),
+        (True, "amp=bf16 is the fastest on train.py: 8.00 s in all (7.97 to 8.03) over 3 runs"),
+    ],
+)
+def test_what_submit_says_of_its_runs_has_the_time_that_there_is(is_whole: bool, sentence: str) -> None:
+    stored = [
+        Run(
+            id=measured.run_id,
+            submission_id="s1",
+            created_at="2026-11-21T10:00:00+00:00",
+            backend="local",
+            state=RunState.COMPLETED,
+            reason=None,
+            workload="train.py",
+            recipe=measured.summary.setup.recipe,
+            instance=None,
+            directory=None,
+            price=None,
+            summary=whole(measured.summary) if is_whole else measured.summary,
+        )
+        for measured in FP32 + BF16
+    ]
+    assert runs_sentence(stored).startswith(sentence)
+    assert run_row(stored[0])["note"] == ("10.0 s in all" if is_whole else None)
+    assert (describe_measured(stored[0]) or "").startswith("10.0 s in all" if is_whole else "100 ms")
