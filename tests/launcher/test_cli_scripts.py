@@ -1,0 +1,187 @@
+"""`fastlaunch submit --local -- COMMAND`, with the wrapper played by fake_train/wrapper.py."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from fake_train.launcher import fastlaunch
+from fake_train.processes import launcher, runs, wait_until
+
+from fastlaunch.core.log_file import LOG
+from fastlaunch.core.plan import RunState
+from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.spec import JobSpec, submit_words
+from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.outcome import contradictions, read_records
+
+PYTHON = sys.executable
+#: Prints what it was told, and what it finds.
+TELL = """
+import os, sys, time
+print(sys.argv[1:], os.getcwd(), os.environ["FASTLAUNCH_VARIANT"], os.environ["FASTLAUNCH_SCRIPT"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a train.py."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    write(TELL)
+    return folder
+
+
+def write(script: str) -> None:
+    Path("train.py").write_text(script)
+
+
+def submit(*argv: str, script: tuple[str, ...] = ("train.py",)) -> int:
+    return fastlaunch("submit", "--local", *argv, "--", PYTHON, *script)
+
+
+def log_of(number: int) -> str:
+    directory = runs()[number].directory
+    assert directory is not None
+    return (directory / LOG).read_text()
+
+
+def test_variants_run_here_in_rounds_and_are_compared(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("-L", "amp=bf16,fp32", "--baseline", "amp=fp32", "--repeats", "2")
+    assert submit(*options, script=("train.py", "--amp={amp}")) == 0
+    out, err = capsys.readouterr()
+    stored = runs()
+    labels = ["amp=fp32", "amp=bf16", "amp=bf16", "amp=fp32"]
+    assert [(run.workload, run.recipe) for run in stored] == [("train.py", label) for label in labels]
+    assert {run.state for run in stored} == {RunState.COMPLETED}
+    told = f"['--amp=fp32'] {here} {json.dumps({'amp': 'fp32'})} train.py"
+    assert log_of(0).splitlines()[0] == told
+    assert sorted(here.iterdir()) == [here / "train.py"]
+    assert "amp=bf16" in out and "[4/4] amp=fp32: completed" in err
+
+    with open_ledger(load_settings()) as ledger:
+        scripts = [run.script for run in ledger.fetch_comparable()]
+    assert [script and script.variant for script in scripts[:2]] == [(("amp", "fp32"),), (("amp", "bf16"),)]
+    assert {script and submit_words(script) for script in scripts} == {
+        ("--", PYTHON, "train.py", "--amp={amp}")
+    }
+
+    assert fastlaunch("compare", "--output", "json") == 0
+    out, err = capsys.readouterr()
+    compared = json.loads(out)
+    assert compared["baseline"] == "amp=fp32"
+    assert [row["recipe"] for row in compared["rows"]] == ["amp=fp32", "amp=bf16"]
+    assert [row["num_runs"] for row in compared["rows"]] == [2, 2]
+    assert err.count("trains as well: not known") == 1
+    assert fastlaunch("compare", "--baseline", "amp=bf16", "--why", "amp=fp32") == 0
+    assert capsys.readouterr().out.startswith("train.py, amp=fp32: ")
+
+
+def test_a_script_of_one_run_is_shown_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("--hang-timeout", "1h", script=("train.py", "{x}")) == 0
+    capsys.readouterr()
+    (run,) = runs()
+    assert fastlaunch("runs", "show", run.id) == 0
+    out = capsys.readouterr().out
+    assert "['{x}']" not in out and "--hang-timeout 3600" in out and f"{PYTHON} train.py '{{x}}'" in out
+    assert f"Run {run.id} is completed: " in out
+    assert fastlaunch("logs", run.id) == 0
+    assert "['{x}']" in capsys.readouterr().out
+    assert fastlaunch("runs", "list", "workload=train.py", "recipe=as is") == 0
+    assert run.id in capsys.readouterr().out
+
+
+def test_the_record_is_of_the_variant_that_was_asked_for() -> None:
+    assert submit("-L", "a=1,2", script=("train.py", "{a}")) == 0
+    first, second = runs()
+    assert first.directory and second.spec
+    records, _ = read_records(first.directory.glob("rank-*.jsonl"))
+    assert len(contradictions(JobSpec.from_json(second.spec), records)) == 1
+    assert not contradictions(JobSpec.from_json(first.spec or {}), records)
+
+
+def test_dry_run_prints_each_command_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("-L", "a=1,2", "--repeats", "3", "--dry-run", script=("train.py", "{a}")) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.endswith(":")] == [
+        f"a={text} on train.py, 3 times:" for text in (1, 2)
+    ]
+    assert f"-- {PYTHON} train.py 2\n" in out and "Planned, not started: 6 runs" in out
+    assert not load_settings().home.exists()
+
+
+def test_a_variant_that_fails_is_not_repeated_and_the_others_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write("import sys; print('no such thing', file=sys.stderr); sys.exit(int(sys.argv[1]))")
+    assert submit("-L", "code=0,3", "--repeats", "2", script=("train.py", "{code}")) == 1
+    _, err = capsys.readouterr()
+    assert [(run.recipe, run.state) for run in runs()] == [
+        ("code=0", RunState.COMPLETED),
+        ("code=3", RunState.FAILED),
+        ("code=3", RunState.CANCELLED),
+        ("code=0", RunState.COMPLETED),
+    ]
+    assert "exit code 3" in (runs()[1].reason or "") and "no such thing" in err
+
+
+def test_cancel_stops_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    write("import time; print('begun', flush=True); time.sleep(600)")
+    with launcher("submit", "--local", "--", PYTHON, "train.py") as process:
+        wait_until(lambda: bool(runs()) and runs()[0].directory is not None and "begun" in log_so_far())
+        assert fastlaunch("cancel", runs()[0].id) == 0
+        process.communicate(timeout=60)
+    assert runs()[0].state is RunState.INTERRUPTED
+
+
+def log_so_far() -> str:
+    directory = runs()[0].directory
+    log = directory / LOG if directory else Path()
+    return log.read_text() if log.is_file() else ""
+
+
+def test_a_script_goes_on_with_what_it_left_in_its_output(capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        "import os, pathlib, sys\n"
+        "kept = pathlib.Path(os.environ['FASTLAUNCH_OUTPUT'], 'checkpoint')\n"
+        "there, _ = kept.exists(), kept.touch()\n"
+        "sys.exit(0 if there else 5)\n"
+    )
+    assert submit() == 1
+    assert fastlaunch("resume", runs()[0].id) == 0
+    (run,) = runs()
+    assert run.state is RunState.COMPLETED
+    assert run.directory and (run.directory / "rank-00000-attempt-2.jsonl").is_file()
+
+
+def test_a_script_that_left_nothing_does_not_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    write("raise SystemExit(5)")
+    assert submit() == 1
+    assert fastlaunch("resume", runs()[0].id) == 2
+    assert "$FASTLAUNCH_OUTPUT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["--", PYTHON, "train.py"], f"fastlaunch submit --local -- {PYTHON} train.py"),
+        (["--local", PYTHON, "train.py"], "write --"),
+        (["--local", "--"], "no command follows --"),
+        (["--local", "-L", "a=1"], "-L is for a script"),
+        (["--local", "--nproc", "few"], "--nproc"),
+        (["--instance", "p5.48xlarge", "--", PYTHON, "train.py"], "this machine only"),
+        (["--local", "--container", "--backend", "sagemaker", "--", "x"], "--container"),
+        (["--local", "--detach", "--", PYTHON, "train.py"], "--detach is for AWS"),
+        (["--local", "--recipe", "bf16", "--steps", "7", "--", PYTHON, "train.py"], "--steps: "),
+        (["--local", "--", PYTHON, "nope.py"], "there is no nope.py here"),
+        (["--local", "--hang-timeout", "0", "--", PYTHON, "train.py"], "--hang-timeout"),
+    ],
+)
+def test_what_is_wrong_ends_with_2_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], argv: list[str], part: str
+) -> None:
+    assert fastlaunch("submit", *argv) == 2
+    out, err = capsys.readouterr()
+    assert part in err and out == ""
+    assert not load_settings().home.exists()
