@@ -1,4 +1,4 @@
-"""`fastlaunch submit --local -- COMMAND`, with the wrapper played by fake_train/wrapper.py."""
+"""`fastlaunch submit --local -- COMMAND`, and what follows."""
 
 import json
 import sys
@@ -99,6 +99,25 @@ def test_the_record_is_of_the_variant_that_was_asked_for() -> None:
     records, _ = read_records(first.directory.glob("rank-*.jsonl"))
     assert len(contradictions(JobSpec.from_json(second.spec), records)) == 1
     assert not contradictions(JobSpec.from_json(first.spec or {}), records)
+
+
+@pytest.mark.slow
+def test_what_a_script_records_of_its_steps_is_measured() -> None:
+    write(
+        "import sys, time, fastlaunch_train as fl\n"
+        "fl.step()\n"
+        "for _ in range(25):\n"
+        "    time.sleep(0.001)\n"
+        "    fl.step(num_samples=int(sys.argv[1]) or None)\n"
+        "fl.evaluate(loss=2.0)\n"
+    )
+    assert submit("-L", "n=4,0", script=("train.py", "{n}")) == 0
+    sized, bare = (run.summary for run in runs())
+    assert sized is not None and bare is not None
+    assert (sized.setup.variant, sized.setup.batch_size_per_gpu) == ({"n": "4"}, 4)
+    assert (bare.setup.global_batch, bare.timing.samples_per_step) == (None, None)
+    assert sized.timing.step_time_s is not None and bare.timing.step_time_s is not None
+    assert (sized.seed, sized.pair_number, sized.num_steps, sized.problems) == (None, 1, 25, ())
 
 
 def test_dry_run_prints_each_command_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:

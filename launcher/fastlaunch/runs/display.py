@@ -17,7 +17,7 @@ from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.core.terminal import plain, raw_output
 from fastlaunch.core.units import rounded
 from fastlaunch.measure.outcome import outcome_of, read_records
-from fastlaunch_train.records.records import KINDS, header_problem, line_problem
+from fastlaunch_train.records.records import KINDS, SCRIPT_PHASE, header_problem, line_problem
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -111,7 +111,7 @@ class RecordTail:
             is_known = self._num_samples is not None and num_samples is not None
             self._num_samples = self._num_samples + num_samples if is_known else None
         # That of a whole script is no phase before its steps.
-        elif kind == "phase" and data["name"] != "script":
+        elif kind == "phase" and data["name"] != SCRIPT_PHASE:
             detail = f": {data['detail']}" if data["detail"] else ""
             self._phase = f"{data['name']} {data['seconds']:.1f} s{detail}"
         elif kind == "block":

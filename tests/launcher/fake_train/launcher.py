@@ -11,7 +11,6 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine
 
 ENTRYPOINT = Path(__file__).parent / "entrypoint.py"
-WRAPPER = Path(__file__).parent / "wrapper.py"
 CPU = Machine(devices=(), num_cores=2, modules=frozenset({"torch", "timm"}))
 
 
@@ -22,7 +21,6 @@ def app_context(*argv: str, machine: Machine = CPU) -> AppContext:
         home=settings.home,
         working_directory=Path.cwd(),
         launch=(sys.executable, str(ENTRYPOINT), "--nproc", "{nproc}"),
-        wrap=(sys.executable, str(WRAPPER)),
         pythonpath=os.pathsep.join(path for path in sys.path if path),
     )
     return AppContext(

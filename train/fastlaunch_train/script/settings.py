@@ -31,6 +31,7 @@ class ScriptSettings:
     variant: Mapping[str, str] = field(default_factory=dict)
     attempt: int | None = None  # None: the next one of this rank
     round: int | None = None
+    max_rounds: int | None = None
     stop_grace_s: float = DEFAULT_STOP_GRACE_S
     rank: int = 0
     world_size: int = 1
@@ -65,6 +66,7 @@ def read_settings(
         variant=_variant(environment.get("FASTLAUNCH_VARIANT") or "{}"),
         attempt=launch.attempt if environment.get("FASTLAUNCH_ATTEMPT") else None,
         round=launch.round,
+        max_rounds=launch.max_rounds,
         stop_grace_s=launch.stop_grace_s,
         rank=_number(environment, "RANK", 0),
         world_size=world_size,
@@ -108,6 +110,7 @@ def header(
         "num_data_workers": num_data_workers(),
         "session": os.environ.get("FASTLAUNCH_SESSION") or None,
         "round": settings.round,
+        "max_rounds": settings.max_rounds,
         "machine": machine(device),
         "versions": versions(None),
         "attention_backend": None,
