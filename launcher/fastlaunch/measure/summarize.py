@@ -102,7 +102,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             recipe=label_of(header),
             precision=header["recipe"]["precision"],
             data=header["data"],
-            batch_size_per_gpu=header["batch_size_per_gpu"] or 0,
+            batch_size_per_gpu=header["batch_size_per_gpu"],
             sequence_length=sequence_length_of(header),
             num_nodes=header["num_nodes"],
             num_gpus=header["world_size"],
