@@ -105,6 +105,9 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
         (["--local", "--repeats", "0", "--dry-run"], "--repeats is 0"),
         (["--local", "--until-resolved"], "name several: --recipe bf16,compile"),
         (["--local", "--max-rounds", "4"], "--until-resolved"),
+        (["--local", "--recipe", "bf16,fp32", "--until-resolved", "--steps", "9"], "give more steps"),
+        (["--local", "--add-to", "sub-0"], "there is no submission sub-0"),
+        (["--local", "--batch-size", "aut"], "auto-each"),
         (["--local", "--until-resolved", "--max-rounds", "13"], "give 3 to 12"),
         (["--local", "--until-resolved", "--repeats", "6"], "--max-rounds 6"),
         (["--local", "--backend", "ec2"], "give one of the two"),
@@ -167,12 +170,23 @@ def test_rounds_end_when_all_is_settled(capsys: pytest.CaptureFixture[str]) -> N
     """Steps of recipes that are alike take as long here: they tie at the first look."""
     argv = ("submit", "--local", "--recipe", "bf16,fp32", "--steps", "70", "--until-resolved")
     assert fastlaunch(*argv) == 0
-    assert "after round 3 of at most 8: fp32 tie" in capsys.readouterr().err
+    assert re.search(r"after round 3 of at most 8: fp32 1x \(.*\), tie", capsys.readouterr().err)
     done = [run for run in runs() if run.state is RunState.COMPLETED]
     assert len(done) == 6 and all(run.is_unneeded for run in runs() if run not in done)
     assert fastlaunch("compare", "--why", "fp32") == 0
     out, err = capsys.readouterr()
     assert "settled after round 3 of at most 8" in out and "warning" not in err
+
+
+def test_runs_that_are_added_to_a_submission_are_compared_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("submit", "--local", "--recipe", "bf16,fp32", "--steps", "70", "--repeats", "2")
+    assert fastlaunch(*argv) == 0
+    first = runs()[0].submission_id
+    assert fastlaunch(*argv, "--seed", "2", "--add-to", first) == 0
+    assert fastlaunch(*argv, "--seed", "4", "--add-to", runs()[-1].submission_id) == 0
+    capsys.readouterr()
+    assert fastlaunch("compare", "--output", "json") == 0
+    assert [row["num_runs"] for row in json.loads(capsys.readouterr().out)["rows"]] == [6, 6]
 
 
 def test_what_the_launcher_believes_the_entrypoint_may_refuse(

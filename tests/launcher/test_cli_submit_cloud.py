@@ -193,7 +193,7 @@ def test_the_expected_cost_is_of_runs_like_it_or_not_known(
 ) -> None:
     # Known answer: 200 steps of 0.199 s at $55.086 an hour.
     published = cost_of(capsys, "--recipe", "bf16")
-    assert "expected: about $0.61, for 40 s of training;" in published
+    assert "expected: about $0.61, for 40 s of building, compiling and training;" in published
     assert "199 ms for bf16 on vit-huge at batch 64, by the article on FP8" in published
     # Neither at another batch nor with another recipe.
     assert "expected: not known" in cost_of(capsys, "--recipe", "bf16", "--batch-size", "32")
@@ -207,7 +207,9 @@ def test_the_expected_cost_is_of_runs_like_it_or_not_known(
         ledger.add_imported([(known, None), (failed, None)], submission_id=submission)
     # Known answer: (100 + 2 x (10 + 20)) s at $55.086 an hour.
     own = cost_of(capsys, "--recipe", "bf16", "--repeats", "2")
-    assert "expected: about $2.45, for 60 s of training in 2 runs, after 1.67 min in which" in own
+    assert (
+        "expected: about $2.45, for 60 s of building, compiling and training in 2 runs, after 1.67 min" in own
+    )
     assert "100 ms for bf16 on vit-huge at batch 64, by 1 run in your ledger, of 2026-11-01" in own
 
 

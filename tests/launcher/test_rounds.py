@@ -19,6 +19,7 @@ from fastlaunch.jobs.options import SubmitOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.launcher import Submission
+from fastlaunch.runs.rounds import RowVerdict
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 COMPILE = replace(JOB, recipe=resolve_recipe("compile"))
@@ -32,14 +33,16 @@ def planned(*specs: JobSpec) -> tuple[JobSpec, ...]:
 def settled_after(rounds: Mapping[str, int]) -> Any:
     """Verdicts by which each recipe but bf16, the baseline, is settled after so many rounds."""
 
-    def verdicts(runs: Sequence[Run]) -> dict[str, str]:
+    def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
         num_rounds = max((run.spec or {})["round"] for run in runs)
         return {
-            run.id: "baseline"
-            if run.recipe == "bf16"
-            else "better"
-            if num_rounds >= rounds.get(run.recipe, MOST + 1)
-            else "unresolved"
+            run.id: RowVerdict(
+                kind="baseline"
+                if run.recipe == "bf16"
+                else "better"
+                if num_rounds >= rounds.get(run.recipe, MOST + 1)
+                else "unresolved"
+            )
             for run in runs
             if run.state is RunState.COMPLETED
         }
@@ -95,6 +98,24 @@ def test_a_recipe_that_fails_holds_no_look_up(tmp_path: Path) -> None:
         submission = Submission(jobs_at=lambda here: jobs, verdicts=settled_after({"fp32": 3}))
         runs = launcher(backend).submit(submission, command="fastlaunch submit")
     assert made(runs) == {"bf16": 3, "fp32": 3, "compile": 0}
+
+
+def test_nothing_is_run_that_has_nothing_left_to_be_compared_with(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)
+        execute = backend.execute
+
+        def fail_fp32(plan: Any) -> Mapping[str, Any]:
+            backend.how = {"status": "failed"} if plan.request["recipe"] == "fp32" else {}
+            return execute(plan)
+
+        backend.execute = fail_fp32  # type: ignore[method-assign]
+        jobs = planned(JOB, OTHER)
+        submission = Submission(jobs_at=lambda here: jobs, verdicts=settled_after({}))
+        reports: list[str] = []
+        runs = replace(launcher(backend), report=reports.append).submit(submission, command="submit")
+    assert made(runs) == {"bf16": 3, "fp32": 0}
+    assert sum("nothing is left to compare" in line for line in reports) == 1
 
 
 def test_ec2_leaves_out_what_is_not_needed(world: World) -> None:

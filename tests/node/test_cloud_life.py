@@ -35,7 +35,7 @@ from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.launcher import Launcher, Submission
-from fastlaunch.runs.rounds import Verdicts
+from fastlaunch.runs.rounds import RowVerdict, Verdicts
 from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import read_record
@@ -174,8 +174,9 @@ def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
         SubmitOptions(until_resolved=True, max_rounds=12),
     )
 
-    def verdicts(runs: Sequence[Run]) -> dict[str, str]:
-        return {run.id: "baseline" if run.recipe == "bf16" else "better" for run in runs}
+    def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+        kinds = {"bf16": "baseline", "fp32": "better"}
+        return {run.id: RowVerdict(kind=kinds[run.recipe]) for run in runs}
 
     runs = world.submit(*jobs, verdicts=verdicts)
     done = [run for run in runs if run.state is RunState.COMPLETED]

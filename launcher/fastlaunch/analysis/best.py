@@ -54,30 +54,46 @@ def best_of(rows: Sequence[Row]) -> Best | None:
         difference = differences.between(at, other)
         return difference.plus(offset(at, other)) if difference else None
 
+    def ratio_to(other: int) -> Interval:
+        """Return the ratio of the first to `other`: as in the verdict, if one of the two is the baseline."""
+        own, of_other = (
+            row.verdict.ratio if is_priced else row.verdict.speed_ratio
+            for row in (ranked[first], ranked[other])
+        )
+        if ranked[other].is_baseline and own is not None:
+            return own
+        if ranked[first].is_baseline and of_other is not None:
+            return _inverse(of_other)
+        difference = between(first, other)
+        if difference is None:
+            return Interval(value=exp(ahead(first, other)))
+        low, high = difference.limits(LEVEL * share[other])
+        return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
+
     order = sorted(
         range(len(ranked)), key=lambda at: -sum(ahead(at, other) > 0 for other in range(len(ranked)))
     )
     first, *others = order
     level = LEVEL / max(1, len(others))
+
+    def may_win(other: int) -> bool:
+        """Return whether `other` may be best. The verdict has decided against a baseline, and between one."""
+        pair = {ranked[first].verdict.kind, ranked[other].verdict.kind}
+        if BASELINE in pair:
+            return not pair & {BETTER, WORSE}
+        difference = between(first, other)
+        return difference is None or difference.p_above(0.0) > level * share[other]
+
     # What has been looked at before is judged more strictly.
     share = {other: share_of_both(runs, first, other) for other in others}
-    may_be_best = [
-        other
-        for other in others
-        if (difference := between(first, other)) is None or difference.p_above(0.0) > level * share[other]
-    ]
-    ratio = None
-    if others:
-        difference = between(first, others[0])
-        low, high = difference.limits(LEVEL * share[others[0]]) if difference else (None, None)
-        ratio = Interval(
-            value=exp(ahead(first, others[0])),
-            low=None if low is None else exp(low),
-            high=None if high is None else exp(high),
-        )
     return Best(
         row=ranked[first],
         runner_up=ranked[others[0]] if others else None,
-        ratio=ratio,
-        may_be_best=tuple(ranked[at] for at in (first, *may_be_best)),
+        ratio=ratio_to(others[0]) if others else None,
+        may_be_best=tuple(ranked[at] for at in (first, *filter(may_win, others))),
     )
+
+
+def _inverse(ratio: Interval) -> Interval:
+    low, high = ratio.low, ratio.high
+    return Interval(value=1 / ratio.value, low=high and 1 / high, high=low and 1 / low)

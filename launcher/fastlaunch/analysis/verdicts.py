@@ -210,7 +210,7 @@ def _classify(pair: _Pair) -> tuple[str, list[str], int | None]:
         return UNRESOLVED, ["runs of both in one session tell more"], None
     number, share = proposal
     if share < SETTLES:
-        why = f"{number} more rounds would settle it in {10 * share:.0f} of 10 cases"
+        why = f"even {number} more rounds would settle it in {10 * share:.0f} of 10 cases"
         return UNRESOLVED, [f"{why}: longer runs or a quieter machine help more"], None
     return UNRESOLVED, [f"about {counted(number, 'more round')} would settle it (4 chances in 5)"], number
 
@@ -238,7 +238,7 @@ def _of_method(pair: _Pair) -> Iterator[str]:
     if pair.noise:
         yield f"its runs vary by {_percents(pair.noise)}: judged by its own rounds"
     if difference.is_across_hosts:
-        yield "ran on another machine than the baseline, which alone may make 2%"
+        yield "ran on another machine than the baseline, which alone may account for 2%"
     if difference.drift:
         yield (
             f"its steps or the baseline's were still changing: the interval is wider by "

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import ChargedAs
     from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.core.settings import Settings
+    from fastlaunch.jobs.options import SubmitOptions
     from fastlaunch.ledger.ledger import Run
+    from fastlaunch.runs.rounds import Verdicts
 
 _MOST_WARNINGS = 8
 
@@ -181,7 +183,7 @@ def compare(
     _print(
         comparison, output, finish=finish, target=target, columns=columns or (), brief=brief, in_full=in_full
     )
-    next_command(_next(comparison, request, catalogue, output))
+    next_command(_next(comparison, request, catalogue, output, runs))
     return EXIT_JOB_FAILED if _is_worse(comparison, fail_if_worse) else EXIT_DONE
 
 
@@ -248,7 +250,8 @@ def _compared(
     if not comparison.rows:
         _print_warnings(warnings)
         raise UserError(
-            "there is nothing to compare: no run has a step time", "`fastlaunch runs list` shows why"
+            "there is nothing to compare: no run of these has a step time",
+            "`fastlaunch runs list` shows why; to compare all there are: fastlaunch compare --every-run",
         )
     return replace(comparison, warnings=warnings)
 
@@ -323,22 +326,37 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: b
         reconcile_here(ledger)
         runs = ledger.fetch_comparable(selectors, all_runs=every_run)
     if selectors and not runs:
-        raise UserError("no run is like that", "`fastlaunch runs list` shows what there is")
+        raise UserError(f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is")
     return runs
 
 
-def verdicts_on(settings: "Settings", runs: "Sequence[Run]") -> dict[str, str]:
-    """Return the verdict on the row of each run that measured something, as `compare` judges them."""
+def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None":
+    """Return what judges a submission's rows after each round; None if all its rounds are run."""
     from fastlaunch.analysis.compare import compare as compare_runs
     from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.rounds import RowVerdict
 
-    comparison = compare_runs(
-        [measured for run in runs if (measured := measured_run(run, settings.region))],
-        catalogue=load_catalogue(settings.prices),
-        prices=PriceRequest(today=datetime.date.today(), region=settings.region),
-    )
-    return {id: row.verdict.kind for row in comparison.rows for id in row.run_ids}
+    if not options.until_resolved:
+        return None
+
+    def verdicts(runs: "Sequence[Run]") -> dict[str, RowVerdict]:
+        if options.add_to:
+            with open_ledger(settings) as ledger:
+                runs = [*ledger.fetch_comparable(submission=options.add_to), *runs]
+        comparison = compare_runs(
+            [measured for run in runs if (measured := measured_run(run, settings.region))],
+            catalogue=load_catalogue(settings.prices),
+            prices=PriceRequest(today=datetime.date.today(), region=settings.region),
+        )
+        return {
+            id: RowVerdict(kind=row.verdict.kind, ratio=row.verdict.ratio or row.verdict.speed_ratio)
+            for row in comparison.rows
+            for id in row.run_ids
+        }
+
+    return verdicts
 
 
 def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
@@ -386,13 +404,23 @@ def _named(runs: "Sequence[Run]") -> str:
     return f"{len(runs)} runs ({', '.join(dict.fromkeys(run.recipe for run in runs))}) are"
 
 
-def _next(comparison: "Comparison", request: "PriceRequest", catalogue: "Catalogue", output: str) -> str:
+def _next(
+    comparison: "Comparison",
+    request: "PriceRequest",
+    catalogue: "Catalogue",
+    output: str,
+    runs: "Sequence[Run]",
+) -> str:
     """Return the next command worth typing: more runs if a verdict waits for them, else prices."""
     from fastlaunch.analysis.lacking import instances_to_charge, more_runs_command
+    from fastlaunch.ledger.ledger import IMPORT
 
     rows = comparison.rows
     if command := more_runs_command(rows, own_region=request.region):
-        return command
+        # What was imported belongs to no session that more could be added to.
+        made_here = [run.submission_id for run in runs if run.backend != IMPORT]
+        adding = f" --add-to {made_here[-1]}" if made_here else ""
+        return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
     if not any(row.price for row in rows) and (charges := instances_to_charge(rows, request, catalogue)):
         words = [word for charge in charges for word in ("--price-as", str(charge))]
         return shlex.join([*_command_line(()), *words])

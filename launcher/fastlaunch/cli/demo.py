@@ -103,9 +103,9 @@ def _in_full(then: "Comparison", now: "Comparison", measured: "Comparison") -> s
             f"The same measurements, at the prices of {now.prices_as_of}",
             as_table(now, width=width),
             _filled(what_changed(then, now), width),
-            f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}",
+            f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n"
+            f"{_filled(answer(measured), width)}",
             as_table(measured, width=width),
-            _filled(answer(measured), width),
         ]
     )
 

@@ -93,6 +93,8 @@ def _parse_nproc(text: str) -> int | str:
 
 
 def _parse_batch_size(text: str) -> int | str:
+    if text.startswith("a") and text not in ("auto", "auto-each"):
+        raise UserError(f"{text!r} is no batch size", "give a count such as 64, or auto, or auto-each")
     return text if text in ("auto", "auto-each") else parse_count(text)
 
 

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -61,14 +62,20 @@ def plan_text(
         where.insert(0, f"without capacity there: {_some([other.name for other in others], ', then ')}")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
     lines = [
-        *_topic("plan", [in_words(jobs, site)], width),
+        *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
         *_topic("where", where, width),
         *_topic("cost", [f"{ceiling}.", _expected(expected, jobs), NOT_COUNTED], width),
         *_topic("ends", [_ends(site, cloud, lacks_scheduler=lacks_scheduler)], width),
         *_missing(plan, site, width, lacks_scheduler=lacks_scheduler),
         *_topic("request", [_request(plan)], width),
     ]
-    return "\n".join([*lines, "", f"Planned, not started: {counted(len(jobs), 'run')}."])
+    most = "at most " if _as_followed(jobs, cloud)[0].max_rounds else ""
+    return "\n".join([*lines, "", f"Planned, not started: {most}{counted(len(jobs), 'run')}."])
+
+
+def _as_followed(jobs: Sequence[JobSpec], cloud: CloudOptions) -> Sequence[JobSpec]:
+    """Return the jobs as they are run: where nobody looks, all rounds are."""
+    return [replace(job, max_rounds=None) for job in jobs] if cloud.detach else jobs
 
 
 def _topic(name: str, texts: Sequence[str], width: int) -> list[str]:
@@ -105,8 +112,8 @@ def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
         start = f", after {_duration(expected.start_s)} in which the machine starts"
     times = _some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
     return (
-        f"expected: about ${expected.usd:,.2f}{rate}, for {_duration(expected.training_s)} of training"
-        f"{runs}{start}. Step times: {times}."
+        f"expected: about ${expected.usd:,.2f}{rate}, for {_duration(expected.training_s)} of building, "
+        f"compiling and training{runs}{start}. Step times: {times}."
     )
 
 

@@ -319,7 +319,7 @@ def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
     if apart:
         return sentence
     if any(each.low is None or each.high is None for each in times.values()):
-        return f"{sentence}, from too few steps to tell how far apart"
+        return f"{sentence}; one run each does not tell how surely"
     return f"{sentence}; compare tells how surely"
 
 

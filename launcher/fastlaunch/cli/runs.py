@@ -126,7 +126,9 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
         reconcile_here(ledger)
         chosen = ledger.fetch_comparable(selectors, all_runs=True)
         if not chosen:
-            raise UserError("no run is like that", "`fastlaunch runs list` shows what there is")
+            raise UserError(
+                f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is"
+            )
         folders = [folder for run in chosen if (folder := _own_folder(run, settings))]
         for run in chosen if not yes else ():
             click.echo(f"{run.id}  {run.workload}  {run.recipe}  {run.state}", err=True)
@@ -194,7 +196,9 @@ def export(selectors: tuple[str, ...], destination: Path) -> None:
     with open_ledger(load_settings()) as ledger:
         chosen = ledger.select(selectors)
         if not chosen:
-            raise UserError("no run is like that", "`fastlaunch runs list` shows what there is")
+            raise UserError(
+                f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is"
+            )
         for missing in export_runs(ledger, chosen, destination):
             click.echo(f"warning: {missing}", err=True)
     click.echo(f"Exported {_num_runs(chosen)} to {destination}.")

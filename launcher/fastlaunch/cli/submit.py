@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import click
@@ -111,6 +110,7 @@ def submit(
     fields["recipes"] = tuple(recipe for text in fields["recipes"] for recipe in split_names(text))
     cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
     options = SubmitOptions(region=regions[0], **fields)
+    _check_add_to(context, options)
     if name in BACKENDS:
         from fastlaunch.cli.submit_cloud import submit_to_cloud
 
@@ -152,7 +152,19 @@ def submit(
         return EXIT_DONE
     if not container and options.command is None:
         _check_installed(context, jobs)
-    return _run(context, runner, specs, output=output, until_resolved=options.until_resolved)
+    return _run(context, runner, specs, options, output=output)
+
+
+def _check_add_to(context: AppContext, options: SubmitOptions) -> None:
+    """Raise UserError if there is no submission that these runs would add to. Makes no ledger."""
+    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
+
+    if options.add_to is None:
+        return
+    if not (context.settings.home / LEDGER_NAME).exists():
+        raise UserError(f"there is no submission {options.add_to}", "nothing was submitted here yet")
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        ledger.check_submission(options.add_to)
 
 
 def _backend_name(
@@ -251,9 +263,14 @@ def _check_installed(context: AppContext, jobs: Jobs) -> None:
 
 
 def _run(
-    context: AppContext, backend: Backend, jobs: Sequence[JobSpec], *, output: str, until_resolved: bool
+    context: AppContext,
+    backend: Backend,
+    jobs: Sequence[JobSpec],
+    options: SubmitOptions,
+    *,
+    output: str,
 ) -> int:
-    from fastlaunch.cli.compare import verdicts_on
+    from fastlaunch.cli.compare import looks_of
     from fastlaunch.runs.launcher import Submission, check_home
     from fastlaunch.runs.reconcile import reconcile
 
@@ -264,7 +281,8 @@ def _run(
             click.echo(f"warning: run {other.id} is under way here: both will be slower than alone", err=True)
         submission = Submission(
             jobs_at=lambda _: tuple(jobs),
-            verdicts=partial(verdicts_on, context.settings) if until_resolved else None,
+            adds_to=options.add_to,
+            verdicts=looks_of(context.settings, options),
         )
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
     print_runs(runs, output=output)

@@ -5,7 +5,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -201,7 +200,7 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
 
 
 def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool) -> int:
-    from fastlaunch.cli.compare import verdicts_on
+    from fastlaunch.cli.compare import looks_of
     from fastlaunch.placement.prepare import upload_code
     from fastlaunch.runs.launcher import Submission
 
@@ -212,7 +211,8 @@ def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool
         max_replacements=prepared.request.cloud.max_replacements,
         detach=prepared.request.cloud.detach,
         account_timer=prepared.request.cloud.account_timer,
-        verdicts=partial(verdicts_on, context.settings) if prepared.request.options.until_resolved else None,
+        adds_to=prepared.request.options.add_to,
+        verdicts=looks_of(context.settings, prepared.request.options),
     )
     with open_launcher(context, context.cloud_backends) as launcher:
         click.echo("\n".join(_announcement(prepared, launcher.ledger)), err=True)

@@ -42,6 +42,7 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
             "repeats",
             "until_resolved",
             "max_rounds",
+            "add_to",
             "seed",
             "data",
         ),
@@ -157,6 +158,11 @@ training_options = with_options(
         metavar="N",
         help=f"With that: run {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS} rounds at most."
         f"  [default: {DEFAULT_MAX_ROUNDS}]",
+    ),
+    click.option(
+        "--add-to",
+        metavar="SUBMISSION",
+        help="Make these more runs of that submission: `compare` shows both. It prints the command.",
     ),
     click.option(
         "--seed", type=COUNT, default=0, show_default=True, help="Seed the weights and the order of the data."

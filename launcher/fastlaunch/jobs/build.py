@@ -412,6 +412,8 @@ def _check_repeats(options: SubmitOptions) -> None:
         raise UserError("--max-rounds is the most that --until-resolved runs", "add that, or give --repeats")
     if most is not None and not FEWEST_MAX_ROUNDS <= most <= MOST_MAX_ROUNDS:
         raise UserError(f"--max-rounds is {most}", f"give {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS}")
+    if options.until_resolved and (why := _too_short(options)):
+        raise UserError(f"--until-resolved needs step times, and {why}", "give more steps")
     if options.until_resolved and options.repeats > 1:
         raise UserError(
             "--until-resolved says itself how often each recipe runs",

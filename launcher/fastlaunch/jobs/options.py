@@ -55,6 +55,8 @@ class SubmitOptions:
     repeats: int = 1
     #: End as soon as the verdicts are settled, after so many rounds at most; None for the default.
     until_resolved: bool = False
+    #: Id of the submission to whose runs these are more.
+    add_to: str | None = None
     max_rounds: int | None = None
     seed: int = 0
     #: Processes on a node; `gpu` for one per GPU.

@@ -91,7 +91,7 @@ def known_workload(name: str) -> WorkloadInfo:
     path, separator, function = name.rpartition(".py:")
     if separator and not Path(f"{path}.py").is_file():
         raise UserError(
-            f"workload {name!r}: there is no file {path}.py here", "give its path, as in ./my.py:build"
+            f"workload {name!r}: there is no file {path}.py", "give its path from here, as in ./my.py:build"
         )
     if separator:
         _check_has_function(name, Path(f"{path}.py"), function)

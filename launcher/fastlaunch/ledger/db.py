@@ -111,6 +111,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE runs ADD COLUMN goes_on TEXT",
         "CREATE INDEX runs_that_go_on ON runs (state) WHERE goes_on IS NOT NULL",
     ),
+    # The submission to whose runs it adds more.
+    ("ALTER TABLE submissions ADD COLUMN adds_to TEXT",),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

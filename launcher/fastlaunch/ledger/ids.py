@@ -70,7 +70,9 @@ def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
-def where(query: _Query, selectors: Sequence[str], submission: str | None) -> tuple[str, list[Any]]:
+def where(
+    query: _Query, selectors: Sequence[str], submissions: Sequence[str] | None
+) -> tuple[str, list[Any]]:
     """Return the SQL condition on `runs`, with its values, for selectors as in `Ledger.select`."""
     named: list[str] = []
     filters: dict[str, list[str]] = {}
@@ -91,8 +93,11 @@ def where(query: _Query, selectors: Sequence[str], submission: str | None) -> tu
         conditions.append(f"id IN ({', '.join('?' * len(named))})")
         values += named
     condition = " OR ".join(f"({condition})" for condition in conditions) or "1"
-    if submission is not None:
-        return f"({condition}) AND submission_id = ?", [*values, submission]
+    if submissions is not None:
+        return f"({condition}) AND submission_id IN ({', '.join('?' * len(submissions))})", [
+            *values,
+            *submissions,
+        ]
     return condition, values
 
 

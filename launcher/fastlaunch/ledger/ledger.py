@@ -107,15 +107,42 @@ class Ledger:
 
     # Submissions and runs
 
-    def add_submission(self, command: str) -> str:
-        """Return the id of a new submission: the runs of one command, as it was typed."""
+    def add_submission(self, command: str, *, adds_to: str | None = None) -> str:
+        """Return the id of a new submission: the runs of one command, as it was typed.
+
+        adds_to: the submission that is compared with it. Raises UserError if there is none such.
+        """
+        if adds_to is not None:
+            self.check_submission(adds_to)
         with self.transaction():
             while True:
                 submission_id = "sub-" + new_run_id(self._clock(), self._randomness)
                 if self._file.one("SELECT 1 FROM submissions WHERE id = ?", (submission_id,)) is None:
                     break
-            self._file.insert("submissions", id=submission_id, created_at=self._now(), command=command)
+            self._file.insert(
+                "submissions",
+                id=submission_id,
+                created_at=self._now(),
+                command=command,
+                adds_to=adds_to,
+            )
         return submission_id
+
+    def check_submission(self, submission_id: str) -> None:
+        """Raise UserError if there is no such submission."""
+        if self.command_of(submission_id) is None:
+            raise UserError(
+                f"there is no submission {submission_id}", "`fastlaunch runs show RUN` names that of a run"
+            )
+
+    def with_earlier(self, submission_id: str) -> list[str]:
+        """Return the submission, what it adds to, what that adds to, and so on."""
+        chain = [submission_id]
+        while row := self._file.one("SELECT adds_to FROM submissions WHERE id = ?", (chain[-1],)):
+            if row[0] is None or row[0] in chain:
+                break
+            chain.append(row[0])
+        return chain
 
     def set_sites(self, submission_id: str, sites: Sequence[Mapping[str, Any]]) -> None:
         """Store where the submission's runs may be carried out, as plain data."""
@@ -433,7 +460,7 @@ class Ledger:
         one must fit. submission: only its runs. Raises UnknownName for an unknown run or field, UserError for
         a name that fits several runs.
         """
-        condition, values = where(self._file.all, selectors, submission)
+        condition, values = where(self._file.all, selectors, [submission] if submission else None)
         return read_runs(self._file, f"{condition} ORDER BY rowid", values)
 
     def ended_on_aws(self, since: datetime) -> list[Run]:
@@ -450,12 +477,13 @@ class Ledger:
     ) -> list[Run]:
         """Select runs without reading spec and plan: fast for many thousand runs.
 
-        Without selectors, the runs of `submission`, by default the last one; with `all_runs`, every run. Runs
-        without a summary are among them.
+        Without selectors, the runs of `submission`, by default the last one, and of what it adds to; with
+        `all_runs`, every run. Runs without a summary are among them.
         """
         if not selectors and not all_runs:
             submission = submission or self.last_submission()
-        condition, values = where(self._file.all, selectors, submission)
+        chain = self.with_earlier(submission) if submission else None
+        condition, values = where(self._file.all, selectors, chain)
         return read_runs(self._file, f"{condition} ORDER BY rowid", values, brief=True)
 
     def existing(self, run_ids: Sequence[str]) -> set[str]:

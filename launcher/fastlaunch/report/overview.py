@@ -11,7 +11,7 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.table import NOTHING, WIDTH, bulleted, heading, notes_of, price_notes
-from fastlaunch.report.text import dollars, name_of, number, rate_of, what_counts
+from fastlaunch.report.text import dollars, is_boundless, name_of, number, rate_of, what_counts
 
 #: Verdicts by what they mean for the order, and what is said above such rows; nothing above the ranked.
 _SECTIONS = {
@@ -168,9 +168,13 @@ def _cells(row: Row, rows: Sequence[Row], priced: bool, in_dollars: bool) -> lis
         name_of(row, rows),
         amount or NOTHING,
         f"{ratio.value:.3f}" if ratio else NOTHING,
-        f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio and has_interval else NOTHING,
+        _interval(ratio) if ratio and has_interval else NOTHING,
         row.verdict.kind,
     ]
+
+
+def _interval(ratio: Interval) -> str:
+    return "wider than 100x" if is_boundless(ratio) else f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
 def _ratio_of(row: Row, priced: bool) -> Interval | None:

@@ -13,7 +13,7 @@ from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.text import dollars, half_width, name_of, which, with_range
+from fastlaunch.report.text import dollars, limits, name_of, which, with_range
 
 WIDTH = 120
 UNKNOWN = "n/a"
@@ -105,8 +105,9 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def heading(rows: Sequence[Row], width: int) -> str:
-    """Return what all rows of a workload share."""
-    return _heading(rows, _shared(rows), width)
+    """Return what all rows of a workload share, and how many runs they have."""
+    fewest, most = (of(row.num_runs for row in rows) for of in (min, max))
+    return _heading(rows, {"runs": f"{fewest} to {most}", **_shared(rows)}, width)
 
 
 def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:
@@ -335,9 +336,13 @@ def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
 def _ratio(quantity: Interval | None, *, bounds: bool = True) -> str | None:
     if quantity is None:
         return None
-    text = f"{quantity.value:.3f}" if quantity.value < 99.5 else f"{quantity.value:.0f}"
+
+    def text(value: float) -> str:
+        return f"{value:.3f}" if value < 99.5 else f"{value:.0f}"
+
     # The baseline's ratio to itself is exactly 1.
-    return f"{text}{half_width(quantity)}" if bounds and quantity.low != quantity.high else text
+    has_limits = bounds and quantity.low != quantity.high
+    return text(quantity.value) + (limits(quantity, 1.0, text) if has_limits else "")
 
 
 def _number(quantity: Interval | None) -> str | None:

@@ -12,6 +12,8 @@ from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, T
 from fastlaunch.measure.summary import Interval
 
 NONE = "none"
+#: Half an interval that reads as the same on both sides.
+_EVEN = 0.25
 #: Why a row with a higher figure than the best is not the answer.
 _WHY_LEFT_OUT = {
     NO_INTERVAL: "has no interval",
@@ -185,6 +187,8 @@ def between(ratio: Interval | None) -> str:
     """Return ` (between +1.2% and +3.4%)`; nothing without an interval."""
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
+    if is_boundless(ratio):
+        return " (so far anything is possible)"
     return f" (between {100 * (ratio.low - 1):+.1f}% and {100 * (ratio.high - 1):+.1f}%)"
 
 
@@ -273,14 +277,27 @@ def with_range(
     """Return `1,234 ±0.8%`, the quantity x `factor`; None if it is unknown or not finite."""
     if quantity is None or not 0 < quantity.value * factor < math.inf:
         return None
-    return f"{format_value(quantity.value * factor)}{half_width(quantity)}"
+    return f"{format_value(quantity.value * factor)}{limits(quantity, factor, format_value)}"
 
 
-def half_width(quantity: Interval) -> str:
-    """Return ` ±0.8%`, half the interval in percent of the value; nothing without an interval."""
+def limits(quantity: Interval, factor: float, format_value: Callable[[float], str]) -> str:
+    """Return ` ±0.8%`, half the interval in percent of the value; nothing without an interval.
+
+    A wide one is no longer the same on both sides: ` (1.02 to 1.89)`.
+    """
     if quantity.low is None or quantity.high is None:
         return ""
-    return f" ±{50 * (quantity.high - quantity.low) / quantity.value:.1f}%"
+    half = (quantity.high - quantity.low) / 2 / quantity.value
+    if half <= _EVEN:
+        return f" ±{100 * half:.1f}%"
+    if is_boundless(quantity):
+        return " (wider than 100x)"
+    return f" ({format_value(quantity.low * factor)} to {format_value(quantity.high * factor)})"
+
+
+def is_boundless(ratio: Interval) -> bool:
+    """Return whether the interval is so wide that its limits say nothing."""
+    return ratio.low is not None and ratio.high is not None and ratio.high > 100 * ratio.low
 
 
 def span(values: Sequence[float], format_value: Callable[[float], str]) -> str | None:

@@ -135,4 +135,4 @@ def _unknown(jobs: Sequence[JobSpec], names: Sequence[str]) -> str:
     if all(job.epochs is not None for job in jobs):
         return "how many steps an epoch has is known when the data are read"
     more = f", nor were {len(names) - 2} more of these" if len(names) > 2 else ""
-    return f"nothing like {' or '.join(names[:2])} on such data and machines was measured{more}"
+    return f"no run of {' or '.join(names[:2])} on such data and machines was measured{more}"

@@ -69,6 +69,8 @@ class Submission:
     detach: bool = False
     #: A timer in the account ends machines on EC2 that nothing else ended.
     account_timer: bool = True
+    #: The submission to whose runs this one adds more; `compare` shows both.
+    adds_to: str | None = None
     #: Of rows that are to run no longer than until they are settled; None to run all jobs.
     verdicts: Verdicts | None = None
 
@@ -107,7 +109,7 @@ class Launcher:
         for placement in submission.placements[:1]:
             # A login that has expired is told before anything is stored.
             self.cloud_backends[placement.backend].aws.identity()
-        submission_id = self.ledger.add_submission(command)
+        submission_id = self.ledger.add_submission(command, adds_to=submission.adds_to)
 
         def jobs_at(placement: Placement | None) -> tuple[JobSpec, ...]:
             return tuple(replace(job, session=submission_id) for job in submission.jobs_at(placement))
@@ -322,7 +324,6 @@ class Launcher:
     def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec], looks: PlannedLooks | None) -> None:
         """Run the jobs one after another; a job whose like failed is not tried again."""
         runner = self._local_runner()
-        failed: set[JobSpec] = set()
         with self._settling(run_ids):
             for run_id, job, label in zip(run_ids, jobs, _labels(jobs), strict=True):
                 if self.stop.by:
@@ -330,13 +331,14 @@ class Launcher:
                 for unneeded, why in (looks.unneeded() if looks else {}).items():
                     self.ledger.set_state(unneeded, RunState.CANCELLED, why)
                 # Another command may have cancelled and removed it while it waited for its turn.
-                if not self.ledger.existing([run_id]) or self.ledger.get(run_id).is_unneeded:
+                if not self.ledger.existing([run_id]) or self.ledger.get(run_id).state.is_final:
                     continue
-                if job.without_seed in failed:
+                if runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
                     why = f"an earlier run of this {'variant' if job.script else 'recipe'} failed"
-                    self.ledger.set_state(run_id, RunState.CANCELLED, why)
-                elif runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
-                    failed.add(job.without_seed)
+                    of_jobs = zip(run_ids, jobs, strict=True)
+                    alike = [other for other, of in of_jobs if of.without_seed == job.without_seed]
+                    for other in self.ledger.existing(alike):
+                        self.ledger.set_state(other, RunState.CANCELLED, why)
             if looks:
                 looks.unneeded()
 

@@ -9,6 +9,7 @@ from fastlaunch.core.plan import NOT_NEEDED, RunState
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.measure.summary import Interval
 from fastlaunch.runs.collect import summarize_run
 
 #: Before so many rounds are done nobody looks.
@@ -17,8 +18,25 @@ BASELINE, UNRESOLVED, NO_INTERVAL = "baseline", "unresolved", "no interval"
 #: Verdicts that more rounds may change.
 _OPEN = (UNRESOLVED, NO_INTERVAL)
 
+
+@dataclass(frozen=True, kw_only=True)
+class RowVerdict:
+    """How a row stands to its baseline. ratio: of dollars, or of speed, with its interval if there is one."""
+
+    kind: str
+    ratio: Interval | None = None
+
+    def __str__(self) -> str:
+        """`1.15x (1.14 to 1.16), better`"""
+        if self.ratio is None:
+            return self.kind
+        low, high = self.ratio.low, self.ratio.high
+        between = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+        return f"{self.ratio.value:.3g}x{between}, {self.kind}"
+
+
 #: Returns the verdict on each run's row, by the id of the run.
-Verdicts = Callable[[Sequence[Run]], Mapping[str, str]]
+Verdicts = Callable[[Sequence[Run]], Mapping[str, RowVerdict]]
 
 
 @dataclass(kw_only=True)
@@ -43,7 +61,8 @@ class PlannedLooks:
         runs = [self._as_recorded(self.ledger.get(id)) for id in self.run_ids if id in known]
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
         undone = [specs[run.id].round or 0 for run in _not_ended(runs)]
-        needed = [spec.round or 0 for id, spec in specs.items() if id not in self._why]
+        # Not those that were never begun, since one like them failed.
+        needed = [specs[run.id].round or 0 for run in runs if run.state is not RunState.CANCELLED]
         num_rounds = min(undone, default=1 + max(needed, default=0)) - 1
         if num_rounds >= FIRST_LOOK and num_rounds > self._num_rounds:
             self._num_rounds = num_rounds
@@ -54,26 +73,27 @@ class PlannedLooks:
 
     def _look(self, done: Sequence[Run], specs: Mapping[str, JobSpec]) -> None:
         """Look at the runs of complete rounds, and note which of the later ones are not needed."""
-        kinds: dict[JobSpec, set[str]] = {}
-        for id, kind in self.verdicts([run for run in done if run.summary]).items():
-            kinds.setdefault(specs[id].without_seed, set()).add(kind)
-        # What ran on several kinds of machines makes several rows, and is open as long as one of them is.
-        rows = {
-            row: next((kind for kind in (*_OPEN, BASELINE) if kind in of), min(of))
-            for row, of in kinds.items()
-        }
-        open_workloads = {row.workload for row, kind in rows.items() if kind in _OPEN}
+        verdicts: dict[JobSpec, RowVerdict] = {}
+        for id, verdict in self.verdicts([run for run in done if run.summary]).items():
+            # What an earlier submission ran is no job of this one.
+            if id in specs:
+                row = specs[id].without_seed
+                verdicts[row] = max(verdicts.get(row, verdict), verdict, key=lambda each: each.kind in _OPEN)
+        open_workloads = {row.workload for row, verdict in verdicts.items() if verdict.kind in _OPEN}
+        compared = {row.workload for row, verdict in verdicts.items() if verdict.kind != BASELINE}
         most = max(spec.max_rounds or 0 for spec in specs.values())
         after = f"after round {self._num_rounds} of at most {most}"
         for id, spec in specs.items():
-            kind = rows.get(spec.without_seed, UNRESOLVED)
-            if kind == BASELINE and spec.workload not in open_workloads:
+            kind = verdicts.get(spec.without_seed, RowVerdict(kind=UNRESOLVED)).kind
+            if kind == BASELINE and spec.workload not in compared:
+                self._why.setdefault(id, f"{NOT_NEEDED}nothing is left to compare it with")
+            elif kind == BASELINE and spec.workload not in open_workloads:
                 self._why.setdefault(id, f"{NOT_NEEDED}{after} all others are settled")
             elif kind not in (BASELINE, *_OPEN):
                 self._why.setdefault(id, f"{NOT_NEEDED}{kind} {after}")
-        named = zip(rows.values(), names_apart(list(rows)), strict=True)
-        parts = [f"{name} {kind}" for kind, name in named if kind != BASELINE]
-        self.report(f"{after}: {', '.join(parts) or 'nothing to compare'}")
+        names = zip(verdicts.values(), names_apart(list(verdicts)), strict=True)
+        parts = [f"{name} {verdict}" for verdict, name in names if verdict.kind != BASELINE]
+        self.report(f"{after}: {'; '.join(parts) or 'nothing is left to compare'}")
 
     def _as_recorded(self, run: Run) -> Run:
         """Return a run on AWS with the state and summary that its records have by now."""
