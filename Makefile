@@ -8,7 +8,7 @@ BUILD := .build
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo sagemaker-sdk test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
+.PHONY: help install demo sagemaker-sdk trackers test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
   tables mutations check clean
 
 help:
@@ -16,7 +16,7 @@ help:
 	@echo 'make test       make an environment and run the fast tests'
 	@echo 'make test-cloud the tests against a mock of AWS over HTTP'
 	@echo 'make test-slow  one test of each kind that compiles, starts processes or plays a machine'
-	@echo 'make test-full  every test: all seeds and scenarios, docker, old torch, the SDK (about an hour; root, Debian)'
+	@echo 'make test-full  every test: all seeds and scenarios, docker, old torch, SDK, trackers (about an hour; root, Debian)'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo 'make mutations  break one line at a time, and see that a test notices'
 	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, two small runs on EC2, one on SageMaker'
@@ -62,7 +62,7 @@ test-slow: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'slow and not full' --timeout 600 --ignore tests/node
 	@$(BIN)/python -m pytest -q -m 'slow and not full' --timeout 600 tests/node
 
-test-full: $(INSTALLED) sagemaker-sdk
+test-full: $(INSTALLED) sagemaker-sdk trackers
 	@echo '==> every test'
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not gpu' --timeout 900 --ignore tests/node
 	@$(BIN)/python -m pytest -q -m 'not gpu' --timeout 900 tests/node
@@ -77,6 +77,15 @@ sagemaker-sdk: .venv-sagemaker/.installed
 	@echo '==> the SageMaker SDK in .venv-sagemaker (about 1 GB)'
 	@$(PYTHON) -m venv .venv-sagemaker
 	@.venv-sagemaker/bin/python -m pip install --quiet --editable '.[sagemaker]' sagemaker==3.27.0
+	@touch $@
+
+# So do MLflow, Weights & Biases and TensorBoard.
+trackers: .venv-trackers/.installed
+
+.venv-trackers/.installed: pyproject.toml
+	@echo '==> MLflow, Weights & Biases and TensorBoard in .venv-trackers (about 1 GB)'
+	@$(PYTHON) -m venv .venv-trackers
+	@.venv-trackers/bin/python -m pip install --quiet --editable '.[export]'
 	@touch $@
 
 test-gpu: $(INSTALLED)
@@ -119,4 +128,4 @@ tables: $(INSTALLED)
 check: lint types wheel test test-cloud test-slow
 
 clean:
-	rm -rf $(VENV) .venv-sagemaker $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-sagemaker .venv-trackers $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis

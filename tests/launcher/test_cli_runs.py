@@ -338,3 +338,16 @@ def test_an_export_overwrites_nothing(tmp_path: Path, own: Path, capsys: pytest.
 @pytest.mark.parametrize("words", [("show", "\udcff"), ("list", "recipe=\udcff"), ("import", "\udcff.csv")])
 def test_arguments_that_are_no_text(words: tuple[str, ...]) -> None:
     assert run(["runs", *words]) == 2
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb", "tensorboard"])
+def test_an_export_to_a_tracker_needs_its_library(
+    tracker: str,
+    own: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, tracker, None)
+    _, err = typed(capsys, "export", OWN, "--format", tracker, "--to", str(tmp_path / "out"), code=2)
+    assert "[export]" in err and not (tmp_path / "out").exists()

@@ -1,11 +1,13 @@
 """`fastlaunch runs`: list, show, import, export and remove runs."""
 
+import datetime
 import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,6 +27,9 @@ from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.units import in_ms
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.runs.describe import as_lines, for_people, measured, run_as_json, run_as_row
+
+if TYPE_CHECKING:
+    from fastlaunch.report.tracked_run import TrackedRun
 
 _HEADERS = {
     "id": "run",
@@ -177,32 +182,101 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 
 @runs.command(
     "export",
-    short_help="Write runs to files that `runs import` reads.",
+    short_help="Write runs to files that `runs import` reads, or to an experiment tracker.",
     help=_with_filters("""Write the record files of runs, compressed, with all else that is known of them,
-    to a .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both."""),
+    to a .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both.
+
+    With --format, write them for MLflow, Weights & Biases (offline files) or TensorBoard instead: parameters,
+    tags, figures of the whole run, and loss, step time, samples/s and data wait of every step. A run that is
+    there already is left as it is."""),
 )
 @click.argument("selectors", nargs=-1, required=True, metavar="[RUN|FILTER]...")
 @click.option(
     "--to",
     "destination",
-    type=click.Path(path_type=Path),
     required=True,
     metavar="PATH",
-    help="Write to a .tar.gz file that is not there yet, or to a folder.",
+    help="Write to a .tar.gz file that is not there yet, or to a folder; for MLflow also to a server's URI.",
 )
-def export(selectors: tuple[str, ...], destination: Path) -> None:
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["records", "mlflow", "wandb", "tensorboard"]),
+    default="records",
+    show_default=True,
+    help="Write for this program.",
+)
+def export(selectors: tuple[str, ...], destination: str, file_format: str) -> None:
     from fastlaunch.runs.export import export_runs
 
-    with open_ledger(load_settings()) as ledger:
+    settings = load_settings()
+    with open_ledger(settings) as ledger:
         chosen = ledger.select(selectors)
         if not chosen:
             raise UserError(
                 f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is"
             )
-        for missing in export_runs(ledger, chosen, destination):
+        if file_format != "records":
+            _export_tracked(chosen, settings, destination, file_format)
+            return
+        for missing in export_runs(ledger, chosen, Path(destination)):
             click.echo(f"warning: {missing}", err=True)
     click.echo(f"Exported {_num_runs(chosen)} to {destination}.")
-    next_command(f"fastlaunch runs import {shlex.quote(str(destination))}")
+    next_command(f"fastlaunch runs import {shlex.quote(destination)}")
+
+
+def _export_tracked(chosen: Sequence[Run], settings: Settings, destination: str, tracker: str) -> None:
+    """Write runs to a tracker, and say how to look at them."""
+    from fastlaunch.report.trackers import TRACKERS, mlflow_uri
+
+    measured_runs = [run for run in chosen if run.summary is not None]
+    for run in chosen:
+        if run.summary is None:
+            click.echo(f"warning: run {run.id}: it is {run.state} and recorded nothing", err=True)
+    num_new = TRACKERS[tracker](_tracked_runs(measured_runs, settings), destination)
+    there = len(measured_runs) - num_new
+    here = f", {there} {'was' if there == 1 else 'were'} there already" if there else ""
+    click.echo(f"Exported {num_new} run{'' if num_new == 1 else 's'} to {destination}{here}.")
+    quoted = shlex.quote(destination)
+    commands = {
+        "mlflow": lambda: f"mlflow ui --backend-store-uri {shlex.quote(mlflow_uri(destination))}",
+        "wandb": lambda: f"wandb sync {quoted}/wandb/offline-run-*",
+        "tensorboard": lambda: f"tensorboard --logdir {quoted}",
+    }
+    if "://" not in destination:
+        next_command(commands[tracker]())
+
+
+def _tracked_runs(chosen: Sequence[Run], settings: Settings) -> "Iterator[TrackedRun]":
+    """Yield the runs, which have a summary, as trackers take them; priced as `compare` prices them."""
+    from fastlaunch.analysis.cost import PriceRequest, price_row
+    from fastlaunch.analysis.pooling import Group
+    from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.cli.compare import measured_run
+    from fastlaunch.measure.outcome import read_records
+    from fastlaunch.report.tracked_run import tracked_run
+    from fastlaunch.runs.export import record_files
+
+    catalogue = load_catalogue(settings.prices)
+    request = PriceRequest(today=datetime.date.today(), region=settings.region)
+    for run in chosen:
+        measured = measured_run(run, settings.region)
+        assert run.summary is not None and measured is not None
+        price, _ = price_row(Group(runs=[measured], measure=None), request, catalogue)
+        with record_files(run) as files:
+            records, unread = read_records(files)
+        for problem in unread:
+            click.echo(f"warning: run {run.id}: {problem}", err=True)
+        if not records and run.summary.setup.kind == "records":
+            click.echo(f"warning: run {run.id}: its record files are gone; no metrics by step", err=True)
+        round_number = run.summary.environment.round
+        tags = {
+            "submission": run.submission_id,
+            "backend": run.backend,
+            "state": str(run.state),
+            "round": None if round_number is None else str(round_number),
+        }
+        yield tracked_run(run.id, run.summary, records, created_at=run.created_at, price=price, tags=tags)
 
 
 def _cells(run: Run) -> dict[str, str | float | None]:

@@ -62,7 +62,7 @@ def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> li
     for run in runs:
         folder = Path(destination, run.id)
         folder.mkdir(parents=True)
-        with _record_files(run) as files:
+        with record_files(run) as files:
             for file in files:
                 _compress(file, folder)
         if not files and (run.summary is None or run.summary.setup.kind == "records"):
@@ -79,7 +79,7 @@ def _without_records(run: Run) -> str:
 
 
 @contextmanager
-def _record_files(run: Run) -> Iterator[tuple[Path, ...]]:
+def record_files(run: Run) -> Iterator[tuple[Path, ...]]:
     """Give the record files of the run, wherever they are; they can be read within the context."""
     place = run.directory
     if place is None or not place.exists():

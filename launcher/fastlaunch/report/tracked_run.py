@@ -1,0 +1,185 @@
+"""A run as experiment trackers take it: parameters, tags, figures of the whole, and metrics by step. Pure."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fastlaunch.analysis.cost import samples_per_s, usd_per_million
+from fastlaunch.catalog.prices import Price
+from fastlaunch.measure.steptime import wall_times_s
+from fastlaunch.measure.summary import RunSummary
+from fastlaunch_train.records.records import SCRIPT_PHASE, RankRecord, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What was measured in a step, or after it on held-out data."""
+
+    step: int
+    at_s: float  # when it ended, in seconds since 1970
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A run for a tracker. Times are seconds since 1970; what is not known has no key."""
+
+    id: str
+    name: str  # the recipe's label, or the script's variant
+    workload: str
+    status: str  # as in RunSummary
+    started_s: float
+    ended_s: float
+    params: Mapping[str, str | int | float]
+    tags: Mapping[str, str]
+    figures: Mapping[str, float]  # of the whole run
+    points: Sequence[Point]  # by step
+
+
+def tracked_run(
+    run_id: str,
+    summary: RunSummary,
+    records: Sequence[RankRecord],
+    *,
+    created_at: str,
+    price: Price | None,
+    tags: Mapping[str, str | None],
+) -> TrackedRun:
+    """Return the run for a tracker, by the record files of all its ranks and attempts, which may be gone.
+
+    created_at: ISO 8601, for a run without records. price: of one node, None if not known.
+    """
+    attempts: dict[int, list[RankRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.header["attempt"], record.header["rank"])):
+        attempts.setdefault(record.header["attempt"], []).append(record)
+    first = next(iter(attempts.values()))[0].header if attempts else {}
+    started_s = _timestamp(first.get("started_at", created_at))
+    points = _points(attempts, summary, started_s)
+    return TrackedRun(
+        id=run_id,
+        name=summary.setup.recipe,
+        workload=summary.setup.workload,
+        status=summary.status,
+        started_s=started_s,
+        ended_s=points[-1].at_s if points else started_s + (summary.figures.total_time_s or 0.0),
+        params=_params(summary, first),
+        tags={name: text for name, text in {"run_id": run_id, **tags}.items() if text is not None},
+        figures=_figures(summary, price),
+        points=points,
+    )
+
+
+def _params(summary: RunSummary, header: Mapping[str, Any]) -> dict[str, str | int | float]:
+    setup = summary.setup
+    overrides = header.get("recipe", {}).get("overrides")
+    if not isinstance(overrides, dict):
+        overrides = {}  # an older record has them in the label alone, a script has none
+    script = header.get("script")
+    values = {
+        "workload": setup.workload,
+        "recipe": setup.recipe,
+        "precision": setup.precision,
+        **{f"recipe.{name}": value for name, value in overrides.items()},
+        **{f"variant.{name}": text for name, text in setup.variant.items()},
+        "command": shlex.join(map(str, script["command"])) if script else None,
+        "batch_size_per_gpu": setup.batch_size_per_gpu,
+        "global_batch": setup.global_batch,
+        "sequence_length": setup.sequence_length,
+        "seed": summary.seed,
+        "data": setup.data,
+        "num_gpus": setup.num_gpus,
+        "num_nodes": setup.num_nodes,
+        "instance": setup.instance,
+        "device": setup.device_name,
+        "attention_backend": header.get("attention_backend"),
+        "commit": summary.environment.commit,
+        **{f"version.{name}": text for name, text in header.get("versions", {}).items()},
+    }
+    return {
+        name: value if isinstance(value, int | float) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
+    timing, step = summary.timing, summary.timing.step_time_s
+    rate = samples_per_s(step, timing.samples_per_step) if step and timing.samples_per_step else None
+    values: dict[str, float | None] = {
+        "step_time_s": step.value if step else None,
+        "median_step_time_s": timing.median_step_time_s,
+        "p95_step_time_s": timing.p95_step_time_s,
+        "samples_per_s": rate.value if rate else None,
+        "usd_per_hour": price.usd_per_hour * summary.setup.num_nodes if price else None,
+        "usd_per_million_samples": (
+            usd_per_million(rate, price, summary.setup.num_nodes).value if rate and price else None
+        ),
+        "data_wait_fraction": timing.data_wait_fraction,
+        "utilization": timing.utilization,
+        "peak_memory_gib": summary.peak_memory_gib,
+        "build_s": summary.startup.build_s,
+        "compile_s": summary.startup.compile_s,
+        "total_time_s": summary.figures.total_time_s,
+        "num_steps": float(summary.num_steps) or None,
+        "final_loss": summary.quality.final_loss,
+    }
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _points(
+    attempts: Mapping[int, Sequence[RankRecord]], summary: RunSummary, started_s: float
+) -> tuple[Point, ...]:
+    """Return the metrics by step; a step that a later attempt did again is the later one's."""
+    at_s: dict[int, float] = {}
+    metrics: dict[int, dict[str, float]] = {}
+    for ranks in attempts.values():
+        walls = [wall_times_s(rank) for rank in ranks]
+        elapsed_s = _timestamp(ranks[0].header["started_at"])
+        pauses = _pauses(ranks[0])
+        for index in range(min(map(len, walls))):
+            steps = [rank.steps[index] for rank in ranks]
+            step_time_s = float(max(wall[index] for wall in walls))
+            while pauses and pauses[0][0] < steps[0].step:
+                elapsed_s += pauses.pop(0)[1]
+            elapsed_s += step_time_s
+            at_s[steps[0].step], metrics[steps[0].step] = elapsed_s, _metrics(steps, step_time_s)
+    for line in summary.quality.evals:
+        place = line.split if line.weights == "current" else f"{line.split}-{line.weights}"
+        scores = {"loss": line.loss, line.metric or "": line.metric_value}
+        known = {f"{place}/{name}": value for name, value in scores.items() if value is not None}
+        metrics.setdefault(line.step, {}).update(known)
+    last_s = started_s
+    points = []
+    for step, values in sorted(metrics.items()):
+        last_s = at_s.get(step, last_s)
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        points.append(Point(step=step, at_s=last_s, metrics=finite))
+    return tuple(points)
+
+
+def _metrics(steps: Sequence[Step], step_time_s: float) -> dict[str, float]:
+    """Return the metrics of one step of all ranks. step_time_s: wall time of the slowest."""
+    losses = [step.loss for step in steps if step.loss is not None]
+    samples = [step.num_samples for step in steps if step.num_samples is not None]
+    metrics = {"step_time_s": step_time_s, "data_wait_s": max(step.data_wait_s for step in steps)}
+    if len(losses) == len(steps):
+        metrics["loss"] = sum(losses) / len(losses)
+    if len(samples) == len(steps) and step_time_s > 0:
+        metrics["samples_per_s"] = sum(samples) / step_time_s
+    return metrics
+
+
+def _pauses(record: RankRecord) -> list[tuple[int, float]]:
+    """Return what took time beside the steps, in order: the step before it, and its seconds."""
+    # Our own loop records an evaluation as a phase, too.
+    phases = [
+        (phase.step, phase.seconds) for phase in record.phases if phase.name not in (SCRIPT_PHASE, "eval")
+    ]
+    return sorted([*phases, *((line.step, line.seconds) for line in record.evals)])
+
+
+def _timestamp(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
