@@ -5,9 +5,10 @@ A run that is there already is left as it is; one whose export was cut off is wr
 
 import logging
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ _RUN_TAG = f"{EXPERIMENT}.run_id"
 #: By a run's status; any other is MLflow's FAILED.
 _MLFLOW_STATUSES = {"completed": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
 #: The most that MLflow takes at once.
-_MAX_METRICS, _MAX_PARAMS = 1000, 100
+_MAX_METRICS, _MAX_PARAMS, _MAX_PARAM_LENGTH = 1000, 100, 6000
 #: The longest tag that W&B takes.
 _MAX_TAG_LENGTH = 64
 #: Of a label in the name of a folder.
@@ -32,43 +33,55 @@ def write_mlflow(runs: Iterable[TrackedRun], destination: str) -> int:
     """Write to a tracking server's URI, or to `mlflow.db` in a folder; return how many were not there yet."""
     with _needs("mlflow", "MLflow"):
         from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
     # It tells of every table that it makes.
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    client = MlflowClient(tracking_uri=mlflow_uri(destination))
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is not None:
-        experiment_id = experiment.experiment_id
-    else:
-        is_folder = "://" not in destination
-        # Where it keeps files; its own default is the current directory.
-        artifacts = (_made(destination) / "artifacts").as_uri() if is_folder else None
-        experiment_id = client.create_experiment(EXPERIMENT, artifact_location=artifacts)
-    num_new = 0
-    for run in runs:
-        found = client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{run.id}'")
-        if any(each.info.status != "RUNNING" for each in found):
-            continue
-        for each in found:
-            client.delete_run(each.info.run_id)
-        tags = {f"{EXPERIMENT}.{name}": text for name, text in run.tags.items()}
-        start_ms = int(run.started_s * 1000)
-        name = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.name).info.run_id
-        params = [Param(_mlflow_key(key), str(value)[:6000]) for key, value in run.params.items()]
-        metrics = [Metric(f"summary/{key}", value, start_ms, 0) for key, value in run.figures.items()]
-        for point in run.points:
-            at_ms = int(point.at_s * 1000)
-            metrics += [
-                Metric(_mlflow_key(key), value, at_ms, point.step) for key, value in point.metrics.items()
-            ]
-        for some in _in_parts(params, _MAX_PARAMS):
-            client.log_batch(name, params=some)
-        for some in _in_parts(metrics, _MAX_METRICS):
-            client.log_batch(name, metrics=some)
-        status = _MLFLOW_STATUSES.get(run.status, "FAILED")
-        client.set_terminated(name, status, end_time=int(run.ended_s * 1000))
-        num_new += 1
-    return num_new
+    try:
+        client = MlflowClient(tracking_uri=mlflow_uri(destination))
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is not None:
+            experiment_id = experiment.experiment_id
+        else:
+            is_folder = "://" not in destination
+            # Where it keeps files; its own default is the current directory.
+            artifacts = (_made(destination) / "artifacts").as_uri() if is_folder else None
+            experiment_id = client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+        # It prints where to see a run, which is no data of ours.
+        with redirect_stdout(sys.stderr):
+            return sum(_write_to_mlflow(client, experiment_id, run) for run in runs)
+    except MlflowException as error:
+        problem = str(error).splitlines()[0]
+        raise UserError(
+            f"MLflow cannot write to {destination}: {problem}", "check --to, and that the server runs"
+        ) from None
+
+
+def _write_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> bool:
+    """Write a run, unless it is there; return whether it was written."""
+    from mlflow.entities import Metric, Param
+
+    found = client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{run.id}'")
+    if any(each.info.status != "RUNNING" for each in found):
+        return False
+    for each in found:
+        client.delete_run(each.info.run_id)
+    tags = {f"{EXPERIMENT}.{name}": text for name, text in run.tags.items()}
+    start_ms = int(run.started_s * 1000)
+    name = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.name).info.run_id
+    params = [Param(_mlflow_key(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in run.params.items()]
+    metrics = [Metric(f"summary/{key}", value, start_ms, 0) for key, value in run.figures.items()]
+    for point in run.points:
+        at_ms = int(point.at_s * 1000)
+        metrics += [
+            Metric(_mlflow_key(key), value, at_ms, point.step) for key, value in point.metrics.items()
+        ]
+    for some in _in_parts(params, _MAX_PARAMS):
+        client.log_batch(name, params=some)
+    for some in _in_parts(metrics, _MAX_METRICS):
+        client.log_batch(name, metrics=some)
+    status = _MLFLOW_STATUSES.get(run.status, "FAILED")
+    client.set_terminated(name, status, end_time=int(run.ended_s * 1000))
+    return True
 
 
 def mlflow_uri(destination: str) -> str:
