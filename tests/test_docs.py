@@ -21,7 +21,9 @@ OTHERS = {"--no-build-isolation", "--only", "--resume"}
 
 def context_of(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
     """A context in which `command` is described or parsed, but not run."""
-    return click.Context(command, info_name=name, parent=parent, **command.context_settings)
+    # click keeps a command's help option as the first context named it.
+    settings = {**fastlaunch.context_settings, **command.context_settings}
+    return click.Context(command, info_name=name, parent=parent, **settings)
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
