@@ -41,7 +41,7 @@ def test_status_shows_what_a_run_does_where_and_at_what_cost(
     # Ten minutes at $60 an hour. At most, as planned, 60 minutes and 10 more at $55.04.
     in_a_line = " ".join(out.split())
     assert "waiting for the machine to boot; attempt 1 in us-east-1a; $10.0" in in_a_line
-    assert "so far, at most $64.21" in out
+    assert "so far, at most $64.21" in " ".join(out.split())
     run.say("boot.json")
     assert "pulling the image and starting" in output(capsys, "status")
     run.record(run.run_ids[0], steps=20, status=None)
