@@ -17,7 +17,8 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import BadFile
 from fastlaunch.core.paths import training_package
-from fastlaunch.images.code_bundle import Bundle, make_bundle, pack, upload_bundle
+from fastlaunch.images.code_bundle import Bundle, make_bundle, pack, script_bundle, upload_bundle
+from fastlaunch.images.working_directory import working_directory
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -58,6 +59,29 @@ def test_the_user_file_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["user/models/my.py"].size == len("def build(): ...\n")
     with pytest.raises(BadFile, match=r"gone\.py: cannot be read"):
         bundle_here(tmp_path, Path("gone.py"))
+
+
+def test_a_scripts_bundle_holds_its_folder_as_it_is_and_no_wheels(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "train.py").write_text("print()\n")
+    (root / "run.sh").touch(mode=0o755)
+    (root / "last").symlink_to("src/train.py")
+    directory = working_directory(root, home=tmp_path / "home")
+    bundle = script_bundle(directory)
+    found = members(bundle.data)
+    assert {name.partition("/")[0] for name in found} == {"run_train.sh", "run_sagemaker.sh", "train", "user"}
+    own = {name: (each.mode, each.size, each.linkname) for name, each in found.items() if "user/" in name}
+    assert own == {
+        "user/src/train.py": (0o644, 8, ""),
+        "user/run.sh": (0o755, 0, ""),
+        "user/last": (0o777, 0, "src/train.py"),
+    }
+    os.utime(root / "run.sh", (1, 1))
+    assert script_bundle(directory) == bundle and bundle.commit is None
+    (root / "run.sh").unlink()
+    with pytest.raises(BadFile, match=r"run\.sh: cannot be read"):
+        script_bundle(directory)
 
 
 def test_equal_files_make_equal_bytes(tmp_path: Path) -> None:

@@ -92,6 +92,14 @@ def in_ms(seconds: float) -> str:
     return f"{rounded(seconds * 1000)} ms"
 
 
+def size_text(num_bytes: int) -> str:
+    """`1.5 GiB`, `340 KiB`, `12 B`."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes} B"
+
+
 def is_region(name: str) -> bool:
     """Return whether it is written like the name of a region."""
     return re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+", name) is not None

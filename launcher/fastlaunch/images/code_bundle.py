@@ -6,6 +6,8 @@
     site/                  the pinned pure-Python wheels, unpacked
     user/                  the user's own workload file, if there is one; the container's working directory
 
+A script's bundle has what travels of its working directory in user/, and no wheels: those it brings itself.
+
 The same files make the same bytes, so equal code is stored, and recorded, once.
 """
 
@@ -23,6 +25,7 @@ from fastlaunch.core.errors import BadFile
 from fastlaunch.core.paths import shipped, training_package
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.images.wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins
+from fastlaunch.images.working_directory import TravellingFile, WorkingDirectory
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws
@@ -66,6 +69,12 @@ def make_bundle(
     return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest(), commit=commit)
 
 
+def script_bundle(directory: WorkingDirectory) -> Bundle:
+    """Return the bundle of a script, for any image. Raises BadFile for a file that cannot be read."""
+    data = pack(code_files(), directory)
+    return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest())
+
+
 def upload_bundle(aws: "Aws", region: str, bucket: str, prefix: str, bundle: Bundle) -> CodeBundle:
     """Store the bundle in the bucket, once; return where it is."""
     stored = CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
@@ -95,8 +104,11 @@ def site_files(wheels: Path, pins: Sequence[Pin]) -> dict[str, bytes] | None:
     return files
 
 
-def pack(files: Mapping[str, bytes]) -> bytes:
-    """Return a tar.gz of the files: sorted, with no owner, one time and fixed modes."""
+def pack(files: Mapping[str, bytes], directory: WorkingDirectory | None = None) -> bytes:
+    """Return a tar.gz of the files: sorted, with no owner, one time and fixed modes.
+
+    directory: what lies in user/ besides.
+    """
     content = BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
         # Even without a file in it: the container starts in this folder.
@@ -105,10 +117,29 @@ def pack(files: Mapping[str, bytes]) -> bytes:
             member = _member(name, tarfile.REGTYPE, 0o755 if name in PROGRAMS else 0o644)
             member.size = len(files[name])
             archive.addfile(member, BytesIO(files[name]))
+        if directory is not None:
+            for file in directory.files:
+                _add(archive, file, directory.root / file.path)
     compressed = BytesIO()
     with gzip.GzipFile("", "wb", _COMPRESSION, compressed, mtime=0) as stream:
         stream.write(content.getbuffer())
     return compressed.getvalue()
+
+
+def _add(archive: tarfile.TarFile, file: TravellingFile, path: Path) -> None:
+    name = f"user/{file.path}"
+    if file.target is not None:
+        member = _member(name, tarfile.SYMTYPE, 0o777)
+        member.linkname = file.target
+        archive.addfile(member)
+        return
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+    member = _member(name, tarfile.REGTYPE, 0o755 if file.is_executable else 0o644)
+    member.size = len(data)
+    archive.addfile(member, BytesIO(data))
 
 
 def _member(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:

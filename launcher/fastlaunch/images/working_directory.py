@@ -1,0 +1,217 @@
+"""What travels with a script: files of the working directory that git tracks, or .fastlaunchignore leaves.
+
+Without either, all of them. Files travel as they are on disk; fastlaunch's own home never does.
+"""
+
+import os
+import stat
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.units import counted, size_text
+
+IGNORE_FILE = ".fastlaunchignore"
+#: Of all files together, before they are packed.
+MAX_BYTES = 200 * 2**20
+#: What no job needs, where git does not say it.
+_NEVER = (".git", "__pycache__")
+_GIT_LIMIT_S = 60
+#: Of what is too large so many entries are named.
+_MOST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TravellingFile:
+    """A file, or a link to another one."""
+
+    #: From the working directory, with `/`.
+    path: str
+    num_bytes: int
+    is_executable: bool = False
+    #: Where a link points, from its own folder; None for a file.
+    target: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkingDirectory:
+    """What of a folder travels."""
+
+    root: Path
+    #: By path.
+    files: tuple[TravellingFile, ...]
+    #: What says so: `git` or `.fastlaunchignore`; None where all files travel.
+    rule: str | None
+    #: Paths that neither git nor its own ignore files know.
+    untracked: tuple[str, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def largest(self) -> list[TravellingFile]:
+        """The files, the largest first."""
+        return sorted(self.files, key=lambda file: (-file.num_bytes, file.path))
+
+    @property
+    def why_not(self) -> tuple[str, str]:
+        """Why a file that is here does not travel, and what to do about it, with `{}` for its path."""
+        if self.rule == "git":
+            return "git does not track it", "type: git add {}"
+        if self.rule == IGNORE_FILE:
+            return f"{IGNORE_FILE} names it", f"add a line `!/{{}}` to {IGNORE_FILE}"
+        return "it is in a cache, or in fastlaunch's own home", "move it elsewhere"
+
+
+def working_directory(root: Path, *, home: Path) -> WorkingDirectory:
+    """Return what of `root` travels. home: fastlaunch's own.
+
+    Raises UserError if that is nothing or too much, or a file cannot be read, or a link leads out of it.
+    """
+    root, home = root.resolve(), home.resolve()
+    paths, rule, untracked = _paths(root)
+    found = (_file(root, path) for path in paths if not (root / path).is_relative_to(home))
+    files = tuple(sorted(filter(None, found), key=lambda file: file.path))
+    if not files:
+        why = {"git": "git tracks nothing here", IGNORE_FILE: f"{IGNORE_FILE} leaves nothing"}.get(rule or "")
+        raise UserError(
+            f"no file of {root} travels with the job: {why or 'there is none'}",
+            f"`git add` what the script needs, or say in {IGNORE_FILE} what stays behind",
+        )
+    directory = WorkingDirectory(root=root, files=files, rule=rule, untracked=tuple(sorted(untracked)))
+    if directory.num_bytes > MAX_BYTES:
+        raise _too_large(directory)
+    return directory
+
+
+def shown(path: str) -> str:
+    """Return a path that can be printed, whatever bytes its name has."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def _paths(root: Path) -> tuple[Iterable[str], str | None, Iterable[str]]:
+    """Return the paths that travel, what says so, and those that git does not know."""
+    if (root / IGNORE_FILE).exists():
+        return _walk(root, _ignored(root / IGNORE_FILE)), IGNORE_FILE, ()
+    if any((folder / ".git").exists() for folder in (root, *root.parents)):
+        tracked = _git(root, "--cached", "--recurse-submodules")
+        return tracked, "git", _git(root, "--others", "--exclude-standard")
+    if root in (Path.home().resolve(), *Path.home().resolve().parents):
+        raise UserError(
+            f"{root} does not travel as a whole: what is in it may be private",
+            f"run this in the folder of the script, or say in {IGNORE_FILE} what stays behind",
+        )
+    return _walk(root, lambda path: False), None, ()
+
+
+def _git(root: Path, *which: str) -> set[str]:
+    """Return paths of git's list. Raises UserError if git cannot tell."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "ls-files", "-z", *which],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_GIT_LIMIT_S,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except FileNotFoundError:
+        problem = "git is not installed"
+    except subprocess.TimeoutExpired:
+        problem = f"git had not said so after {_GIT_LIMIT_S} s"
+    except subprocess.CalledProcessError as error:
+        problem = next(iter(error.stderr.decode(errors="replace").splitlines()), "git failed")
+    else:
+        return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+    raise UserError(
+        f"it is not known what of {root} travels with the job: {problem}",
+        f"write a {IGNORE_FILE}, which says it instead of git",
+    )
+
+
+def _ignored(path: Path) -> Callable[[str], bool]:
+    """Return what says whether a path, a folder's with `/` at its end, stays behind. Raises BadFile."""
+    from pathspec import GitIgnoreSpec
+
+    try:
+        return GitIgnoreSpec.from_lines(path.read_text(encoding="utf-8").splitlines()).match_file
+    except UnicodeDecodeError:
+        raise BadFile(path, "is not UTF-8") from None
+    except ValueError as error:
+        raise BadFile(path, f"cannot be understood: {error}") from None
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+
+
+def _walk(root: Path, is_ignored: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the paths of all files and links that are not ignored, and in no folder that is."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(Path(error.filename), error.strerror)
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        inside = PurePath(folder).relative_to(root)
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in (*_NEVER, *links) and not is_ignored(f"{(inside / name).as_posix()}/")
+        ]
+        for name in (*names, *links):
+            path = (inside / name).as_posix()
+            if name not in _NEVER and not is_ignored(path):
+                yield path
+
+
+def _file(root: Path, path: str) -> TravellingFile | None:
+    """Return the file or link; None for what is neither, or is tracked and no longer there."""
+    here = root / path
+    try:
+        status = here.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        real = Path(os.path.realpath(here))
+        if not real.is_relative_to(root):
+            raise UserError(
+                f"the link {shown(path)} leads out of {root}, to {real}, which does not travel",
+                f"put a copy in its place, or leave it behind with a line `/{shown(path)}` in {IGNORE_FILE}",
+            )
+        target = here.readlink()
+        within = os.path.relpath(real, here.parent) if target.is_absolute() else str(target)
+        return TravellingFile(path=path, num_bytes=0, target=within)
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    if not os.access(here, os.R_OK):
+        raise _unreadable(here, "Permission denied")
+    return TravellingFile(
+        path=path, num_bytes=status.st_size, is_executable=bool(status.st_mode & stat.S_IXUSR)
+    )
+
+
+def _unreadable(path: Path, why: str | None) -> BadFile:
+    return BadFile(
+        path, f"cannot be read, to travel with the job: {why}", hint=f"leave it behind, by {IGNORE_FILE}"
+    )
+
+
+def _too_large(directory: WorkingDirectory) -> UserError:
+    sizes: Counter[str] = Counter()
+    for file in directory.files:
+        first, is_below, _ = file.path.partition("/")
+        sizes[first + ("/" if is_below else "")] += file.num_bytes
+    largest = sizes.most_common(_MOST)
+    named = ", ".join(f"{shown(name)} {size_text(num_bytes)}" for name, num_bytes in largest)
+    # Where git said it so far, its ignore file goes on to.
+    goes_on = directory.rule == "git" and (directory.root / ".gitignore").exists()
+    command = f"cp .gitignore {IGNORE_FILE} && " * goes_on + f"echo /{shown(largest[0][0])} >> {IGNORE_FILE}"
+    return UserError(
+        f"{counted(len(directory.files), 'file')} of {size_text(directory.num_bytes)} would travel with the "
+        f"job, and at most {size_text(MAX_BYTES)} do; the largest: {named}",
+        f"say in {IGNORE_FILE} what stays behind, as in: {command}; "
+        "data belong into a bucket, from which the script reads them",
+    )
