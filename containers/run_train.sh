@@ -2,6 +2,10 @@
 # The entrypoint of every container: turns the environment into torchrun's arguments and becomes it.
 #
 #     run_train.sh ARGUMENTS OF fastlaunch_train...
+#     run_train.sh ARGUMENTS OF fastlaunch_train.script... -- COMMAND...
+#
+# The second where FASTLAUNCH_SCRIPT names a script of the user's own. It runs in a copy of user/, which it may
+# write to; torchrun's own variables, PET_*, tell it of several machines.
 #
 # Read, if set:
 #   FASTLAUNCH_NPROC         ranks on this machine; else one per GPU, one on a machine without
@@ -12,7 +16,7 @@
 #   FASTLAUNCH_SYSTEM_ROOT   where /proc, /dev, /usr/local/cuda, /opt/venv and /opt/ml are looked for (tests)
 # Everything else of FASTLAUNCH_* is for the training itself.
 #
-# The code lies beside this file: train/, site/ (wheels that the image lacks) and user/ (the user's workload).
+# The code lies beside this file: train/, site/ (wheels that the image lacks) and user/ (the user's own files).
 # Exit codes: 2 the environment means nothing, 127 the image has no Python with torch, else torchrun's.
 set -u -o pipefail
 # Process 1 of a container is deaf to a signal that it has no handler for, and Python has none for its first tenth
@@ -199,6 +203,16 @@ export OPT_OUT_TRACKING=${OPT_OUT_TRACKING:-true} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export PYTHONPATH=$here/train:$here/site${PYTHONPATH:+:$PYTHONPATH}
 # What is printed is seen at once; the code may lie where nothing can be written.
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+if [ -n "${FASTLAUNCH_SCRIPT:-}" ]; then
+  # One run after another: each begins with the files as they came.
+  work=${TMPDIR:-/tmp}/fastlaunch-script
+  { rm -rf "$work" && cp -R "$here/user" "$work" && cd "$work"; } || refuse "$here/user cannot be copied to $work"
+  [ "$FASTLAUNCH_NUM_NODES" = 1 ] || export PET_NNODES=$FASTLAUNCH_NUM_NODES PET_NODE_RANK=$FASTLAUNCH_NODE_RANK \
+    PET_MASTER_ADDR=$FASTLAUNCH_MASTER_ADDR PET_MASTER_PORT=$FASTLAUNCH_MASTER_PORT
+  # `python` is the one that has torch.
+  PATH=$(dirname "$python"):$PATH
+  exec "$python" -m fastlaunch_train.script "$@"
+fi
 # torchrun's own choice, without the five lines in which it says so.
 [ "$FASTLAUNCH_NPROC" = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 [ ! -d "$here/user" ] || cd "$here/user" || refuse "$here/user cannot be entered"

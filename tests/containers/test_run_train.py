@@ -20,7 +20,7 @@ from leftovers import MARK
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "containers" / "run_train.sh"
 #: All that it needs of an image besides bash and Python, for these tests too.
-TOOLS = ("bash", "cat", "dirname", "grep", "head", "sort", "tail", "timeout", "sleep", "touch")
+TOOLS = ("bash", "cat", "cp", "dirname", "grep", "head", "rm", "sort", "tail", "timeout", "sleep", "touch")
 #: Tells how it was called instead of running anything; what is not its business the real Python does.
 TELLING_PYTHON = """#!/bin/bash
 case $1 in
@@ -152,6 +152,32 @@ def test_a_machine_without_gpus_runs_one_rank_with_the_code_beside_the_script(co
     assert call.env["GLOO_SOCKET_IFNAME"] == "lo"
     assert not {"FASTLAUNCH_CUDA_COMPAT", "LD_LIBRARY_PATH", "NCCL_SOCKET_IFNAME"} & call.env.keys()
     assert call.err == ""
+
+
+def test_a_script_runs_by_its_wrapper_in_a_copy_of_its_folder(container: Container) -> None:
+    container.write("code/user/src/train.py", "print(1)")
+    container.write("code/user/run.sh", mode=0o755)
+    container.env = {"FASTLAUNCH_SCRIPT": "train.py", "TMPDIR": str(container.folder)}
+    work = container.folder / "fastlaunch-script"
+    container.write("fastlaunch-script/left-by-the-run-before")
+    call = container.call("--output", "/out", "--nproc", "2", "--", "python", "src/train.py", "{a}")
+    words = ["--output", "/out", "--nproc", "2", "--", "python", "src/train.py", "{a}"]
+    assert call.argv == ["-m", "fastlaunch_train.script", *words]
+    assert call.cwd == str(work)
+    files = {str(path.relative_to(work)): path.stat().st_mode & 0o100 for path in work.rglob("*.*")}
+    assert files == {"src/train.py": 0, "run.sh": 0o100}
+    assert call.env["PATH"].startswith(f"{container.folder}/bin:")
+    assert not [name for name in call.env if name.startswith("PET_")]
+
+    container.env |= {"FASTLAUNCH_NUM_NODES": "2", "FASTLAUNCH_NODE_RANK": "1"}
+    container.env |= {"FASTLAUNCH_MASTER_ADDR": "10.0.0.1", "FASTLAUNCH_MASTER_PORT": "29501"}
+    told = {name: value for name, value in container.call("--").env.items() if name.startswith("PET_")}
+    assert told == {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "10.0.0.1",
+        "PET_MASTER_PORT": "29501",
+    }
 
 
 def test_what_the_environment_sets_stays(container: Container) -> None:

@@ -98,6 +98,35 @@ def test_segments_become_files_in_the_folders_of_their_runs(tmp_path: Path) -> N
     assert s3_sync.kept(tmp_path, TOKEN).status == synced.status
 
 
+def test_what_scripts_left_lies_in_folders_of_their_runs(tmp_path: Path) -> None:
+    bucket, output = Bucket(), f"node-0/{RUN}/output"
+    bucket.objects |= segments(b"abcdef", [2], f"{output}/a model/log.txt")
+    bucket.objects |= segments(b"of node 1", [], f"node-1/{RUN}/output/a")
+    bucket.objects |= segments(b"again", [], f"node-0/{RUN}/output-attempt-2/a model/log.txt")
+    for wrong in (
+        *(f"{output}/../up", f"{output}/./here", f"{output}//a", f"{output}/a\\b", f"{output}/a\nb"),
+        *(
+            f"node-0/{RUN}/outputs/a",
+            f"node-0/{RUN}/rank-x/a",
+            "node-0/other/output/a",
+            f"{output}/" + "a/" * 17,
+        ),
+        # Where there is a file no folder can be.
+        f"{output}/a model/log.txt/below",
+    ):
+        bucket.objects |= segments(b"wrong", [], wrong)
+    sync(bucket, tmp_path, num_nodes=2)
+    folder = tmp_path / "runs" / RUN
+    found = {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("[a-z]*") if path.is_file()
+    }
+    assert found == {
+        "output/a model/log.txt": b"abcdef",
+        "output-node-1/a": b"of node 1",
+        "output-attempt-2/a model/log.txt": b"again",
+    }
+
+
 def said(**values: object) -> bytes:
     """An object in which a node of the attempt tells `values`."""
     return json.dumps({"token": TOKEN, **values}).encode()

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastlaunch_train.node.protocol import is_echo
+from fastlaunch_train.node.commands import Clock
+from fastlaunch_train.node.protocol import MAX_OUTPUT_FILE_BYTES, is_echo
 from fastlaunch_train.node.sagemaker import FAILURE_CHARS, last_attempt, write_failure
 from fastlaunch_train.node.shelf import Shelf
-from fastlaunch_train.node.uploads import Segments, checkpoints
+from fastlaunch_train.node.uploads import Segments, Uploads, before_end, checkpoints
 from fastlaunch_train.node.verdicts import cause_of
 
 
@@ -97,6 +98,51 @@ def test_segments_join_whenever_they_are_cut_and_whoever_goes_on(events: list[by
             at += len(found[name])
         assert b"".join(found[name] for name in sorted(found)) == written
         assert shelf.end_of("t/node-0/log.txt") == len(written)
+
+
+def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shelf: Shelf) -> None:
+    said: list[str] = []
+    uploads = Uploads(
+        shelf,
+        "t/node-0",
+        work=shelf.work,
+        log=shelf.work / "log.txt",
+        every_s=60,
+        say=said.append,
+        clock=Clock(),
+    )
+    run = shelf.work / "out" / "a-run"
+    (run / "output" / "deep").mkdir(parents=True)
+    record, name = (
+        run / "rank-00000-attempt-1.jsonl",
+        "t/node-0/a-run/rank-00000-attempt-1.jsonl.000000000000",
+    )
+    lines = b'{"kind":"header"}\n{"kind":"step"}\n'
+    record.write_bytes(lines + b'{"kind":"end"}\n')
+    (run / "output" / "deep" / "model").write_bytes(b"weights")
+    (run / "output" / "link").symlink_to("/etc/passwd")
+    (run / "output" / "huge").touch()
+    os.truncate(run / "output" / "huge", MAX_OUTPUT_FILE_BYTES + 1)
+    uploads.script_starts("a-run")
+    assert uploads.now()
+    assert visible(shelf.root) == {name: lines}
+    added = b'{"kind":"phase"}\n{"kind":"end","more":1}\n'
+    record.write_bytes(lines + added)
+    assert uploads.script_output("a-run", 2)
+    assert visible(shelf.root) == {
+        name: lines,
+        f"{name[:-12]}{len(lines):012d}": added,
+        "t/node-0/a-run/output-attempt-2/deep/model.000000000000": b"weights",
+    }
+    assert len(said) == 1 and "output-attempt-2/huge" in said[0]
+
+
+@pytest.mark.parametrize(
+    "data, kept",
+    [(b"", b""), (b"half", b""), (b"a\nhalf", b"a\n"), (b'{"kind":"end"}\n', b""), (b"a\nb\n", b"a\nb\n")],
+)
+def test_of_a_record_whole_lines_before_its_end_are_settled(data: bytes, kept: bytes) -> None:
+    assert before_end(data) == kept
 
 
 def test_what_sagemaker_leaves_beside_files_is_none_of_them(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from fastlaunch_train.node.protocol import (
     MAX_SEGMENT_BYTES,
     OUTPUT,
     RUN_ID,
+    SCRIPT_OUTPUT,
     SEGMENT,
     boot_name,
     status_name,
@@ -102,7 +103,10 @@ def sync(
         found.key[len(prefix) + 1 :]: found for found in store.list_objects(region, bucket, prefix + "/")
     }
     files = _by_file(objects, home, token, {_parts(token)[0], *run_ids})
-    missing = [_join(store, region, bucket, path, segments, token) for path, segments in files.items()]
+    missing = [
+        _join(store, region, bucket, path, segments, token, _folder_of_run(home, path))
+        for path, segments in files.items()
+    ]
     too_large = [segment.stored for segment in missing if segment and segment.stored.size > MAX_SEGMENT_BYTES]
     for node in range(num_nodes):
         boot, status = boot_name(node), status_name(node)
@@ -144,6 +148,10 @@ def kept(home: Path, token: str, num_nodes: int = 1) -> SyncResult:
 def run_folder(home: Path, run_id: str) -> Path:
     """Return where a run's records and log lie."""
     return home / "runs" / run_id
+
+
+def _folder_of_run(home: Path, path: Path) -> Path:
+    return run_folder(home, path.relative_to(home / "runs").parts[0])
 
 
 def boot_path(home: Path, token: str, node: int = 0) -> Path:
@@ -218,13 +226,18 @@ def _by_file(
             files.setdefault(path, []).append(_Segment(offset=int(found["offset"]), stored=stored))
     for segments in files.values():
         segments.sort(key=lambda segment: segment.offset)
-    return files
+    # A file in whose place another one needs a folder.
+    return {path: segments for path, segments in files.items() if not files.keys() & set(path.parents)}
 
 
 def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | None:
     """Return where a file lies here that a node uploaded as `node-<k>/[<run id>/]<file>`; None for others."""
     folder, *middle, file = name.split("/") if "/" in name else ("", name)
     node = _NODE.fullmatch(folder)
+    if node and middle and middle[0] in run_ids and SCRIPT_OUTPUT.fullmatch("/".join([*middle[1:], file])):
+        _, output, *inside = middle
+        own = output if int(node[1]) == 0 else f"{output}-node-{int(node[1])}"
+        return run_folder(home, middle[0]).joinpath(own, *inside, file)
     if node is None or len(middle) > 1 or not set(middle) <= run_ids:
         return None
     if not middle:
@@ -237,12 +250,21 @@ def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | 
 
 
 def _join(
-    store: Store, region: str, bucket: str, path: Path, segments: Sequence[_Segment], token: str
+    store: Store,
+    region: str,
+    bucket: str,
+    path: Path,
+    segments: Sequence[_Segment],
+    token: str,
+    folder: Path,
 ) -> _Segment | None:
-    """Append the segments that follow what is there; return the first that is not there now, if any."""
+    """Append the segments that follow what is there; return the first that is not there now, if any.
+
+    folder: of the run, held meanwhile.
+    """
     for segment in segments:
-        with _locked(path.parent):
-            start = _log_start(path, token)
+        with _locked(folder):
+            start = _log_start(path, token) if path.parent == folder else 0
             if start is None:
                 return None
             size = _size(path) - start
@@ -251,10 +273,11 @@ def _join(
             continue
         if segment.offset > size or stored.size > MAX_SEGMENT_BYTES:
             return segment
-        with _writing(path.parent), tempfile.TemporaryFile(dir=path.parent) as body:
+        with _writing(folder), tempfile.TemporaryFile(dir=folder) as body:
             if not store.download(region, bucket, stored.key, body, max_bytes=stored.size):
                 return segment
-            with _locked(path.parent), open(path, "ab", opener=private) as file:
+            make_folder(path.parent)
+            with _locked(folder), open(path, "ab", opener=private) as file:
                 # Looked up again: another process may have appended it meanwhile.
                 body.seek(max(0, _size(path) - start - segment.offset))
                 shutil.copyfileobj(body, file)

@@ -193,6 +193,11 @@ class Machine(ABC):
         return code, is_killed
 
 
+def code_of_machine(run: NodeRun, code: int) -> int:
+    """Return the exit code as far as it tells of the machine: a script means nothing by our codes."""
+    return 0 if run.is_script and code in (FABRIC_CODE, HARDWARE_CODE) else code
+
+
 def problem_after(code: int, *, work: Path) -> str | None:
     """Return why no other run would fare better than one that ended with `code`; None if one might."""
     if code == FABRIC_CODE:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from fastlaunch_train.node.agent import Ending, Machine, problem_after
+from fastlaunch_train.node.agent import Ending, Machine, code_of_machine, problem_after
 from fastlaunch_train.node.aws_cli import AwsCli, StagedStore
 from fastlaunch_train.node.commands import SIGNALS, Clock, Commands, Log, Stop, stop_on_signals
 from fastlaunch_train.node.gpus import Gpus
@@ -308,11 +308,14 @@ class Ec2(Machine):
             self.skipped.append(run.run_id)
             return None
         self.say(f"run {run.run_id}")
-        command = ["/fastlaunch/run_train.sh", *run.arguments, "--output", "/out"]
+        if run.is_script:
+            self._uploads.script_starts(run.run_id)
+        is_later = self.program.attempt > 1 and not run.is_script
+        command = ["/fastlaunch/run_train.sh", "--output", "/out", *["--resume"][:is_later], *run.arguments]
         return ContainerTraining(
             self._options(number, run),
             self.program.image,
-            [*command, *["--resume"][: self.program.attempt - 1]],
+            command,
             log=WORK / "log" / run.run_id / LOG,
             secrets=self.secrets,
         )
@@ -387,17 +390,19 @@ class Ec2(Machine):
             # It may be a peer's failure that ended it.
             self.clock.attempts(3, 1, self._peers.look)
         if self.stop.reason is None:
-            self.has_sound_gpus(code)
+            self.has_sound_gpus(code_of_machine(run, code))
         is_ended = self.stop.reason or self.stop.is_faulty or number in self._peers.failed_runs
         state = COMPLETED if code == 0 else INTERRUPTED if is_ended else FAILED
         self.note_end(number, state, code)
         if state == FAILED:
             self._peers.tell_failed(number)
-            problem = problem_after(code, work=WORK)
+            problem = problem_after(code_of_machine(run, code), work=WORK)
             if problem is None and not self._has_docker() and self.goes_on():
                 problem = "docker"
             if problem:
                 self.fail(problem)
+        if run.is_script:
+            self._uploads.script_output(run.run_id, self.program.attempt)
 
     def leave(self) -> None:
         self._peers.part()

@@ -6,6 +6,7 @@ The launcher imports this module and nothing else of the agent. Below an attempt
     runs-<sha256>.json                     what the nodes are to do
     node-<k>/log.txt.<offset>              what the agent prints
     node-<k>/<run id>/<file>.<offset>      log.txt, records, tracebacks and what NCCL says
+    node-<k>/<run id>/output/<file>.<offset>      what a script left in $FASTLAUNCH_OUTPUT, once it has ended
     node-<k>/<run id>/ended.json           SageMaker: the run needs no other go
     node-<k>/status.json                   the last word
     abort                                  why all nodes are to stop, in a line
@@ -55,6 +56,10 @@ RUN_ID = re.compile(_ID)
 RECORD = re.compile(_RECORD)
 #: What of a run's output is uploaded, besides its checkpoints.
 OUTPUT = re.compile(_OUTPUT)
+#: What a script leaves for the user: the folder of its attempt, and any path in it that a disk here can hold.
+SCRIPT_OUTPUT = re.compile(r"output(-attempt-\d{1,6})?(/(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f]{1,200}){1,16}")
+#: Of such a file, and of all that a run leaves on a node; larger ones stay there.
+MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES = 2**30, 5 * 2**30
 CHECKPOINT = re.compile(r"step-\d{8,}\.pt")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
 MAX_SEGMENT_BYTES = 64 * 2**20
@@ -90,6 +95,11 @@ def status_name(node: int) -> str:
 def segment_name(file: str, offset: int) -> str:
     """Return the name of what `file` has grown by from the byte `offset` on."""
     return f"{file}.{offset:012d}"
+
+
+def output_folder(attempt: int) -> str:
+    """Return the folder in which what a script left is brought home, apart for each attempt."""
+    return "output" if attempt == 1 else f"output-attempt-{attempt}"
 
 
 def ready_name(step: str, address: str = "") -> str:
@@ -133,6 +143,11 @@ class NodeRun:
     arguments: tuple[str, ...]
     #: For this run's container, on top of the program's.
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_script(self) -> bool:
+        """Return whether it is a command of the user's own, whose exit code says nothing of the machine."""
+        return "FASTLAUNCH_SCRIPT" in self.environment
 
 
 @dataclass(frozen=True)

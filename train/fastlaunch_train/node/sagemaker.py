@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fastlaunch_train.node.agent import Ending, Machine, problem_after
+from fastlaunch_train.node.agent import Ending, Machine, code_of_machine, problem_after
 from fastlaunch_train.node.aws_cli import AwsCli
 from fastlaunch_train.node.commands import Clock, Log, Stop, stop_on_signals
 from fastlaunch_train.node.gpus import Gpus
@@ -212,9 +212,11 @@ class SageMaker(Machine):
         for path in left:
             self.say(f"run {run.run_id}: going on from {path.name}")
             _link_or_copy(path, output / "checkpoints" / path.name)
-        command = ["/bin/bash", str(self._entrypoint), *run.arguments, "--output", str(output)]
+        if run.is_script:
+            self._uploads.script_starts(run.run_id)
+        command = ["/bin/bash", str(self._entrypoint), "--output", str(output), *["--resume"][: len(left)]]
         return ProcessTraining(
-            [*command, *["--resume"][: len(left)]],
+            [*command, *run.arguments],
             log=log / LOG,
             environment={
                 **os.environ,
@@ -243,7 +245,7 @@ class SageMaker(Machine):
 
     def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
         if self.stop.reason is None:
-            self.has_sound_gpus(code)
+            self.has_sound_gpus(code_of_machine(run, code))
         cause = self._cause(run, code) if code else ""
         word = Word(
             code=code,
@@ -258,6 +260,8 @@ class SageMaker(Machine):
         state = INTERRUPTED if found.state == FAILED and self.stop.is_faulty else found.state
         end = self.note_end(number, state, code, cause)
         self._uploads.now()
+        if run.is_script:
+            self._uploads.script_output(run.run_id, self._attempt)
         if found.blamed is not None:
             blamed, host = words[found.blamed], self._request.hosts[found.blamed]
             why = blamed.cause or "no cause known"
@@ -291,7 +295,7 @@ class SageMaker(Machine):
         """Return why the run failed; note what would keep every other run from being done, too."""
         if self.stop.reason:
             return ""
-        problem = problem_after(code, work=self._work)
+        problem = problem_after(code_of_machine(run, code), work=self._work)
         if problem:
             self.fail(problem)
         return cause_of(self._output(run), self._work / "log" / run.run_id / LOG, self._attempt)

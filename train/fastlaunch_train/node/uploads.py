@@ -12,7 +12,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fastlaunch_train.node.commands import Clock
-from fastlaunch_train.node.protocol import CHECKPOINT, LOG, MAX_SEGMENT_BYTES, OUTPUT, segment_name
+from fastlaunch_train.node.protocol import (
+    CHECKPOINT,
+    LOG,
+    MAX_OUTPUT_BYTES,
+    MAX_OUTPUT_FILE_BYTES,
+    MAX_SEGMENT_BYTES,
+    OUTPUT,
+    RECORD,
+    SCRIPT_OUTPUT,
+    output_folder,
+    segment_name,
+)
 
 #: How often all is sent once more at the end, of files that grow meanwhile.
 _MAX_LAST_ROUNDS = 20
@@ -63,15 +74,18 @@ class Segments:
         self._starts: dict[str, int] = {}
         self._cut: dict[str, int] = {}
 
-    def cut(self, file: Path, name: str) -> bool:
+    def cut(self, file: Path, name: str, *, is_open: bool = False) -> bool:
         """Put what `file` has grown by as a segment of `name`; return whether there may be more of it.
 
+        is_open: it is a record whose end may still be written anew.
         Raises OSError where the store refuses it, or the file cannot be read.
         """
         at = self._cut.get(name, 0)
         with file.open("rb") as source:
             source.seek(at)
             data = source.read(MAX_SEGMENT_BYTES)
+        if is_open:
+            data = before_end(data)
         if not data:
             return False
         if name not in self._starts:
@@ -112,6 +126,8 @@ class Uploads:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._problem = ""
+        #: Runs of scripts that are under way: once one has ended, its wrapper completes the records.
+        self._open: set[str] = set()
         self._thread = threading.Thread(target=self._go_on, name="uploads", daemon=True)
 
     def start(self) -> None:
@@ -138,6 +154,44 @@ class Uploads:
                 break
         return True
 
+    def script_starts(self, run_id: str) -> None:
+        """Hold back the ends of the run's records until `script_output`."""
+        self._open.add(run_id)
+
+    def script_output(self, run_id: str, attempt: int) -> bool:
+        """Upload what a script that has ended left in its folder `output`; return whether all arrived.
+
+        After this its files are taken to be as they are. Links, empty files and what is too large stay here.
+        """
+        self._open.discard(run_id)
+        self.now()
+        source, left = self._work / "out" / run_id / "output", MAX_OUTPUT_BYTES
+        for path in sorted(source.rglob("*")):
+            name = f"{output_folder(attempt)}/{path.relative_to(source).as_posix()}"
+            try:
+                if path.is_symlink() or not path.is_file():
+                    continue
+                size = path.stat().st_size
+                if size > min(left, MAX_OUTPUT_FILE_BYTES) or not SCRIPT_OUTPUT.fullmatch(name):
+                    self._say(
+                        f"run {run_id}: {name!r} ({size:,} bytes) is too large, or badly named: not sent"
+                    )
+                    continue
+                left -= size
+                if not self._send(path, f"{self._folder}/{run_id}/{name}"):
+                    return False
+            except OSError as error:
+                self._say(f"run {run_id}: {name!r} not sent: {error.strerror}")
+        return True
+
+    def _send(self, path: Path, name: str) -> bool:
+        """Send a file that grows no more, a segment at a time; return whether all of it arrived."""
+        with self._lock:
+            while self._segments.cut(path, name):
+                if not self._clock.attempts(3, 5, self._store.flush):
+                    return self._report("the store does not take it")
+        return True
+
     def _go_on(self) -> None:
         while not self._clock.wait(self._every_s, self._over):
             self.now()
@@ -151,7 +205,8 @@ class Uploads:
             problem, num_cut = "", 0
             for file, name in self._files():
                 try:
-                    num_cut += self._segments.cut(file, f"{self._folder}/{name}")
+                    is_open = file.parent.name in self._open and RECORD.fullmatch(file.name) is not None
+                    num_cut += self._segments.cut(file, f"{self._folder}/{name}", is_open=is_open)
                 except FileNotFoundError:
                     pass  # not written yet
                 except OSError as error:
@@ -179,6 +234,13 @@ class Uploads:
             self._say(f"not sent, will try again: {problem}")
         self._problem = problem
         return not problem
+
+
+def before_end(data: bytes) -> bytes:
+    """Return the whole lines of a record's bytes, less an `end` that is the last of them."""
+    whole = data[: data.rfind(b"\n") + 1]
+    last = whole.rfind(b"\n", 0, -1) + 1
+    return whole[:last] if b'"kind":"end"' in whole[last:] else whole
 
 
 def checkpoints(folder: Path) -> list[Path]:
