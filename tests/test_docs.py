@@ -109,15 +109,17 @@ def test_a_pages_command_lines_can_be_typed(page: Path) -> None:
 def test_a_pages_offline_commands_and_dry_runs_succeed(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FASTLAUNCH_HOME", str(tmp_path))
+    monkeypatch.setenv("FASTLAUNCH_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FASTLAUNCH_CONFIG", str(tmp_path / "config.yaml"))
     (tmp_path / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
     for line in command_lines(page.read_text(encoding="utf-8")):
         words = words_of(line)
         is_dry = words[:1] == ["submit"] and "--dry-run" in words
         # A line with a $ is filled in by the shell.
         if (is_dry or set(words[:1]) & OFFLINE) and "$" not in line:
-            assert run(words) == 0, line
+            assert run(shlex.split(line)[1:] if "--" in line.split() else words) == 0, line
 
 
 @each_page

@@ -13,7 +13,8 @@ from fastlaunch.backends.placements import CapacityBlock, Ec2Placement
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.plan import CodeBundle, Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.scripts import script_spec
+from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch_train.node.protocol import program_from_json
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
@@ -86,6 +87,19 @@ BLOCK = CapacityBlock(
     hours=24.0,
     num_instances=4,
 )
+
+
+#: Two variants of a command.
+SCRIPTS = tuple(
+    Script(command=("python", "train.py", "--amp={amp}"), variant=(("amp", amp),), hang_timeout_s=600)
+    for amp in ("bf16", "fp32")
+)
+
+
+def script_job(script: Script, backend: str = "ec2", **changes: Any) -> JobSpec:
+    """The script's job on one p5.48xlarge."""
+    where: dict[str, Any] = {"instance": "p5.48xlarge", "image": IMAGE, "terms": Terms(max_minutes=120)}
+    return script_spec(script, backend=backend, **{**where, **changes})
 
 
 def block_site(instance: str = "p5.48xlarge", block: CapacityBlock = BLOCK, **changes: Any) -> Ec2Placement:

@@ -1,11 +1,13 @@
 """`fastlaunch submit --instance` against an AWS on loopback: what is asked, shown and sent."""
 
 import hashlib
+import io
 import json
 import os
 import pty
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -106,6 +108,34 @@ def test_a_machine_is_started_by_exactly_the_plan(
     assert "--detach: nobody will follow it; only its own timer, and one in the account, end" in err
     assert "without capacity there: g5.xlarge in us-east-1b" in err
     assert err.splitlines()[-1] == f"next: fastlaunch logs -f {stored[0].id}"
+
+
+def test_a_scripts_files_are_stored_before_its_machine_is_started(
+    region: MotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print()\n")
+    Path(".fastlaunchignore").write_text("*.pt\n")
+    Path("model.pt").touch()
+    where = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--detach", "--yes")
+    AWS._identity = None
+    argv = (*where, "-L", "lr=1,2", "--", "python", "train.py", "{lr}")
+    assert run(list(argv), replace(app_context(*argv), connect=lambda: AWS, sleep=lambda _: None)) == 0
+    assert changes(region) == ["PutObject", "PutObject", "PutObject", "RunInstances"]
+    assert [(one.workload, one.recipe) for one in runs()] == [("train.py", "lr=1"), ("train.py", "lr=2")]
+    with open_ledger(load_settings()) as ledger:
+        (attempt,) = ledger.attempts_of(runs()[0].id)
+        plan = ledger.plan_of(attempt.id)
+    assert plan is not None and plan.placeholders == ()
+    (listed,) = [json.loads(each.text) for each in plan.objects if each.text is not None]
+    bucket, _, key = listed["code_uri"].removeprefix("s3://").partition("/")
+    data = backend("s3", "aws").get_object(bucket, key).value
+    assert hashlib.sha256(data).hexdigest() == listed["code_sha256"]
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        own = {name for name in archive.getnames() if name.startswith("user/")}
+    assert own == {"user/train.py", "user/.fastlaunchignore"}
+    err = capsys.readouterr().err
+    assert "travels: 2 files" in err and "FASTLAUNCH_COMMIT" not in listed["environment"]
 
 
 def leaves(value: Any) -> list[Any]:

@@ -245,6 +245,63 @@ def test_what_cannot_be_shown_is_refused(
     assert out == "" and part in err
 
 
+@pytest.fixture
+def train_py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A train.py in the current directory, of which git knows nothing."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text("print()\n")
+    (tmp_path / "model.py").write_text("x = 1\n")
+    return path
+
+
+@pytest.mark.usefixtures("train_py")
+@pytest.mark.parametrize("where", [(), ("--instance", "ml.p5.48xlarge"), ("--image", IMAGE)])
+def test_a_script_is_planned_with_what_travels(
+    capsys: pytest.CaptureFixture[str], where: tuple[str, ...]
+) -> None:
+    options = ("--env", "HF_HUB_OFFLINE=1", "-L", "lr=1,2")
+    command = ("--", "python", "train.py", "--lr={lr}")
+    assert fastlaunch(*DRY, *where, *options, "--output", "json", *command) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["files"] == ["model.py", "train.py"]
+    assert "code-sha256" in plan["placeholders"]
+    listed = run_list(plan)
+    assert [run["arguments"] for run in listed["runs"]] == [
+        ["--", "python", "train.py", f"--lr={lr}"] for lr in "12"
+    ]
+    assert listed["environment"]["HF_HUB_OFFLINE"] == "1"
+    assert "FASTLAUNCH_COMMIT" not in listed["environment"]
+    assert fastlaunch(*DRY, *where, *options, *command) == 0
+    out = capsys.readouterr().out
+    assert "2 files, 14 B: all that is here" in " ".join(out.split())
+    assert fastlaunch(*DRY, *where, "--show", "files", *options, *command) == 0
+    assert capsys.readouterr().out.split() == ["6", "model.py", "8", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (("--", "python", "gone.py"), "there is no gone.py here"),
+        (("--env", "A", "--", "python", "train.py"), "is not NAME=VALUE"),
+        (("--env", "FASTLAUNCH_ATTEMPT=2", "--", "python", "train.py"), "cannot be a variable"),
+        (("--env", "A=1", "--env", "A=2", "--", "python", "train.py"), "given twice"),
+        (("--env", "A=1\n2", "--", "python", "train.py"), "control characters"),
+        (("--env", "A=1", "--secret", "A=x", "--", "python", "train.py"), "by --secret and by --env"),
+        (("--recipe", "bf16", "--", "python", "train.py"), "--recipe: the script decides"),
+        (("--show", "files"), "what travels with a script"),
+    ],
+)
+@pytest.mark.usefixtures("train_py")
+def test_what_is_wrong_with_a_script_is_said_before_money(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], part: str
+) -> None:
+    assert fastlaunch(*DRY, *argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and part in err
+
+
 def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert fastlaunch(*DRY, "--region", "eu-north-1,us-east-1", "--output", "json") == 0
     out, err = capsys.readouterr()

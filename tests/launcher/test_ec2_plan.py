@@ -19,7 +19,19 @@ import ec2_builders
 import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
-from ec2_builders import IMAGE, LANGUAGE, RUN_ID, bootstrap_as_text, catalogue, job, plan, program_of, site
+from ec2_builders import (
+    IMAGE,
+    LANGUAGE,
+    RUN_ID,
+    SCRIPTS,
+    bootstrap_as_text,
+    catalogue,
+    job,
+    plan,
+    program_of,
+    script_job,
+    site,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -89,6 +101,7 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
             job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
             at=site(code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"),
         ),
+        "ec2-script": plan(*map(script_job, SCRIPTS), at=site(variables={"HF_HUB_OFFLINE": "1"})),
         "ec2-account-with-rules": plan(
             at=site(
                 tags=TAGS,

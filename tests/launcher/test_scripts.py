@@ -3,6 +3,8 @@
 import json
 import shlex
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ import pytest
 from fake_train.launcher import CPU
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.build import build_cloud_request, build_jobs
+from fastlaunch.jobs.build import build_cloud_request, build_jobs, jobs_at
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
-from fastlaunch.jobs.scripts import script_name
+from fastlaunch.jobs.scripts import check_travels_along, script_name
 from fastlaunch.jobs.spec import JobSpec, Script, names_apart
 
 GPUS = replace(CPU, devices=("NVIDIA H200",) * 2)
@@ -176,13 +178,82 @@ def test_options_of_scripts_are_refused_without_one(option: dict[str, Any]) -> N
         build_jobs(options, machine=CPU, catalogue=None)
 
 
-def test_no_script_reaches_a_rented_machine() -> None:
+def on_aws(*command: str, options: Mapping[str, Any] | None = None, **cloud: Any) -> tuple[JobSpec, ...]:
+    """The jobs on a g5.48xlarge, which has eight GPUs."""
     from fake_summaries import CATALOGUE
 
-    cloud = CloudOptions(instances=("g5.xlarge",), regions=("us-east-1",))
-    options = SubmitOptions(command=("python", "train.py"))
-    with pytest.raises(UserError, match="this machine only"):
-        build_cloud_request(options, cloud, catalogue=CATALOGUE)
+    where = {"instances": ("g5.48xlarge",), "regions": ("us-east-1",), **cloud}
+    submitted = SubmitOptions(command=command, **(options or {}))
+    request = build_cloud_request(submitted, CloudOptions(**where), catalogue=CATALOGUE)
+    return jobs_at(request, request.instances[0], "us-east-1")
+
+
+@pytest.mark.parametrize(
+    "nproc, num_nodes, command, ranks, num_gpus",
+    [
+        (None, 1, "python train.py", None, 1),
+        (4, 1, "python train.py", 4, 4),
+        ("gpu", 1, "python train.py", 8, 8),
+        (None, 2, "python train.py", 8, 16),
+        (2, 2, "python3.11 train.py", 2, 4),
+        # What starts its own ranks is left alone.
+        (None, 2, "torchrun train.py", None, 2),
+    ],
+)
+def test_on_aws_a_script_has_ranks_as_asked_and_over_several_nodes_one_per_gpu(
+    nproc: int | str | None, num_nodes: int, command: str, ranks: int | None, num_gpus: int
+) -> None:
+    more = {"num_nodes": num_nodes, "allow_tcp": True}
+    (job,) = on_aws(*command.split(), options={"nproc": nproc}, **more)
+    assert job.script is not None
+    assert (job.script.nproc, job.num_gpus, job.num_nodes) == (ranks, num_gpus, num_nodes)
+    assert (job.instance, job.terms.max_minutes) == ("g5.48xlarge", 120)
+
+
+@pytest.mark.parametrize(
+    "options, cloud, message",
+    [
+        ({"nproc": 9}, {}, "9 processes on g5.48xlarge, which has 8 GPUs"),
+        ({"steps": 10}, {}, "--steps: the script decides"),
+        ({"repeats": 0}, {}, "--repeats is 0"),
+        ({}, {"purchase": "spot"}, "an interruption on spot"),
+    ],
+)
+def test_what_no_machine_is_rented_for(
+    options: Mapping[str, Any], cloud: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        on_aws("python", "train.py", options=options, **cloud)
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("python train.py", None),
+        ("python ./src/../train.py", None),
+        ("python src", None),
+        ("src/run.sh", None),
+        ("/usr/bin/env python train.py", None),
+        ("python -m src.run", None),
+        ("python other.py", "other.py does not travel with the job: git does not track it"),
+        ("./other.py", r"\./other.py does not travel"),
+        ("bash gone.sh", "there is no gone.sh here, which bash is to run"),
+        ("{here}/python train.py", "is of this machine alone"),
+        ("python {here}/train.py", "train.py is of this machine alone"),
+        ("python /opt/of/the/image.py", None),
+    ],
+)
+def test_what_a_command_names_has_to_travel(
+    command: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "other.py", "python"):
+        Path(name).touch()
+    script = Script(command=tuple(command.replace("{here}", str(tmp_path)).split()))
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        paths = {"train.py", "src/run.sh"}
+        check_travels_along([script], paths, why_not="git does not track it", to_take="git add {}")
 
 
 def test_a_script_is_hashable_as_jobs_are_counted() -> None:

@@ -61,6 +61,7 @@ SMOKE = {
     "test_two_runs_are_done_and_all_that_they_left_arrives[each]",
     "test_a_host_that_fails_does_not_let_the_others_wait",
     "test_two_recipes_come_home",
+    "test_a_script_comes_home_with_what_it_left",
 }
 
 

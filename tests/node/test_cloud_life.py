@@ -28,9 +28,12 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.images.code_bundle import script_bundle, upload_bundle
+from fastlaunch.images.working_directory import working_directory
 from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.options import SubmitOptions
-from fastlaunch.jobs.spec import JobSpec, Terms
+from fastlaunch.jobs.scripts import script_spec
+from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
@@ -148,6 +151,39 @@ def world(tmp_path: Path, aws_server: MotoServer) -> Iterator[World]:
         scene.close()
 
 
+#: Records its steps, writes where it runs, and leaves something.
+SCRIPT = """
+import os, pathlib, sys, time
+import fastlaunch_train as fl
+
+fl.step()
+for _ in range(25):
+    time.sleep(0.01)
+    fl.step(num_samples=4, loss=1.0)
+pathlib.Path("here.txt").write_text(sys.argv[1])
+left = pathlib.Path(os.environ["FASTLAUNCH_OUTPUT"], "a model")
+left.mkdir()
+(left / "weights.bin").write_bytes(sys.argv[1].encode() * 1000)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A folder with a script."""
+    folder = tmp_path / "script"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
+
+
+def assert_script_came_home(run: Run, lr: str) -> None:
+    assert run.summary is not None and run.directory is not None
+    assert run.summary.num_steps == 25 and run.summary.timing.step_time_s is not None
+    assert (run.summary.setup.workload, run.summary.setup.variant) == ("train.py", {"lr": lr})
+    assert (run.summary.setup.instance, run.summary.problems) == ("g5.xlarge", ())
+    assert (run.directory / "output" / "a model" / "weights.bin").read_bytes() == lr.encode() * 1000
+
+
 def consoles(world: World) -> str:
     return "\n".join([*world.messages, *(instance.console for instance in world.scene.started)])
 
@@ -165,6 +201,20 @@ def test_two_recipes_come_home(world: World) -> None:
     node_log = world.home / "runs" / first.id / "node-a1.log"
     assert second.id in node_log.read_text()
     assert not world.scene.moto.instances("pending", "running")
+
+
+def test_a_script_comes_home_with_what_it_left(world: World, script: Path) -> None:
+    bundle = script_bundle(working_directory(script, home=world.home))
+    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
+    world.machines.update(training="real")
+    world.max_minutes = 1200
+    command = ("python", "train.py", "{lr}")
+    scripts = [Script(command=command, variant=(("lr", lr),)) for lr in ("1", "2")]
+    where = {"backend": "ec2", "instance": "g5.xlarge", "image": IMAGE, "terms": Terms(max_minutes=1200)}
+    first, second = world.submit(*(script_spec(each, **where) for each in scripts))
+    assert [first.state, second.state] == [RunState.COMPLETED] * 2, consoles(world)
+    assert_script_came_home(first, "1")
+    assert_script_came_home(second, "2")
 
 
 def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
@@ -244,21 +294,38 @@ def test_two_nodes_come_home(switch: Switch, world: World) -> None:
     assert not world.scene.moto.instances("pending", "running")
 
 
+def test_a_script_on_two_nodes_is_one_of_two_ranks(switch: Switch, world: World, script: Path) -> None:
+    bundle = script_bundle(working_directory(script, home=world.home))
+    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
+    world.machines.update(switch=switch, training="real")
+    world.max_minutes = 1200
+    command = Script(command=("python", "train.py", "{lr}"), variant=(("lr", "1"),), nproc=1)
+    where = {"backend": "ec2", "instance": "g5.xlarge", "image": IMAGE, "terms": Terms(max_minutes=1200)}
+    (run,) = world.submit(script_spec(command, num_nodes=2, allow_tcp=True, **where))
+    assert run.state is RunState.COMPLETED, consoles(world)
+    assert_script_came_home(run, "1")
+    assert run.summary is not None and run.directory is not None
+    assert (run.summary.setup.num_nodes, run.summary.setup.global_batch) == (2, 8)
+    assert (run.directory / "output-node-1" / "a model" / "weights.bin").exists()
+
+
 # Training jobs, by what a user types.
 
 #: With an image that holds the code, so that nothing has to be fetched.
+ON_SAGEMAKER = ("submit", "--backend", "sagemaker", "--instance", "g5.xlarge", "--image", IMAGE, "--yes")
 SUBMIT = (
-    *("submit", "--backend", "sagemaker", "--instance", "g5.xlarge", "--image", IMAGE, "--yes"),
+    *ON_SAGEMAKER,
     *("--workload", "vit-tiny", "--batch-size", "4", "--steps", "60", "--checkpoint-every", "5"),
 )
 
 
 class TrainingJobs:
-    """Where what `fastlaunch` asks for is carried out. environment: of the simulated jobs."""
+    """Where what `fastlaunch` asks for is carried out. environment, training: of the simulated jobs."""
 
     def __init__(self, scene: TrainingScene) -> None:
         self.scene = scene
         self.environment = {"FAKE_STEP_S": "0.1"}
+        self.training = "fake"
         self._made = threading.Event()
         scene.moto.training_jobs.when_created.append(self._created)
 
@@ -267,12 +334,15 @@ class TrainingJobs:
         threading.Thread(target=self._simulate, args=(name,), daemon=True).start()
 
     def _simulate(self, name: str) -> None:
-        self.scene.simulate(name, environment=self.environment)
+        self.scene.simulate(name, environment=self.environment, training=self.training)
         self._made.set()
 
-    def submit(self, *argv: str) -> subprocess.Popen[str]:
+    def submit(
+        self, *argv: str, command: Sequence[str] = SUBMIT, cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "fastlaunch", *SUBMIT, *argv],
+            [sys.executable, "-m", "fastlaunch", *command, *argv],
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -314,6 +384,17 @@ def test_a_training_job_on_spot_ends_as_if_it_had_not_been_interrupted(
     records = sorted((isolated / "runs" / run.id).glob("rank-00000-attempt-*.jsonl"))
     assert [step.step for path in records for step in read_record(path).steps] == list(range(1, 61))
     assert job.rewritten() == []
+
+
+def test_a_script_comes_home_from_a_training_job(training_jobs: TrainingJobs, script: Path) -> None:
+    training_jobs.training = "real"
+    argv = ("-L", "lr=1,2", "--", "python", "train.py", "{lr}")
+    process = training_jobs.submit(*argv, command=ON_SAGEMAKER, cwd=script)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out + training_jobs.job().console
+    assert "travels: 1 file" in out
+    for run, lr in zip(runs(), ("1", "2"), strict=True):
+        assert_script_came_home(run, lr)
 
 
 def test_two_hosts_of_which_one_fails_end_with_its_cause(training_jobs: TrainingJobs, isolated: Path) -> None:

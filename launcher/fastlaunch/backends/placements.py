@@ -59,11 +59,14 @@ class _Placement:
     volume_kms_key: str | None = None
     # ARNs, by the variable of a job's environment that gets the value.
     secrets: Mapping[str, str] = field(default_factory=dict)
+    # Values of other variables of a job.
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def placeholders(self) -> tuple[str, ...]:
         """Names of what is not known yet, without the brackets, sorted."""
-        names = {name for text in _texts(asdict(self)) for name in re.findall(r"<([^>]+)>", text)}
+        own = {**asdict(self), "variables": {}}
+        names = {name for text in _texts(own) for name in re.findall(r"<([^>]+)>", text)}
         return tuple(sorted(names))
 
     @property

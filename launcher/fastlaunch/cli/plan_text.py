@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 import textwrap
 from collections import Counter
@@ -14,7 +15,8 @@ import yaml
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
-from fastlaunch.core.units import by_reason, counted, in_ms
+from fastlaunch.core.units import by_reason, counted, in_ms, size_text
+from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
 from fastlaunch.jobs.options import FEWEST_MAX_ROUNDS, CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.config_checks import setup_command
@@ -51,9 +53,11 @@ def plan_text(
     expected: "Expected | str",
     cloud: CloudOptions,
     lacks_scheduler: bool,
+    travels: Sequence[str] = (),
 ) -> str:
     """Return what would be done at the first of `sites`, what it costs, what ends it and what is missing.
 
+    travels: sentences on what of the working directory does.
     lacks_scheduler: whether the config file names no role for the timer in the account, which is to be made.
     """
     site, *others = sites
@@ -64,6 +68,7 @@ def plan_text(
     lines = [
         *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
         *_topic("where", where, width),
+        *_topic("travels", travels, width),
         *_topic("cost", [f"{ceiling}.", _expected(expected, jobs), NOT_COUNTED], width),
         *_topic("ends", [_ends(site, cloud, lacks_scheduler=lacks_scheduler)], width),
         *_missing(plan, site, width, lacks_scheduler=lacks_scheduler),
@@ -131,6 +136,20 @@ def _ends(site: "Placement", cloud: CloudOptions, *, lacks_scheduler: bool) -> s
     if cloud.account_timer:
         timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
     return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
+
+
+def travels_text(directory: WorkingDirectory) -> list[str]:
+    """Return sentences on what travels with a script, by what rule, and how to see all of it."""
+    files, largest = directory.files, directory.largest[:_MOST]
+    rules = {"git": "what git tracks here", IGNORE_FILE: f"what {IGNORE_FILE} leaves"}
+    what = rules.get(directory.rule or "", f"all that is here, as neither git nor a {IGNORE_FILE} says less")
+    named = ", ".join(f"{shown(file.path)} ({size_text(file.num_bytes)})" for file in largest)
+    only = "largest: " if len(files) > _MOST else ""
+    lines = [f"{counted(len(files), 'file')}, {size_text(directory.num_bytes)}: {what}; {only}{named}."]
+    if directory.untracked:
+        behind = _some([shown(path) for path in directory.untracked], ", ")
+        lines.append(f"Stays behind, as git does not track it: {behind}.")
+    return [*lines, "`--dry-run --show files` lists all."]
 
 
 def to_be_given(plan: Plan) -> list[str]:
@@ -206,18 +225,22 @@ def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
     shared: dict[str, list[str]] = {}
     for job, times in Counter(job.without_seed for job in jobs).items():
         number = f"at most {times}" if job.max_rounds else str(times)
-        named = f"{job.recipe.label}, {number} times" if times > 1 else job.recipe.label
+        named = f"{job.label}, {number} times" if times > 1 else job.label
         shared.setdefault(_what(job, jobs), []).append(named)
     trained = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
     after = ", one run after another" if len(jobs) > 1 else ""
     job = jobs[0]
     if job.max_rounds:
-        after += f", each recipe until its verdict is settled (looked at from round {FEWEST_MAX_ROUNDS} on)"
+        row = "variant" if job.script else "recipe"
+        after += f", each {row} until its verdict is settled (looked at from round {FEWEST_MAX_ROUNDS} on)"
     return f"{trained}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
 
 
 def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
-    """`vit-huge at batch 64 for 200 steps`."""
+    """`vit-huge at batch 64 for 200 steps`, `python train.py --amp {amp}`."""
+    if job.script:
+        torchrun = f" ({job.script.nproc} ranks a node)" if job.script.nproc else ""
+        return shlex.join(job.script.command) + torchrun
     fitting = "the largest batch that fits" + (" all recipes" if job.fit else "")
     batch = fitting if job.batch_size is None else f"batch {job.batch_size}"
     # Only where not all have as many.

@@ -65,8 +65,9 @@ _RUN_ID = "<run-id>"
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
 @click.option(
     "--show",
-    type=click.Choice(["request", "user-data"]),
-    help="With --dry-run for AWS: print the whole request, or the machine's script, instead.",
+    type=click.Choice(["request", "user-data", "files"]),
+    metavar="WHAT",
+    help="With --dry-run for AWS: print only the `request`, the `user-data`, or the `files` that travel.",
 )
 @table_or_json_option("the runs are")
 @yes_option
@@ -84,7 +85,7 @@ def submit(
     yes: bool,
     **fields: Any,
 ) -> int:
-    """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own, here.
+    """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own.
 
     Defaults that work: without a GPU vit-tiny at batch 8, with one vit-huge at 64; recipe bf16, 200 steps.
     With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
@@ -95,6 +96,7 @@ def submit(
       fastlaunch submit --local --experiment fusion --repeats 5
       fastlaunch submit --local -L amp=fp32,bf16 -- python train.py --amp {amp}
       fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --dry-run
+      fastlaunch submit --instance p5.48xlarge --dry-run -- python train.py
       fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run
     """
     context, given_regions = app_context(), regions

@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,12 +14,21 @@ from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.cli.context import AppContext, open_launcher
 from fastlaunch.cli.options import check_can_ask, confirm, next_command
-from fastlaunch.cli.plan_text import in_words, plan_text, request_text, to_be_given, user_data_text
+from fastlaunch.cli.plan_text import (
+    in_words,
+    plan_text,
+    request_text,
+    to_be_given,
+    travels_text,
+    user_data_text,
+)
 from fastlaunch.cli.render import exit_code_of, print_runs
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.units import by_reason
+from fastlaunch.images.working_directory import WorkingDirectory, shown, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.cost_ceiling import (
     NOT_COUNTED,
@@ -56,13 +66,17 @@ def submit_to_cloud(
     settings, now = context.settings, context.now()
     catalogue = load_catalogue(settings.prices)
     request = build_cloud_request(options, cloud, catalogue=catalogue)
+    directory = _directory(request, settings.home) if request.scripts else None
+    if show == "files" and directory is None:
+        raise UserError("--show files lists what travels with a script", "end with one: -- python train.py")
     lookup = OfflineLookup(
         settings=settings,
         catalogue=catalogue,
         now=now,
         base=_base_image(request, now.date(), catalogue),
-        # Only git can say, and a dry run does not run it.
-        commit="<commit>" if context.find_commit else None,
+        # Only git can say, and a dry run does not run it. Of a script it says nothing.
+        commit="<commit>" if context.find_commit and not request.scripts else None,
+        is_script=bool(request.scripts),
     )
     resolution = resolve(request, lookup)
     ceiling = _ceiling(request, resolution.placements)
@@ -76,7 +90,9 @@ def submit_to_cloud(
         click.echo(f"warning: {caveat}", err=True)
     _check_plans(request, resolution.placements)
     if dry_run:
-        _print_dry_run(context, request, resolution, ceiling, catalogue, output=output, show=show)
+        _print_dry_run(
+            context, request, resolution, ceiling, catalogue, output=output, show=show, directory=directory
+        )
         return EXIT_DONE
     from fastlaunch.placement.prepare import prepare
     from fastlaunch.runs.launcher import check_home
@@ -91,9 +107,19 @@ def submit_to_cloud(
         now=now,
         commit=context.commit,
         max_cost_usd=max_cost_usd,
+        directory=directory,
     )
     _check_plans(prepared.request, prepared.placements)
-    return _submit(context, prepared, output=output, yes=yes)
+    return _submit(context, prepared, output=output, yes=yes, directory=directory)
+
+
+def _directory(request: CloudRequest, home: Path) -> WorkingDirectory:
+    """Return what travels of the current directory. Raises UserError if the script does not."""
+    directory = working_directory(Path.cwd(), home=home)
+    why_not, to_take = directory.why_not
+    paths = {file.path for file in directory.files}
+    check_travels_along(request.scripts, paths, why_not=why_not, to_take=to_take)
+    return directory
 
 
 def _jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
@@ -121,6 +147,7 @@ def _print_dry_run(
     *,
     output: str,
     show: str | None,
+    directory: WorkingDirectory | None,
 ) -> None:
     """Print the plan at the first site, as text or JSON, with what the dearest site may cost."""
     site = resolution.placements[0]
@@ -133,7 +160,12 @@ def _print_dry_run(
     if output == "json":
         for reason in by_reason(resolution.skipped):
             click.echo(f"left out: {reason}", err=True)
-        click.echo(json.dumps(plan.to_json(), indent=2))
+        files = {"files": [file.path for file in directory.files]} if directory else {}
+        click.echo(json.dumps({**plan.to_json(), **files}, indent=2))
+        return
+    if show == "files":
+        assert directory is not None
+        click.echo("\n".join(f"{file.num_bytes:>11,}  {shown(file.path)}" for file in directory.files))
         return
     if show is not None:
         click.echo(request_text(plan) if show == "request" else user_data_text(plan))
@@ -151,6 +183,7 @@ def _print_dry_run(
         expected=expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue),
         cloud=request.cloud,
         lacks_scheduler=lacks_scheduler,
+        travels=travels_text(directory) if directory else [],
     )
     click.echo(text)
     if not lacks_scheduler and not to_be_given(plan):
@@ -199,7 +232,14 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
     return base
 
 
-def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool) -> int:
+def _submit(
+    context: AppContext,
+    prepared: "Prepared",
+    *,
+    output: str,
+    yes: bool,
+    directory: WorkingDirectory | None,
+) -> int:
     from fastlaunch.cli.compare import looks_of
     from fastlaunch.placement.prepare import upload_code
     from fastlaunch.runs.launcher import Submission
@@ -215,7 +255,7 @@ def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool
         verdicts=looks_of(context.settings, prepared.request.options),
     )
     with open_launcher(context, context.cloud_backends) as launcher:
-        click.echo("\n".join(_announcement(prepared, launcher.ledger)), err=True)
+        click.echo("\n".join(_announcement(prepared, launcher.ledger, directory)), err=True)
         confirm("Start it?", yes=yes)
         upload_code(prepared, context.aws)
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
@@ -223,13 +263,15 @@ def _submit(context: AppContext, prepared: "Prepared", *, output: str, yes: bool
     return exit_code_of(runs, stopped=bool(launcher.stop.by))
 
 
-def _announcement(prepared: "Prepared", ledger: "Ledger") -> list[str]:
+def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDirectory | None) -> list[str]:
     """Return lines on what is going to be done, what speaks against it, and last what it may cost."""
     from fastlaunch.runs.resume import slow_checkpoint
 
     first, *others = prepared.placements
     jobs = _jobs_of(prepared.request, first)
     lines = [in_words(jobs, first)]
+    if directory:
+        lines.append(f"travels: {' '.join(travels_text(directory))}")
     if others:
         lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
     lines += [f"left out: {reason}" for reason in by_reason(prepared.skipped)]

@@ -321,6 +321,13 @@ cloud_options = with_options(
         help="Give jobs this secret or parameter as the variable NAME, read where they run; may be repeated.",
     ),
     click.option(
+        "--env",
+        "variables",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Give jobs this variable; may be repeated. It is stored as it is: for a password use --secret.",
+    ),
+    click.option(
         "--bucket",
         metavar="NAME",
         help="Keep code, records and checkpoints in this bucket.  [default: the config's]",

@@ -25,8 +25,15 @@ from fastlaunch.jobs.options import (
     Variant,
     check_cloud_options,
 )
-from fastlaunch.jobs.scripts import check_no_script, num_ranks, script_specs
-from fastlaunch.jobs.spec import JobSpec, Terms
+from fastlaunch.jobs.scripts import (
+    check_no_script,
+    num_ranks,
+    on_nodes,
+    script_spec,
+    script_specs,
+    scripts_of,
+)
+from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
     capabilities_of,
@@ -262,8 +269,10 @@ class CloudRequest:
 
     options: SubmitOptions
     cloud: CloudOptions
-    #: What is trained, in order.
-    variants: tuple[Variant, ...]
+    #: What is trained, in order; none where scripts are.
+    variants: tuple[Variant, ...] = ()
+    #: The variants of a command of the user's own, the baseline first.
+    scripts: tuple[Script, ...] = ()
     #: Those of the options, in the order they are tried.
     instances: tuple[InstanceType, ...]
     #: Variants of an experiment that the machines cannot run, as (name, reason).
@@ -274,6 +283,8 @@ class CloudRequest:
     @property
     def user_file(self) -> Path | None:
         """The user's own workload file, which travels in the code bundle; None for any other workload."""
+        if self.scripts:
+            return None
         path, separator, _ = self.variants[0].workload.name.rpartition(".py:")
         return Path(f"{path}.py") if separator else None
 
@@ -281,9 +292,7 @@ class CloudRequest:
 def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: Catalogue) -> CloudRequest:
     """Check the options as a request. Raises UserError if they name what does not exist or is not sold."""
     if options.command is not None:
-        raise UserError(
-            "a script of your own runs on this machine only for now", "give --local, and nothing for AWS"
-        )
+        return _script_request(options, cloud, catalogue=catalogue)
     check_no_script(options)
     variants = variants_of(options, _GPU_WORKLOAD)
     check_cloud_options(cloud)
@@ -294,9 +303,7 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
     _check_memory_budget(options, None)
     for variant in variants:
         check_travels(variant, cloud)
-    for instance in instances:
-        if cloud.backend == "ec2":
-            check_sold(instance, cloud.purchase, cloud.max_price_usd)
+    _check_sold(instances, cloud)
     runnable: list[Variant] = []
     skipped: list[tuple[str, UserError]] = []
     for variant in variants:
@@ -324,6 +331,33 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
         skipped=tuple((name, error.message) for name, error in skipped),
         caveats=(*_caveats(runnable, kinds), *filter(None, [_too_short(options)])),
     )
+
+
+def _script_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: Catalogue) -> CloudRequest:
+    scripts = scripts_of(options)
+    check_cloud_options(cloud)
+    instances = instances_of(cloud, catalogue)
+    _check_each_once("region", cloud.regions)
+    _check_repeats(options)
+    _check_sold(instances, cloud)
+    if cloud.purchase == "spot":
+        raise UserError(
+            "an interruption on spot would lose what a script has done: its files stay with the machine",
+            "leave out --purchase spot",
+        )
+    for instance in instances:
+        if isinstance(options.nproc, int) and options.nproc > instance.num_accelerators:
+            raise UserError(
+                f"{options.nproc} processes on {instance.name}, which has {instance.num_accelerators} GPUs",
+                f"give --nproc {instance.num_accelerators} or less: one process per GPU",
+            )
+    return CloudRequest(options=options, cloud=cloud, scripts=scripts, instances=instances)
+
+
+def _check_sold(instances: Sequence[InstanceType], cloud: CloudOptions) -> None:
+    for instance in instances:
+        if cloud.backend == "ec2":
+            check_sold(instance, cloud.purchase, cloud.max_price_usd)
 
 
 def instances_of(cloud: CloudOptions, catalogue: Catalogue) -> tuple[InstanceType, ...]:
@@ -374,18 +408,21 @@ def jobs_at(
         reservation=cloud.reservation,
         training_plan=cloud.training_plan,
     )
+    where: dict[str, Any] = {
+        "backend": cloud.backend,
+        "instance": instance.name,
+        "num_nodes": cloud.num_nodes,
+        "region": region,
+        "image": image,
+        "terms": terms,
+        "allow_tcp": cloud.allow_tcp and cloud.num_nodes > 1,
+    }
+    if request.scripts:
+        nproc = request.options.nproc
+        scripts = [on_nodes(one, nproc, instance, cloud.num_nodes) for one in request.scripts]
+        return interleaved([script_spec(script, **where) for script in scripts], request.options)
     specs = [
-        _spec(
-            replace(variant, num_gpus=variant.num_gpus or num_gpus),
-            request.options,
-            backend=cloud.backend,
-            instance=instance.name,
-            num_nodes=cloud.num_nodes,
-            region=region,
-            image=image,
-            terms=terms,
-            allow_tcp=cloud.allow_tcp and cloud.num_nodes > 1,
-        )
+        _spec(replace(variant, num_gpus=variant.num_gpus or num_gpus), request.options, **where)
         for variant in request.variants
     ]
     return interleaved(_with_common_batch(specs, request.options), request.options)

@@ -117,6 +117,8 @@ class CloudOptions:
     tags: tuple[str, ...] = ()
     #: NAME=ARN each: a variable of the job, and what holds its value.
     secrets: tuple[str, ...] = ()
+    #: NAME=VALUE each: variables of the job, as they are.
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,7 @@ def check_cloud_options(cloud: CloudOptions) -> None:
     _check_block(cloud)
     _check_limits(cloud)
     check_tags(given_tags(cloud))
-    _check_secrets(cloud)
+    _check_variables(cloud)
     _check_image(cloud)
 
 
@@ -192,13 +194,27 @@ def given_secrets(cloud: CloudOptions) -> dict[str, str]:
     return _pairs("--secret", cloud.secrets, "NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager:...")
 
 
-def _check_secrets(cloud: CloudOptions) -> None:
-    for name, arn in given_secrets(cloud).items():
-        if not _VARIABLE.fullmatch(name):
-            raise UserError(
-                f"--secret {name!r} cannot be a variable of the job",
-                "give letters, digits and _, such as HF_TOKEN; FASTLAUNCH_ and DOCKER_ are taken",
-            )
+def given_variables(cloud: CloudOptions) -> dict[str, str]:
+    """Return values by variable, as they were typed. Raises UserError for a text that is none."""
+    return _pairs("--env", cloud.variables, "NAME=VALUE", "HF_HUB_OFFLINE=1")
+
+
+def _check_variables(cloud: CloudOptions) -> None:
+    secrets, variables = given_secrets(cloud), given_variables(cloud)
+    for option, names in (("--secret", secrets), ("--env", variables)):
+        for name in names:
+            if not _VARIABLE.fullmatch(name):
+                raise UserError(
+                    f"{option} {name!r} cannot be a variable of the job",
+                    "give letters, digits and _, such as HF_TOKEN; PATH, HOME, and what begins with "
+                    "FASTLAUNCH_ or DOCKER_, are taken",
+                )
+    if both := secrets.keys() & variables.keys():
+        raise UserError(f"{min(both)} is given by --secret and by --env", "give it once")
+    for name, value in variables.items():
+        if not value.isprintable():
+            raise UserError(f"--env {name} has a value with control characters", "give text in one line")
+    for name, arn in secrets.items():
         check_secret(arn, form=f"{name}=")
 
 

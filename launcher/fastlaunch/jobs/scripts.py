@@ -1,14 +1,17 @@
 """A command of the user's own as jobs: its variants by `-L`, its name, and what keeps it from starting."""
 
+import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Collection, Sequence
+from dataclasses import fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import Any
 
+from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import SubmitOptions
@@ -43,43 +46,98 @@ _MEANINGLESS = {
     "num_workers": ("--num-workers", "the script decides how it loads data"),
     "checkpoint_every": ("--checkpoint-every", "the script decides when it saves"),
     "eval_every": ("--eval-every", "the script decides when it evaluates; fl.evaluate(loss=...) records it"),
-    "instance": ("--instance", "scripts run on this machine only for now"),
+    "instance": ("--instance", "with --local it rehearses recipes; without, the script runs there"),
 }
 #: Fields that say nothing without a command.
 _OF_SCRIPTS = {"lists": "-L", "baseline": "--baseline", "hang_timeout_s": "--hang-timeout"}
 
 
 def script_specs(options: SubmitOptions, machine: Machine) -> list[JobSpec]:
-    """Return a job for each variant of the command, the baseline first.
+    """Return a job for each variant of the command on this machine, the baseline first.
 
     Raises UserError for what cannot start here, and for options that do not fit together.
+    """
+    scripts = scripts_of(options)
+    nproc = None if options.nproc is None else num_ranks(options.nproc, machine)
+    for script in scripts:
+        _check_starts(script.argv)
+    return [script_spec(replace(script, nproc=nproc), region=options.region) for script in scripts]
+
+
+def scripts_of(options: SubmitOptions) -> tuple[Script, ...]:
+    """Return the variants of the command, the baseline first; where they run says the number of ranks.
+
+    Raises UserError for options that do not fit together.
     """
     _check_options(options)
     if not options.command:
         raise UserError("no command follows --", "give one, as in: -- python train.py --lr 1e-3")
-    command, nproc = options.command, None if options.nproc is None else num_ranks(options.nproc, machine)
     scripts = [
-        Script(command=command, variant=variant, nproc=nproc, hang_timeout_s=options.hang_timeout_s)
-        for variant in _variants(options.lists, command)
+        Script(command=options.command, variant=variant, hang_timeout_s=options.hang_timeout_s)
+        for variant in _variants(options.lists, options.command)
     ]
     if options.baseline is not None:
         base = next((script for script in scripts if script.is_named(options.baseline)), None)
         if base is None:
             raise UnknownName("baseline", options.baseline, [script.label for script in scripts])
         scripts = [base, *(script for script in scripts if script is not base)]
-    _check_commands(scripts)
-    return [
-        JobSpec(
-            workload=script_name(script.argv),
-            recipe=SCRIPT_RECIPE,
-            script=script,
-            batch_size=None,
-            steps=None,
-            num_gpus=1 if nproc is None else nproc,
-            region=options.region,
-        )
-        for script in scripts
-    ]
+    _check_commands(scripts, options.nproc)
+    return tuple(scripts)
+
+
+def script_spec(script: Script, *, num_nodes: int = 1, **where: Any) -> JobSpec:
+    """Return the job of a script. where: what `JobSpec` says of machines and how they are bought."""
+    num_ranks = 1 if script.nproc is None else script.nproc
+    return JobSpec(
+        workload=script_name(script.argv),
+        recipe=SCRIPT_RECIPE,
+        script=script,
+        batch_size=None,
+        steps=None,
+        num_gpus=num_nodes * num_ranks,
+        num_nodes=num_nodes,
+        **where,
+    )
+
+
+def on_nodes(script: Script, nproc: int | str | None, instance: InstanceType, num_nodes: int) -> Script:
+    """Return the script with its ranks on a node, by --nproc as typed.
+
+    Over several nodes a Python script is put under torchrun without it, too, with one rank per GPU.
+    """
+    is_joined = num_nodes > 1 and _PYTHON.fullmatch(Path(script.argv[0]).name) is not None
+    if nproc == "gpu" or (nproc is None and is_joined):
+        return replace(script, nproc=instance.num_accelerators)
+    return replace(script, nproc=None if nproc is None else int(nproc))
+
+
+def check_travels_along(
+    scripts: Sequence[Script], paths: Collection[str], *, why_not: str, to_take: str
+) -> None:
+    """Raise UserError if a script is not among the files that travel.
+
+    paths: of the files, from the current directory. why_not, to_take: why one that is here does not, and what
+    to do about it, with `{}` for its path.
+    """
+    for script in scripts:
+        program, named = script.argv[0], _script_path(script.argv)
+        own = Path(program).is_absolute() and Path(program).is_relative_to(Path.home())
+        for path in filter(None, (program if own or _is_relative(program) else None, named)):
+            inside = os.path.normpath(path)
+            if inside in paths or any(each.startswith(f"{inside}/") for each in paths):
+                continue
+            if Path(path).is_absolute():
+                # The image may have what is not here.
+                if Path(path).exists():
+                    raise UserError(f"{path} is of this machine alone", "give a name, or the path from here")
+            elif not Path(path).exists():
+                raise _no_script(path, Path(program).name)
+            else:
+                raise UserError(f"{path} does not travel with the job: {why_not}", to_take.format(path))
+
+
+def _is_relative(program: str) -> bool:
+    return "/" in program and not Path(program).is_absolute()
 
 
 def check_no_script(options: SubmitOptions) -> None:
@@ -146,8 +204,8 @@ def num_ranks(nproc: int | str, machine: Machine) -> int:
     return number
 
 
-def _check_commands(scripts: Sequence[Script]) -> None:
-    """Raise UserError if two variants are one command, or if one cannot start for what is not here."""
+def _check_commands(scripts: Sequence[Script], nproc: int | str | None) -> None:
+    """Raise UserError if two variants are one command, or if torchrun cannot start one on several ranks."""
     seen: dict[tuple[str, ...], Script] = {}
     for script in scripts:
         other = seen.setdefault(script.argv, script)
@@ -156,9 +214,8 @@ def _check_commands(scripts: Sequence[Script]) -> None:
             raise UserError(
                 f"two variants are one command: {both}", "to run each several times, add --repeats 2"
             )
-        _check_starts(script.argv)
         program = Path(script.argv[0]).name
-        if script.nproc is not None and not _PYTHON.fullmatch(program):
+        if nproc is not None and not _PYTHON.fullmatch(program):
             starts = "starts its ranks itself" if program in _LAUNCHERS else "is no Python script"
             raise UserError(
                 f"--nproc starts a Python script on several ranks, and {program} {starts}",
@@ -175,10 +232,15 @@ def _check_starts(argv: Sequence[str]) -> None:
             f"give what runs it, as in: -- python {program}" if is_file else "give its name, or its path",
         )
     if script is not None and not Path(script).exists():
-        raise UserError(
-            f"there is no {script} here, which {Path(program).name} is to run",
-            f"the command starts in the current directory, {Path.cwd()}: give the path from there",
-        )
+        raise _no_script(script, Path(program).name)
+
+
+def _no_script(path: str, program: str) -> UserError:
+    runs = "" if Path(path).name == program else f", which {program} is to run"
+    return UserError(
+        f"there is no {path} here{runs}",
+        f"the command starts in the current directory, {Path.cwd()}: give the path from there",
+    )
 
 
 def script_name(argv: Sequence[str]) -> str:

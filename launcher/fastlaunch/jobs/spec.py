@@ -297,6 +297,11 @@ def wrapper_arguments(script: Script) -> tuple[str, ...]:
     return (*_script_options(script), "--", *script.argv)
 
 
+def node_arguments(job: JobSpec) -> tuple[str, ...]:
+    """Return the arguments of `run_train.sh`, less `--output DIR` and `--resume`."""
+    return wrapper_arguments(job.script) if job.script else entrypoint_arguments(job)
+
+
 def submit_words(script: Script) -> tuple[str, ...]:
     """Return what is typed for `submit` to run the command, its `{NAME}` in place, less the `-L`."""
     return (*_script_options(script), "--", *script.command)

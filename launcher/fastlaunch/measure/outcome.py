@@ -118,7 +118,7 @@ def _of_script(job: JobSpec, script: Script, records: Iterable[RankRecord]) -> I
         pairs = {
             "workload": (job.workload, header["workload"]["name"]),
             "variant": (script.label, header["recipe"]["label"]),
-            "number of ranks": (script.nproc or header["world_size"], header["world_size"]),
+            "number of ranks": (job.num_gpus if script.nproc else header["world_size"], header["world_size"]),
         }
         for what, (requested, recorded) in pairs.items():
             if recorded != requested:

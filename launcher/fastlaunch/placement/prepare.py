@@ -13,7 +13,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.settings import Settings
-from fastlaunch.images.code_bundle import Bundle, make_bundle, upload_bundle
+from fastlaunch.images.code_bundle import Bundle, make_bundle, script_bundle, upload_bundle
 from fastlaunch.images.wheels import wheel_folder
 from fastlaunch.jobs.build import CloudRequest
 from fastlaunch.placement.aws_lookup import AwsLookup, fitted
@@ -24,6 +24,7 @@ from fastlaunch.placement.resolve import resolve
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
     from fastlaunch.images.wheels import Pin
+    from fastlaunch.images.working_directory import WorkingDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +52,12 @@ def prepare(
     now: datetime.datetime,
     commit: str | None,
     max_cost_usd: float | None = None,
+    directory: "WorkingDirectory | None" = None,
     pins: "Sequence[Pin] | None" = None,
 ) -> Prepared:
     """Look up where the request can be carried out.
 
-    pins: wheels of the bundle instead of the shipped ones.
+    directory: what travels of a script's. pins: wheels of the bundle instead of the shipped ones.
 
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
@@ -65,7 +67,9 @@ def prepare(
     lookup_aws.identity()
     base = None if request.cloud.image else training_base(request.cloud.base_image, today=today)
     bundle = None
-    if base is not None:
+    if directory is not None:
+        bundle = script_bundle(directory)
+    elif base is not None:
         bundle = make_bundle(
             base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
         )

@@ -26,7 +26,7 @@ from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, rate_at
-from fastlaunch.jobs.options import given_secrets, given_tags
+from fastlaunch.jobs.options import given_secrets, given_tags, given_variables
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
@@ -156,6 +156,8 @@ class OfflineLookup(Lookup):
 
     #: Git commit of the code here, where it is known.
     commit: str | None = None
+    #: Whether a script's files travel, with an image of its own too.
+    is_script: bool = False
 
     def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
         known = candidates(request.instances, request.cloud.regions, self.settings)
@@ -200,7 +202,7 @@ class OfflineLookup(Lookup):
         return image_uri(self.base, region, "<image-digest>")
 
     def code(self, region: str) -> CodeBundle | None:
-        if self.base is None:
+        if self.base is None and not self.is_script:
             return None
         prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256="<code-sha256>", commit=self.commit)
@@ -339,6 +341,7 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         placement_group=settings.placement_groups.get(candidate.zone or "") if is_grouped else None,
         block=block,
         secrets=given_secrets(request.cloud),
+        variables=given_variables(request.cloud),
         sns_topic=settings.sns_topic if request.cloud.detach else None,
     )
 
@@ -366,6 +369,7 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
         volume_kms_key=here.volume_kms_key,
         volume_gib=TRAINING_VOLUME_GIB,
         secrets=given_secrets(request.cloud),
+        variables=given_variables(request.cloud),
         training_plan=request.cloud.training_plan,
         subnets=here.sagemaker_subnets,
         security_groups=here.sagemaker_security_groups,

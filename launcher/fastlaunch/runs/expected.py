@@ -56,6 +56,8 @@ def expected(
     Of each job the first source counts that has runs of the same workload, recipe, data, batch per GPU and
     number of GPUs on the same instance type, or on as many of its GPUs.
     """
+    if any(job.script for job in jobs):
+        return "as only the script says how long it runs"
     training_s, starts_s, steps = 0.0, [], []
     unknown: list[str] = []
     for kind in dict.fromkeys(job.without_seed for job in jobs):

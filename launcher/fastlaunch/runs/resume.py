@@ -88,7 +88,10 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         if can_go_on(last, placement) or (is_fresh and placement.instance.name == last.instance)
     )
     if newest is None and not is_faulty(last):
-        raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
+        raise UserError(
+            f"run {run.id} saved no checkpoint",
+            "submit it again" if spec.script else "submit it again, with --checkpoint-every",
+        )
     if not placements:
         raise UserError(
             f"no place of run {run.id}'s submission has {last.instance} and its bucket", "submit it again"

@@ -12,7 +12,7 @@ from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, placeholders_in
-from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments, run_environment
+from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 
 #: Size of the root volume, unless the AMI's own is larger: an image of 20 GB, unpacked, twice, and the AMI.
@@ -136,6 +136,7 @@ def _program(
     host, digest = placement.image.partition("/")[0], placement.image.rpartition("@")[2]
     registry = _ECR_HOST.fullmatch(host)
     environment = {
+        **placement.variables,
         "FASTLAUNCH_ATTEMPT": str(attempt),
         "FASTLAUNCH_INSTANCE": placement.instance.name,
         "FASTLAUNCH_IMAGE_DIGEST": digest,
@@ -172,7 +173,7 @@ def _program(
         runs=tuple(
             NodeRun(
                 run_id=run_id,
-                arguments=entrypoint_arguments(one),
+                arguments=node_arguments(one),
                 environment=run_environment(one) | _ranks_of(one, job),
             )
             for run_id, one in jobs.items()

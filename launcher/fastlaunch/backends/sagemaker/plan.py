@@ -14,7 +14,7 @@ from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
-from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments, run_environment
+from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 
 #: Where the container finds what earlier attempts left, and from where SageMaker copies what it writes.
@@ -168,7 +168,7 @@ def _node_program(
     jobs: Mapping[str, JobSpec], token: str, attempt: int, placement: SageMakerPlacement
 ) -> NodeProgram:
     runs = tuple(
-        NodeRun(run_id=run_id, arguments=entrypoint_arguments(job), environment=run_environment(job))
+        NodeRun(run_id=run_id, arguments=node_arguments(job), environment=run_environment(job))
         for run_id, job in jobs.items()
     )
     instance = placement.instance
@@ -178,6 +178,7 @@ def _node_program(
         runs=runs,
         num_gpus=instance.num_accelerators,
         has_nvswitch=instance.has_nvswitch,
+        environment=placement.variables,
         secrets=placement.secrets,
     )
 
