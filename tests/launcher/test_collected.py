@@ -255,13 +255,16 @@ def test_seconds_that_are_not_billed_are_nobodys(tmp_path: Path) -> None:
     assert first.shared_s == second.shared_s == pytest.approx(60)
 
 
-def test_logs_of_every_node_and_tracebacks_are_found(tmp_path: Path) -> None:
+def test_logs_of_every_node_tracebacks_and_outputs_are_found(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / FIRST
     folder.mkdir(parents=True)
     names = ["node-a1.log", "node-1-a1.log", "traceback-rank-00003-attempt-1.txt"]
     for name in names:
         (folder / name).touch()
+    for name in ("output", "output-node-1"):
+        (folder / name).mkdir()
     found = collected(run(state=RunState.FAILED), [both(ended_at=NOW.isoformat())], tmp_path)
+    assert found.outputs == (folder / "output", folder / "output-node-1")
     assert [path.name for path in (*found.node_logs, *found.tracebacks)] == names
 
 

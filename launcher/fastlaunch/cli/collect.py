@@ -140,6 +140,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("image", report["image"]))
     if report["checkpoints"]:
         facts.append(("checkpoints", report["checkpoints"]["newest"] or report["checkpoints"]["uri"]))
+    facts += [("output", path) for path in report["outputs"]]
     if report["reason"]:
         facts.append(("reason", report["reason"]))
     return facts

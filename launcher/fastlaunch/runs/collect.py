@@ -62,6 +62,8 @@ class Collected:
     #: In words; empty if all is here.
     missing: tuple[str, ...]
     tracebacks: tuple[Path, ...] = ()
+    #: Folders of what a script left, of every node and attempt.
+    outputs: tuple[Path, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -87,6 +89,7 @@ def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
         node_logs=tuple(path for path in node_logs if path.is_file()),
         missing=tuple(_missing(run, attempts, records, log, home)),
         tracebacks=tuple(sorted(folder.glob("traceback-rank-*.txt"))),
+        outputs=tuple(sorted(path for path in folder.glob("output*") if path.is_dir())),
     )
 
 
@@ -197,6 +200,7 @@ def as_json(
         "log": str(collected.log) if collected.log else None,
         "node_logs": [str(path) for path in collected.node_logs],
         "tracebacks": [str(path) for path in collected.tracebacks],
+        "outputs": [str(path) for path in collected.outputs],
         "checkpoints": vars(stored) if stored else None,
         "image": (run.spec or {}).get("image"),
         "list_price": run.price.to_json() if run.price else None,
