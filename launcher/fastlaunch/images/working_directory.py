@@ -213,5 +213,5 @@ def _too_large(directory: WorkingDirectory) -> UserError:
         f"{counted(len(directory.files), 'file')} of {size_text(directory.num_bytes)} would travel with the "
         f"job, and at most {size_text(MAX_BYTES)} do; the largest: {named}",
         f"say in {IGNORE_FILE} what stays behind, as in: {command}; "
-        "data belong into a bucket, from which the script reads them",
+        "larger data the script has to fetch itself",
     )

@@ -59,7 +59,7 @@ OUTPUT = re.compile(_OUTPUT)
 #: What a script leaves for the user: the folder of its attempt, and any path in it that a disk here can hold.
 SCRIPT_OUTPUT = re.compile(r"output(-attempt-\d{1,6})?(/(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f]{1,200}){1,16}")
 #: Of such a file, and of all that a run leaves on a node; larger ones stay there.
-MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES = 2**30, 5 * 2**30
+MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
 CHECKPOINT = re.compile(r"step-\d{8,}\.pt")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
 MAX_SEGMENT_BYTES = 64 * 2**20

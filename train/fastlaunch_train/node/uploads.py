@@ -17,6 +17,7 @@ from fastlaunch_train.node.protocol import (
     LOG,
     MAX_OUTPUT_BYTES,
     MAX_OUTPUT_FILE_BYTES,
+    MAX_OUTPUT_FILES,
     MAX_SEGMENT_BYTES,
     OUTPUT,
     RECORD,
@@ -27,6 +28,10 @@ from fastlaunch_train.node.protocol import (
 
 #: How often all is sent once more at the end, of files that grow meanwhile.
 _MAX_LAST_ROUNDS = 20
+#: Segments of a script's output that one call of the store takes.
+_MAX_WAITING = 500
+#: Of the files that are not sent so many are named.
+_MOST_NAMED = 5
 
 
 class Store(ABC):
@@ -165,32 +170,40 @@ class Uploads:
         """
         self._open.discard(run_id)
         self.now()
-        source, left = self._work / "out" / run_id / "output", MAX_OUTPUT_BYTES
-        for path in sorted(source.rglob("*")):
-            name = f"{output_folder(attempt)}/{path.relative_to(source).as_posix()}"
-            try:
-                if path.is_symlink() or not path.is_file():
-                    continue
-                size = path.stat().st_size
-                if size > min(left, MAX_OUTPUT_FILE_BYTES) or not SCRIPT_OUTPUT.fullmatch(name):
-                    self._say(
-                        f"run {run_id}: {name!r} ({size:,} bytes) is too large, or badly named: not sent"
-                    )
-                    continue
-                left -= size
-                if not self._send(path, f"{self._folder}/{run_id}/{name}"):
-                    return False
-            except OSError as error:
-                self._say(f"run {run_id}: {name!r} not sent: {error.strerror}")
-        return True
-
-    def _send(self, path: Path, name: str) -> bool:
-        """Send a file that grows no more, a segment at a time; return whether all of it arrived."""
+        num_waiting = num_bytes = 0
         with self._lock:
-            while self._segments.cut(path, name):
-                if not self._clock.attempts(3, 5, self._store.flush):
-                    return self._report("the store does not take it")
-        return True
+            for path, name, size in self._left_by_script(run_id, output_folder(attempt)):
+                try:
+                    while self._segments.cut(path, f"{self._folder}/{run_id}/{name}"):
+                        num_waiting, num_bytes = num_waiting + 1, num_bytes + min(size, MAX_SEGMENT_BYTES)
+                        # A call takes as long for one small file as for many.
+                        if num_bytes >= MAX_SEGMENT_BYTES or num_waiting >= _MAX_WAITING:
+                            if not self._clock.attempts(3, 5, self._store.flush):
+                                return self._report("the store does not take it")
+                            num_waiting = num_bytes = 0
+                except OSError as error:
+                    self._say(f"run {run_id}: {name!r} not sent: {error.strerror}")
+            return bool(self._clock.attempts(3, 5, self._store.flush))
+
+    def _left_by_script(self, run_id: str, folder: str) -> Iterator[tuple[Path, str, int]]:
+        """Yield files that are to be sent, with name and size; say what is not, as it is too much."""
+        source = self._work / "out" / run_id / "output"
+        num_left, left, num_kept = MAX_OUTPUT_FILES, MAX_OUTPUT_BYTES, 0
+        for path in sorted(source.rglob("*")):
+            name = f"{folder}/{path.relative_to(source).as_posix()}"
+            if path.is_symlink() or not path.is_file():
+                continue
+            size = path.stat().st_size
+            is_too_much = size > min(left, MAX_OUTPUT_FILE_BYTES) or not num_left
+            if is_too_much or not SCRIPT_OUTPUT.fullmatch(name):
+                num_kept += 1
+                if num_kept <= _MOST_NAMED:
+                    self._say(f"run {run_id}: {name!r} ({size:,} bytes) not sent: too much, or badly named")
+                continue
+            num_left, left = num_left - 1, left - size
+            yield path, name, size
+        if num_kept > _MOST_NAMED:
+            self._say(f"run {run_id}: {num_kept:,} files not sent in all")
 
     def _go_on(self) -> None:
         while not self._clock.wait(self._every_s, self._over):
