@@ -149,9 +149,9 @@ def compare(
 
     Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
     last part of it; FILTER is field=glob, such as 'recipe=te-*', on workload, recipe, instance, state,
-    submission, backend or commit (of the training code). Runs that are repeats of each other become one row.
-    A run is priced as it was billed, else by the price of its instance today. A row that fails a check of its
-    numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
+    submission, sweep, backend or commit (of the training code). Runs that are repeats of each other become
+    one row. A run is priced as it was billed, else by the price of its instance today. A row that fails a
+    check of its numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
     """
     from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.catalog.load import load_catalogue
@@ -217,6 +217,20 @@ def _print_instead(comparison: "Comparison", output: str, name: str | None) -> N
     click.echo(all_notes(comparison, width=width) if name is None else why(comparison, name, width=width))
 
 
+def print_comparison(settings: "Settings", runs: "Sequence[Run]", *, output: str, **further: object) -> None:
+    """Compare the runs at their own prices, and print the comparison as `compare` does.
+
+    further: objects beside it in JSON. Raises UserError if nothing was measured.
+    """
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.catalog.load import load_catalogue
+
+    request = PriceRequest(today=datetime.date.today(), region=settings.region)
+    comparison = _compared(runs, request, load_catalogue(settings.prices), None, allow_unverified=False)
+    _print_warnings(comparison.warnings)
+    _print(comparison, output, finish=None, target=None, columns=(), brief=False, in_full=False, **further)
+
+
 def _compared(
     runs: Sequence["Run"],
     request: "PriceRequest",
@@ -265,11 +279,12 @@ def _print(
     columns: Sequence[str],
     brief: bool,
     in_full: bool,
+    **beside: object,
 ) -> None:
     """Print the comparison on stdout, and what jobs cost to their end or to a target, where asked for.
 
-    The answer comes first, in a sentence. Raises UserError for a target that cannot be read, a column
-    that there is not, and an option that means nothing in this form of output.
+    The answer comes first, in a sentence. beside: objects beside it in JSON. Raises UserError for a target
+    that cannot be read, a column that there is not, and an option that means nothing in this form of output.
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
@@ -287,6 +302,7 @@ def _print(
         return
     if output == "json":
         further = {
+            **beside,
             **({} if finish is None else {"finish": finish_json(comparison, finish)}),
             **({} if target is None else {"target": target_json(comparison, target)}),
         }

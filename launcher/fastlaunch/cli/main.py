@@ -16,6 +16,7 @@ from fastlaunch.core.terminal import plain_output
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
     "submit": ("submit", "Train a workload with a recipe: here, or on AWS."),
+    "sweep": ("sweep", "Measure recipes on several instance types, within one budget."),
     "doctor": ("doctor", "What a job on AWS would meet: login, quota, image, network, bucket, price."),
     "compare": ("compare", "What a dollar bought: runs side by side, with intervals and verdicts."),
     "runs": ("runs", "List, show, import, export and remove runs."),
@@ -36,6 +37,7 @@ COMMANDS = {
 #: What other tools call a command: the command.
 SYNONYMS = {
     **dict.fromkeys(("launch", "run", "train", "start", "up"), "submit"),
+    **dict.fromkeys(("bench", "benchmark", "matrix", "grid"), "sweep"),
     **dict.fromkeys(("down", "stop", "kill", "delete"), "cancel"),
     **dict.fromkeys(("ls", "list", "history", "show"), "runs"),
     **dict.fromkeys(("queue", "ps", "jobs"), "status"),

@@ -64,6 +64,8 @@ def plan_text(
     where = [f"left out: {reason}" for reason in by_reason(skipped)[:_MOST]]
     if others:
         where.insert(0, f"without capacity there: {_some([other.name for other in others], ', then ')}")
+        if len({other.instance.name for other in sites}) > 1:
+            where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
     lines = [
         *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),

@@ -51,7 +51,8 @@ _RUN_ID = "<run-id>"
     "instances",
     type=NAMES,
     metavar="TYPE[,TYPE]",
-    help="Train on this instance type, else on the next. With --local: rehearse for it here.",
+    help="Train on this instance type; on the next where there is no capacity (`sweep` trains on each). "
+    "With --local: rehearse for it here.",
 )
 @click.option(
     "--region",
@@ -101,7 +102,7 @@ def submit(
     """
     context, given_regions = app_context(), regions
     regions = regions or split_names(context.settings.region)
-    name = _backend_name(context, local=local, container=container, named=backend, instances=instances)
+    name = backend_name(context, local=local, container=container, named=backend, instances=instances)
     if fields["command"] is not None and container:
         raise UserError("--container rehearses a workload of ours, not a script", "leave out --container")
     if show and not (dry_run and name in BACKENDS and output == "table"):
@@ -153,7 +154,7 @@ def submit(
         click.echo(_plans_json(plans) if output == "json" else _plans_text(plans, specs))
         return EXIT_DONE
     if not container and options.command is None:
-        _check_installed(context, jobs)
+        check_installed(context, jobs)
     return _run(context, runner, specs, options, output=output)
 
 
@@ -169,7 +170,7 @@ def _check_add_to(context: AppContext, options: SubmitOptions) -> None:
         ledger.check_submission(options.add_to)
 
 
-def _backend_name(
+def backend_name(
     context: AppContext, *, local: bool, container: bool, named: str | None, instances: Sequence[str] | None
 ) -> str:
     """Return where to train. Raises UserError if the options do not say, or contradict each other."""
@@ -255,7 +256,7 @@ def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:
     return "\n".join([*lines, f"Planned, not started: {runs}, on this machine, for which nothing is billed."])
 
 
-def _check_installed(context: AppContext, jobs: Jobs) -> None:
+def check_installed(context: AppContext, jobs: Jobs) -> None:
     missing = context.machine.missing(workload.module for workload in jobs.workloads)
     if missing:
         raise UserError(

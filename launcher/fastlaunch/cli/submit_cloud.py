@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.placement.prepare import Prepared
     from fastlaunch.runs.expected import Source
+    from fastlaunch.runs.launcher import Submission
 
 
 def submit_to_cloud(
@@ -69,17 +70,8 @@ def submit_to_cloud(
     directory = _directory(request, settings.home) if request.scripts else None
     if show == "files" and directory is None:
         raise UserError("--show files lists what travels with a script", "end with one: -- python train.py")
-    lookup = OfflineLookup(
-        settings=settings,
-        catalogue=catalogue,
-        now=now,
-        base=_base_image(request, now.date(), catalogue),
-        # Only git can say, and a dry run does not run it. Of a script it says nothing.
-        commit="<commit>" if context.find_commit and not request.scripts else None,
-        is_script=bool(request.scripts),
-    )
-    resolution = resolve(request, lookup)
-    ceiling = _ceiling(request, resolution.placements)
+    resolution = resolve_offline(context, request, catalogue)
+    ceiling = ceiling_of(request, resolution.placements)
     block = block_of(ceiling.dearest)
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
     if block is None or is_known(block):
@@ -88,7 +80,6 @@ def submit_to_cloud(
         click.echo(f"left out: {name}: {why}", err=True)
     for caveat in request.caveats:
         click.echo(f"warning: {caveat}", err=True)
-    _check_plans(request, resolution.placements)
     if dry_run:
         _print_dry_run(
             context, request, resolution, ceiling, catalogue, output=output, show=show, directory=directory
@@ -109,7 +100,7 @@ def submit_to_cloud(
         max_cost_usd=max_cost_usd,
         directory=directory,
     )
-    _check_plans(prepared.request, prepared.placements)
+    check_plans(prepared.request, prepared.placements)
     return _submit(context, prepared, output=output, yes=yes, directory=directory)
 
 
@@ -122,17 +113,37 @@ def _directory(request: CloudRequest, home: Path) -> WorkingDirectory:
     return directory
 
 
+def resolve_offline(context: AppContext, request: CloudRequest, catalogue: Catalogue) -> Resolution:
+    """Return where the request may run, with names in place of what only AWS can say.
+
+    Raises UserError for what AWS would refuse.
+    """
+    now = context.now()
+    lookup = OfflineLookup(
+        settings=context.settings,
+        catalogue=catalogue,
+        now=now,
+        base=_base_image(request, now.date(), catalogue),
+        # Only git can say, and a dry run does not run it. Of a script it says nothing.
+        commit="<commit>" if context.find_commit and not request.scripts else None,
+        is_script=bool(request.scripts),
+    )
+    resolution = resolve(request, lookup)
+    check_plans(request, resolution.placements)
+    return resolution
+
+
 def _jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
     """Return the request's jobs as they are at the site."""
     return jobs_at(request, site.instance, site.region, image=site.image)
 
 
-def _ceiling(request: CloudRequest, placements: "Sequence[Placement]") -> CostCeiling:
+def ceiling_of(request: CloudRequest, placements: "Sequence[Placement]") -> CostCeiling:
     cloud = request.cloud
     return cost_ceiling(placements, num_nodes=cloud.num_nodes, max_minutes=cloud.max_minutes)
 
 
-def _check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> None:
+def check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> None:
     """Raise UserError if AWS would refuse the request at one of the placements."""
     for site in placements:
         check_plan(site, _jobs_of(request, site), max_minutes=request.cloud.max_minutes)
@@ -240,11 +251,24 @@ def _submit(
     yes: bool,
     directory: WorkingDirectory | None,
 ) -> int:
-    from fastlaunch.cli.compare import looks_of
     from fastlaunch.placement.prepare import upload_code
+
+    submission = submission_of(context, prepared)
+    with open_launcher(context, context.cloud_backends) as launcher:
+        click.echo("\n".join(_announcement(prepared, launcher.ledger, directory)), err=True)
+        confirm("Start it?", yes=yes)
+        upload_code(prepared, context.aws)
+        runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
+    print_runs(runs, output=output)
+    return exit_code_of(runs, stopped=bool(launcher.stop.by))
+
+
+def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
+    """Return what is prepared as the launcher takes it."""
+    from fastlaunch.cli.compare import looks_of
     from fastlaunch.runs.launcher import Submission
 
-    submission = Submission(
+    return Submission(
         placements=prepared.placements,
         jobs_at=lambda site: _jobs_of(prepared.request, site),
         max_minutes=prepared.request.cloud.max_minutes,
@@ -254,13 +278,6 @@ def _submit(
         adds_to=prepared.request.options.add_to,
         verdicts=looks_of(context.settings, prepared.request.options),
     )
-    with open_launcher(context, context.cloud_backends) as launcher:
-        click.echo("\n".join(_announcement(prepared, launcher.ledger, directory)), err=True)
-        confirm("Start it?", yes=yes)
-        upload_code(prepared, context.aws)
-        runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
-    print_runs(runs, output=output)
-    return exit_code_of(runs, stopped=bool(launcher.stop.by))
 
 
 def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDirectory | None) -> list[str]:
@@ -276,11 +293,7 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDire
         lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
     lines += [f"left out: {reason}" for reason in by_reason(prepared.skipped)]
     lines += prepared.changes
-    # Once where a warning holds in several places.
-    warnings = dict.fromkeys(
-        (check.message, check.hint) for check in prepared.checks if check.result == "warning"
-    )
-    lines += [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
+    lines += warnings_of(prepared)
     if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
         lines.append(f"warning: {slow}")
     if prepared.request.cloud.detach and prepared.request.options.until_resolved:
@@ -291,7 +304,15 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDire
             lines.append(
                 "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
             )
-    return [*lines, str(_ceiling(prepared.request, prepared.placements)), NOT_COUNTED]
+    return [*lines, str(ceiling_of(prepared.request, prepared.placements)), NOT_COUNTED]
+
+
+def warnings_of(prepared: "Prepared") -> list[str]:
+    """Return what the checks warn of, once where it holds in several places."""
+    warnings = dict.fromkeys(
+        (check.message, check.hint) for check in prepared.checks if check.result == "warning"
+    )
+    return [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
 
 
 def _timers(request: CloudRequest, site: "Placement") -> str:

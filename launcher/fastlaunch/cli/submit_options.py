@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -61,7 +61,9 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options under HEADINGS; what follows `--` is its `command`."""
+    """A command whose `--help` lists its options under headings; what follows `--` is its `command`."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = HEADINGS
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options, command = args, None
@@ -86,7 +88,7 @@ class GroupedCommand(click.Command):
         records = {
             param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))
         }
-        *groups, last = HEADINGS.items()
+        *groups, last = self.headings.items()
         # All sections have their texts in one column.
         width = max(len(option) for option, _ in records.values())
         for heading, names in [*groups, (last[0], tuple(records))]:
@@ -156,7 +158,7 @@ training_options = with_options(
         "--max-rounds",
         type=COUNT,
         metavar="N",
-        help=f"With that: run {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS} rounds at most."
+        help=f"Until all is settled, run at most this many rounds, {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS}."
         f"  [default: {DEFAULT_MAX_ROUNDS}]",
     ),
     click.option(

@@ -49,7 +49,7 @@ from fastlaunch_train.workloads.registry import WorkloadInfo
 
 #: Every repeat is planned and stored before the first one starts.
 MAX_REPEATS = 1000
-_GPU_WORKLOAD, _CPU_WORKLOAD = "vit-huge", "vit-tiny"
+GPU_WORKLOAD, CPU_WORKLOAD = "vit-huge", "vit-tiny"
 _CPU_BATCH_SIZE = 8
 #: Below so many steps `measure.steptime` finds no step time.
 FEWEST_TIMED_STEPS = 20
@@ -85,7 +85,7 @@ def build_jobs(
         return Jobs(specs=interleaved(script_specs(options, machine), options))
     check_no_script(options)
     instance = catalogue.instance(options.instance) if catalogue and options.instance else None
-    variants = variants_of(options, _GPU_WORKLOAD if instance or machine.devices else _CPU_WORKLOAD)
+    variants = variants_of(options, GPU_WORKLOAD if instance or machine.devices else CPU_WORKLOAD)
     for data in dict.fromkeys(variant.inputs.data for variant in variants):
         (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
     kinds = machine.capabilities(catalogue)
@@ -294,7 +294,7 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
     if options.command is not None:
         return _script_request(options, cloud, catalogue=catalogue)
     check_no_script(options)
-    variants = variants_of(options, _GPU_WORKLOAD)
+    variants = variants_of(options, GPU_WORKLOAD)
     check_cloud_options(cloud)
     instances = instances_of(cloud, catalogue)
     _check_each_once("region", cloud.regions)

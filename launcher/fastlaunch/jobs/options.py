@@ -48,6 +48,8 @@ class SubmitOptions:
     workload: str | None = None
     #: Samples per GPU; `auto` for the most that fit with all recipes, `auto-each` with each its own.
     batch_size: int | str | None = None
+    #: Of a sweep, in place of that: each recipe is trained with each.
+    batch_sizes: tuple[int | str, ...] = ()
     #: Bytes that the search for it may fill on a CPU.
     memory_budget: int | None = None
     steps: int | None = None

@@ -38,6 +38,7 @@ _MEANINGLESS = {
     "tokenizer": ("--tokenizer", "the script decides how it splits text"),
     "sequence_length": ("--sequence-length", "the script decides the length of its samples"),
     "batch_size": ("--batch-size", "the script decides its batch size"),
+    "batch_sizes": ("--batch-size", "the script decides its batch size"),
     "memory_budget": ("--memory-budget", "it is for --batch-size auto"),
     "steps": ("--steps", "the script decides how long it trains"),
     "epochs": ("--epochs", "the script decides how long it trains"),

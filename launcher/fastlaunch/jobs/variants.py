@@ -140,8 +140,9 @@ def _named_rows(options: SubmitOptions, default_workload: str) -> list[Experimen
             workload=options.workload or default_workload,
             recipe=name,
             overrides=options.overrides,
-            batch_size=options.batch_size,
+            batch_size=batch_size,
         )
+        for batch_size in options.batch_sizes or (options.batch_size,)
         for name in names
     ]
 

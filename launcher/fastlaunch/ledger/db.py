@@ -113,6 +113,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # The submission to whose runs it adds more.
     ("ALTER TABLE submissions ADD COLUMN adds_to TEXT",),
+    # Sweeps: the words of the command and its folder, to go on with it; which part of it a submission is.
+    (
+        """
+        CREATE TABLE sweeps (
+            id TEXT NOT NULL PRIMARY KEY,
+            created_at TEXT NOT NULL,
+            argv TEXT NOT NULL,
+            directory TEXT NOT NULL
+        )
+        """,
+        "ALTER TABLE submissions ADD COLUMN sweep_id TEXT REFERENCES sweeps (id)",
+        "ALTER TABLE submissions ADD COLUMN part TEXT",
+    ),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

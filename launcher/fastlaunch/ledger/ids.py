@@ -13,6 +13,8 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.measure.summary import RunSummary
 
+#: Part of a sweep: the search for its batch size.
+BATCH_SEARCH = "batch size"
 #: Field of a filter -> what it is matched against.
 FIELDS = {
     "workload": "workload",
@@ -20,6 +22,11 @@ FIELDS = {
     "instance": "ifnull(instance, '')",
     "state": "state",
     "submission": "submission_id",
+    # Without the search for its batch size, which is no cell.
+    "sweep": (
+        "(SELECT ifnull(sweep_id, '') FROM submissions"
+        f" WHERE submissions.id = submission_id AND ifnull(part, '') != '{BATCH_SEARCH}')"
+    ),
     "backend": "backend",
     "commit": "CASE WHEN json_valid(summary) THEN ifnull(json_extract(summary, '$.commit'), '') ELSE '' END",
 }

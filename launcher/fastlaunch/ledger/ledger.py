@@ -27,6 +27,7 @@ from fastlaunch.ledger.rows import (
     Attempt,
     Event,
     Run,
+    Sweep,
     dumps,
     machines_of,
     next_number,
@@ -107,10 +108,13 @@ class Ledger:
 
     # Submissions and runs
 
-    def add_submission(self, command: str, *, adds_to: str | None = None) -> str:
+    def add_submission(
+        self, command: str, *, adds_to: str | None = None, sweep: str | None = None, part: str | None = None
+    ) -> str:
         """Return the id of a new submission: the runs of one command, as it was typed.
 
-        adds_to: the submission that is compared with it. Raises UserError if there is none such.
+        adds_to: the submission that is compared with it. sweep, part: the sweep that it belongs to, by its
+        id, and what it is of that. Raises UserError if there is no submission to add to.
         """
         if adds_to is not None:
             self.check_submission(adds_to)
@@ -125,8 +129,46 @@ class Ledger:
                 created_at=self._now(),
                 command=command,
                 adds_to=adds_to,
+                sweep_id=sweep,
+                part=part,
             )
         return submission_id
+
+    def add_sweep(self, argv: Sequence[str], directory: Path) -> str:
+        """Return the id of a new sweep. argv: its command line, as typed. directory: where it was typed."""
+        with self.transaction():
+            sweep_id = "sweep-" + new_run_id(self._clock(), self._randomness)
+            self._file.insert(
+                "sweeps",
+                id=sweep_id,
+                created_at=self._now(),
+                argv=dumps(list(argv)),
+                directory=_text(directory),
+            )
+        return sweep_id
+
+    def sweep(self, name: str | None = None) -> Sweep:
+        """Return the sweep with this id, or the beginning or end of it; without a name the newest one.
+
+        Raises UserError if there is none, or several.
+        """
+        rows = self._file.all("SELECT id, argv, directory FROM sweeps ORDER BY rowid")
+        fits = [row for row in rows if name and (row[0].startswith(name) or row[0].endswith(name))]
+        if not rows or (name and len(fits) != 1):
+            what = f"{name!r} fits {len(fits)} sweeps" if name else "there is no sweep"
+            known = ", ".join(row[0] for row in rows[-3:])
+            raise UserError(what, f"the newest are {known}" if known else "type: fastlaunch sweep --help")
+        sweep_id, argv, directory = fits[0] if name else rows[-1]
+        return Sweep(id=sweep_id, argv=tuple(json.loads(argv)), directory=Path(directory))
+
+    def parts_of(self, sweep_id: str) -> dict[str, str]:
+        """Return the sweep's submissions that have runs: their ids by part, in the order they were made."""
+        rows = self._file.all(
+            "SELECT part, id FROM submissions WHERE sweep_id = ?"
+            " AND EXISTS (SELECT 1 FROM runs WHERE submission_id = submissions.id) ORDER BY rowid",
+            (sweep_id,),
+        )
+        return dict(rows)
 
     def check_submission(self, submission_id: str) -> None:
         """Raise UserError if there is no such submission."""
@@ -220,11 +262,15 @@ class Ledger:
         """Store what is to be known of a run, unless it has ended."""
         self._file.update("runs", run_id, "state IN ('planned', 'running')", reason=reason)
 
-    def reopen(self, run_id: str, reason: str) -> bool:
-        """Make a run that was interrupted, failed or lost `planned` again; return whether it was one."""
+    def reopen(self, run_id: str, reason: str, *, even_cancelled: bool = False) -> bool:
+        """Make a run that was interrupted, failed or lost `planned` again; return whether it was one.
+
+        even_cancelled: or cancelled.
+        """
+        states = "'interrupted', 'failed', 'lost'" + (", 'cancelled'" if even_cancelled else "")
         with self.transaction():
             is_open = self._file.update(
-                *("runs", run_id, "state IN ('interrupted', 'failed', 'lost')"),
+                *("runs", run_id, f"state IN ({states})"),
                 state=RunState.PLANNED,
                 reason=reason,
             )
@@ -456,9 +502,9 @@ class Ledger:
         """Return runs, oldest first: those named and those that fit all filters; all without selectors.
 
         A selector is a run's id, a prefix or last part of it that no other run has, or a filter `field=glob`
-        on workload, recipe, instance, state, submission, backend or commit; of several filters on one field
-        one must fit. submission: only its runs. Raises UnknownName for an unknown run or field, UserError for
-        a name that fits several runs.
+        on workload, recipe, instance, state, submission, sweep, backend or commit; of several filters on one
+        field one must fit. submission: only its runs. Raises UnknownName for an unknown run or field,
+        UserError for a name that fits several runs.
         """
         condition, values = where(self._file.all, selectors, [submission] if submission else None)
         return read_runs(self._file, f"{condition} ORDER BY rowid", values)

@@ -60,6 +60,16 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A command that makes several submissions, one after another."""
+
+    id: str
+    #: Its command line, without the program's name, and the folder where it was typed.
+    argv: tuple[str, ...]
+    directory: Path
+
+
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """A state that a run entered, and when (ISO 8601, UTC)."""
 

@@ -16,7 +16,7 @@ from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.describe import how_to_stop, machine_of
 from fastlaunch.runs.display import report_line
-from fastlaunch.runs.finish import STOPPED_BY, finish_attempt, settle_run
+from fastlaunch.runs.finish import CANCELLED_BEFORE, STOPPED_BY, finish_attempt, settle_run
 from fastlaunch.runs.local import LOOK_INTERVAL_S, finish_run
 from fastlaunch.runs.monitor import SHUTDOWN_WAIT
 from fastlaunch.runs.reconcile import adopt, handle_of
@@ -49,7 +49,7 @@ def cancel(
         )
     backend = cast(Backend, backend)
     if ledger.get(run.id).state is RunState.PLANNED:
-        ledger.set_state(run.id, RunState.CANCELLED, "cancelled before it started")
+        ledger.set_state(run.id, RunState.CANCELLED, CANCELLED_BEFORE)
     if ledger.get(run.id).state.is_final:
         return ledger.get(run.id).state
     handle = handle_of(run, ledger=ledger, backend=backend)
@@ -129,7 +129,7 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger, announcer:
             unfinished = [attempt for attempt in attempts if attempt.ended_at is None]
             if not unfinished:
                 had_machine = any(attempt.handle for attempt in attempts)
-                why = _CANCELLED if had_machine else "cancelled before it started"
+                why = _CANCELLED if had_machine else CANCELLED_BEFORE
                 settle_run(ledger, run.id, why, stopped=True)
                 return None
         if unfinished[-1].handle is not None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The ledger's `reason` of an attempt that someone asked to stop begins so.
 STOPPED_BY = "stopped by "
+#: That of a run that `cancel` kept from starting.
+CANCELLED_BEFORE = "cancelled before it started"
 #: That of an attempt on EC2 whose spot machine was taken begins so.
 TAKEN_BY_EC2 = "EC2 took "
 #: That of an attempt one of whose machines has a faulty GPU contains this.

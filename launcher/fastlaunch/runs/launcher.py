@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
 from fastlaunch.backends import s3_sync
-from fastlaunch.backends.placements import Placement, placement_to_json
+from fastlaunch.backends.placements import Placement, placement_from_json, placement_to_json
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.core import locks
 from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
@@ -32,15 +32,17 @@ from fastlaunch.runs.deadline_schedule import arm, check_timers, decline, needs_
 from fastlaunch.runs.describe import ends_by_itself, machine_of
 from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun, report_line
 from fastlaunch.runs.finish import held_runs, settle_run
-from fastlaunch.runs.local import LocalRunner, newest_checkpoint
+from fastlaunch.runs.local import LOOK_INTERVAL_S, LocalRunner, newest_checkpoint
 from fastlaunch.runs.monitor import AttemptMonitor
 from fastlaunch.runs.provision import Provisioner
+from fastlaunch.runs.reconcile import reconcile
 from fastlaunch.runs.resume import (
     Resumable,
     can_go_on,
     has_begun,
     is_faulty,
     is_too_soon,
+    is_undone,
     left_runs,
     resumable,
     root_of,
@@ -51,6 +53,8 @@ from fastlaunch.runs.stop_request import StopRequest
 
 #: What must fit on the disk before anything starts: more than the records of a few hundred steps.
 _PROBE_BYTES = 2**20
+#: Between two looks at whether a request whose answer nobody heard started a machine.
+_SETTLE_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +103,12 @@ class Launcher:
     #: Called with a line for the user.
     report: Callable[[str], None] = report_line
 
-    def submit(self, submission: Submission, *, command: str) -> list[Run]:
+    def submit(
+        self, submission: Submission, *, command: str, sweep: str | None = None, part: str | None = None
+    ) -> list[Run]:
         """Return the runs, ended, or under way if detached. Every row is committed before anything starts.
+
+        sweep, part: see `Ledger.add_submission`.
 
         Raises UserError where a job cannot be started here, and CloudRefused's kinds where AWS started no
         machine, or where that is not known.
@@ -109,7 +117,9 @@ class Launcher:
         for placement in submission.placements[:1]:
             # A login that has expired is told before anything is stored.
             self.cloud_backends[placement.backend].aws.identity()
-        submission_id = self.ledger.add_submission(command, adds_to=submission.adds_to)
+        submission_id = self.ledger.add_submission(
+            command, adds_to=submission.adds_to, sweep=sweep, part=part
+        )
 
         def jobs_at(placement: Placement | None) -> tuple[JobSpec, ...]:
             return tuple(replace(job, session=submission_id) for job in submission.jobs_at(placement))
@@ -130,6 +140,76 @@ class Launcher:
             else:
                 self._run_here(run_ids, jobs_at(None), self._looks(submission, run_ids))
         return self.ledger.select(submission=submission_id)
+
+    def complete(self, submission_id: str, submission: Submission) -> list[Run]:
+        """Return the runs of a submission whose launcher was killed or stopped, after doing what was left.
+
+        What is under way is followed. Runs that ended before they were done go on, or begin again, in the
+        places and minutes that the ledger has. submission: how; of what to do and where nothing is read.
+        """
+        runs = self._seen_elsewhere(submission_id)
+        run_ids, attempts = [run.id for run in runs], self._attempts_of(runs)
+        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
+        placements = tuple(map(placement_from_json, self.ledger.sites_of(submission_id)))
+        follow = partial(
+            self._run_on_aws,
+            jobs_at=lambda at: {
+                run_id: replace(spec, region=at.region, image=at.image) for run_id, spec in specs.items()
+            },
+            max_minutes=submission.max_minutes,
+            max_replacements=submission.max_replacements,
+            detach=False,
+            account_timer=submission.account_timer,
+            looks=self._looks(submission, run_ids),
+        )
+        with self._launching(submission_id):
+            if placements and attempts and attempts[-1].ended_at is None:
+                follow(attempts[-1].run_ids, placements, under_way=attempts[-1])
+            undone = [] if self.stop.by else self._reopen_undone(run_ids)
+            if undone and placements:
+                started = [attempt for attempt in self.ledger.attempts_of(undone[0]) if attempt.handle]
+                follow(undone, self._placements_to_go_on(placements, started[-1]) if started else placements)
+            elif undone:
+                self._run_here(run_ids, list(specs.values()), self._looks(submission, run_ids))
+        return self.ledger.select(submission=submission_id)
+
+    def _seen_elsewhere(self, submission_id: str) -> list[Run]:
+        """Return the runs once it is known of each whether it lives; on this machine, once none does."""
+        is_told = False
+        while True:
+            reconcile(self.ledger, cast(Mapping[str, Backend], self.backends), self.settings)
+            runs = self.ledger.select(submission=submission_id)
+            is_local = runs[0].backend == "local"
+            if is_local:
+                waits = any(run.state is RunState.RUNNING for run in runs)
+            else:
+                waits = any(each.handle is None and each.ended_at is None for each in self._attempts_of(runs))
+            if not waits or self.stop.by:
+                return runs
+            if not is_told:
+                self.report(f"{submission_id}: waiting for what its launcher left under way")
+            is_told = True
+            if is_local:
+                self.sleep(LOOK_INTERVAL_S)
+            else:
+                self.cloud_backends[runs[0].backend].sleep(_SETTLE_INTERVAL_S)
+
+    def _attempts_of(self, runs: Sequence[Run]) -> list[Attempt]:
+        """Return the attempts at any of the runs, oldest first."""
+        attempts = {each.id: each for run in runs for each in self.ledger.attempts_of(run.id)}
+        return [attempts[id] for id in sorted(attempts)]
+
+    def _reopen_undone(self, run_ids: Sequence[str]) -> list[str]:
+        """Make the runs `planned` again that are not done, nor were ended by the user; return their ids."""
+        undone = []
+        with self.ledger.transaction():
+            for run_id in run_ids:
+                run, attempts = self.ledger.get(run_id), self.ledger.attempts_of(run_id)
+                if is_undone(run, attempts) and self.ledger.reopen(
+                    run_id, "it was not done: going on", even_cancelled=True
+                ):
+                    undone.append(run_id)
+        return undone
 
     def resume(self, run: Run, *, detach: bool = False, account_timer: bool = True) -> Run:
         """Return the run after another attempt from its last checkpoint, in the minutes that are left.
@@ -333,7 +413,8 @@ class Launcher:
                 # Another command may have cancelled and removed it while it waited for its turn.
                 if not self.ledger.existing([run_id]) or self.ledger.get(run_id).state.is_final:
                     continue
-                if runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
+                is_resumed = bool(self.ledger.attempts_of(run_id))
+                if runner.run(run_id, label, is_resumed=is_resumed) in (RunState.FAILED, RunState.LOST):
                     why = f"an earlier run of this {'variant' if job.script else 'recipe'} failed"
                     of_jobs = zip(run_ids, jobs, strict=True)
                     alike = [other for other, of in of_jobs if of.without_seed == job.without_seed]
@@ -362,10 +443,11 @@ class Launcher:
         account_timer: bool,
         max_replacements: int = MAX_REPLACEMENTS,
         looks: PlannedLooks | None = None,
+        under_way: Attempt | None = None,
     ) -> None:
         """Start and follow attempts until no run is left that another attempt could go on with.
 
-        All share `max_minutes`, and so the ceiling.
+        All share `max_minutes`, and so the ceiling. under_way: the first of them, if it lives already.
         """
         remaining, provisioner = tuple(run_ids), self._provisioner()
         result, num_faulty = None, 0
@@ -373,25 +455,28 @@ class Launcher:
             while remaining:
                 earlier = self.ledger.attempts_of(remaining[0])
                 used = minutes_used(earlier, self.cloud_backends[placements[0].backend].now())
-                if used and max_minutes - used < MIN_MINUTES:
+                if under_way is None and used and max_minutes - used < MIN_MINUTES:
                     minutes = f"{max(0, max_minutes - used):.0f} minutes"
                     ended = result.reason if result else earlier[-1].reason
                     leftover.why = f"{ended}, and {minutes} are too few"
                     self.report(f"{leftover.why}: not resumed")
                     return
-                started = provisioner.place(
-                    placements,
-                    lambda at, those=remaining: {run_id: jobs_at(at)[run_id] for run_id in those},  # type: ignore[misc]
-                    max_minutes=int(max_minutes - used),
-                    root=root_of(earlier),
-                )
-                if started is None:
-                    return
-                attempt, placement = started
-                timer = self._protect(attempt, account_timer=account_timer)
-                self.announcer.started(self._backend(attempt), attempt)
-                if detach and self._leave(attempt, timer):
-                    return
+                if under_way:
+                    attempt, placement, under_way = under_way, _place_of(under_way, placements), None
+                else:
+                    started = provisioner.place(
+                        placements,
+                        lambda at, those=remaining: {run_id: jobs_at(at)[run_id] for run_id in those},  # type: ignore[misc]
+                        max_minutes=int(max_minutes - used),
+                        root=root_of(earlier),
+                    )
+                    if started is None:
+                        return
+                    attempt, placement = started
+                    timer = self._protect(attempt, account_timer=account_timer)
+                    self.announcer.started(self._backend(attempt), attempt)
+                    if detach and self._leave(attempt, timer):
+                        return
                 result = self._monitor(attempt, run_ids, looks).follow()
                 if looks:
                     looks.unneeded()
@@ -492,6 +577,15 @@ class Launcher:
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
         return True
+
+
+def _place_of(attempt: Attempt, placements: Sequence[Placement]) -> Placement:
+    """Return the placement that the attempt was started at."""
+    fits = (
+        each for each in placements if (each.instance.name, each.region) == (attempt.instance, attempt.region)
+    )
+    at = list(fits) or list(placements)
+    return next((each for each in at if each.zone == attempt.zone), at[0])
 
 
 def check_home(home: Path) -> None:

@@ -13,12 +13,13 @@ from fastlaunch.backends.placements import Placement, placement_from_json
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.collect import checkpoints
-from fastlaunch.runs.finish import FAULTY, TAKEN_BY_EC2
+from fastlaunch.runs.finish import CANCELLED_BEFORE, FAULTY, TAKEN_BY_EC2
 from fastlaunch.runs.local import check_has_stopped
 
 #: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
@@ -126,6 +127,19 @@ def is_too_soon(attempt: Attempt, now: datetime) -> bool:
 def is_faulty(attempt: Attempt) -> bool:
     """Whether a GPU of one of the attempt's machines was."""
     return FAULTY in (attempt.reason or "")
+
+
+def is_undone(run: Run, attempts: Sequence[Attempt]) -> bool:
+    """Whether the run ended before it was done, and neither by a failure of its own nor by `cancel`."""
+    reason = run.reason or ""
+    if run.is_unneeded or "fastlaunch cancel" in reason or reason == CANCELLED_BEFORE:
+        return False
+    if run.state is RunState.CANCELLED and reason.startswith("an earlier run of this "):
+        return False
+    if run.state is RunState.FAILED:
+        # On AWS: no place had a machine for it, or its request was never sent.
+        return run.backend != "local" and not any(attempt.handle for attempt in attempts)
+    return run.state in (RunState.CANCELLED, RunState.INTERRUPTED, RunState.LOST)
 
 
 def has_begun(attempt: Attempt, home: Path) -> bool:

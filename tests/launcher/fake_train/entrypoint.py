@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import Block, End, Phase, RecordWriter, Step, record_path
+from fastlaunch_train.records.records import Block, End, Phase, RecordWriter, Step, last_attempt, record_path
 from fastlaunch_train.workloads.registry import workload_info
 
 #: What it makes of --epochs.
@@ -34,7 +34,9 @@ def main() -> int:
         parser.add_argument(f"--{option}", type=int)
     for option in ("model", "tokenizer"):
         parser.add_argument(f"--{option}")
-    parser.add_argument("--set", action="append", default=[])
+    for option in ("set", "fit"):
+        parser.add_argument(f"--{option}", action="append", default=[])
+    parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     if args.epochs:
         args.steps = args.epochs * STEPS_PER_EPOCH
@@ -47,10 +49,10 @@ def main() -> int:
     stopped = []
     deaf = "FAKE_DEAF" in os.environ
     signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: stopped.append(True))
-    writers = []
+    attempt, writers = 1 + last_attempt(Path(args.output)), []
     for rank in range(args.nproc):
-        writer = RecordWriter(record_path(Path(args.output), rank=rank, attempt=1))
-        writer.write_header(header(args, rank))
+        writer = RecordWriter(record_path(Path(args.output), rank=rank, attempt=attempt))
+        writer.write_header(header(args, rank, attempt))
         writer.add(Phase(name="build", seconds=0.1, step=0))
         writers.append(writer)
 
@@ -86,11 +88,11 @@ def main() -> int:
     return EXIT_CODES[status]
 
 
-def header(args: argparse.Namespace, rank: int) -> dict[str, object]:
+def header(args: argparse.Namespace, rank: int, attempt: int) -> dict[str, object]:
     info = workload_info(args.workload)
     return {
         "run_id": os.environ.get("FASTLAUNCH_RUN_ID", "none"),
-        "attempt": 1,
+        "attempt": attempt,
         "rank": rank,
         "world_size": args.nproc,
         "num_nodes": 1,

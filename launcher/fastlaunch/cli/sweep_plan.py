@@ -1,0 +1,237 @@
+"""A sweep before anything is asked of AWS: its matrix and ceilings; how its parts are made."""
+
+import shutil
+import textwrap
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.cli.context import AppContext
+from fastlaunch.cli.render import table
+from fastlaunch.cli.submit import check_installed
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.units import by_reason
+from fastlaunch.jobs.build import CloudRequest, build_cloud_request, build_jobs
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.sweep import (
+    AUTO,
+    SEARCH_MINUTES,
+    SweptType,
+    search_options,
+    smallest,
+    types_here,
+    types_on_aws,
+    with_batch,
+)
+from fastlaunch.ledger.ids import BATCH_SEARCH
+from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling
+
+if TYPE_CHECKING:
+    from fastlaunch.placement.prepare import Prepared
+    from fastlaunch.runs.launcher import Submission
+    from fastlaunch.runs.sweep import Part
+
+#: Longer lines are hard to read.
+_WIDEST = 100
+_HEADERS = {"instance": "instance", "recipe": "recipe", "batch_size": "batch", "runs": "runs"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A sweep before anything is asked of AWS."""
+
+    types: Mapping[str, SweptType]
+    #: What is to be known before.
+    warnings: tuple[str, ...]
+    #: Makes the parts, the search for the batch size first, and tells which cannot be started and why.
+    #: Takes the names of those that have started already.
+    make: "Callable[[Collection[str]], tuple[list[Part], dict[str, UserError]]]"
+    #: By part, the most that it costs; empty on this machine.
+    ceilings: "Mapping[str, CostCeiling]" = field(default_factory=dict)
+
+    @property
+    def total_usd(self) -> float:
+        return sum(ceiling.usd for ceiling in self.ceilings.values())
+
+
+def plan_here(context: AppContext, options: SubmitOptions) -> Planned:
+    catalogue = load_catalogue(context.settings.prices) if context.machine.devices else None
+    types = types_here(options, context.machine, catalogue)
+    ((name, swept),) = types.items()
+    assert swept.options is not None
+    own, build = swept.options, partial(build_jobs, machine=context.machine, catalogue=catalogue)
+    # Checks all of it, with any batch size in place of what will be found.
+    jobs = build(with_batch(own, 1 if AUTO in own.batch_sizes else None))
+    if options.command is None:
+        check_installed(context, jobs)
+
+    def make(started: Collection[str]) -> "tuple[list[Part], dict[str, UserError]]":
+        from fastlaunch.cli.compare import looks_of
+        from fastlaunch.runs.launcher import Submission
+        from fastlaunch.runs.sweep import Part
+
+        def found(batch_size: int | None) -> Submission:
+            specs = build(with_batch(own, batch_size)).specs
+            return Submission(jobs_at=lambda _: specs, verdicts=looks_of(context.settings, own))
+
+        def searched(_: int | None) -> Submission:
+            first = build(search_options(own)).specs[:1]
+            return Submission(jobs_at=lambda _: first)
+
+        search = [Part(name=BATCH_SEARCH, submission=searched)] if AUTO in own.batch_sizes else []
+        return [*search, Part(name=name, submission=found)], {}
+
+    return Planned(types=types, warnings=jobs.caveats, make=make)
+
+
+def plan_on_aws(
+    context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
+) -> Planned:
+    from fastlaunch.cli.submit_cloud import ceiling_of, resolve_offline
+
+    catalogue = load_catalogue(context.settings.prices)
+    types = types_on_aws(options, cloud, catalogue)
+    requests = {
+        name: build_cloud_request(swept.options, replace(cloud, instances=(name,)), catalogue=catalogue)
+        for name, swept in types.items()
+        if swept.options
+    }
+    if AUTO in options.batch_sizes:
+        least = smallest(types, cloud, catalogue)
+        requests = {BATCH_SEARCH: _search_request(requests[least], catalogue), **requests}
+    ceilings = {
+        name: ceiling_of(request, resolve_offline(context, request, catalogue).placements)
+        for name, request in requests.items()
+    }
+    if max_cost_usd is not None:
+        first_usd = ceilings[BATCH_SEARCH].usd if BATCH_SEARCH in ceilings else 0.0
+        least_usd = first_usd + min(ceiling.usd for name, ceiling in ceilings.items() if name != BATCH_SEARCH)
+        if least_usd > max_cost_usd:
+            raise UserError(
+                f"no instance type fits into --max-cost {max_cost_usd:g}: the cheapest may cost "
+                f"${least_usd:,.2f}",
+                "give more, or shorter --max-hours",
+            )
+    return Planned(
+        types=types,
+        warnings=tuple(dict.fromkeys(each for request in requests.values() for each in request.caveats)),
+        make=partial(_parts_on_aws, context, requests, catalogue, ceilings),
+        ceilings=ceilings,
+    )
+
+
+def _search_request(request: CloudRequest, catalogue: Catalogue) -> CloudRequest:
+    """Return the request of the run that finds the batch size, on the same instance type."""
+    cloud = replace(request.cloud, max_minutes=min(SEARCH_MINUTES, request.cloud.max_minutes))
+    return build_cloud_request(search_options(request.options), cloud, catalogue=catalogue)
+
+
+def _parts_on_aws(
+    context: AppContext,
+    requests: Mapping[str, CloudRequest],
+    catalogue: Catalogue,
+    ceilings: "Mapping[str, CostCeiling]",
+    started: Collection[str],
+) -> "tuple[list[Part], dict[str, UserError]]":
+    """Return the parts, and which cannot be started: those to be started are looked up at AWS now.
+
+    Raises UserError's kinds if the search for the batch size, or every part, is one of these.
+    """
+    from fastlaunch.cli.compare import looks_of
+    from fastlaunch.cli.submit_cloud import check_plans, submission_of, warnings_of
+    from fastlaunch.placement.prepare import prepare, upload_code
+    from fastlaunch.runs.launcher import Submission
+    from fastlaunch.runs.sweep import Part
+
+    def submission(name: str, prepared: "Prepared | None", batch_size: int | None) -> "Submission":
+        request = requests[name]
+        if prepared is None:
+            return Submission(
+                jobs_at=lambda _: (),
+                max_minutes=request.cloud.max_minutes,
+                max_replacements=request.cloud.max_replacements,
+                account_timer=request.cloud.account_timer,
+                verdicts=looks_of(context.settings, request.options),
+            )
+        if name != BATCH_SEARCH:
+            own = with_batch(request.options, batch_size)
+            request = build_cloud_request(own, request.cloud, catalogue=catalogue)
+        upload_code(prepared, context.aws)
+        made = submission_of(context, replace(prepared, request=request))
+        if name != BATCH_SEARCH:
+            return made
+        # One run finds what fits all recipes.
+        return replace(made, jobs_at=lambda at: made.jobs_at(at)[:1])
+
+    parts, refused = [], {}
+    warnings: dict[str, None] = {}
+    for name, request in requests.items():
+        prepared = None
+        try:
+            if name not in started:
+                prepared = prepare(
+                    request,
+                    aws=context.aws,
+                    settings=context.settings,
+                    catalogue=catalogue,
+                    now=context.now(),
+                    commit=context.commit,
+                )
+                check_plans(prepared.request, prepared.placements)
+        except UserError as error:
+            refused[name] = error
+            if name == BATCH_SEARCH or len(refused) == len(requests):
+                raise
+            continue
+        warnings |= dict.fromkeys(warnings_of(prepared) if prepared else ())
+        made = partial(submission, name, prepared)
+        parts.append(Part(name=name, ceiling_usd=ceilings[name].usd, submission=made))
+    for line in warnings:
+        click.echo(line, err=True)
+    return parts, refused
+
+
+def plan_text(planned: Planned, max_cost_usd: float | None) -> str:
+    """Return the matrix, what it leaves out and why, and what each type and all of it may cost."""
+    rows = [
+        {
+            **{"instance": name, "recipe": cell.label, "batch_size": cell.batch_size or "default"},
+            "runs": "none" if cell.skipped else _runs_text(swept),
+        }
+        for name, swept in planned.types.items()
+        for cell in swept.cells
+    ]
+    skipped = {
+        (f"{cell.label} on {name}", cell.skipped)
+        for name, swept in planned.types.items()
+        for cell in swept.cells
+        if cell.skipped
+    }
+    lines = [f"left out: {reason}" for reason in by_reason(sorted(skipped))]
+    if any(cell.batch_size == AUTO for swept in planned.types.values() for cell in swept.cells):
+        where = " on the type with the least GPU memory" if planned.ceilings else ""
+        lines.append(f"auto: a short run{where} first finds the largest batch that fits all recipes there")
+    lines += [f"{name}: {ceiling}" for name, ceiling in planned.ceilings.items()]
+    if planned.ceilings:
+        total = f"all together: at most ${planned.total_usd:,.2f}"
+        if max_cost_usd is not None and planned.total_usd > max_cost_usd:
+            total += (
+                f", of which --max-cost allows ${max_cost_usd:,.2f}: a type whose ceiling does not fit into "
+                "what those before it leave is not started"
+            )
+        lines += [total, NOT_COUNTED]
+    else:
+        lines.append("on this machine, for which nothing is billed")
+    width = min(_WIDEST, shutil.get_terminal_size(fallback=(_WIDEST, 1)).columns)
+    wrapped = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    return "\n".join([table(rows, _HEADERS, shrinkable=("recipe",)), "", *wrapped])
+
+
+def _runs_text(swept: SweptType) -> str:
+    is_planned = swept.options is not None and swept.options.until_resolved
+    return f"at most {swept.num_rounds}" if is_planned else str(swept.num_rounds)

@@ -1,0 +1,172 @@
+"""`fastlaunch sweep`: the matrix and its ceiling, sweeps with the fake entrypoint, one that AWS refuses."""
+
+import json
+import re
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_train.launcher import app_context, fastlaunch
+from fake_train.processes import is_training, launcher, runs, wait_until
+from moto_server import MotoServer
+from test_cli_submit_aws import AWS, IMAGE, region  # noqa: F401
+
+from fastlaunch.cli.main import run
+from fastlaunch.core.plan import RunState
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
+
+THREE = ("--instance", "p4d.24xlarge,p5.48xlarge,g6e.12xlarge", "--recipe", "bf16,te-fp8")
+HERE = ("sweep", "--local", "--recipe", "fp32,bf16", "--steps", "60")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def cells() -> list[tuple[str, int | None, int, RunState]]:
+    """Recipe, batch size, round and state of each run of the ledger."""
+    specs = [(run, run.spec or {}) for run in runs()]
+    return sorted((run.recipe, spec.get("batch_size"), spec["round"], run.state) for run, spec in specs)
+
+
+def test_the_matrix_names_cells_ceilings_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("sweep", *THREE, "--batch-size", "auto,64", "--max-cost", "200", "--dry-run")
+    assert fastlaunch(*argv, "--output", "json") == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert len(planned["cells"]) == 12
+    skipped = [cell for cell in planned["cells"] if cell["skipped"]]
+    assert [(cell["instance"], cell["label"], cell["batch_size"], cell["runs"]) for cell in skipped] == [
+        ("p4d.24xlarge", "te-fp8", size, 0) for size in ("auto", 64)
+    ]
+    assert {cell["runs"] for cell in planned["cells"] if not cell["skipped"]} == {8}
+    ceilings = planned["ceilings_usd"]
+    # Known answers: (2 h + 10 min) of each, and (1 h + 10 min) of the type whose GPUs have 40 GB.
+    assert ceilings["p5.48xlarge"] == pytest.approx((2 + 1 / 6) * (55.04 + 0.046), abs=0.01)
+    assert ceilings["batch size"] == pytest.approx(ceilings["p4d.24xlarge"] * 70 / 130)
+    assert fastlaunch(*argv) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "left out: te-fp8 on p4d.24xlarge: " in out and out.count("left out: ") == 1
+    assert f"at most ${sum(ceilings.values()):,.2f}, of which --max-cost allows $200.00" in out
+    assert not load_settings().home.exists()
+
+
+def test_a_cell_that_is_alone_on_its_machine_is_repeated_as_often_as_is_looked_at_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fastlaunch("sweep", *THREE, "--dry-run", "--output", "json") == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [cell["runs"] for cell in cells] == [3, 0, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        ((*THREE, "--max-cost", "20"), "give more, or shorter --max-hours"),
+        (("--instance", "p4d.24xlarge", "--recipe", "te-fp8"), "no cell can run: recipe te-fp8"),
+        (("--instance", "p4d.24xlarge", "--batch-size", "auto-each"), "no list of batch sizes"),
+        (("--instance", "p5.48xlarge", "--purchase", "capacity-block"), "of one instance type"),
+        (("--instance", "p5.48xlarge", "--", sys.executable), "on this machine only for now"),
+        (("--local", "--instance", "p5.48xlarge"), "--local sweeps this machine"),
+        (("--local", "--max-cost", "5"), "--max-cost is for AWS"),
+        (("--local", "--batch-size", "auto", "--", sys.executable), "--batch-size: the script decides"),
+        (("--resume",), "there is no sweep"),
+        (("--resume", "x", "--local"), "leave out the other options"),
+    ],
+)
+def test_what_cannot_be_swept(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], part: str) -> None:
+    assert fastlaunch("sweep", *argv) == 2
+    assert part in capsys.readouterr().err
+    assert not (load_settings().home / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_here_ends_with_a_comparison_and_what_it_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fastlaunch(*HERE, "--batch-size", "auto,16", "--max-rounds", "4", "--output", "json") == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    # The fake finds 8.
+    assert {row["batch_size_per_gpu"] for row in told["rows"]} == {8, 16} and len(told["rows"]) == 4
+    assert told["answer"]["sentence"]
+    saved = told["sweep"]["saved"]
+    num_made = sum(run.state is RunState.COMPLETED for run in runs()) - 1
+    assert saved["num_runs"] == 16 - num_made > 0
+    # Known answer: 60 steps of 1 ms, and 0.1 s of building.
+    assert saved["machine_s"] == pytest.approx(0.16 * saved["num_runs"], rel=0.01) and saved["usd"] is None
+    assert err.splitlines()[-1] == f"next: fastlaunch compare sweep={told['sweep']['id']} --all"
+    assert fastlaunch("compare", f"sweep={told['sweep']['id']}", "--output", "json") == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 4
+    assert fastlaunch("sweep", "--resume") == 0
+    again = capsys.readouterr()
+    assert "Stopping early saved" in again.out and "started, 60 steps" not in again.err
+
+
+def test_variants_of_a_script_are_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("")
+    script = ("-L", "amp=bf16,fp32", "--repeats", "2", "--", sys.executable, "train.py", "{amp}")
+    assert fastlaunch("sweep", "--local", *script) == 0
+    assert [run.recipe for run in runs()] == ["amp=bf16", "amp=fp32", "amp=fp32", "amp=bf16"]
+    assert "saved nothing" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGINT], ids=lambda one: one.name)
+def test_a_sweep_that_was_killed_or_stopped_goes_on(
+    capsys: pytest.CaptureFixture[str], signalled: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ("sweep", "--local", "--recipe", "fp32,bf16", "--steps", "60", "--repeats", "2")
+    with launcher(*argv, FAKE_STEP_S="0.01") as process:
+        wait_until(is_training)
+        process.send_signal(signalled)
+        process.wait(timeout=60)
+    assert process.returncode == (-9 if signalled == signal.SIGKILL else 130)
+    assert fastlaunch("sweep", "--resume") == 0
+    err = capsys.readouterr().err
+    assert cells() == [
+        (recipe, 8, number, RunState.COMPLETED) for recipe in ("bf16", "fp32") for number in (1, 2)
+    ]
+    with open_ledger(load_settings()) as ledger:
+        attempts = [len(ledger.attempts_of(run.id)) for run in runs()]
+        (submission,) = {run.submission_id for run in runs()}
+        assert list(ledger.parts_of(ledger.sweep().id).values()) == [submission]
+    # A job outlives its launcher that was killed; one that was stopped begins again.
+    assert attempts == [1 if signalled == signal.SIGKILL else 2, 1, 1, 1]
+    assert re.search(r"going on with sweep-\S+; started: this machine", err)
+    monkeypatch.chdir("/")
+    assert fastlaunch("sweep", "--resume") == 2
+    assert "type: cd " in capsys.readouterr().err
+
+
+def on_aws(*argv: str) -> int:
+    """Exit code of `fastlaunch ARGV` over the AWS on loopback."""
+    # Every command asks anew who is logged in.
+    AWS._identity = None
+    return run(list(argv), replace(app_context(*argv), connect=lambda: AWS, sleep=lambda seconds: None))
+
+
+def test_every_type_is_asked_for_and_the_sweep_says_which_had_no_capacity(
+    region: MotoServer,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusal = region.refuse("RunInstances", "InsufficientInstanceCapacity", "EC2's own words")
+    options = ("--image", IMAGE, "--steps", "20", "--max-cost", "50", "--yes", "--output", "json")
+    argv = ("sweep", "--instance", "g5.xlarge,g6e.xlarge", "--recipe", "bf16,compile", *options)
+    assert on_aws(*argv) == 3
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)["sweep"]
+    assert list(told["left_out"]) == ["g5.xlarge", "g6e.xlarge"]
+    sent = region.sent("RunInstances")
+    assert [each.parameters["InstanceType"] for each in sent] == ["g5.xlarge"] * 2 + ["g6e.xlarge"] * 2
+    assert told["parts"] == {"g5.xlarge": {"failed": 16}, "g6e.xlarge": {"failed": 16}}
+    region.allow(refusal)
+    # Without quota a type is left out before anybody is asked.
+    region.quotas["us-east-1", "L-DB2E81BA"] = 0
+    num_sent = len(sent)
+    assert on_aws(*argv) == 3
+    assert "not enough quota" in capsys.readouterr().err
+    assert len(region.sent("RunInstances")) == num_sent
