@@ -160,10 +160,10 @@ def submit(
 
 def _check_add_to(context: AppContext, options: SubmitOptions) -> None:
     """Raise UserError if there is no submission that these runs would add to. Makes no ledger."""
-    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
-
     if options.add_to is None:
         return
+    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
+
     if not (context.settings.home / LEDGER_NAME).exists():
         raise UserError(f"there is no submission {options.add_to}", "nothing was submitted here yet")
     with open_ledger(context.settings, clock=context.now) as ledger:
