@@ -26,11 +26,12 @@ from fastlaunch_train.node.protocol import NodeProgram, NodeRun, agent_name, run
 ROOT = Path(__file__).parents[2]
 TOKEN = "20261121-090312-aaaa-a1"
 FIRST, SECOND = "20261121-090312-aaaa", "20261121-090312-bbbb"
-#: Training in bash: does what its first argument says, with the output folder as `$out`.
+#: Training in bash: does what its first argument after `--output DIR [--resume]` says, the folder as `$out`.
 TRAINING = """#!/bin/bash
-out=${@: -1}
-[ "$out" != --resume ] || out=${@: -2:1}
 echo "training $FASTLAUNCH_RUN_ID: $*"
+out=$2
+shift 2
+[ "$1" != --resume ] || shift
 eval "$1"
 """
 
@@ -399,7 +400,7 @@ def test_a_later_container_of_the_job_goes_on_and_truncates_nothing(
     after = again.files()
     assert all(after[name].startswith(text) for name, text in before.items())
     assert f"training {FIRST}" not in out
-    assert "from step-00000004.pt" in out and re.search(r"--output \S+ --resume$", out, re.MULTILINE)
+    assert "from step-00000004.pt" in out and re.search(r"--output \S+ --resume ", out, re.MULTILINE)
     assert after[f"{TOKEN}/node-0/{SECOND}/rank-00000-attempt-1.jsonl"] == "a\n"
     assert after[f"{TOKEN}/node-0/{SECOND}/rank-00000-attempt-2.jsonl"] == "b\n"
     assert before[f"{TOKEN}/node-0/{SECOND}/log.txt"] != after[f"{TOKEN}/node-0/{SECOND}/log.txt"]
