@@ -229,7 +229,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[tup
         return death.num_done, cells(world, id)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))]
+)
 def test_a_sweep_killed_at_any_moment_ends_with_the_same_cells_and_runs(
     tmp_path: Path, undisturbed: tuple[int, list[tuple[str, str, int, RunState]]], seed: int
 ) -> None:
