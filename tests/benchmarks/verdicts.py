@@ -19,7 +19,6 @@ from functools import partial
 
 from fastlaunch.analysis.differences import SETTLES, Differences, RunTime, rounds_to_settle
 from fastlaunch.analysis.looks import (
-    FIRST_ROUND,
     Looked,
     look_again,
     look_levels,
@@ -27,6 +26,7 @@ from fastlaunch.analysis.looks import (
     share_of_session,
 )
 from fastlaunch.analysis.statistics import BETTER, UNRESOLVED, WORSE, Difference
+from fastlaunch.core.conventions import FIRST_LOOK
 
 ROWS = (2, 3, 6, 10)
 ROUNDS = (2, 3, 4, 6, 10)
@@ -335,7 +335,7 @@ def looked_at(
         for number in range(1, max_rounds + 1):
             settled = {row for row, seen in looked.items() if seen.kind != UNRESOLVED}
             runs += [run for run in drawn if run.round == number and run.row not in settled]
-            if number < FIRST_ROUND:
+            if number < FIRST_LOOK:
                 continue
             looked = look_again(
                 looked, runs, range(1, num_rows), _beside_first, round=number, max_rounds=max_rounds

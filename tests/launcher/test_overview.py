@@ -1,6 +1,7 @@
 """A comparison on a screen: order, sections and room; which row is best; what there is to know of one."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_a_note_names_a_few_of_many_rows_and_none_if_it_is_of_all_that_are_ranke
     names = [line.partition(": ")[0] for line in lines if line.startswith("* ")]
     assert any(name.startswith("* the baseline's runs vary") for name in names)
     assert "* compile precision=fp32, library precision=fp32 and 2 more" in names
+
+
+def test_the_answer_in_json_agrees_with_the_verdicts_of_its_sentence() -> None:
+    base = runs("bf16", 0.1, 0.1, 0.1, 0.1)
+    # t = 3.05 with 3 degrees of freedom: p = 2.8% by one side, and so 5.6% by two.
+    close = compared([*base, *runs("compile", *(0.1 * math.exp(-by) for by in (0.006, 0.027, 0.033, 0.054)))])
+    found = answer_to_json(close)
+    assert close.rows[1].verdict.kind == "unresolved"
+    assert (found["settled"], found["may_be_best"]) == (False, ["compile", "bf16"])
+    # Of three rows Holm's levels make intervals that are wider than one at 95%; from the baseline's side it
+    # is the inverse.
+    wobbly = runs("tf32", 0.104, 0.11, 0.098, 0.107)
+    slow = compared([*base, *runs("compile", 0.101, 0.104, 0.1, 0.103), *wobbly])
+    ratio, found = slow.rows[1].verdict.speed_ratio, answer_to_json(slow)
+    assert ratio is not None and (found["best"], found["runner_up"]) == ("bf16", "compile")
+    assert found["ratio"]["value"] == pytest.approx(1 / ratio.value)
+    assert ratio.high is not None and found["ratio"]["low"] == pytest.approx(1 / ratio.high)
 
 
 def test_long_names_give_way_at_80_columns() -> None:

@@ -36,13 +36,11 @@ def settled_after(rounds: Mapping[str, int]) -> Any:
     def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
         num_rounds = max((run.spec or {})["round"] for run in runs)
         return {
-            run.id: RowVerdict(
-                kind="baseline"
-                if run.recipe == "bf16"
-                else "better"
-                if num_rounds >= rounds.get(run.recipe, MOST + 1)
-                else "unresolved"
-            )
+            run.id: RowVerdict(kind="baseline", is_baseline=True)
+            if run.recipe == "bf16"
+            else RowVerdict(kind="better")
+            if num_rounds >= rounds.get(run.recipe, MOST + 1)
+            else RowVerdict(kind="unresolved", is_open=True)
             for run in runs
             if run.state is RunState.COMPLETED
         }

@@ -225,8 +225,8 @@ def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
     )
 
     def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
-        kinds = {"bf16": "baseline", "fp32": "better"}
-        return {run.id: RowVerdict(kind=kinds[run.recipe]) for run in runs}
+        of = {"bf16": RowVerdict(kind="baseline", is_baseline=True), "fp32": RowVerdict(kind="better")}
+        return {run.id: of[run.recipe] for run in runs}
 
     runs = world.submit(*jobs, verdicts=verdicts)
     done = [run for run in runs if run.state is RunState.COMPLETED]

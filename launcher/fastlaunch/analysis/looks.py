@@ -20,14 +20,11 @@ from fastlaunch.analysis.statistics import (
     Difference,
     holm_levels,
 )
+from fastlaunch.core.conventions import FIRST_LOOK
 
-#: The first look of a plan.
-FIRST_ROUND = 3
 #: The level of each of 1, 2, ... planned looks, such that all of them together are wrong in 5% of tables at
 #: most; tests/benchmarks/verdicts.py --looks prints how often they are.
 _PLANNED = (0.05, 0.027, 0.02, 0.017, 0.014, 0.014, 0.0125, 0.0115, 0.0108, 0.01)
-#: The most rounds of a plan.
-MAX_PLANNED_ROUNDS = FIRST_ROUND - 1 + len(_PLANNED)
 #: What the j-th session that was added may spend of the level: 5%, then 1.2%, 0.6%, 0.3%, ...
 _ADDED = (1.0, 0.24, 0.12, 0.06, 0.03, 0.016)
 
@@ -121,7 +118,7 @@ def share_of_session(num_before: int) -> float:
 
 def share_of_plan(max_rounds: int) -> float:
     """Return what each look at a plan of so many rounds may spend of what its session may."""
-    return _PLANNED[min(max(1, max_rounds - FIRST_ROUND + 1), len(_PLANNED)) - 1] / LEVEL
+    return _PLANNED[min(max(1, max_rounds - FIRST_LOOK + 1), len(_PLANNED)) - 1] / LEVEL
 
 
 def share_of_both(runs: Iterable[RunTime], *rows: int) -> float:
@@ -153,7 +150,7 @@ def _looks(runs: Sequence[RunTime]) -> Iterator[_Look]:
         own = [run for run in runs if run.session == session]
         seen.append(session)
         last = max((run.round or 0 for run in own), default=0)
-        rounds = range(min(FIRST_ROUND, last), last + 1) if max_rounds else (None,)
+        rounds = range(min(FIRST_LOOK, last), last + 1) if max_rounds else (None,)
         for number in rounds:
             shown = [run for run in own if number is None or (run.round or 0) <= number]
             yield _Look(runs=(*earlier, *shown), round=number, max_rounds=max_rounds)

@@ -348,14 +348,15 @@ def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: b
 
 def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None":
     """Return what judges a submission's rows after each round; None if all its rounds are run."""
+    if not options.until_resolved:
+        return None
     from fastlaunch.analysis.compare import compare as compare_runs
     from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.statistics import UNRESOLVED
+    from fastlaunch.analysis.verdicts import NO_INTERVAL
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.runs.rounds import RowVerdict
-
-    if not options.until_resolved:
-        return None
 
     def verdicts(runs: "Sequence[Run]") -> dict[str, RowVerdict]:
         if options.add_to:
@@ -367,7 +368,12 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
             prices=PriceRequest(today=datetime.date.today(), region=settings.region),
         )
         return {
-            id: RowVerdict(kind=row.verdict.kind, ratio=row.verdict.ratio or row.verdict.speed_ratio)
+            id: RowVerdict(
+                kind=row.verdict.kind,
+                ratio=row.verdict.ratio or row.verdict.speed_ratio,
+                is_baseline=row.is_baseline,
+                is_open=row.verdict.kind in (UNRESOLVED, NO_INTERVAL),
+            )
             for row in comparison.rows
             for id in row.run_ids
         }

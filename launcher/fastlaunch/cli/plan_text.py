@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason, counted, in_ms, size_text
 from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
-from fastlaunch.jobs.options import FEWEST_MAX_ROUNDS, CloudOptions
+from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.config_checks import setup_command
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, block_of, hours_text, type_name
@@ -234,7 +235,7 @@ def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
     job = jobs[0]
     if job.max_rounds:
         row = "variant" if job.script else "recipe"
-        after += f", each {row} until its verdict is settled (looked at from round {FEWEST_MAX_ROUNDS} on)"
+        after += f", each {row} until its verdict is settled (looked at from round {FIRST_LOOK} on)"
     return f"{trained}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
 
 

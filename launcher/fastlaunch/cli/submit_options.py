@@ -18,13 +18,10 @@ from fastlaunch.cli.options import (
     account_timer_option,
     with_options,
 )
-from fastlaunch.core.conventions import MAX_REPLACEMENTS
+from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, misfit
 from fastlaunch.jobs.options import (
-    DEFAULT_MAX_ROUNDS,
-    FEWEST_MAX_ROUNDS,
-    MOST_MAX_ROUNDS,
     CloudOptions,
 )
 
@@ -158,8 +155,8 @@ training_options = with_options(
         "--max-rounds",
         type=COUNT,
         metavar="N",
-        help=f"Until all is settled, run at most this many rounds, {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS}."
-        f"  [default: {DEFAULT_MAX_ROUNDS}]",
+        help=f"Until all is settled, run at most this many rounds, {FIRST_LOOK} to {MOST_ROUNDS}."
+        f"  [default: {DEFAULT_MOST_ROUNDS}]",
     ),
     click.option(
         "--add-to",

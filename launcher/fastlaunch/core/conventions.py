@@ -19,6 +19,8 @@ SCHEDULE_PREFIX = "fastlaunch-"
 MAX_REPLACEMENTS = 2
 #: The shortest limit that is worth a machine: it boots, pulls the image, and keeps time to save and upload.
 MIN_MINUTES = 15
+#: A plan that ends when all is settled is looked at from this round on; its most rounds; the default.
+FIRST_LOOK, MOST_ROUNDS, DEFAULT_MOST_ROUNDS = 3, 12, 8
 
 
 def check_tags(tags: Mapping[str, str]) -> None:

@@ -13,13 +13,12 @@ from fastlaunch.catalog.experiments import EXPERIMENTS
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.catalog.rates import check_sold, dearest_rate
+from fastlaunch.core.conventions import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import (
-    FEWEST_MAX_ROUNDS,
     ML,
-    MOST_MAX_ROUNDS,
     CloudOptions,
     SubmitOptions,
     Variant,
@@ -447,14 +446,14 @@ def _check_repeats(options: SubmitOptions) -> None:
     most = options.max_rounds
     if most is not None and not options.until_resolved:
         raise UserError("--max-rounds is the most that --until-resolved runs", "add that, or give --repeats")
-    if most is not None and not FEWEST_MAX_ROUNDS <= most <= MOST_MAX_ROUNDS:
-        raise UserError(f"--max-rounds is {most}", f"give {FEWEST_MAX_ROUNDS} to {MOST_MAX_ROUNDS}")
+    if most is not None and not FIRST_LOOK <= most <= MOST_ROUNDS:
+        raise UserError(f"--max-rounds is {most}", f"give {FIRST_LOOK} to {MOST_ROUNDS}")
     if options.until_resolved and (why := _too_short(options)):
         raise UserError(f"--until-resolved needs step times, and {why}", "give more steps")
     if options.until_resolved and options.repeats > 1:
         raise UserError(
             "--until-resolved says itself how often each recipe runs",
-            f"leave out --repeats, or give --max-rounds {min(max(options.repeats, 3), MOST_MAX_ROUNDS)}",
+            f"leave out --repeats, or give --max-rounds {min(max(options.repeats, FIRST_LOOK), MOST_ROUNDS)}",
         )
 
 

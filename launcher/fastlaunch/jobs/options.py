@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES, check_tags
+from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, MAX_REPLACEMENTS, MIN_MINUTES, check_tags
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import DEFAULT_REGION, is_region
 from fastlaunch.jobs.spec import Inputs
@@ -18,8 +18,6 @@ ML = "ml."
 MAX_MINUTES = 30 * 24 * 60
 #: MaxRuntimeInSeconds: botocore's model of CreateTrainingJob, 1.44.5.
 MAX_TRAINING_MINUTES = 28 * 24 * 60
-#: Of a plan that is looked at after each round: see `analysis.looks`.
-DEFAULT_MAX_ROUNDS, FEWEST_MAX_ROUNDS, MOST_MAX_ROUNDS = 8, 3, 12
 _IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 _RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
 _SECRET = re.compile(
@@ -81,7 +79,7 @@ class SubmitOptions:
     @property
     def planned_rounds(self) -> int | None:
         """The most rounds of a plan that ends when all is settled; None without one."""
-        return (self.max_rounds or DEFAULT_MAX_ROUNDS) if self.until_resolved else None
+        return (self.max_rounds or DEFAULT_MOST_ROUNDS) if self.until_resolved else None
 
 
 @dataclass(frozen=True, kw_only=True)

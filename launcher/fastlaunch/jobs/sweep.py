@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CPU_WORKLOAD, FEWEST_TIMED_STEPS, GPU_WORKLOAD, instances_of
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import FEWEST_MAX_ROUNDS, CloudOptions, SubmitOptions, Variant
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions, Variant
 from fastlaunch.jobs.scripts import script_specs
 from fastlaunch.jobs.variants import missing_on, problem_on, variants_of
 
@@ -91,7 +92,7 @@ def _with_rounds(options: SubmitOptions, num_cells: int) -> SubmitOptions:
     """Return the options; a cell that has no other beside it is repeated as often as is looked at first."""
     if num_cells > 1 or not options.until_resolved:
         return options
-    return replace(options, until_resolved=False, max_rounds=None, repeats=FEWEST_MAX_ROUNDS)
+    return replace(options, until_resolved=False, max_rounds=None, repeats=FIRST_LOOK)
 
 
 def _checked(types: dict[str, SweptType]) -> dict[str, SweptType]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastlaunch.backends.s3_sync import record_paths
+from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.plan import NOT_NEEDED, RunState
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -12,19 +13,15 @@ from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.measure.summary import Interval
 from fastlaunch.runs.collect import summarize_run
 
-#: Before so many rounds are done nobody looks.
-FIRST_LOOK = 3
-BASELINE, UNRESOLVED, NO_INTERVAL = "baseline", "unresolved", "no interval"
-#: Verdicts that more rounds may change.
-_OPEN = (UNRESOLVED, NO_INTERVAL)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RowVerdict:
-    """How a row stands to its baseline. ratio: of dollars, or of speed, with its interval if there is one."""
+    """How a row stands to its baseline."""
 
     kind: str
-    ratio: Interval | None = None
+    ratio: Interval | None = None  # of dollars, or of speed, with its interval if there is one
+    is_baseline: bool = False
+    is_open: bool = False  # more rounds may change it
 
     def __str__(self) -> str:
         """`1.15x (1.14 to 1.16), better`"""
@@ -78,21 +75,23 @@ class PlannedLooks:
             # What an earlier submission ran is no job of this one.
             if id in specs:
                 row = specs[id].without_seed
-                verdicts[row] = max(verdicts.get(row, verdict), verdict, key=lambda each: each.kind in _OPEN)
-        open_workloads = {row.workload for row, verdict in verdicts.items() if verdict.kind in _OPEN}
-        compared = {row.workload for row, verdict in verdicts.items() if verdict.kind != BASELINE}
+                verdicts[row] = max(verdicts.get(row, verdict), verdict, key=lambda each: each.is_open)
+        open_workloads = {row.workload for row, verdict in verdicts.items() if verdict.is_open}
+        compared = {row.workload for row, verdict in verdicts.items() if not verdict.is_baseline}
         most = max(spec.max_rounds or 0 for spec in specs.values())
         after = f"after round {self._num_rounds} of at most {most}"
         for id, spec in specs.items():
-            kind = verdicts.get(spec.without_seed, RowVerdict(kind=UNRESOLVED)).kind
-            if kind == BASELINE and spec.workload not in compared:
+            own = verdicts.get(spec.without_seed)
+            if own is None or own.is_open:
+                continue
+            if own.is_baseline and spec.workload not in compared:
                 self._why.setdefault(id, f"{NOT_NEEDED}nothing is left to compare it with")
-            elif kind == BASELINE and spec.workload not in open_workloads:
+            elif own.is_baseline and spec.workload not in open_workloads:
                 self._why.setdefault(id, f"{NOT_NEEDED}{after} all others are settled")
-            elif kind not in (BASELINE, *_OPEN):
-                self._why.setdefault(id, f"{NOT_NEEDED}{kind} {after}")
+            elif not own.is_baseline:
+                self._why.setdefault(id, f"{NOT_NEEDED}{own.kind} {after}")
         names = zip(verdicts.values(), names_apart(list(verdicts)), strict=True)
-        parts = [f"{name} {verdict}" for verdict, name in names if verdict.kind != BASELINE]
+        parts = [f"{name} {verdict}" for verdict, name in names if not verdict.is_baseline]
         self.report(f"{after}: {'; '.join(parts) or 'nothing is left to compare'}")
 
     def _as_recorded(self, run: Run) -> Run:

@@ -7,6 +7,7 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,24 +97,35 @@ def _nccl_version() -> str | None:
 
 
 def _nvidia_smi() -> dict[str, Any]:
-    query = "driver_version,power.limit,clocks.max.sm"
+    gpus = ask_nvidia_smi("driver_version", "power.limit", "clocks.max.sm")
+    if not gpus:
+        return {}
+    driver, power_limit_w, max_clock_mhz = gpus[0]
+    return {
+        "driver": driver,
+        "power_limit_w": number_or_none(power_limit_w),
+        "max_clock_mhz": number_or_none(max_clock_mhz),
+    }
+
+
+def ask_nvidia_smi(*fields: str, options: Sequence[str] = ()) -> list[list[str]]:
+    """Return what nvidia-smi says of these fields, a list for each GPU; empty without an NVIDIA driver."""
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
+        lines = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options],
             capture_output=True,
             text=True,
             timeout=30,
             check=True,
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
-        return {}
-    cells = [cell.strip() for cell in answer[0].split(",")] if answer else []
-    if len(cells) != 3:
-        return {}
-    return {"driver": cells[0], "power_limit_w": _number(cells[1]), "max_clock_mhz": _number(cells[2])}
+        return []
+    gpus = [[cell.strip() for cell in line.split(",")] for line in lines]
+    return gpus if gpus and len(gpus[0]) == len(fields) else []
 
 
-def _number(text: str) -> float | None:
+def number_or_none(text: str) -> float | None:
+    """Return the number; None for another text, such as [N/A] or [Not Supported]."""
     try:
         return float(text)
     except ValueError:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from fastlaunch_train.process.machine import ask_nvidia_smi, number_or_none
 from fastlaunch_train.records.records import Device
 
 #: Seconds between two samples.
@@ -58,7 +59,7 @@ class DeviceSampler:
 
 def parse_sample(line: str, at_s: float) -> Device | None:
     """Return a line of nvidia-smi as a sample, None for another; what the GPU does not tell is None."""
-    cells = [_number(cell) for cell in line.split(",")]
+    cells = [number_or_none(cell) for cell in line.split(",")]
     if len(cells) != 4 or cells[0] is None:
         return None
     percent, memory_mib, power_w = cells[1:]
@@ -73,28 +74,18 @@ def parse_sample(line: str, at_s: float) -> Device | None:
 
 def gpu_facts() -> dict[str, Any]:
     """Return what a header's `machine` says of the GPUs; empty without one."""
-    query = "--query-gpu=name,memory.total,driver_version,power.limit"
-    try:
-        lines = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader,nounits", *_visible()],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
+    gpus = ask_nvidia_smi("name", "memory.total", "driver_version", "power.limit", options=_visible())
+    if not gpus:
         return {}
-    cells = [cell.strip() for cell in lines[0].split(",")] if lines else []
-    if len(cells) != 4:
-        return {}
-    memory_mib = _number(cells[1])
+    name, memory_mib, driver, power_limit_w = gpus[0]
+    mib = number_or_none(memory_mib)
     return {
         "device_type": "cuda",
-        "device_name": cells[0],
-        "num_devices": len(lines),
-        "memory_gib": None if memory_mib is None else round(memory_mib / 1024, 2),
-        "driver": cells[2],
-        "power_limit_w": _number(cells[3]),
+        "device_name": name,
+        "num_devices": len(gpus),
+        "memory_gib": None if mib is None else round(mib / 1024, 2),
+        "driver": driver,
+        "power_limit_w": number_or_none(power_limit_w),
     }
 
 
@@ -102,10 +93,3 @@ def _visible() -> list[str]:
     """Return nvidia-smi's option for the GPUs that the script may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [f"--id={visible}"] if visible else []
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None  # [N/A], [Not Supported]
