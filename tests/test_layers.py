@@ -27,6 +27,10 @@ LAUNCHER_ROOMS: Mapping[str, tuple[str, ...] | None] = {
     "analysis": ("core", "catalog", "measure"),
     "report": ("core", "catalog", "measure", "analysis"),
     "account": ("core",),
+    "api": (
+        *("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "images", "placement", "runs"),
+        *("analysis", "report", "account"),
+    ),
     "cli": None,
 }
 
@@ -41,7 +45,7 @@ CONTRACT_OF_WORKLOADS = ("workloads.registry", "workloads.contract")
 
 #: Modules of the training package that the launcher reads, and the rooms that do.
 CONTRACT = ("records", "recipes", "workloads.registry", "node.protocol")
-READS_CONTRACT = ("jobs", "measure", "analysis", "images", "backends", "runs", "report", "cli")
+READS_CONTRACT = ("jobs", "measure", "analysis", "images", "backends", "runs", "report", "api", "cli")
 
 #: What only some recipes and workloads need.
 EXTRAS = {
@@ -221,7 +225,7 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
     distributions = {re.split(r"[^\w.-]", text)[0].lower() for text in project["dependencies"]}
     names = importlib.metadata.packages_distributions()
     trackers = ("mlflow", "wandb", "tensorboard")
-    optional = {("fastlaunch.runs.rehearsal", "sagemaker")}
+    optional = {("fastlaunch.runs.rehearsal", "sagemaker"), ("fastlaunch.api.results", "pandas")}
     optional |= {("fastlaunch.report.trackers", name) for name in trackers}
     for module, imported_there in all_imports().items():
         if not within(module, "fastlaunch"):

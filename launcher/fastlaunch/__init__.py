@@ -1,3 +1,32 @@
 """fastlaunch: which AWS instance and which training recipe give the most training per dollar."""
 
 __version__ = "0.1.0"
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastlaunch.api.comparison import compare
+    from fastlaunch.api.listing import prices, runs
+    from fastlaunch.api.submission import submit
+    from fastlaunch.core.errors import UserError
+
+#: The public API, each from its module when it is first used.
+_API = {
+    "submit": "api.submission",
+    "compare": "api.comparison",
+    "runs": "api.listing",
+    "prices": "api.listing",
+    "UserError": "core.errors",
+}
+__all__ = ["UserError", "__version__", "compare", "prices", "runs", "submit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fastlaunch.{_API[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

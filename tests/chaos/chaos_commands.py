@@ -11,11 +11,11 @@ import ec2_builders
 import sagemaker_builders
 from moto_gaps import machine_image_id
 
+from fastlaunch.api.context import AppContext
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, Placement
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.cli.context import AppContext
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine

@@ -11,7 +11,7 @@ import pytest
 from fake_records import write_run
 from fake_summaries import PLAIN
 
-from fastlaunch.cli.compare import measured_run as compared_run
+from fastlaunch.api.comparison import measured_run as compared_run
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings

@@ -9,9 +9,10 @@ from fake_records import write_run
 from fake_summaries import PLAIN, changed
 
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.cli.demo import compared_measurements, of_one_gpu, read_summaries
+from fastlaunch.cli.demo import compared_measurements, of_one_gpu
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import BadFile
+from fastlaunch.measure.published import read_summaries
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.records.records import read_record
 

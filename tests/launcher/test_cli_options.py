@@ -15,7 +15,6 @@ from fastlaunch.cli.options import (
     NAMES,
     POSITIVE_COUNT,
     USD,
-    confirm,
     profile_option,
 )
 from fastlaunch.cli.render import table
@@ -84,10 +83,6 @@ def test_a_profile_counts_before_keys_in_the_environment(monkeypatch: pytest.Mon
         assert os.environ["AWS_PROFILE"] == "lab" and "AWS_ACCESS_KEY_ID" not in os.environ
 
     command.main(["--profile", "lab"], standalone_mode=False)
-
-
-def test_yes_is_an_answer() -> None:
-    confirm("Spend it?", yes=True)
 
 
 ROWS = [

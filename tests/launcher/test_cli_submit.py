@@ -16,7 +16,7 @@ from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import is_training, launcher, runs, wait_until
 
 import fastlaunch_train
-from fastlaunch.cli.context import CLOUD, commit_of, local_settings, make_backends
+from fastlaunch.api.context import CLOUD, commit_of, local_settings, make_backends
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings

@@ -12,10 +12,10 @@ from cloud_world import WEST, A, B, World, job
 from fake_cloud import REST, START, FakeNode
 from fake_summaries import PLAIN, changed
 
+from fastlaunch.api.context import AppContext
 from fastlaunch.aws.types import Identity
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.placements import placement_to_json
-from fastlaunch.cli.context import AppContext
 from fastlaunch.cli.main import run as run_command
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_records import write_run
 
-from fastlaunch.core.terminal import plain_output
+from fastlaunch.core.terminal import plain_output, report_line
 from fastlaunch.runs.display import (
     PlainLines,
     Progress,
@@ -22,7 +22,6 @@ from fastlaunch.runs.display import (
     RecordTail,
     describe,
     make_display,
-    report_line,
 )
 
 HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)

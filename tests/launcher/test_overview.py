@@ -8,9 +8,10 @@ import pytest
 from fake_summaries import CATALOGUE, by_recipe, compared, runs
 
 from fastlaunch.analysis.best import best_of
-from fastlaunch.cli.demo import compared_measurements, shipped_summaries
+from fastlaunch.cli.demo import compared_measurements
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UnknownName
+from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.report.overview import all_notes, as_overview, why
 from fastlaunch.report.text import answer, answer_to_json
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ec2_builders import catalogue
 
-from fastlaunch.cli.submit_container import jobs_in_containers
+from fastlaunch.api.containers import jobs_in_containers
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.build import FEWEST_TIMED_STEPS, build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch.cli.demo import of_one_gpu, shipped_summaries
+from fastlaunch.cli.demo import of_one_gpu
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.published import shipped_summaries
 
 GOLDEN = Path(__file__).parents[1] / "screens"
 WIDTHS = (80, 120, 200)

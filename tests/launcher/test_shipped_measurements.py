@@ -6,8 +6,8 @@ import pytest
 
 from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.cli.demo import shipped_summaries
 from fastlaunch.core.paths import shipped
+from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch.runs.importer import find_runs
 

@@ -93,6 +93,23 @@ class ChargedAs:
     def __str__(self) -> str:
         return self.instance if self.share is None else f"{self.instance}:{self.share}"
 
+    @classmethod
+    def parse(cls, text: str) -> "ChargedAs":
+        """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
+        instance, colon, share = text.partition(":")
+        return cls(instance=instance, share=parse_share(share) if colon else None)
+
+
+def parse_share(text: str) -> Fraction:
+    """Return `1/8` or `0.125`. Raises UserError for other text."""
+    try:
+        # An exponent of a few digits makes a number of as many million.
+        if len(text) <= 20 and "e" not in text.lower():
+            return Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise UserError(f"{text[:40]!r} is no share of an instance", "give one such as 1/8 or 0.125")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PriceRequest:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fastlaunch.api.context import AppContext
 from fastlaunch.catalog.container_images import (
     FLAVOURS,
     BaseImage,
@@ -16,9 +17,10 @@ from fastlaunch.catalog.container_images import (
     registry,
     registry_host,
 )
-from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import confirm, next_command, profile_option, split_names, yes_option
+from fastlaunch.cli.context import app_context
+from fastlaunch.cli.options import next_command, profile_option, yes_option
 from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.units import split_names
 from fastlaunch.images.build import (
     DEFAULT_REPOSITORY,
     BaseReference,
@@ -215,7 +217,7 @@ def _build(context: AppContext, options: BuildOptions) -> str:
     if digest is None:
         _report(f"building {repository}:{build.tag}: {_megabytes(build.size)} over {reference.uri}")
         _report(_upload(build))
-        confirm("Build and upload?", yes=options.yes)
+        context.confirm("Build and upload?", yes=options.yes)
         _carry_out(context, options, builder, build, f"{repository}:{build.tag}")
         digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
         if digest is None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastlaunch.api.context import AppContext
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import AppContext, open_reconciled
+from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_table, table

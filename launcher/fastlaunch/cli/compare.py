@@ -4,14 +4,14 @@ import datetime
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.cli.context import reconcile_here
+from fastlaunch.analysis.cost import ChargedAs, parse_share
+from fastlaunch.api import comparison as api
 from fastlaunch.cli.options import (
     DATE,
     NAMES,
@@ -26,34 +26,9 @@ from fastlaunch.cli.options import (
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest
-    from fastlaunch.analysis.cost import ChargedAs
-    from fastlaunch.catalog.prices import Catalogue
-    from fastlaunch.core.settings import Settings
-    from fastlaunch.jobs.options import SubmitOptions
-    from fastlaunch.ledger.ledger import Run
-    from fastlaunch.runs.rounds import Verdicts
+    from fastlaunch.api.results import Comparison
 
 _MOST_WARNINGS = 8
-
-
-def _parse_share(text: str) -> Fraction:
-    """Return `1/8` or `0.125`. Raises UserError for other text."""
-    try:
-        # An exponent of a few digits makes a number of as many million.
-        if len(text) <= 20 and "e" not in text.lower():
-            return Fraction(text.strip())
-    except (ValueError, ZeroDivisionError):
-        pass
-    raise UserError(f"{text[:40]!r} is no share of an instance", "give one such as 1/8 or 0.125")
-
-
-def _parse_charged_as(text: str) -> "ChargedAs":
-    """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
-    from fastlaunch.analysis.cost import ChargedAs
-
-    instance, colon, share = text.partition(":")
-    return ChargedAs(instance=instance, share=_parse_share(share) if colon else None)
 
 
 @click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
@@ -64,14 +39,14 @@ def _parse_charged_as(text: str) -> "ChargedAs":
 @click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
 @click.option(
     "--price-as",
-    type=Quantity("instance", _parse_charged_as),
+    type=Quantity("instance", ChargedAs.parse),
     metavar="INSTANCE[:SHARE]",
     multiple=True,
     help="Charge every run at this instance type's price; with several, at that of the one with its GPUs.",
 )
 @click.option(
     "--price-share",
-    type=Quantity("share", _parse_share),
+    type=Quantity("share", parse_share),
     metavar="SHARE",
     help="Charge this share of that instance, such as 1/8: a prorated price.",
 )
@@ -129,7 +104,7 @@ def compare(
     selectors: tuple[str, ...],
     baseline: str | None,
     prices_as_of: datetime.date | None,
-    price_as: "tuple[ChargedAs, ...]",
+    price_as: tuple[ChargedAs, ...],
     price_share: Fraction | None,
     usd_per_hour: float | None,
     price_file: Path | None,
@@ -153,28 +128,17 @@ def compare(
     one row. A run is priced as it was billed, else by the price of its instance today. A row that fails a
     check of its numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
     """
-    from fastlaunch.analysis.cost import PriceRequest
-    from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.core.settings import load_settings
-
-    settings = load_settings()
-    if price_share is not None:
-        if len(price_as) != 1 or price_as[0].share is not None:
-            raise UserError(
-                "--price-share is a share of one instance",
-                "name it: --price-as INSTANCE; of several each has its own: --price-as INSTANCE:1/8",
-            )
-        price_as = (replace(price_as[0], share=price_share),)
-    request = PriceRequest(
-        today=datetime.date.today(),
-        as_of=prices_as_of,
+    comparison = api.compare(
+        *selectors,
+        baseline=baseline,
+        prices_as_of=prices_as_of,
         price_as=price_as,
+        price_share=price_share,
         usd_per_hour=usd_per_hour,
-        region=settings.region,
+        prices=price_file,
+        every_run=every_run,
+        allow_unverified=allow_unverified,
     )
-    runs = _stored_runs(settings, selectors, every_run=every_run)
-    catalogue = load_catalogue(price_file or settings.prices)
-    comparison = _compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
     _print_warnings(comparison.warnings)
     if why is not None or notes:
         _print_instead(comparison, output, why)
@@ -183,7 +147,7 @@ def compare(
     _print(
         comparison, output, finish=finish, target=target, columns=columns or (), brief=brief, in_full=in_full
     )
-    next_command(_next(comparison, request, catalogue, output, runs))
+    next_command(_next(comparison, output))
     return EXIT_JOB_FAILED if _is_worse(comparison, fail_if_worse) else EXIT_DONE
 
 
@@ -217,57 +181,10 @@ def _print_instead(comparison: "Comparison", output: str, name: str | None) -> N
     click.echo(all_notes(comparison, width=width) if name is None else why(comparison, name, width=width))
 
 
-def print_comparison(settings: "Settings", runs: "Sequence[Run]", *, output: str, **further: object) -> None:
-    """Compare the runs at their own prices, and print the comparison as `compare` does.
-
-    further: objects beside it in JSON. Raises UserError if nothing was measured.
-    """
-    from fastlaunch.analysis.cost import PriceRequest
-    from fastlaunch.catalog.load import load_catalogue
-
-    request = PriceRequest(today=datetime.date.today(), region=settings.region)
-    comparison = _compared(runs, request, load_catalogue(settings.prices), None, allow_unverified=False)
+def print_comparison(comparison: "Comparison", *, output: str, **further: object) -> None:
+    """Print a comparison as `compare` does. further: objects beside it in JSON."""
     _print_warnings(comparison.warnings)
     _print(comparison, output, finish=None, target=None, columns=(), brief=False, in_full=False, **further)
-
-
-def _compared(
-    runs: Sequence["Run"],
-    request: "PriceRequest",
-    catalogue: "Catalogue",
-    baseline: str | None,
-    *,
-    allow_unverified: bool,
-) -> "Comparison":
-    """Return the comparison of the runs that measured something; its warnings name the others.
-
-    Raises UserError if there is nothing to compare.
-    """
-    from fastlaunch.analysis.compare import compare as compare_runs
-
-    if not runs:
-        raise UserError(
-            "there are no runs to compare",
-            "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved",
-        )
-    comparison = compare_runs(
-        [measured for run in runs if (measured := measured_run(run, request.region))],
-        catalogue=catalogue,
-        prices=request,
-        baseline=baseline,
-        allow_unverified=allow_unverified,
-    )
-    warnings = (
-        *_unmeasured([run for run in runs if run.summary is None and not run.is_unneeded]),
-        *comparison.warnings,
-    )
-    if not comparison.rows:
-        _print_warnings(warnings)
-        raise UserError(
-            "there is nothing to compare: no run of these has a step time",
-            "`fastlaunch runs list` shows why; to compare all there are: fastlaunch compare --every-run",
-        )
-    return replace(comparison, warnings=warnings)
 
 
 def _print(
@@ -331,119 +248,20 @@ def _print_warnings(warnings: Sequence[str]) -> None:
         click.echo(f"warning: and {len(warnings) - _MOST_WARNINGS} more of these", err=True)
 
 
-def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
-    from fastlaunch.ledger.ledger import open_ledger
-
-    if every_run and selectors:
-        raise UserError(
-            "--every-run is all of them, and some are named", "leave out --every-run, or the names"
-        )
-    with open_ledger(settings) as ledger:
-        reconcile_here(ledger)
-        runs = ledger.fetch_comparable(selectors, all_runs=every_run)
-    if selectors and not runs:
-        raise UserError(f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is")
-    return runs
-
-
-def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None":
-    """Return what judges a submission's rows after each round; None if all its rounds are run."""
-    if not options.until_resolved:
-        return None
-    from fastlaunch.analysis.compare import compare as compare_runs
-    from fastlaunch.analysis.cost import PriceRequest
-    from fastlaunch.analysis.statistics import UNRESOLVED
-    from fastlaunch.analysis.verdicts import NO_INTERVAL
-    from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.rounds import RowVerdict
-
-    def verdicts(runs: "Sequence[Run]") -> dict[str, RowVerdict]:
-        if options.add_to:
-            with open_ledger(settings) as ledger:
-                runs = [*ledger.fetch_comparable(submission=options.add_to), *runs]
-        comparison = compare_runs(
-            [measured for run in runs if (measured := measured_run(run, settings.region))],
-            catalogue=load_catalogue(settings.prices),
-            prices=PriceRequest(today=datetime.date.today(), region=settings.region),
-        )
-        return {
-            id: RowVerdict(
-                kind=row.verdict.kind,
-                ratio=row.verdict.ratio or row.verdict.speed_ratio,
-                is_baseline=row.is_baseline,
-                is_open=row.verdict.kind in (UNRESOLVED, NO_INTERVAL),
-            )
-            for row in comparison.rows
-            for id in row.run_ids
-        }
-
-    return verdicts
-
-
-def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
-    """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
-    from fastlaunch.analysis.compare import MeasuredRun
-    from fastlaunch.catalog.prices import SERVICES
-    from fastlaunch.jobs.spec import submit_words
-    from fastlaunch.ledger.ledger import IMPORT
-
-    if run.summary is None:
-        return None
-    # Where nothing was noted that it was billed at, what its own service lists for what was asked for counts.
-    if run.backend in SERVICES:
-        service, region, purchase = run.backend, run.region or region, run.purchase or "on-demand"
-    else:
-        service, purchase = run.summary.environment.service or "ec2", "on-demand"
-    return MeasuredRun(
-        run_id=run.id,
-        summary=run.summary,
-        # What was imported together need not have been measured together.
-        session=None if run.backend == IMPORT else run.submission_id,
-        price=run.price,
-        service=service,
-        region=region,
-        purchase=purchase,
-        script=submit_words(run.script) if run.script else (),
-    )
-
-
-def _unmeasured(runs: "Sequence[Run]") -> list[str]:
-    """Return a line for each kind of runs that measured nothing, as one interruption cancels many."""
-    alike: dict[tuple[str, str | None], list[Run]] = {}
-    for run in runs:
-        alike.setdefault((str(run.state), run.reason), []).append(run)
-    return [
-        f"{_named(of)} left out: {'it is' if len(of) == 1 else 'they are'} {state} and "
-        f"{'has' if len(of) == 1 else 'have'} measured nothing{f': {reason}' if reason else ''}"
-        for (state, reason), of in alike.items()
-    ]
-
-
-def _named(runs: "Sequence[Run]") -> str:
-    if len(runs) == 1:
-        return f"{runs[0].id} ({runs[0].recipe}) is"
-    return f"{len(runs)} runs ({', '.join(dict.fromkeys(run.recipe for run in runs))}) are"
-
-
-def _next(
-    comparison: "Comparison",
-    request: "PriceRequest",
-    catalogue: "Catalogue",
-    output: str,
-    runs: "Sequence[Run]",
-) -> str:
+def _next(comparison: "Comparison", output: str) -> str:
     """Return the next command worth typing: more runs if a verdict waits for them, else prices."""
     from fastlaunch.analysis.lacking import instances_to_charge, more_runs_command
     from fastlaunch.ledger.ledger import IMPORT
 
-    rows = comparison.rows
+    rows, request = comparison.rows, comparison.request
     if command := more_runs_command(rows, own_region=request.region):
         # What was imported belongs to no session that more could be added to.
-        made_here = [run.submission_id for run in runs if run.backend != IMPORT]
+        made_here = [run.submission_id for run in comparison.runs if run.backend != IMPORT]
         adding = f" --add-to {made_here[-1]}" if made_here else ""
         return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
-    if not any(row.price for row in rows) and (charges := instances_to_charge(rows, request, catalogue)):
+    if not any(row.price for row in rows) and (
+        charges := instances_to_charge(rows, request, comparison.catalogue)
+    ):
         words = [word for charge in charges for word in ("--price-as", str(charge))]
         return shlex.join([*_command_line(()), *words])
     priced = next((row for row in rows if row.setup.instance and row.price), None)

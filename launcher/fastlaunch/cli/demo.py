@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.cli.options import next_command, output_width, print_coloured
-from fastlaunch.core.errors import BadFile
+from fastlaunch.measure.published import SUMMARIES, shipped_summaries
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Comparison, Row
@@ -27,7 +27,6 @@ OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
 #: Of the shipped records those of this workload on one H200 are shown, and charged as this.
 WORKLOAD, DEVICE = "vit-huge", "NVIDIA H200"
 CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
-SUMMARIES = "summaries.json"
 
 
 @click.command(short_help="The published experiment and shipped measurements, compared in a second.")
@@ -169,17 +168,6 @@ def of_one_gpu(summaries: "Mapping[str, RunSummary]") -> "dict[str, RunSummary]"
     }
 
 
-def shipped_summaries() -> "dict[str, RunSummary]":
-    """Return the summaries that come with fastlaunch, by run id.
-
-    They lie in measurements/summaries.json beside the records, since reading those takes seconds;
-    `fastlaunch demo --summarise train/measurements` writes it anew.
-    """
-    from fastlaunch.core.paths import shipped
-
-    return read_summaries(shipped("measurements") / SUMMARIES)
-
-
 def write_summaries(folder: Path) -> int:
     """Write summaries.json for the records under `folder`; return the number of runs.
 
@@ -194,20 +182,6 @@ def write_summaries(folder: Path) -> int:
     text = json.dumps({run_id: run.summary.to_json() for run_id, run in runs.items()}, indent=1)
     (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")
     return len(runs)
-
-
-def read_summaries(path: Path) -> "dict[str, RunSummary]":
-    """Read the JSON of `RunSummary.to_json()` by run id, in order.
-
-    Raises BadFile if there is none, or it is something else.
-    """
-    from fastlaunch.measure.summary import RunSummary
-
-    try:
-        data = json.loads(path.read_bytes())
-        return {run_id: RunSummary.from_json(summary) for run_id, summary in data.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
 
 
 def _pair(comparison: "Comparison") -> "tuple[Row, Row]":

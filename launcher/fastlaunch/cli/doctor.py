@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import NAMES, next_command, profile_option, split_names, table_or_json_option
+from fastlaunch.api.context import AppContext
+from fastlaunch.cli.context import app_context
+from fastlaunch.cli.options import NAMES, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import table
 from fastlaunch.cli.submit_options import purchase_options
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
 from fastlaunch.core.paths import shipped
+from fastlaunch.core.units import split_names
 from fastlaunch.jobs.options import CloudOptions, backend_of, check_cloud_options
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import AppContext, open_launcher, open_reconciled
+from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_run_rows, run_json, run_row
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError

@@ -12,7 +12,7 @@ import click
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import plain, raw_output
-from fastlaunch.core.units import parse_bytes, parse_count, parse_date, parse_duration_s
+from fastlaunch.core.units import parse_bytes, parse_count, parse_date, parse_duration_s, split_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,11 +49,6 @@ class Quantity(_ParamType):
             option = f"{param.opts[0]}: " if param else ""
             raise UserError(f"{option}{error.message}", error.hint) from None
         return quantity
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    """Return the names in `a, b`."""
-    return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def _parse_minutes(text: str) -> int:
@@ -199,21 +194,6 @@ def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:
 def next_command(text: str) -> None:
     """Print the next command worth typing, as the last line on stderr."""
     click.echo(f"next: {text}", err=True)
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Return if the user agrees. Raises UserError if not, and if there is nobody to ask."""
-    check_can_ask(yes=yes)
-    if yes:
-        return
-    if not click.confirm(question, err=True):
-        raise UserError("nothing was done")
-
-
-def check_can_ask(*, yes: bool) -> None:
-    """Raise UserError if there is a question and nobody to ask."""
-    if not yes and not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask on", "add --yes to go ahead without being asked")
 
 
 def output_width() -> int:

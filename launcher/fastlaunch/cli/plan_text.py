@@ -5,23 +5,24 @@ import math
 import shlex
 import shutil
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import click
 import yaml
 
-from fastlaunch.backends.placements import Ec2Placement
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.api.announcement import MOST, in_words, some, travels_text
+from fastlaunch.api.results import CloudDryRun
+from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
-from fastlaunch.core.units import by_reason, counted, in_ms, size_text
-from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
+from fastlaunch.core.units import by_reason, counted, in_ms
+from fastlaunch.images.working_directory import shown
 from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.config_checks import setup_command
-from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, block_of, hours_text, type_name
+from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
@@ -40,31 +41,41 @@ _TO_BE_GIVEN = {
 }
 #: The column of the texts, beside their names.
 _INDENT = 9
-#: Of lists that may be long so many entries are shown.
-_MOST = 4
 
 
-def plan_text(
-    plan: Plan,
-    jobs: Sequence[JobSpec],
-    *,
-    sites: "Sequence[Placement]",
-    skipped: Sequence[tuple[str, str]],
-    ceiling: CostCeiling,
-    expected: "Expected | str",
-    cloud: CloudOptions,
-    lacks_scheduler: bool,
-    travels: Sequence[str] = (),
-) -> str:
-    """Return what would be done at the first of `sites`, what it costs, what ends it and what is missing.
+def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, show: str | None) -> None:
+    """Print what a submission for AWS would do, as text or JSON. argv: of the command, without its name.
 
-    travels: sentences on what of the working directory does.
-    lacks_scheduler: whether the config file names no role for the timer in the account, which is to be made.
+    Raises UserError for a part to show that it does not have.
     """
+    (plan,), directory = dry_run.plans, dry_run.directory
+    if output == "json":
+        for reason in by_reason(dry_run.skipped):
+            click.echo(f"left out: {reason}", err=True)
+        files = {"files": [file.path for file in directory.files]} if directory else {}
+        click.echo(json.dumps({**plan.to_json(), **files}, indent=2))
+    elif show == "files":
+        if directory is None:
+            raise UserError(
+                "--show files lists what travels with a script", "end with one: -- python train.py"
+            )
+        click.echo("\n".join(f"{file.num_bytes:>11,}  {shown(file.path)}" for file in directory.files))
+    elif show is not None:
+        click.echo(request_text(plan) if show == "request" else user_data_text(plan))
+    else:
+        click.echo(plan_text(dry_run))
+        if not dry_run.lacks_scheduler and not to_be_given(plan):
+            next_command(shlex.join(["fastlaunch", *(word for word in argv if word != "--dry-run")]))
+
+
+def plan_text(dry_run: CloudDryRun) -> str:
+    """Return what would be done at the first site, what it costs, what ends it and what is missing."""
+    (plan,), jobs, cloud, sites = dry_run.plans, dry_run.jobs, dry_run.cloud, dry_run.sites
+    travels = travels_text(dry_run.directory) if dry_run.directory else []
     site, *others = sites
-    where = [f"left out: {reason}" for reason in by_reason(skipped)[:_MOST]]
+    where = [f"left out: {reason}" for reason in by_reason(dry_run.skipped)[:MOST]]
     if others:
-        where.insert(0, f"without capacity there: {_some([other.name for other in others], ', then ')}")
+        where.insert(0, f"without capacity there: {some([other.name for other in others], ', then ')}")
         if len({other.instance.name for other in sites}) > 1:
             where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
@@ -72,9 +83,9 @@ def plan_text(
         *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
         *_topic("where", where, width),
         *_topic("travels", travels, width),
-        *_topic("cost", [f"{ceiling}.", _expected(expected, jobs), NOT_COUNTED], width),
-        *_topic("ends", [_ends(site, cloud, lacks_scheduler=lacks_scheduler)], width),
-        *_missing(plan, site, width, lacks_scheduler=lacks_scheduler),
+        *_topic("cost", [f"{dry_run.ceiling}.", _expected(dry_run.expected, jobs), NOT_COUNTED], width),
+        *_topic("ends", [_ends(site, cloud, lacks_scheduler=dry_run.lacks_scheduler)], width),
+        *_missing(plan, site, width, lacks_scheduler=dry_run.lacks_scheduler),
         *_topic("request", [_request(plan)], width),
     ]
     most = "at most " if _as_followed(jobs, cloud)[0].max_rounds else ""
@@ -104,11 +115,6 @@ def _wrapped(text: str, width: int, more: int = 0) -> list[str]:
     )
 
 
-def _some(names: Sequence[str], separator: str) -> str:
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return separator.join(names[:_MOST]) + more
-
-
 def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
     if isinstance(expected, str):
         return f"expected: not known, {expected}."
@@ -118,7 +124,7 @@ def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
     start = "; starting the machine, which was not measured, comes on top"
     if expected.start_s is not None:
         start = f", after {_duration(expected.start_s)} in which the machine starts"
-    times = _some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
+    times = some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
     return (
         f"expected: about ${expected.usd:,.2f}{rate}, for {_duration(expected.training_s)} of building, "
         f"compiling and training{runs}{start}. Step times: {times}."
@@ -139,20 +145,6 @@ def _ends(site: "Placement", cloud: CloudOptions, *, lacks_scheduler: bool) -> s
     if cloud.account_timer:
         timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
     return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
-
-
-def travels_text(directory: WorkingDirectory) -> list[str]:
-    """Return sentences on what travels with a script, by what rule, and how to see all of it."""
-    files, largest = directory.files, directory.largest[:_MOST]
-    rules = {"git": "what git tracks here", IGNORE_FILE: f"what {IGNORE_FILE} leaves"}
-    what = rules.get(directory.rule or "", f"all that is here, as neither git nor a {IGNORE_FILE} says less")
-    named = ", ".join(f"{shown(file.path)} ({size_text(file.num_bytes)})" for file in largest)
-    only = "largest: " if len(files) > _MOST else ""
-    lines = [f"{counted(len(files), 'file')}, {size_text(directory.num_bytes)}: {what}; {only}{named}."]
-    if directory.untracked:
-        behind = _some([shown(path) for path in directory.untracked], ", ")
-        lines.append(f"Stays behind, as git does not track it: {behind}.")
-    return [*lines, "`--dry-run --show files` lists all."]
 
 
 def to_be_given(plan: Plan) -> list[str]:
@@ -220,70 +212,3 @@ def _as_yaml(value: Mapping[str, Any]) -> list[str]:
     """Return indented lines of YAML."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
     return [f"  {line}".rstrip() for line in text.removesuffix("\n").split("\n")]
-
-
-def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
-    """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
-    # The recipes that share all else; in an experiment not all do.
-    shared: dict[str, list[str]] = {}
-    for job, times in Counter(job.without_seed for job in jobs).items():
-        number = f"at most {times}" if job.max_rounds else str(times)
-        named = f"{job.label}, {number} times" if times > 1 else job.label
-        shared.setdefault(_what(job, jobs), []).append(named)
-    trained = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
-    after = ", one run after another" if len(jobs) > 1 else ""
-    job = jobs[0]
-    if job.max_rounds:
-        row = "variant" if job.script else "recipe"
-        after += f", each {row} until its verdict is settled (looked at from round {FIRST_LOOK} on)"
-    return f"{trained}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
-
-
-def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
-    """`vit-huge at batch 64 for 200 steps`, `python train.py --amp {amp}`."""
-    if job.script:
-        torchrun = f" ({job.script.nproc} ranks a node)" if job.script.nproc else ""
-        return shlex.join(job.script.command) + torchrun
-    fitting = "the largest batch that fits" + (" all recipes" if job.fit else "")
-    batch = fitting if job.batch_size is None else f"batch {job.batch_size}"
-    # Only where not all have as many.
-    ranks = f" on {job.num_gpus} GPUs" if len({other.num_gpus for other in jobs}) > 1 else ""
-    model = f" of {job.inputs.model}" if job.inputs.model else ""
-    return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
-
-
-def _machines(job: JobSpec, site: "Placement") -> str:
-    """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`."""
-    instance = site.instance
-    count = "one" if job.num_nodes == 1 else f"{job.num_nodes} x"
-    each = " each" if job.num_nodes > 1 else ""
-    named = f"{count} {type_name(site)} ({instance.num_accelerators} x {instance.accelerator}{each})"
-    return f"{named}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
-
-
-def _where(job: JobSpec, site: "Placement") -> str:
-    if site.backend == "sagemaker":
-        return f"of SageMaker in {site.region}"
-    if site.zone:
-        return f"in {site.zone}{', in no placement group' if _stand_anywhere(job, site) else ''}"
-    if job.terms.purchase == "capacity-block":
-        return f"in {site.region}, in the block's zone"
-    # A subnet is named, though not yet known, where there has to be one.
-    if isinstance(site, Ec2Placement) and site.subnet:
-        return f"in {site.region}, in a subnet of yours"
-    return f"in {site.region}, in a zone of EC2's choice"
-
-
-def _stand_anywhere(job: JobSpec, site: "Placement") -> bool:
-    """Return whether neither a placement group nor a capacity block keeps the nodes close together."""
-    if job.num_nodes == 1 or not isinstance(site, Ec2Placement):
-        return False
-    return site.block is None and site.placement_group is None
-
-
-def _bought(job: JobSpec, site: "Placement") -> str:
-    """`on-demand`, `capacity block cr-0a1b`, `training plan NAME`."""
-    block = block_of(site)
-    if job.terms.training_plan:
-        return f"training plan {job.terms.training_plan.rpartition('/')[2]}"
-    return job.terms.purchase if block is None else f"capacity block {block.reservation}"

@@ -5,18 +5,16 @@ import json
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.catalog.prices import SERVICES, Catalogue, Price
+from fastlaunch.api import listing as api
+from fastlaunch.api.results import Prices
+from fastlaunch.catalog.prices import SERVICES
 from fastlaunch.cli.options import DATE, next_command, output_option
 from fastlaunch.cli.render import print_rows
-from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.settings import load_settings
 
 #: Sources are hard to read in longer lines.
 _COLUMNS = 100
@@ -49,87 +47,17 @@ def prices(
     date until the next one. FILE (or `prices` in the config file) has the layout of instance_prices.yaml and
     is put over it entry by entry.
     """
-    settings = load_settings()
-    day = as_of or datetime.date.today()
-    catalogue = load_catalogue(price_file or settings.prices)
-    instances = _matching(catalogue, instance_glob)
-    region = region_glob or settings.region
-    chosen = _select(catalogue, instances, region=region, service=service, day=day, history=history)
-    if not chosen:
-        raise _nothing_known(catalogue, instances, region=region, service=service, day=day)
-    rows = [_row(catalogue, price) for price in chosen]
+    chosen = api.prices(
+        instance_glob, region=region_glob, service=service, as_of=as_of, prices=price_file, history=history
+    )
+    rows = chosen.to_json()
     if output == "json":
-        click.echo(json.dumps({"schema": 1, "as_of": day.isoformat(), "prices": rows}, indent=2))
+        click.echo(json.dumps({"schema": 1, "as_of": chosen.as_of.isoformat(), "prices": rows}, indent=2))
     elif output == "csv":
         print_rows([{**row, "inferred": str(row["inferred"]).lower()} for row in rows], output="csv")
     else:
         _print_table(rows)
-    _print_hints(catalogue, instances, chosen, region=region, day=day, history=history)
-
-
-def _matching(catalogue: Catalogue, glob: str) -> list[str]:
-    matching = [name for name in catalogue.instances if fnmatchcase(name, glob.lower())]
-    if not matching:
-        raise UnknownName("instance", glob, catalogue.instances)
-    return matching
-
-
-def _select(
-    catalogue: Catalogue,
-    instances: Sequence[str],
-    *,
-    region: str,
-    service: str | None,
-    day: datetime.date,
-    history: bool,
-) -> list[Price]:
-    """Return prices in the catalogue's order of instances: those in force on the day, or all up to it."""
-    chosen: dict[tuple[Any, ...], Price] = {}
-    for price in sorted(catalogue.prices, key=lambda price: price.as_of):
-        matches = (
-            price.as_of <= day and service in (None, price.service) and fnmatchcase(price.region, region)
-        )
-        if matches and price.instance in instances:
-            # A later price takes the place of an earlier one, unless the history is wanted.
-            chosen[price.key if history else price.key[:4]] = price
-    place = {name: number for number, name in enumerate(instances)}
-    return sorted(chosen.values(), key=lambda price: (place[price.instance], *price.key[1:]))
-
-
-def _nothing_known(
-    catalogue: Catalogue, instances: Sequence[str], *, region: str, service: str | None, day: datetime.date
-) -> UserError:
-    if len(instances) == 1 and not set("*?[") & set(region):
-        try:
-            catalogue.price(instances[0], service=service or "ec2", region=region, on=day)
-        except UserError as error:
-            return error
-    known = sorted({price.region for price in catalogue.prices if price.instance in instances})
-    what = f"{service} price" if service else "price"
-    names = ", ".join(instances[:3]) + (", ..." if len(instances) > 3 else "")
-    return UserError(
-        f"no {what} of {names} in {region} is known for {day}",
-        f"there are prices in {', '.join(known)}: see `fastlaunch prices --region '*' --all`"
-        if known
-        else "none is known in any region",
-    )
-
-
-def _row(catalogue: Catalogue, price: Price) -> dict[str, Any]:
-    instance = catalogue.instances[price.instance]
-    return {
-        "instance": price.instance,
-        "num_accelerators": instance.num_accelerators,
-        "accelerator": instance.accelerator,
-        "service": price.service,
-        "region": price.region,
-        "purchase": price.purchase,
-        "usd_per_hour": price.usd_per_hour,
-        "usd_per_accelerator_hour": round(price.usd_per_hour / instance.num_accelerators, 6),
-        "as_of": price.as_of.isoformat(),
-        "inferred": price.inferred,
-        "source": price.source,
-    }
+    _print_hints(chosen, history=history)
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -157,21 +85,12 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         click.echo(textwrap.fill(f"[{number}] {note}", width, subsequent_indent="    "))
 
 
-def _print_hints(
-    catalogue: Catalogue,
-    instances: Sequence[str],
-    chosen: Sequence[Price],
-    *,
-    region: str,
-    day: datetime.date,
-    history: bool,
-) -> None:
+def _print_hints(chosen: Prices, *, history: bool) -> None:
     """Print what the prices leave out and what to type next, on stderr."""
-    priced = {price.instance for price in chosen}
-    unpriced = [name for name in instances if name not in priced]
-    if unpriced:
-        listing = ", ".join(unpriced[:5]) + (f" and {len(unpriced) - 5} more" if len(unpriced) > 5 else "")
-        click.echo(f"no price known in {region} on {day}: {listing}", err=True)
+    if chosen.unpriced:
+        names = chosen.unpriced
+        listing = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        click.echo(f"no price known in {chosen.region} on {chosen.as_of}: {listing}", err=True)
     if history:
         following = f"fastlaunch compare --prices-as-of {min(price.as_of for price in chosen)}"
     else:

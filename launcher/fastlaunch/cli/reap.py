@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from fastlaunch.cli.context import AppContext, app_context
-from fastlaunch.cli.options import confirm, next_command, profile_option, table_or_json_option, yes_option
+from fastlaunch.api.context import AppContext
+from fastlaunch.cli.context import app_context
+from fastlaunch.cli.options import next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
@@ -250,7 +251,7 @@ def _end(
     what = " and ".join(
         f"{words.noun}s" for kind, words in _WORDS.items() if any(each.kind == kind for each in going)
     )
-    confirm(f"End {f'{len(going)} {what}' if len(going) > 1 else 'it'}?", yes=yes)
+    context.confirm(f"End {f'{len(going)} {what}' if len(going) > 1 else 'it'}?", yes=yes)
     refused = end(context.aws, going)
     refused_ids = {refusal.id for refusal in refused}
     gone = [machine for machine in going if machine.id not in refused_ids]

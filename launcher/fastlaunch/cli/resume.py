@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.cli.context import app_context, open_launcher
+from fastlaunch.api.context import AppContext, open_launcher
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     USD,
     account_timer_option,
-    confirm,
     profile_option,
     table_or_json_option,
     yes_option,
@@ -49,13 +49,15 @@ def resume(
                 if is_given:
                     raise UserError(f"{option} is for AWS, and this goes on here", f"leave {option} out")
         else:
-            _ask(launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
+            _ask(context, launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
         resumed = launcher.resume(chosen, detach=detach, account_timer=account_timer)
     print_runs([resumed], output=output)
     return exit_code_of([resumed], stopped=bool(launcher.stop.by))
 
 
-def _ask(launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool) -> None:
+def _ask(
+    context: AppContext, launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool
+) -> None:
     """Say where the run would go on and what that may cost, and return if the user agrees."""
     from fastlaunch.placement.cost_ceiling import NOT_COUNTED, check_budget, cost_ceiling
     from fastlaunch.runs.resume import resumable
@@ -66,4 +68,4 @@ def _ask(launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: b
     click.echo(
         f"from {plan.origin}, with {plan.minutes_left} minutes left; {ceiling}\n{NOT_COUNTED}", err=True
     )
-    confirm(f"go on with {run.id}?", yes=yes)
+    context.confirm(f"go on with {run.id}?", yes=yes)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.cli.context import reconcile_here
+from fastlaunch.api import listing as api
+from fastlaunch.api.context import reconcile_here
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
-    confirm,
     next_command,
     output_option,
     profile_option,
@@ -70,9 +71,7 @@ def runs(ctx: click.Context) -> None:
 @output_option
 @profile_option
 def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output: str = "table") -> None:
-    with open_ledger(load_settings()) as ledger:
-        reconcile_here(ledger)
-        selected = ledger.fetch_comparable(selectors, all_runs=True)
+    selected = api.runs(*selectors)
     shown = selected[-limit:] if limit else selected
     rows = [run_as_row(run) for run in shown]
     if output != "table":
@@ -137,7 +136,7 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
         folders = [folder for run in chosen if (folder := _own_folder(run, settings))]
         for run in chosen if not yes else ():
             click.echo(f"{run.id}  {run.workload}  {run.recipe}  {run.state}", err=True)
-        confirm(f"Remove {_num_runs(chosen)}{_with_folders(folders)}?", yes=yes)
+        app_context().confirm(f"Remove {_num_runs(chosen)}{_with_folders(folders)}?", yes=yes)
         ledger.remove([run.id for run in chosen])
     for folder in folders:
         _remove_folder(folder)
@@ -251,8 +250,8 @@ def _tracked_runs(chosen: Sequence[Run], settings: Settings) -> "Iterator[Tracke
     """Yield the runs, which have a summary, as trackers take them; priced as `compare` prices them."""
     from fastlaunch.analysis.cost import PriceRequest, price_row
     from fastlaunch.analysis.pooling import Group
+    from fastlaunch.api.comparison import measured_run
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.cli.compare import measured_run
     from fastlaunch.measure.outcome import read_records
     from fastlaunch.report.tracked_run import tracked_run
     from fastlaunch.runs.export import record_files

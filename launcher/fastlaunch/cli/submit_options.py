@@ -1,8 +1,7 @@
-"""The options of `submit`, named as the fields that they fill, and what becomes of those for AWS."""
+"""The options of `submit`, named as the fields that they fill."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import click
 
@@ -20,10 +19,6 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.settings import Settings, misfit
-from fastlaunch.jobs.options import (
-    CloudOptions,
-)
 
 #: The headings of `submit --help`, and the parameters under them; all others are under the last.
 HEADINGS: Mapping[str, tuple[str, ...]] = {
@@ -365,97 +360,3 @@ cloud_options = with_options(
         "--image", metavar="URI@sha256:...", help="Use this container image, made by `fastlaunch build`."
     ),
 )
-
-#: Options of one backend alone, and what to do instead on the other.
-_EC2_ONLY = {
-    "instance_profile": "give --role ARN",
-    "subnets": "leave it out; `sagemaker_subnets` in the config file names those of jobs",
-    "security_groups": "leave it out; `sagemaker_security_groups` in the config file names those of jobs",
-    "placement_groups": "leave it out: SageMaker places the nodes of a job by itself",
-}
-_SAGEMAKER_ONLY = {"role": "give --instance-profile NAME, or --backend sagemaker"}
-
-
-def take_fields(values: dict[str, Any], of: type) -> dict[str, Any]:
-    """Move the values that are fields of a dataclass out of `values`, and return them."""
-    names = {field.name for field in fields(of)} & values.keys()
-    return {name: values.pop(name) for name in names}
-
-
-def check_local(values: Mapping[str, Any], *, used: Collection[str]) -> None:
-    """Raise UserError if one of these options for AWS was given. used: those that count here as well."""
-    defaults = {field.name: field.default for field in fields(CloudOptions)}
-    for name, value in values.items():
-        if value not in (None, (), defaults.get(name)) and name not in used:
-            raise UserError(f"{_option(name)} is for AWS, and this trains here", f"leave {_option(name)} out")
-
-
-def check_backend(region_fields: Mapping[str, Any], cloud: CloudOptions) -> None:
-    """Raise UserError for an option that means nothing to the backend."""
-    service, refused = ("EC2", _EC2_ONLY) if cloud.backend == "sagemaker" else ("SageMaker", _SAGEMAKER_ONLY)
-    for name, hint in refused.items():
-        if region_fields[name]:
-            raise UserError(f"{_option(name)} is for {service}", hint)
-    if not region_fields["placement_groups"]:
-        return
-    if cloud.purchase == "capacity-block":
-        raise UserError(
-            "a capacity block's instances stand together by themselves, and take no placement group",
-            "leave out --placement-group",
-        )
-    if cloud.num_nodes == 1:
-        raise UserError("--placement-group is for several nodes", "add --num-nodes, or leave it out")
-
-
-def settings_with(settings: Settings, region_fields: Mapping[str, Any], regions: tuple[str, ...]) -> Settings:
-    """Return the settings with these fields, where given, in place of the config file's for `regions`.
-
-    Bucket, subnets, security and placement groups belong to one region. Raises UserError where several are
-    allowed.
-    """
-    changes = {name: value for name, value in region_fields.items() if value}
-    for name, (value, example) in _BY_ZONE.items():
-        if name in changes:
-            changes[name] = _by_zone(_option(name), changes[name], regions, value=value, example=example)
-    of_one_region = [name for name in changes if name not in ("instance_profile", "role")]
-    if len(regions) > 1 and of_one_region:
-        raise UserError(
-            f"{_option(of_one_region[0])} belongs to one region, and {len(regions)} are allowed",
-            "give one --region, or say it for each region under `aws` in the config file",
-        )
-    if not changes:
-        return settings
-    changed = {name: replace(settings.region_settings(name), **changes) for name in regions}
-    for name, region_settings in changed.items():
-        if problem := misfit(name, region_settings):
-            raise UserError(f"for {name}, {problem}", "correct the option, or the config file")
-    return replace(settings, aws={**settings.aws, **changed})
-
-
-#: Options given as ZONE=value: what the value is called, and an example.
-_BY_ZONE = {"subnets": ("ID", "subnet-0a1b2c"), "placement_groups": ("NAME", "fastlaunch-us-east-1a")}
-
-
-def _by_zone(
-    option: str, texts: tuple[str, ...], regions: tuple[str, ...], *, value: str, example: str
-) -> dict[str, str]:
-    by_zone: dict[str, str] = {}
-    for text in texts:
-        zone, separator, name = (part.strip() for part in text.partition("="))
-        if not (zone and separator and name):
-            raise UserError(
-                f"{option} {text!r} is not ZONE={value}", f"give one such as us-east-1a={example}"
-            )
-        if not any(zone.startswith(region) and zone != region for region in regions):
-            raise UserError(
-                f"{option}: {zone} is no zone of {' or '.join(regions)}", f"give --region {zone[:-1]}"
-            )
-        if zone in by_zone:
-            raise UserError(f"{option}: {zone} is given twice", "give one per zone")
-        by_zone[zone] = name
-    return by_zone
-
-
-def _option(name: str) -> str:
-    """Return the option of this command that fills the parameter."""
-    return next(param.opts[0] for param in click.get_current_context().command.params if param.name == name)

@@ -9,37 +9,32 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from fastlaunch.cli.context import AppContext, app_context, open_launcher
+from fastlaunch.api.context import AppContext, open_launcher
+from fastlaunch.api.options import check_backend, check_local, settings_with, take_fields
+from fastlaunch.api.submission import backend_name
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     BATCH_SIZE,
     COUNT,
     NAMES,
     USD,
     Quantity,
-    check_can_ask,
-    confirm,
     next_command,
     profile_option,
-    split_names,
     table_or_json_option,
     yes_option,
 )
 from fastlaunch.cli.render import exit_code_of
-from fastlaunch.cli.submit import backend_name
 from fastlaunch.cli.submit_options import (
     HEADINGS,
     GroupedCommand,
-    check_backend,
-    check_local,
     cloud_options,
-    settings_with,
-    take_fields,
     training_options,
 )
 from fastlaunch.cli.sweep_plan import Planned, plan_here, plan_on_aws, plan_text
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.settings import RegionSettings
-from fastlaunch.core.units import counted
+from fastlaunch.core.units import counted, split_names
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 
 if TYPE_CHECKING:
@@ -242,7 +237,7 @@ def _carry_out(
     from fastlaunch.runs.sweep import Sweep
 
     if planned.ceilings:
-        check_can_ask(yes=yes)
+        context.check_can_ask(yes=yes)
     check_home(context.settings.home)
     backends = context.cloud_backends if planned.ceilings else {"local": context.backends["local"]}
     with open_launcher(context, backends) as launcher:
@@ -257,7 +252,7 @@ def _carry_out(
         for name, error in refused.items():
             click.echo(f"left out: {name}: {error.message}", err=True)
         if planned.ceilings:
-            confirm("Go on?" if stored else "Start it?", yes=yes)
+            context.confirm("Go on?" if stored else "Start it?", yes=yes)
         sweep_id = stored.id if stored else ledger.add_sweep(context.argv, Path.cwd())
         click.echo(f"{sweep_id}: to go on with it if it is stopped: fastlaunch sweep --resume", err=True)
         lock = ledger.launcher_lock(sweep_id)
@@ -279,6 +274,7 @@ def _carry_out(
 
 def _report(context: AppContext, carried_out: "Sweep", launcher: "Launcher", *, output: str) -> int:
     """Print what became of the parts, what they measured and what was saved; return the exit code."""
+    from fastlaunch.api.comparison import compare_at_own_prices
     from fastlaunch.cli.compare import print_comparison
     from fastlaunch.runs.sweep import duration_s, saved, states, sweep_runs
 
@@ -297,7 +293,7 @@ def _report(context: AppContext, carried_out: "Sweep", launcher: "Launcher", *, 
         "saved": vars(early),
     }
     if any(run.summary and duration_s(run.summary) is not None for run in runs):
-        print_comparison(context.settings, runs, output=output, sweep=data)
+        print_comparison(compare_at_own_prices(context.settings, runs), output=output, sweep=data)
         if output == "table":
             click.echo(f"\n{_saved_text(early)}")
     elif output == "json":

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastlaunch.api.context import AppContext
+from fastlaunch.api.submission import check_installed
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.cli.context import AppContext
 from fastlaunch.cli.render import table
-from fastlaunch.cli.submit import check_installed
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, build_jobs
@@ -71,7 +71,7 @@ def plan_here(context: AppContext, options: SubmitOptions) -> Planned:
         check_installed(context, jobs)
 
     def make(started: Collection[str]) -> "tuple[list[Part], dict[str, UserError]]":
-        from fastlaunch.cli.compare import looks_of
+        from fastlaunch.api.comparison import looks_of
         from fastlaunch.runs.launcher import Submission
         from fastlaunch.runs.sweep import Part
 
@@ -92,7 +92,7 @@ def plan_here(context: AppContext, options: SubmitOptions) -> Planned:
 def plan_on_aws(
     context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
 ) -> Planned:
-    from fastlaunch.cli.submit_cloud import ceiling_of, resolve_offline
+    from fastlaunch.api.cloud import ceiling_of, resolve_offline
 
     catalogue = load_catalogue(context.settings.prices)
     types = types_on_aws(options, cloud, catalogue)
@@ -142,8 +142,8 @@ def _parts_on_aws(
 
     Raises UserError's kinds if the search for the batch size, or every part, is one of these.
     """
-    from fastlaunch.cli.compare import looks_of
-    from fastlaunch.cli.submit_cloud import check_plans, submission_of, warnings_of
+    from fastlaunch.api.cloud import check_plans, submission_of, warnings_of
+    from fastlaunch.api.comparison import looks_of
     from fastlaunch.placement.prepare import prepare, upload_code
     from fastlaunch.runs.launcher import Submission
     from fastlaunch.runs.sweep import Part

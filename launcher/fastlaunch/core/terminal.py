@@ -1,6 +1,8 @@
 """Text as a terminal may show it: what jobs, nodes and AWS say must not steer the user's terminal."""
 
 import re
+import sys
+from contextlib import suppress
 from typing import Any, TextIO, cast
 
 #: Colours and other renditions, as logs have them; without them the text says the same.
@@ -14,6 +16,13 @@ _VISIBLE = {code: f"^{chr(code ^ 64)}" if code < 128 else f"<U+{code:04X}>" for 
 def plain(text: str) -> str:
     """Return the text without colours, and with every other control character made visible."""
     return _RENDITION.sub("", text).translate(_VISIBLE)
+
+
+def report_line(line: str, stream: TextIO | None = None) -> None:
+    """Write a line for the user, to stderr by default. The terminal may be gone; the run is not."""
+    with suppress(OSError):
+        # rich shows under its bar what comes by stderr, and colours it by what the line itself says.
+        print(plain(line), file=stream or sys.stderr, flush=True)
 
 
 class PlainOutput:

@@ -103,3 +103,8 @@ def size_text(num_bytes: int) -> str:
 def is_region(name: str) -> bool:
     """Return whether it is written like the name of a region."""
     return re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+", name) is not None
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names in `a, b`."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))

@@ -29,6 +29,33 @@ _VARIABLE = re.compile(r"(?!FASTLAUNCH_|DOCKER_|(PATH|HOME)$)[A-Za-z_][A-Za-z0-9
 _TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-plan/\S+")
 
 
+#: Fields whose option is not called as they are.
+_OPTIONS = {
+    **{
+        name: f"--{name.removesuffix('s').replace('_', '-')}"
+        for name in (
+            "recipes",
+            "instances",
+            "regions",
+            "tags",
+            "secrets",
+            "subnets",
+            "security_groups",
+            "placement_groups",
+            "batch_sizes",
+        )
+    },
+    **{"lists": "-L", "overrides": "--set", "workload_arguments": "--set-workload", "variables": "--env"},
+    **{"hang_timeout_s": "--hang-timeout", "max_minutes": "--max-hours", "max_cost_usd": "--max-cost"},
+    **{"max_price_usd": "--max-price", "block_fee_usd": "--block-fee", "account_timer": "--no-account-timer"},
+}
+
+
+def option_of(field: str) -> str:
+    """Return the option of the command line that fills a field: `--max-hours` of `max_minutes`."""
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
     """What to train, as typed; None, and no recipes, is `not given`."""

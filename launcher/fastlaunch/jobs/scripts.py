@@ -14,7 +14,7 @@ from typing import Any
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import SubmitOptions
+from fastlaunch.jobs.options import SubmitOptions, option_of
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
 
 #: Every combination is planned and stored before the first one starts.
@@ -27,30 +27,30 @@ _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 #: Options of Python's whose value is a word of its own.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
-#: Fields of `SubmitOptions` that say nothing to a script: their options, and why.
+#: Fields of `SubmitOptions` that say nothing to a script, and why.
 _MEANINGLESS = {
-    "recipes": ("--recipe", "the script decides how it trains"),
-    "overrides": ("--set", "it changes a recipe of ours, and a script has none"),
-    "workload": ("--workload", "the command stands in its place"),
-    "experiment": ("--experiment", "it is a list of workloads and recipes of ours"),
-    "workload_arguments": ("--set-workload", "it is for the function of a workload file"),
-    "model": ("--model", "the script decides what it trains"),
-    "tokenizer": ("--tokenizer", "the script decides how it splits text"),
-    "sequence_length": ("--sequence-length", "the script decides the length of its samples"),
-    "batch_size": ("--batch-size", "the script decides its batch size"),
-    "batch_sizes": ("--batch-size", "the script decides its batch size"),
-    "memory_budget": ("--memory-budget", "it is for --batch-size auto"),
-    "steps": ("--steps", "the script decides how long it trains"),
-    "epochs": ("--epochs", "the script decides how long it trains"),
-    "seed": ("--seed", "the script decides its seed"),
-    "data": ("--data", "the script decides what it reads"),
-    "num_workers": ("--num-workers", "the script decides how it loads data"),
-    "checkpoint_every": ("--checkpoint-every", "the script decides when it saves"),
-    "eval_every": ("--eval-every", "the script decides when it evaluates; fl.evaluate(loss=...) records it"),
-    "instance": ("--instance", "with --local it rehearses recipes; without, the script runs there"),
+    "recipes": "the script decides how it trains",
+    "overrides": "it changes a recipe of ours, and a script has none",
+    "workload": "the command stands in its place",
+    "experiment": "it is a list of workloads and recipes of ours",
+    "workload_arguments": "it is for the function of a workload file",
+    "model": "the script decides what it trains",
+    "tokenizer": "the script decides how it splits text",
+    "sequence_length": "the script decides the length of its samples",
+    "batch_size": "the script decides its batch size",
+    "batch_sizes": "the script decides its batch size",
+    "memory_budget": "it is for --batch-size auto",
+    "steps": "the script decides how long it trains",
+    "epochs": "the script decides how long it trains",
+    "seed": "the script decides its seed",
+    "data": "the script decides what it reads",
+    "num_workers": "the script decides how it loads data",
+    "checkpoint_every": "the script decides when it saves",
+    "eval_every": "the script decides when it evaluates; fl.evaluate(loss=...) records it",
+    "instance": "with --local it rehearses recipes; without, the script runs there",
 }
 #: Fields that say nothing without a command.
-_OF_SCRIPTS = {"lists": "-L", "baseline": "--baseline", "hang_timeout_s": "--hang-timeout"}
+_OF_SCRIPTS = ("lists", "baseline", "hang_timeout_s")
 
 
 def script_specs(options: SubmitOptions, machine: Machine) -> list[JobSpec]:
@@ -143,10 +143,10 @@ def _is_relative(program: str) -> bool:
 
 def check_no_script(options: SubmitOptions) -> None:
     """Raise UserError for an option that is for a command, where none is given."""
-    for name, option in _OF_SCRIPTS.items():
+    for name in _OF_SCRIPTS:
         if getattr(options, name) not in (None, ()):
             raise UserError(
-                f"{option} is for a script of your own, and no -- COMMAND follows",
+                f"{option_of(name)} is for a script of your own, and no -- COMMAND follows",
                 "end with the command, as in: -- python train.py --amp {amp}",
             )
 
@@ -155,8 +155,8 @@ def _check_options(options: SubmitOptions) -> None:
     """Raise UserError that names every option that says nothing to a script, and why."""
     usual = {field.name: field.default for field in fields(SubmitOptions)}
     meaningless = [
-        f"{option}: {why}"
-        for name, (option, why) in _MEANINGLESS.items()
+        f"{option_of(name)}: {why}"
+        for name, why in _MEANINGLESS.items()
         if getattr(options, name) != usual[name]
     ]
     if meaningless:

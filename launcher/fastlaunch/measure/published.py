@@ -1,4 +1,6 @@
-"""Published figures as data: a CSV of experiments that others ran, a row each, all rows or none.
+"""What was measured before: summaries that come with fastlaunch, and published figures.
+
+These are in a CSV, a row for each experiment that others ran, all rows or none.
 
     workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source
 
@@ -11,6 +13,7 @@ row apart. A row has no interval of its own.
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.paths import shipped
 from fastlaunch.core.units import parse_date
 from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing
 from fastlaunch_train.recipes.recipes import RECIPES
@@ -34,6 +38,9 @@ OPTIONAL_COLUMNS = (
 #: What `RunSummary.data` holds for a published row: how the data were fed is not a column.
 DATA = "published"
 
+#: Of the shipped records, beside them.
+SUMMARIES = "summaries.json"
+
 _COUNT = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 #: Times outside these are slips; what is computed from them would overflow.
@@ -43,6 +50,27 @@ _SHORTEST_S, _LONGEST_S = 1e-9, 1e12
 def shipped_figures() -> tuple[Path, ...]:
     """Return the CSV files that come with fastlaunch."""
     return tuple(sorted(Path(__file__).with_name("published_figures").glob("*.csv")))
+
+
+def shipped_summaries() -> dict[str, RunSummary]:
+    """Return the summaries that come with fastlaunch, by run id.
+
+    They lie in measurements/summaries.json beside the records, since reading those takes seconds;
+    `fastlaunch demo --summarise train/measurements` writes it anew.
+    """
+    return read_summaries(shipped("measurements") / SUMMARIES)
+
+
+def read_summaries(path: Path) -> dict[str, RunSummary]:
+    """Read the JSON of `RunSummary.to_json()` by run id, in order.
+
+    Raises BadFile if there is none, or it is something else.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+        return {run_id: RunSummary.from_json(summary) for run_id, summary in data.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
 
 
 def read_published(path: Path) -> tuple[RunSummary, ...]:

@@ -102,7 +102,7 @@ def as_csv(comparison: Comparison) -> str:
     A variant becomes a column for each of its names.
     """
     text = io.StringIO()
-    rows = [_flat(row_to_json(row)) for row in comparison.rows]
+    rows = as_rows(comparison)
     if rows:
         # Not every row has the same columns of a variant.
         widest = max(rows, key=len)
@@ -111,6 +111,11 @@ def as_csv(comparison: Comparison) -> str:
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue().rstrip("\n")
+
+
+def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the rows as CSV has them, each by the names of its columns."""
+    return [_flat(row_to_json(row)) for row in comparison.rows]
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

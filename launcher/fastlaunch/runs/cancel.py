@@ -9,13 +9,13 @@ from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend,
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.terminal import report_line
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.announce import Announcer
 from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import disarm
 from fastlaunch.runs.describe import how_to_stop, machine_of
-from fastlaunch.runs.display import report_line
 from fastlaunch.runs.finish import CANCELLED_BEFORE, STOPPED_BY, finish_attempt, settle_run
 from fastlaunch.runs.local import LOOK_INTERVAL_S, finish_run
 from fastlaunch.runs.monitor import SHUTDOWN_WAIT

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus
-from fastlaunch.core.terminal import plain, raw_output
+from fastlaunch.core.terminal import plain, raw_output, report_line
 from fastlaunch.core.units import rounded
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch_train.records.records import KINDS, SCRIPT_PHASE, header_problem, line_problem
@@ -30,13 +30,6 @@ _NUM_BLOCKS = 10
 _PLAIN_INTERVAL_S = 5.0
 #: How a run ended, in colours that dark and light terminals show.
 _COLOURS = {"completed": "green", "failed": "red", "lost": "red"}
-
-
-def report_line(line: str, stream: TextIO | None = None) -> None:
-    """Write a line for the user, to stderr by default. The terminal may be gone; the run is not."""
-    with suppress(OSError):
-        # rich shows under its bar what comes by stderr, and colours it by what the line itself says.
-        print(plain(line), file=stream or sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)

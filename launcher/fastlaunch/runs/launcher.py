@@ -23,6 +23,7 @@ from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.terminal import report_line
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -30,7 +31,7 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.announce import Announcer
 from fastlaunch.runs.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.runs.describe import ends_by_itself, machine_of
-from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun, report_line
+from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun
 from fastlaunch.runs.finish import held_runs, settle_run
 from fastlaunch.runs.local import LOOK_INTERVAL_S, LocalRunner, newest_checkpoint
 from fastlaunch.runs.monitor import AttemptMonitor

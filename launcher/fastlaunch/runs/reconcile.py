@@ -8,13 +8,13 @@ from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backen
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.terminal import report_line
 from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.runs.announce import Announcer
 from fastlaunch.runs.attempt_price import note_machines
 from fastlaunch.runs.deadline_schedule import arm, disarm, needs_timer
-from fastlaunch.runs.display import report_line
 from fastlaunch.runs.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.runs.local import finish_run
 from fastlaunch.runs.provision import NO_SCHEDULE

@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+from fastlaunch.api.context import AppContext
 from fastlaunch.backends.local import LocalBackend, LocalSettings
-from fastlaunch.cli.context import AppContext
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine

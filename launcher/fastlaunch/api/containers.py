@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
+from fastlaunch.api.context import AppContext, local_settings
 from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.cli.context import AppContext, local_settings
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.options import CloudOptions

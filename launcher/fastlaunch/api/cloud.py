@@ -1,31 +1,20 @@
-"""`fastlaunch submit --instance`: a request for AWS is resolved, planned, confirmed and submitted."""
+"""`submit` with instances: a request for AWS is resolved, planned, confirmed and submitted."""
 
 import datetime
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from fastlaunch.api.announcement import in_words, travels_text
+from fastlaunch.api.context import AppContext, open_launcher
+from fastlaunch.api.results import CloudDryRun, Runs, Submitted
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.cli.context import AppContext, open_launcher
-from fastlaunch.cli.options import check_can_ask, confirm, next_command
-from fastlaunch.cli.plan_text import (
-    in_words,
-    plan_text,
-    request_text,
-    to_be_given,
-    travels_text,
-    user_data_text,
-)
-from fastlaunch.cli.render import exit_code_of, print_runs
-from fastlaunch.core.errors import EXIT_DONE, UserError
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason
-from fastlaunch.images.working_directory import WorkingDirectory, shown, working_directory
+from fastlaunch.images.working_directory import WorkingDirectory, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 from fastlaunch.jobs.scripts import check_travels_along
@@ -56,11 +45,9 @@ def submit_to_cloud(
     *,
     max_cost_usd: float | None,
     dry_run: bool,
-    show: str | None,
-    output: str,
     yes: bool,
-) -> int:
-    """Return the exit code of a submission, or of its dry run, which starts, asks and looks up nothing.
+) -> CloudDryRun | Submitted:
+    """Carry out a submission; or return what it would do, for which nothing is started, asked or looked up.
 
     Both are resolved and planned offline first. Raises UserError for what is wrong without asking AWS.
     """
@@ -68,8 +55,6 @@ def submit_to_cloud(
     catalogue = load_catalogue(settings.prices)
     request = build_cloud_request(options, cloud, catalogue=catalogue)
     directory = _directory(request, settings.home) if request.scripts else None
-    if show == "files" and directory is None:
-        raise UserError("--show files lists what travels with a script", "end with one: -- python train.py")
     resolution = resolve_offline(context, request, catalogue)
     ceiling = ceiling_of(request, resolution.placements)
     block = block_of(ceiling.dearest)
@@ -77,18 +62,15 @@ def submit_to_cloud(
     if block is None or is_known(block):
         check_budget(ceiling, max_cost_usd)
     for name, why in request.skipped:
-        click.echo(f"left out: {name}: {why}", err=True)
+        context.report(f"left out: {name}: {why}")
     for caveat in request.caveats:
-        click.echo(f"warning: {caveat}", err=True)
+        context.report(f"warning: {caveat}")
     if dry_run:
-        _print_dry_run(
-            context, request, resolution, ceiling, catalogue, output=output, show=show, directory=directory
-        )
-        return EXIT_DONE
+        return _dry_run(context, request, resolution, ceiling, catalogue, directory)
     from fastlaunch.placement.prepare import prepare
     from fastlaunch.runs.launcher import check_home
 
-    check_can_ask(yes=yes)
+    context.check_can_ask(yes=yes)
     check_home(settings.home)
     prepared = prepare(
         request,
@@ -101,7 +83,7 @@ def submit_to_cloud(
         directory=directory,
     )
     check_plans(prepared.request, prepared.placements)
-    return _submit(context, prepared, output=output, yes=yes, directory=directory)
+    return _submit(context, prepared, yes=yes, directory=directory)
 
 
 def _directory(request: CloudRequest, home: Path) -> WorkingDirectory:
@@ -149,63 +131,41 @@ def check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> Non
         check_plan(site, _jobs_of(request, site), max_minutes=request.cloud.max_minutes)
 
 
-def _print_dry_run(
+def _dry_run(
     context: AppContext,
     request: CloudRequest,
     resolution: Resolution,
     ceiling: CostCeiling,
     catalogue: Catalogue,
-    *,
-    output: str,
-    show: str | None,
     directory: WorkingDirectory | None,
-) -> None:
-    """Print the plan at the first site, as text or JSON, with what the dearest site may cost."""
+) -> CloudDryRun:
+    """Return the plan at the first site, with what the dearest site may cost."""
+    from fastlaunch.runs.expected import expected
+
     site = resolution.placements[0]
     jobs = _jobs_of(request, site)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
     by_id = dict(zip(names, jobs, strict=True))
-    planned = plan_at(by_id, site, attempt=1, max_minutes=request.cloud.max_minutes)
-    # A fee made of a price per hour is known once AWS has said how many hours the block has.
-    plan = replace(planned, max_cost_usd=ceiling.usd, sunk_usd=request.cloud.block_fee_usd)
-    if output == "json":
-        for reason in by_reason(resolution.skipped):
-            click.echo(f"left out: {reason}", err=True)
-        files = {"files": [file.path for file in directory.files]} if directory else {}
-        click.echo(json.dumps({**plan.to_json(), **files}, indent=2))
-        return
-    if show == "files":
-        assert directory is not None
-        click.echo("\n".join(f"{file.num_bytes:>11,}  {shown(file.path)}" for file in directory.files))
-        return
-    if show is not None:
-        click.echo(request_text(plan) if show == "request" else user_data_text(plan))
-        return
-    from fastlaunch.runs.expected import expected
-
+    plan = plan_at(by_id, site, attempt=1, max_minutes=request.cloud.max_minutes)
     is_named = context.settings.region_settings(site.region).scheduler_role is not None
-    lacks_scheduler = site.backend == "ec2" and request.cloud.account_timer and not is_named
-    text = plan_text(
-        plan,
-        jobs,
+    return CloudDryRun(
+        # A fee made of a price per hour is known once AWS has said how many hours the block has.
+        plans=(replace(plan, max_cost_usd=ceiling.usd, sunk_usd=request.cloud.block_fee_usd),),
+        jobs=jobs,
         sites=resolution.placements,
         skipped=resolution.skipped,
         ceiling=ceiling,
         expected=expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue),
         cloud=request.cloud,
-        lacks_scheduler=lacks_scheduler,
-        travels=travels_text(directory) if directory else [],
+        lacks_scheduler=site.backend == "ec2" and request.cloud.account_timer and not is_named,
+        directory=directory,
     )
-    click.echo(text)
-    if not lacks_scheduler and not to_be_given(plan):
-        next_command(shlex.join(["fastlaunch", *(word for word in context.argv if word != "--dry-run")]))
 
 
 def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
     """Return what was measured: in the user's ledger, if there is one, and what comes with fastlaunch."""
-    from fastlaunch.cli.demo import shipped_summaries
     from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
-    from fastlaunch.measure.published import read_published, shipped_figures
+    from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
     from fastlaunch.runs.expected import Source, ledger_summaries
 
     sources = [
@@ -219,7 +179,7 @@ def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
             with open_ledger(context.settings, clock=context.now) as ledger:
                 sources.insert(0, Source(name="in your ledger", summaries=ledger_summaries(ledger, jobs)))
         except UserError as error:
-            click.echo(f"warning: the ledger cannot be read: {error.message}", err=True)
+            context.report(f"warning: the ledger cannot be read: {error.message}")
     return sources
 
 
@@ -244,28 +204,22 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
 
 
 def _submit(
-    context: AppContext,
-    prepared: "Prepared",
-    *,
-    output: str,
-    yes: bool,
-    directory: WorkingDirectory | None,
-) -> int:
+    context: AppContext, prepared: "Prepared", *, yes: bool, directory: WorkingDirectory | None
+) -> Submitted:
     from fastlaunch.placement.prepare import upload_code
 
     submission = submission_of(context, prepared)
     with open_launcher(context, context.cloud_backends) as launcher:
-        click.echo("\n".join(_announcement(prepared, launcher.ledger, directory)), err=True)
-        confirm("Start it?", yes=yes)
+        context.report("\n".join(_announcement(prepared, launcher.ledger, directory)))
+        context.confirm("Start it?", yes=yes)
         upload_code(prepared, context.aws)
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
-    print_runs(runs, output=output)
-    return exit_code_of(runs, stopped=bool(launcher.stop.by))
+    return Submitted(runs=Runs(runs), is_stopped=bool(launcher.stop.by))
 
 
 def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
     """Return what is prepared as the launcher takes it."""
-    from fastlaunch.cli.compare import looks_of
+    from fastlaunch.api.comparison import looks_of
     from fastlaunch.runs.launcher import Submission
 
     return Submission(

@@ -1,0 +1,105 @@
+"""What a submission for AWS is, in words, before it starts."""
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.units import counted, size_text
+from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.placement.cost_ceiling import block_of, type_name
+
+if TYPE_CHECKING:
+    from fastlaunch.backends.placements import Placement
+
+#: Of lists that may be long so many entries are shown.
+MOST = 4
+
+
+def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
+    """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
+    # The recipes that share all else; in an experiment not all do.
+    shared: dict[str, list[str]] = {}
+    for job, times in Counter(job.without_seed for job in jobs).items():
+        number = f"at most {times}" if job.max_rounds else str(times)
+        named = f"{job.label}, {number} times" if times > 1 else job.label
+        shared.setdefault(_what(job, jobs), []).append(named)
+    trained = ",\n".join(f"{'; '.join(recipes)}: {what}" for what, recipes in shared.items())
+    after = ", one run after another" if len(jobs) > 1 else ""
+    job = jobs[0]
+    if job.max_rounds:
+        row = "variant" if job.script else "recipe"
+        after += f", each {row} until its verdict is settled (looked at from round {FIRST_LOOK} on)"
+    return f"{trained}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
+
+
+def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
+    """`vit-huge at batch 64 for 200 steps`, `python train.py --amp {amp}`."""
+    if job.script:
+        torchrun = f" ({job.script.nproc} ranks a node)" if job.script.nproc else ""
+        return shlex.join(job.script.command) + torchrun
+    fitting = "the largest batch that fits" + (" all recipes" if job.fit else "")
+    batch = fitting if job.batch_size is None else f"batch {job.batch_size}"
+    # Only where not all have as many.
+    ranks = f" on {job.num_gpus} GPUs" if len({other.num_gpus for other in jobs}) > 1 else ""
+    model = f" of {job.inputs.model}" if job.inputs.model else ""
+    return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
+
+
+def _machines(job: JobSpec, site: "Placement") -> str:
+    """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`."""
+    instance = site.instance
+    count = "one" if job.num_nodes == 1 else f"{job.num_nodes} x"
+    each = " each" if job.num_nodes > 1 else ""
+    named = f"{count} {type_name(site)} ({instance.num_accelerators} x {instance.accelerator}{each})"
+    return f"{named}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
+
+
+def _where(job: JobSpec, site: "Placement") -> str:
+    if site.backend == "sagemaker":
+        return f"of SageMaker in {site.region}"
+    if site.zone:
+        return f"in {site.zone}{', in no placement group' if _stand_anywhere(job, site) else ''}"
+    if job.terms.purchase == "capacity-block":
+        return f"in {site.region}, in the block's zone"
+    # A subnet is named, though not yet known, where there has to be one.
+    if isinstance(site, Ec2Placement) and site.subnet:
+        return f"in {site.region}, in a subnet of yours"
+    return f"in {site.region}, in a zone of EC2's choice"
+
+
+def _stand_anywhere(job: JobSpec, site: "Placement") -> bool:
+    """Return whether neither a placement group nor a capacity block keeps the nodes close together."""
+    if job.num_nodes == 1 or not isinstance(site, Ec2Placement):
+        return False
+    return site.block is None and site.placement_group is None
+
+
+def _bought(job: JobSpec, site: "Placement") -> str:
+    """`on-demand`, `capacity block cr-0a1b`, `training plan NAME`."""
+    block = block_of(site)
+    if job.terms.training_plan:
+        return f"training plan {job.terms.training_plan.rpartition('/')[2]}"
+    return job.terms.purchase if block is None else f"capacity block {block.reservation}"
+
+
+def travels_text(directory: WorkingDirectory) -> list[str]:
+    """Return sentences on what travels with a script, by what rule, and how to see all of it."""
+    files, largest = directory.files, directory.largest[:MOST]
+    rules = {"git": "what git tracks here", IGNORE_FILE: f"what {IGNORE_FILE} leaves"}
+    what = rules.get(directory.rule or "", f"all that is here, as neither git nor a {IGNORE_FILE} says less")
+    named = ", ".join(f"{shown(file.path)} ({size_text(file.num_bytes)})" for file in largest)
+    only = "largest: " if len(files) > MOST else ""
+    lines = [f"{counted(len(files), 'file')}, {size_text(directory.num_bytes)}: {what}; {only}{named}."]
+    if directory.untracked:
+        behind = some([shown(path) for path in directory.untracked], ", ")
+        lines.append(f"Stays behind, as git does not track it: {behind}.")
+    return [*lines, "`--dry-run --show files` lists all."]
+
+
+def some(names: Sequence[str], separator: str) -> str:
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return separator.join(names[:MOST]) + more

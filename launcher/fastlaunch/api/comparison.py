@@ -1,0 +1,220 @@
+"""`compare`: what a dollar bought, by the runs in the ledger."""
+
+import datetime
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlaunch.api.context import AppContext, default_context, reconcile_here
+from fastlaunch.api.results import Comparison, Runs
+from fastlaunch.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import MeasuredRun
+    from fastlaunch.analysis.cost import ChargedAs, PriceRequest
+    from fastlaunch.catalog.prices import Catalogue
+    from fastlaunch.core.settings import Settings
+    from fastlaunch.jobs.options import SubmitOptions
+    from fastlaunch.ledger.ledger import Run
+    from fastlaunch.runs.rounds import Verdicts
+
+
+#: Of warnings so many are shown with an error.
+_MOST = 8
+
+
+def compare(
+    *selectors: str,
+    baseline: str | None = None,
+    prices_as_of: datetime.date | None = None,
+    price_as: "str | ChargedAs | Sequence[str | ChargedAs]" = (),
+    price_share: Fraction | None = None,
+    usd_per_hour: float | None = None,
+    prices: Path | str | None = None,
+    every_run: bool = False,
+    allow_unverified: bool = False,
+    context: AppContext | None = None,
+) -> Comparison:
+    """Compare runs: what a step takes, what a dollar bought, and whether a difference is one.
+
+    selectors: ids of runs, or `field=glob`; without any, the runs of the last submission, sweep or import.
+    baseline: a recipe, a run, or `NAME=TEXT` of a variant; bf16 by default, else the first row.
+    prices_as_of: price every run as of this day. price_as: charge every run as these instance types, such as
+    `p5en.48xlarge:1/8` (or `price_share` of a single one). usd_per_hour: charge this for every machine.
+    prices: a file over the shipped prices. allow_unverified: rank also what fails a check.
+
+    Raises UserError if there is nothing to compare, or what is named is not there.
+    """
+    from fastlaunch.analysis.cost import ChargedAs, PriceRequest
+    from fastlaunch.catalog.load import load_catalogue
+
+    settings = (context or default_context()).settings
+    several = (price_as,) if isinstance(price_as, str | ChargedAs) else price_as
+    charged = tuple(ChargedAs.parse(each) if isinstance(each, str) else each for each in several)
+    if price_share is not None:
+        if len(charged) != 1 or charged[0].share is not None:
+            raise UserError(
+                "--price-share is a share of one instance",
+                "name it: --price-as INSTANCE; of several each has its own: --price-as INSTANCE:1/8",
+            )
+        charged = (replace(charged[0], share=price_share),)
+    request = PriceRequest(
+        today=datetime.date.today(),
+        as_of=prices_as_of,
+        price_as=charged,
+        usd_per_hour=usd_per_hour,
+        region=settings.region,
+    )
+    runs = _stored_runs(settings, selectors, every_run=every_run)
+    catalogue = load_catalogue(Path(prices) if prices else settings.prices)
+    return compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
+
+
+def compare_at_own_prices(settings: "Settings", runs: "Sequence[Run]") -> Comparison:
+    """Return the runs compared at their own prices. Raises UserError if nothing was measured."""
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.catalog.load import load_catalogue
+
+    request = PriceRequest(today=datetime.date.today(), region=settings.region)
+    return compared(runs, request, load_catalogue(settings.prices))
+
+
+def compared(
+    runs: Sequence["Run"],
+    request: "PriceRequest",
+    catalogue: "Catalogue",
+    baseline: str | None = None,
+    *,
+    allow_unverified: bool = False,
+) -> Comparison:
+    """Return the comparison of the runs that measured something; its warnings name the others.
+
+    Raises UserError if there is nothing to compare.
+    """
+    from fastlaunch.analysis.compare import compare as compare_runs
+
+    if not runs:
+        raise UserError(
+            "there are no runs to compare",
+            "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved",
+        )
+    found = compare_runs(
+        [measured for run in runs if (measured := measured_run(run, request.region))],
+        catalogue=catalogue,
+        prices=request,
+        baseline=baseline,
+        allow_unverified=allow_unverified,
+    )
+    warnings = (
+        *_unmeasured([run for run in runs if run.summary is None and not run.is_unneeded]),
+        *found.warnings,
+    )
+    if not found.rows:
+        raise UserError(
+            "\n  ".join(["there is nothing to compare: no run of these has a step time", *_first(warnings)]),
+            "`fastlaunch runs list` shows why; to compare all there are: fastlaunch compare --every-run",
+        )
+    of_all = {**vars(found), "warnings": warnings}
+    return Comparison(**of_all, runs=Runs(runs), request=request, catalogue=catalogue)
+
+
+def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
+    from fastlaunch.ledger.ledger import open_ledger
+
+    if every_run and selectors:
+        raise UserError(
+            "--every-run is all of them, and some are named", "leave out --every-run, or the names"
+        )
+    with open_ledger(settings) as ledger:
+        reconcile_here(ledger)
+        runs = ledger.fetch_comparable(selectors, all_runs=every_run)
+    if selectors and not runs:
+        raise UserError(f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is")
+    return runs
+
+
+def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None":
+    """Return what judges a submission's rows after each round; None if all its rounds are run."""
+    if not options.until_resolved:
+        return None
+    from fastlaunch.analysis.compare import compare as compare_runs
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.statistics import UNRESOLVED
+    from fastlaunch.analysis.verdicts import NO_INTERVAL
+    from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.rounds import RowVerdict
+
+    def verdicts(runs: "Sequence[Run]") -> dict[str, RowVerdict]:
+        if options.add_to:
+            with open_ledger(settings) as ledger:
+                runs = [*ledger.fetch_comparable(submission=options.add_to), *runs]
+        comparison = compare_runs(
+            [measured for run in runs if (measured := measured_run(run, settings.region))],
+            catalogue=load_catalogue(settings.prices),
+            prices=PriceRequest(today=datetime.date.today(), region=settings.region),
+        )
+        return {
+            id: RowVerdict(
+                kind=row.verdict.kind,
+                ratio=row.verdict.ratio or row.verdict.speed_ratio,
+                is_baseline=row.is_baseline,
+                is_open=row.verdict.kind in (UNRESOLVED, NO_INTERVAL),
+            )
+            for row in comparison.rows
+            for id in row.run_ids
+        }
+
+    return verdicts
+
+
+def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
+    """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
+    from fastlaunch.analysis.compare import MeasuredRun
+    from fastlaunch.catalog.prices import SERVICES
+    from fastlaunch.jobs.spec import submit_words
+    from fastlaunch.ledger.ledger import IMPORT
+
+    if run.summary is None:
+        return None
+    # Where nothing was noted that it was billed at, what its own service lists for what was asked for counts.
+    if run.backend in SERVICES:
+        service, region, purchase = run.backend, run.region or region, run.purchase or "on-demand"
+    else:
+        service, purchase = run.summary.environment.service or "ec2", "on-demand"
+    return MeasuredRun(
+        run_id=run.id,
+        summary=run.summary,
+        # What was imported together need not have been measured together.
+        session=None if run.backend == IMPORT else run.submission_id,
+        price=run.price,
+        service=service,
+        region=region,
+        purchase=purchase,
+        script=submit_words(run.script) if run.script else (),
+    )
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    return [*lines[:_MOST], *([f"and {len(lines) - _MOST} more of these"] if len(lines) > _MOST else [])]
+
+
+def _unmeasured(runs: "Sequence[Run]") -> list[str]:
+    """Return a line for each kind of runs that measured nothing, as one interruption cancels many."""
+    alike: dict[tuple[str, str | None], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((str(run.state), run.reason), []).append(run)
+    return [
+        f"{_named(of)} left out: {'it is' if len(of) == 1 else 'they are'} {state} and "
+        f"{'has' if len(of) == 1 else 'have'} measured nothing{f': {reason}' if reason else ''}"
+        for (state, reason), of in alike.items()
+    ]
+
+
+def _named(runs: "Sequence[Run]") -> str:
+    if len(runs) == 1:
+        return f"{runs[0].id} ({runs[0].recipe}) is"
+    return f"{len(runs)} runs ({', '.join(dict.fromkeys(run.recipe for run in runs))}) are"

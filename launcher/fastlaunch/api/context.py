@@ -1,0 +1,213 @@
+"""What a command or a call acts on: settings, this machine, the backends, the clock, the user."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, cached_property, partial
+from pathlib import Path
+from site import getsitepackages, getusersitepackages
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch.aws.client import Aws
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.backends.protocol import Backend, CloudBackend
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.paths import training_package
+from fastlaunch.core.settings import Settings, load_settings
+from fastlaunch.core.terminal import report_line
+from fastlaunch.jobs.machine import Machine, this_machine
+
+if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.runs.launcher import Launcher
+
+#: Of connecting to AWS and of its answer, where the answer is a look at what is under way.
+_SHORT_TIMEOUTS_S = (3.0, 20.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppContext:
+    """What a command or a call acts on. Tests pass their own."""
+
+    settings: Settings
+    #: By name. Those for AWS serve looking, and give up soon.
+    backends: Mapping[str, Backend]
+    #: The command line as typed, or as it would be; without the program's name.
+    argv: tuple[str, ...] = ()
+    #: Shows the user a line, and asks a question; None where there is nobody to ask.
+    report: Callable[[str], None] = report_line
+    ask: Callable[[str], bool] | None = None
+    #: What is asked of this machine, of git and of AWS is asked once, and by the first command that needs it.
+    find_machine: Callable[[], Machine] = this_machine
+    #: Finds the commit of the training code; None outside a checkout.
+    find_commit: Callable[[], str | None] | None = None
+    connect: Callable[[], Aws] = Aws
+    #: For following a job.
+    monotonic_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    #: With a time zone.
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @cached_property
+    def machine(self) -> Machine:
+        return self.find_machine()
+
+    @cached_property
+    def aws(self) -> Aws:
+        return self.connect()
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit of the training code; None if it is not known."""
+        return self.find_commit() if self.find_commit else None
+
+    def check_can_ask(self, *, yes: bool) -> None:
+        """Raise UserError if there is a question and nobody to ask. yes: the answer, if it is known."""
+        if not yes and self.ask is None:
+            raise UserError(
+                "there is no terminal to ask on",
+                "add --yes (yes=True in Python) to go ahead without being asked",
+            )
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Return if the user agrees. Raises UserError if not, and if there is nobody to ask."""
+        self.check_can_ask(yes=yes)
+        if not yes and not (self.ask and self.ask(question)):
+            raise UserError("nothing was done")
+
+    @property
+    def cloud_backends(self) -> dict[str, CloudBackend]:
+        """The backends whose plans cost money, by name, with this command's AWS and clock.
+
+        They serve what has to happen, such as starting and ending machines.
+        """
+        home = self.settings.home.absolute()
+        return {
+            name: make(aws=self.aws, home=home, sleep=self.sleep, now=self.now)
+            for name, make in CLOUD.items()
+        }
+
+
+def default_context(argv: tuple[str, ...] = ()) -> AppContext:
+    """Return the context of this user on this machine. argv: see there."""
+    settings, package = load_settings(), training_package()
+    is_checkout = any((folder / ".git").exists() for folder in package.parents)
+    return AppContext(
+        settings=settings,
+        backends=make_backends(settings, cache(this_machine)),
+        argv=argv,
+        find_commit=partial(commit_of, package) if is_checkout else None,
+    )
+
+
+@contextmanager
+def open_launcher(
+    context: AppContext, backends: "Mapping[str, Backend | CloudBackend]"
+) -> "Iterator[Launcher]":
+    """Yield a launcher over the open ledger; its `stop` hears signals from now on."""
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.display import make_display
+    from fastlaunch.runs.launcher import Launcher
+    from fastlaunch.runs.stop_request import StopRequest
+
+    with open_ledger(context.settings, clock=context.now) as ledger, StopRequest() as stop:
+        yield Launcher(
+            backends=backends,
+            ledger=ledger,
+            settings=context.settings,
+            display=make_display(sys.stderr, context.monotonic_s),
+            stop=stop,
+            sleep=context.sleep,
+        )
+
+
+def reconcile_here(ledger: "Ledger", context: AppContext | None = None) -> None:
+    """End the runs whose launcher was killed: none is shown as running that is not."""
+    from fastlaunch.runs.reconcile import concerns_cloud, reconcile
+
+    # Most ledgers have nothing under way, and what it takes to ask is slow to make.
+    if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
+        context = context or default_context()
+        reconcile(ledger, context.backends, context.settings)
+
+
+def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:
+    """Return every backend by name, each made when it is first used. Those for AWS serve looking."""
+    home = settings.home.absolute()
+    makers: dict[str, Callable[[], Backend]] = {
+        "local": lambda: LocalBackend(local_settings(home, find_machine(), os.environ))
+    }
+    for name, make in CLOUD.items():
+        # A look at what is under way must not keep anyone waiting without a network; what has to happen, such
+        # as ending a machine, is asked for again.
+        makers[name] = partial(make, aws=Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S), home=home)
+    return _Backends(makers)
+
+
+class _Backends(Mapping[str, Backend]):
+    def __init__(self, makers: Mapping[str, Callable[[], Backend]]) -> None:
+        self._makers = {name: cache(make) for name, make in makers.items()}
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+#: The backends whose plans cost money.
+CLOUD: Mapping[str, Callable[..., Any]] = {"ec2": Ec2Backend, "sagemaker": SageMakerBackend}
+
+
+def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:
+    """Return the settings of the local backend, from the environment and the installed training package."""
+    package = training_package()
+    return LocalSettings(
+        home=home.absolute(),
+        working_directory=Path.cwd(),
+        pythonpath=_pythonpath(package.parent, environ),
+        # On a GPU torchrun's own choice of threads will do; and what the user says counts.
+        num_cores=None if machine.devices or "OMP_NUM_THREADS" in environ else machine.num_cores,
+        commit=commit_of(package),
+    )
+
+
+def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
+    inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
+    # Site packages are found anyway, and must not come before the standard library.
+    if str(folder) in (*inherited, *getsitepackages(), getusersitepackages()):
+        return None
+    return os.pathsep.join([str(folder), *filter(None, inherited)])
+
+
+@cache
+def commit_of(package: Path) -> str | None:
+    """Return the commit of the checkout with the training package, `-dirty` if it was changed since."""
+    if not _git(package, "ls-files", "--error-unmatch", "__init__.py"):
+        return None
+    return _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None if result.returncode == 0 else None

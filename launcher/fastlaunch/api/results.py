@@ -1,0 +1,194 @@
+"""What the functions of the API return."""
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from fastlaunch.analysis import compare
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.ledger.rows import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.backends.placements import Placement
+    from fastlaunch.images.working_directory import WorkingDirectory
+    from fastlaunch.jobs.options import CloudOptions
+    from fastlaunch.jobs.spec import JobSpec
+    from fastlaunch.placement.cost_ceiling import CostCeiling
+    from fastlaunch.runs.expected import Expected
+
+Item = TypeVar("Item")
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return rows of equal keys as a data frame. Raises UserError without pandas."""
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("to_pandas() needs pandas, which is not installed", "pip install pandas") from None
+    return pandas.DataFrame(list(rows))
+
+
+class _Rows(Sequence[Item], Generic[Item]):
+    """A sequence that can become a data frame."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = tuple(items)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+        return self._items[index]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self._items)!r})"
+
+
+class Runs(_Rows[Run]):
+    """Runs, the newest last."""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a data frame with a row per run, as `fastlaunch runs list --output csv` writes them."""
+        from fastlaunch.runs.describe import run_as_row
+
+        return data_frame([run_as_row(run) for run in self])
+
+
+class Prices(_Rows[Price]):
+    """Prices in USD per hour of a whole instance, with their dates and sources."""
+
+    def __init__(
+        self,
+        prices: Sequence[Price],
+        *,
+        catalogue: Catalogue,
+        region: str,
+        as_of: datetime.date,
+        unpriced: tuple[str, ...],
+    ) -> None:
+        super().__init__(prices)
+        self._catalogue = catalogue
+        #: A glob, and the day on which they were in force.
+        self.region, self.as_of = region, as_of
+        #: Instance types of which no price is known there and then.
+        self.unpriced = unpriced
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return a row per price, also per accelerator."""
+        return [_price_row(price, self._catalogue) for price in self]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a data frame with a row per price, as `fastlaunch prices --output csv` writes them."""
+        return data_frame(self.to_json())
+
+
+def _price_row(price: Price, catalogue: Catalogue) -> dict[str, Any]:
+    instance = catalogue.instances[price.instance]
+    return {
+        "instance": price.instance,
+        "num_accelerators": instance.num_accelerators,
+        "accelerator": instance.accelerator,
+        "service": price.service,
+        "region": price.region,
+        "purchase": price.purchase,
+        "usd_per_hour": price.usd_per_hour,
+        "usd_per_accelerator_hour": round(price.usd_per_hour / instance.num_accelerators, 6),
+        "as_of": price.as_of.isoformat(),
+        "inferred": price.inferred,
+        "source": price.source,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """What became of a submission."""
+
+    #: Ended; under way if it was detached.
+    runs: Runs
+    #: Whether somebody stopped it, by Ctrl-C for one.
+    is_stopped: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every run completed, goes on by itself or is not needed; 130 if it was stopped; else 1."""
+        if self.is_stopped:
+            return EXIT_INTERRUPTED
+        good = all(
+            run.state is RunState.COMPLETED or not run.state.is_final or run.is_unneeded for run in self.runs
+        )
+        return EXIT_DONE if good else EXIT_JOB_FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a submission would do: nothing was started, written or asked."""
+
+    #: Here one for each run; on AWS the request at the first place.
+    plans: tuple[Plan, ...]
+    jobs: "tuple[JobSpec, ...]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudDryRun(DryRun):
+    """And where on AWS, and for how much."""
+
+    #: Where it may run, in the order to try.
+    sites: "Sequence[Placement]"
+    #: Places that were left out, and why.
+    skipped: Sequence[tuple[str, str]]
+    ceiling: "CostCeiling"
+    #: What it will probably take, by runs like it; in words why that is not known.
+    expected: "Expected | str"
+    cloud: "CloudOptions"
+    #: Whether the config file names no role for the timer in the account.
+    lacks_scheduler: bool
+    #: What travels with a script.
+    directory: "WorkingDirectory | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(compare.Comparison):
+    """Rows beside their baselines, as `fastlaunch compare` prints them: `print(comparison)`."""
+
+    #: All that were to be compared, measured or not.
+    runs: Runs = field(repr=False)
+    request: "PriceRequest" = field(repr=False)
+    catalogue: Catalogue = field(repr=False)
+
+    @property
+    def answer(self) -> str:
+        """The answer in a sentence; a clause for each workload."""
+        from fastlaunch.report.text import answer
+
+        return answer(self)
+
+    def __str__(self) -> str:
+        from fastlaunch.report.overview import as_overview
+        from fastlaunch.report.table import WIDTH
+
+        return f"{self.answer}\n\n{as_overview(self, width=WIDTH)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `fastlaunch compare --output json` writes; docs/reference.md describes it."""
+        from fastlaunch.report.data import to_json
+
+        return to_json(self)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a data frame with a row per row, as `fastlaunch compare --output csv` writes them."""
+        from fastlaunch.report.data import as_rows
+
+        return data_frame(as_rows(self))

@@ -1,0 +1,236 @@
+"""`submit`: train a workload with a recipe, or run a script of the user's own, here or on AWS."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, Unpack, overload
+
+from fastlaunch.api.context import AppContext, default_context, open_launcher
+from fastlaunch.api.options import (
+    SubmitArguments,
+    arguments,
+    check_backend,
+    check_local,
+    command_line,
+    settings_with,
+    take_fields,
+)
+from fastlaunch.api.results import DryRun, Runs, Submitted
+from fastlaunch.backends.protocol import Backend
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.core.units import split_names
+from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.options import BACKENDS, ML, CloudOptions, SubmitOptions, backend_of
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
+
+#: Stands for the id that a run gets when it is submitted.
+_RUN_ID = "<run-id>"
+
+
+@overload
+def submit(
+    *,
+    dry_run: Literal[True],
+    yes: bool = ...,
+    context: AppContext | None = ...,
+    **options: Unpack[SubmitArguments],
+) -> DryRun: ...
+
+
+@overload
+def submit(
+    *,
+    dry_run: Literal[False] = ...,
+    yes: bool = ...,
+    context: AppContext | None = ...,
+    **options: Unpack[SubmitArguments],
+) -> Submitted: ...
+
+
+@overload
+def submit(
+    *, dry_run: bool, yes: bool = ..., context: AppContext | None = ..., **options: Unpack[SubmitArguments]
+) -> DryRun | Submitted: ...
+
+
+def submit(
+    *,
+    dry_run: bool = False,
+    yes: bool = False,
+    context: AppContext | None = None,
+    **options: Unpack[SubmitArguments],
+) -> DryRun | Submitted:
+    """Train a workload with a recipe, here or on AWS; or run `command`, a script of the user's own.
+
+    Takes the options of `fastlaunch submit`, named as in `SubmitArguments`: one that may be repeated takes a
+    list, and NAME=VALUE a dict. Progress is shown on stderr. Returns when all runs have ended, unless
+    `detach`.
+
+    dry_run: return the plan; start, write and ask nothing. yes: spend up to the ceiling without being asked;
+    on AWS it is needed where there is nobody to ask. context: what it acts on, looked up by default.
+
+    Raises UserError for what cannot be, and its kinds where AWS refuses. A run that fails is no exception:
+    `Submitted.runs` say how each ended.
+    """
+    given = arguments(options, SubmitArguments, function="submit")
+    if context is None:
+        context = default_context(command_line("submit", given))
+    return _submit(context, dry_run=dry_run, yes=yes, **given)
+
+
+def _submit(
+    context: AppContext,
+    *,
+    dry_run: bool,
+    yes: bool,
+    local: bool = False,
+    container: bool = False,
+    backend: str | None = None,
+    instances: tuple[str, ...] | None = None,
+    regions: tuple[str, ...] | None = None,
+    max_cost_usd: float | None = None,
+    **fields: Any,
+) -> DryRun | Submitted:
+    given_regions = regions
+    regions = regions or split_names(context.settings.region)
+    name = backend_name(context, local=local, container=container, named=backend, instances=instances)
+    if fields.get("command") is not None and container:
+        raise UserError("--container rehearses a workload of ours, not a script", "leave out --container")
+    cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
+    cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
+    options = SubmitOptions(region=regions[0], **fields)
+    _check_add_to(context, options)
+    if name in BACKENDS:
+        from fastlaunch.api.cloud import submit_to_cloud
+
+        check_backend(region_fields, cloud)
+        context = replace(context, settings=settings_with(context.settings, region_fields, regions))
+        return submit_to_cloud(context, options, cloud, max_cost_usd=max_cost_usd, dry_run=dry_run, yes=yes)
+    if instances is None:
+        check_local(
+            {**cloud_fields, **region_fields, "max_cost_usd": max_cost_usd, "regions": given_regions},
+            used=("num_nodes", "image", "base_image", "regions") if container else (),
+        )
+    else:
+        # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
+        options = replace(options, instance=next(iter(instances), "").removeprefix(ML))
+    jobs = _build(context, options, image=cloud.image if container else None)
+    # In containers there are as many nodes as on AWS.
+    num_missing_nodes = 0 if container else cloud.num_nodes - 1
+    for line in _rehearsal(options, instances, jobs, num_missing_nodes):
+        context.report(line)
+    for caveat in jobs.caveats:
+        context.report(f"warning: {caveat}")
+    runner, specs = context.backends[name], jobs.specs
+    if container:
+        from fastlaunch.api.containers import containers
+
+        runner, specs = containers(context, specs, cloud)
+    if dry_run:
+        return DryRun(plans=tuple(runner.plan({_RUN_ID: spec}) for spec in specs), jobs=specs)
+    if not container and options.command is None:
+        check_installed(context, jobs)
+    return _run(context, runner, specs, options)
+
+
+def _check_add_to(context: AppContext, options: SubmitOptions) -> None:
+    """Raise UserError if there is no submission that these runs would add to. Makes no ledger."""
+    if options.add_to is None:
+        return
+    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
+
+    if not (context.settings.home / LEDGER_NAME).exists():
+        raise UserError(f"there is no submission {options.add_to}", "nothing was submitted here yet")
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        ledger.check_submission(options.add_to)
+
+
+def backend_name(
+    context: AppContext, *, local: bool, container: bool, named: str | None, instances: Sequence[str] | None
+) -> str:
+    """Return where to train. Raises UserError if the options do not say, or contradict each other."""
+    if container:
+        if not local or named != "sagemaker":
+            raise UserError(
+                "--container rehearses a SageMaker job here", "give --local --container --backend sagemaker"
+            )
+        return "local"
+    if local and named not in (None, "local"):
+        raise UserError(f"--local is short for --backend local, not {named}", "give one of the two")
+    if local:
+        return "local"
+    on_aws = _typed(context, "--instance", "p5.48xlarge")
+    if named is None and instances is None:
+        here = f"on this machine, type: {_typed(context, '--local')}"
+        raise UserError(
+            "it does not say where to train", here if "--" in context.argv else f"{here}\n  on AWS: {on_aws}"
+        )
+    if named not in (None, *context.backends, *BACKENDS):
+        raise UnknownName("backend", str(named), (*context.backends, *BACKENDS))
+    if named in BACKENDS and instances is None:
+        raise UserError("it does not say on which instance type", f"type: {on_aws}")
+    return named if named == "local" else backend_of(instances or (), named)
+
+
+def _typed(context: AppContext, *more: str) -> str:
+    """Return the command line as typed, with more options."""
+    at = context.argv.index("--") if "--" in context.argv else len(context.argv)
+    return shlex.join(["fastlaunch", *context.argv[:at], *more, *context.argv[at:]])
+
+
+def _build(context: AppContext, options: SubmitOptions, *, image: str | None) -> Jobs:
+    catalogue = None
+    # It also says what a GPU can do.
+    if options.instance is not None or context.machine.devices:
+        from fastlaunch.catalog.load import load_catalogue
+
+        catalogue = load_catalogue(context.settings.prices)
+    return build_jobs(options, machine=context.machine, catalogue=catalogue, image=image)
+
+
+def _rehearsal(
+    options: SubmitOptions, instances: Sequence[str] | None, jobs: Jobs, num_missing_nodes: int
+) -> list[str]:
+    """Return lines on what the jobs here leave out of those on AWS, or of the experiment."""
+    nodes = [("nodes", f"{num_missing_nodes + 1}; here: 1")] if num_missing_nodes else []
+    differences = [*nodes, *jobs.differences]
+    if not differences:
+        return []
+    width = max(len(name) for name, _ in differences)
+    return [
+        f"rehearsing for {options.instance} on this machine, which does not cover:"
+        if instances
+        else f"experiment {options.experiment} on this machine is not, in all, as it was published:",
+        *(f"  {name:<{width}}  {how}" for name, how in differences),
+    ]
+
+
+def check_installed(context: AppContext, jobs: Jobs) -> None:
+    missing = context.machine.missing(workload.module for workload in jobs.workloads)
+    if missing:
+        raise UserError(
+            f"training here needs {' and '.join(missing)}, not installed in {sys.prefix}",
+            INSTALL_EXTRA.format("train"),
+        )
+
+
+def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], options: SubmitOptions) -> Submitted:
+    from fastlaunch.api.comparison import looks_of
+    from fastlaunch.runs.launcher import Submission, check_home
+    from fastlaunch.runs.reconcile import reconcile
+
+    check_home(context.settings.home)
+    with open_launcher(context, {backend.name: backend}) as launcher:
+        reconcile(launcher.ledger, context.backends, context.settings)
+        for other in launcher.ledger.select(["state=running", "backend=local"]):
+            context.report(f"warning: run {other.id} is under way here: both will be slower than alone")
+        submission = Submission(
+            jobs_at=lambda _: tuple(jobs),
+            adds_to=options.add_to,
+            verdicts=looks_of(context.settings, options),
+        )
+        runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
+    return Submitted(runs=Runs(runs), is_stopped=bool(launcher.stop.by))
