@@ -5,12 +5,15 @@
 
 The script is any that calls `fl.step`. Its steps are cut into segments, not recorded (A) and recorded (B) in
 the order ABBA, so that a drift of the clocks cancels. A segment is timed between two synchronisations of the
-device, and the block that a recorded one leaves open is closed within its time. Prints the cost of a step and
-its 95% interval, by Student's t over the ABBAs. `--warmup` segments and the first ABBA are left out.
+device, and the block that a recorded one leaves open is closed within its time. Prints the cost of a step: the
+median over the ABBAs, as single ones meet what else the machine does, and its 95% interval by order
+statistics. `--warmup` segments and the first ABBA are left out. `--times FILE` writes the seconds of every
+segment as JSON.
 """
 
 import argparse
 import itertools
+import json
 import math
 import os
 import runpy
@@ -19,13 +22,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fastlaunch_train as fl
-from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch_train.script.steps import current
 
 record_step = fl.step
+#: Fewer have no such interval.
+FEWEST_QUADS = 6
 
 
 class Segments:
@@ -41,7 +46,7 @@ class Segments:
         self._is_recorded = next(self._kinds)
         self._done = 0
         self._began: float | None = None
-        self._times_s: list[float] = []
+        self.times_s: list[float] = []
 
     def step(self, num_samples: int | None = None, loss: Any = None) -> None:
         """Count a step, and record it if its segment is recorded."""
@@ -55,13 +60,13 @@ class Segments:
             if self._is_recorded:
                 _recording().phase("segment")
             _synchronise()
-            self._times_s.append(time.perf_counter() - self._began)
+            self.times_s.append(time.perf_counter() - self._began)
             self._is_recorded = next(self._kinds)
             self._begin()
 
     def quads(self) -> list[tuple[float, float]]:
         """Return of each whole ABBA but the first the seconds of a step: not recorded, recorded."""
-        times = self._times_s[self._num_warmup :]
+        times = self.times_s[self._num_warmup :]
         whole = [times[at : at + 4] for at in range(4, len(times) - 3, 4)]
         return [((a + d) / (2 * self.num_steps), (b + c) / (2 * self.num_steps)) for a, b, c, d in whole]
 
@@ -81,6 +86,7 @@ def main() -> int:
     )
     parser.add_argument("--segment", type=int, default=100, help="steps")
     parser.add_argument("--warmup", type=int, default=2, help="segments")
+    parser.add_argument("--times", type=Path, metavar="FILE")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -91,31 +97,41 @@ def main() -> int:
         sys.argv = [options.script, *options.arguments]
         runpy.run_path(options.script, run_name="__main__")
         _recording().finish()
+    if options.times:
+        options.times.write_text(json.dumps({"segment": options.segment, "times_s": segments.times_s}))
     return report(segments)
 
 
 def report(segments: Segments) -> int:
     """Print the cost; return 1 if there are too few segments for an interval."""
     quads = segments.quads()
-    if len(quads) < 2:
-        print("too few steps: three ABBAs are the least", file=sys.stderr)
+    if len(quads) < FEWEST_QUADS:
+        print(f"too few steps: {FEWEST_QUADS + 1} ABBAs are the least", file=sys.stderr)
         return 1
-    plain_s = statistics.mean(plain for plain, _ in quads)
-    costs_s = [recorded - plain for plain, recorded in quads]
-    cost_s = statistics.mean(costs_s)
-    half_s = t_quantile(0.975, len(costs_s) - 1) * statistics.stdev(costs_s) / math.sqrt(len(costs_s))
+    plain_s = statistics.median(plain for plain, _ in quads)
+    costs_s = sorted(recorded - plain for plain, recorded in quads)
+    cost_s = statistics.median(costs_s)
+    out = num_outside(len(costs_s))
+    low_s, high_s = costs_s[out], costs_s[-1 - out]
     print(f"steps: {4 * segments.num_steps * len(quads)}, in {len(quads)} ABBAs of {segments.num_steps} each")
     print(f"step time: {1e3 * plain_s:.3f} ms, on {_device()}")
-    print(
-        f"recording: {1e6 * cost_s:+.1f} us a step ({1e6 * (cost_s - half_s):+.1f} to "
-        f"{1e6 * (cost_s + half_s):+.1f})"
-    )
+    print(f"recording: {1e6 * cost_s:+.1f} us a step ({1e6 * low_s:+.1f} to {1e6 * high_s:+.1f})")
     percent = 100 / plain_s
     print(
-        f"recording: {percent * cost_s:+.3f}% ({percent * (cost_s - half_s):+.3f}% to "
-        f"{percent * (cost_s + half_s):+.3f}%), ratio {1 + cost_s / plain_s:.5f}"
+        f"recording: {percent * cost_s:+.3f}% ({percent * low_s:+.3f}% to {percent * high_s:+.3f}%), "
+        f"ratio {1 + cost_s / plain_s:.5f}"
     )
     return 0
+
+
+def num_outside(number: int) -> int:
+    """Return how many of so many values lie outside the median's 95% interval on either side."""
+    tail, outside = 0.0, -1
+    while True:
+        tail += math.comb(number, outside + 1) / 2**number
+        if tail > 0.025:
+            return max(0, outside)
+        outside += 1
 
 
 def _recording() -> Any:

@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from toy import ALONE, CPU
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
+from fastlaunch_train.loop.blocks import BlockRecorder
 from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.training import Training
@@ -177,3 +179,25 @@ def test_threads_are_chosen_before_anything_is_compiled(training: Training) -> N
     loop = TrainingLoop(training, choose_threads=done.append)
     loop.begin(lambda batch: done.append("compiled"))
     assert done == [CPU, "compiled"]
+
+
+def test_what_a_pause_compiles_is_not_the_steps(tmp_path: Path) -> None:
+    graphs = torch._dynamo.utils.counters["stats"]
+    detail = {"num_samples": 1, "num_tokens": None}
+    written: list[Any] = []
+    writer = SimpleNamespace(add=written.append, flush=lambda: None)
+    blocks = BlockRecorder(cast(RecordWriter, writer), None, lambda: None)
+    blocks.restart()
+    for number in range(4):
+        graphs["unique_graphs"] += number == 1
+        blocks.step_done(None, 0.0)
+    graphs["unique_graphs"] += 1
+    blocks.close_at_last_step(lambda: [detail] * 4)
+    blocks.step_done(None, 0.0)
+    blocks.close(lambda: [detail])
+    graphs["unique_graphs"] += 1
+    blocks.close_at_last_step(lambda: [])
+    blocks.step_done(None, 0.0)
+    blocks.close(lambda: [detail])
+    before = graphs["unique_graphs"] - 3
+    assert [line.num_compiles - before for line in written if isinstance(line, Block)] == [1, 1, 1]

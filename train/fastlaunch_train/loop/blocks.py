@@ -42,6 +42,9 @@ class BlockRecorder:
         #: What evaluations compiled and allocated, which is not counted as the steps'.
         self._foreign_compiles = 0
         self._foreign_gib = 0.0
+        #: In the process, when the last step was queued; and what the last block recorded.
+        self._compiles_of_steps = 0
+        self._recorded_gib: float | None = None
         self._paused = False
 
     def restart(self) -> None:
@@ -53,6 +56,7 @@ class BlockRecorder:
         """Note that a step is queued. `loss`: scalar, detached, not waited for; None if not known."""
         self._timer.step_done(loss, wait_s)
         self.last_done += 1
+        self._compiles_of_steps = _num_compiles()
 
     def close(self, details: Callable[[], Sequence[Mapping[str, Any]]]) -> ClosedBlock:
         """Wait for the device and the other ranks, then record the steps and the block they make up.
@@ -68,9 +72,14 @@ class BlockRecorder:
     ) -> tuple[ClosedBlock | None, float]:
         """Record the block up to its last step; return it, if it has one, and the seconds since that step.
 
-        The other ranks are not met. The next block begins now.
+        The other ranks are not met. The next block begins now. What was compiled since that step, and what
+        was allocated since the block before, is the pause's.
         """
         closed, passed_s = self._timer.close_at_last_step()
+        self._foreign_compiles += _num_compiles() - self._compiles_of_steps
+        self._compiles_of_steps = _num_compiles()
+        if self._recorded_gib is not None:
+            self._foreign_gib += max(0.0, self._reserved_gib() - self._foreign_gib - self._recorded_gib)
         if closed is not None:
             self._record(closed, details())
         self._paused = True
@@ -105,13 +114,14 @@ class BlockRecorder:
             state = dataclasses.replace(state, utilization=None)
         self._paused = False
         reserved_gib = memory_gib(self._device)[0]
+        self._recorded_gib = None if reserved_gib is None else reserved_gib - self._foreign_gib
         self._writer.add(
             Block(
                 first_step=first_step,
                 last_step=self.last_done,
                 wall_s=closed.wall_s,
                 num_compiles=_num_compiles() - self._foreign_compiles,
-                reserved_gib=None if reserved_gib is None else round(reserved_gib - self._foreign_gib, 3),
+                reserved_gib=None if self._recorded_gib is None else round(self._recorded_gib, 3),
                 **dataclasses.asdict(state),
             )
         )
