@@ -69,7 +69,7 @@ def test_a_loop_over_steps_is_recorded(tmp_path: Path) -> None:
         ("fl.steps(range(30))", None, 30),
         ("fl.steps(range(30), 3)", 3, 30),
         ("fl.steps(loader, accumulate=3)", 12, 10),
-        ("fl.steps(loader, num_samples=5, accumulate=4)", 20, 7),
+        ("fl.steps(loader, num_samples=5, accumulate=5)", 25, 6),
         ("fl.steps(iter(range(30)), num_samples=1)", 1, 30),
     ],
 )
@@ -80,6 +80,51 @@ def test_samples_are_the_arguments_or_the_loaders_or_not_known(
     found = record(tmp_path)
     assert [step.num_samples for step in found.steps] == [samples] * num_steps
     assert found.header["batch_size_per_gpu"] == samples
+
+
+def test_what_is_between_two_loops_is_no_steps_and_their_last_may_be_short(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    for epoch in range(2):
+        for batch in fl.steps(loader, accumulate=8):
+            pass
+        time.sleep(0.2)
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [32, 32, 32, 24] * 2
+    assert max(step.step_time_s for step in found.steps) < 0.2
+    assert [(phase.step, phase.seconds > 0.2) for phase in found.phases if phase.name == "between loops"] == [
+        (4, True)
+    ]
+
+
+def test_a_batch_at_which_the_loop_is_left_makes_no_step(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    for epoch in range(2):
+        for number, batch in enumerate(fl.steps(loader)):
+            if number == 15:
+                break
+        time.sleep(0.2)
+        fl.evaluate(loss=1.0)
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [4] * 30
+    assert [line.step for line in found.evals] == [15, 30]
+    assert max(step.step_time_s for step in found.steps) < 0.2
+
+
+def test_a_loop_of_one_step_may_be_within_a_loop_of_steps(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    for number in range(20):
+        for batch in fl.steps(loader[:2], num_samples=4, accumulate=2):
+            pass
+        time.sleep(0.01)
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    assert [step.num_samples for step in found.steps] == [8] * 20
+    assert min(step.step_time_s for step in found.steps[1:]) > 0.01
 
 
 def test_a_run_of_unknown_samples_is_fit_and_has_a_step_time(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """Scripts of the libraries that people train with, each with the one line that records its steps."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from scripts import record, run, start
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from fastlaunch.measure.summarize import summarize
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.script.steps import batch_samples
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +116,23 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     assert first.status == "interrupted"
 
 
+def test_samples_are_known_of_the_loaders_that_say_so_and_of_timms() -> None:
+    prepare_torchvision()
+    from timm.data.loader import PrefetchLoader
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(data)
+
+    data = list(range(8))
+    of_batches = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 4, drop_last=False))
+    loader = DataLoader(data, batch_size=4)
+    prefetching = PrefetchLoader(loader, device=torch.device("cpu"))
+    batched = DataLoader(data, batch_size=None)
+    loaders = [loader, prefetching, DataLoader(Stream(), batch_size=4), of_batches, batched]
+    assert [batch_samples(each) for each in loaders] == [4, 4, 4, None, None]
+
+
 MODEL = """
     import torch
     from torch import nn
@@ -137,8 +159,8 @@ def test_the_callback_for_transformers(tmp_path: Path) -> None:
     body = f"""{MODEL}
     from transformers import Trainer, TrainingArguments
     arguments = TrainingArguments(
-        "checkpoints", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=24,
-        eval_strategy="steps", eval_steps=12, save_steps=12,
+        "checkpoints", per_device_train_batch_size=2, gradient_accumulation_steps=5, max_steps=20,
+        eval_strategy="steps", eval_steps=10, save_steps=10,
         use_cpu=True, report_to="none", disable_tqdm=True,
     )
     Trainer(
@@ -149,10 +171,11 @@ def test_the_callback_for_transformers(tmp_path: Path) -> None:
     code, output = run(tmp_path, body)
     assert code == 0, output
     found = record(tmp_path)
-    assert [step.num_samples for step in found.steps] == [4] * 24
-    assert [line.step for line in found.evals] == [12, 24]
+    # The last step of an epoch of 48 batches has three.
+    assert [step.num_samples for step in found.steps] == [*[10] * 9, 6] * 2
+    assert [line.step for line in found.evals] == [10, 20]
     assert all(line.loss is not None and line.seconds > 0 for line in found.evals)
-    assert [phase.step for phase in found.phases if phase.name == "checkpoint"] == [12, 24]
+    assert [phase.step for phase in found.phases if phase.name == "checkpoint"] == [10, 20]
     assert summarize([found]).problems == ()
 
 

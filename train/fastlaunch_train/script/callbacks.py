@@ -26,6 +26,7 @@ def transformers_callback() -> Any:
         def __init__(self, recording: Recording) -> None:
             self._recording = recording
             self._since = time.perf_counter()
+            self._num_batches = 1
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self._recording.start()
@@ -34,8 +35,13 @@ def transformers_callback() -> Any:
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self._recording.batch_fetched(time.perf_counter() - self._since)
 
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            # An epoch's last step may have fewer of them.
+            self._num_batches += 1
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self._recording.step(args.train_batch_size * args.gradient_accumulation_steps)
+            self._recording.step(args.train_batch_size * self._num_batches)
+            self._num_batches = 1
             self._since = time.perf_counter()
             if self._recording.stop_requested():
                 control.should_training_stop = True

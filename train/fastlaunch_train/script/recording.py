@@ -59,6 +59,7 @@ class Recording:
         self.open_batches = 0
         self.samples_per_batch: int | None = None
         self.accumulate = 1
+        self._is_after_loop = False
         self._batch_size: int | None = None  # samples of the first step
         self._agreed = Agreed(block_end=1)
         self._stop = self._asks_stop = self._asks_checkpoint = False
@@ -76,6 +77,10 @@ class Recording:
     def is_started(self) -> bool:
         """Whether the clock runs."""
         return self._blocks is not None
+
+    @property
+    def _num_done(self) -> int:
+        return self._blocks.last_done if self._blocks else 0
 
     def start(self) -> None:
         """Start the clock, unless it runs."""
@@ -111,6 +116,29 @@ class Recording:
         if self._blocks.last_done >= self._block_end or is_long or self._hears_alone():
             with self._giving_up():
                 self._close_block()
+
+    @contextmanager
+    def loop(self, samples_per_batch: int | None, accumulate: int) -> Iterator[None]:
+        """Enter a loop over `steps`. Whatever came after the last one, of several steps, is a phase."""
+        self.start()
+        if self._saving is not None:
+            self.saved()
+        elif self._is_after_loop:
+            self.phase("between loops")
+        self.samples_per_batch, self.accumulate = samples_per_batch, accumulate
+        before = self._num_done
+        try:
+            yield
+        finally:
+            # A loop that is left with a batch has not said whether that made a step.
+            self._wait_s, self.open_batches = 0.0, 0
+            # A loop of one step may lie within a loop of steps, and the rest of its step comes after it.
+            self._is_after_loop = self._num_done > before + 1
+
+    def end_short_step(self) -> None:
+        """End the step of a loop over `steps` whose loader has ended before it was full."""
+        if self.open_batches:
+            self.step(self.open_samples())
 
     def end_full_step(self) -> None:
         """End the step of a loop over `steps`, if its last batch was fetched and nothing has ended it."""
@@ -340,9 +368,10 @@ class Recording:
             if not self._writer.header_written:
                 self._write_header(self._device)
             peak_gib = memory_gib(self._device)[1]
-            num_steps = self._blocks.last_done if self._blocks else 0
             self._writer.add(
-                End(status=status, message=message or None, num_steps=num_steps, peak_memory_gib=peak_gib)
+                End(
+                    status=status, message=message or None, num_steps=self._num_done, peak_memory_gib=peak_gib
+                )
             )
             self._writer.flush()
         except OSError as error:

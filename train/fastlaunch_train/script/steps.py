@@ -25,10 +25,11 @@ _is_open = False
 
 
 def steps(loader: Iterable[Batch], num_samples: int | None = None, accumulate: int = 1) -> Iterable[Batch]:
-    """Return the batches of `loader`, each `accumulate` of them a step that is recorded.
+    """Return the batches of `loader`, each `accumulate` of them a recorded step; the last has what is left.
 
     A step ends when the loop asks for the next batch, or at a `step` in its body, which can tell a loss. Call
-    that before whatever else the body does, such as an evaluation.
+    that before whatever else the body does, such as an evaluation. What the script does between two such
+    loops, of several steps each, is no step's.
     num_samples: of a batch of this rank; by default `loader.batch_size`, and not known if there is none.
     """
     if accumulate < 1 or (num_samples is not None and num_samples < 1):
@@ -105,6 +106,9 @@ def current() -> Recording | None:
 
 def batch_samples(loader: object) -> int | None:
     """Return a loader's own `batch_size`; None if it has none."""
+    if type(loader).__module__.startswith("timm."):
+        # Its PrefetchLoader passes on the batches of another loader, and not their size.
+        loader = getattr(loader, "loader", loader)
     size = getattr(loader, "batch_size", None)
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
@@ -153,18 +157,18 @@ class RecordedSteps(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         recording = self._recording
-        recording.start()
-        recording.samples_per_batch, recording.accumulate = self._num_samples, self._accumulate
-        before = time.perf_counter()
-        batches = iter(self._loader)
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            recording.batch_fetched(time.perf_counter() - before)
-            yield batch
-            # Not if the body has ended the step.
-            recording.end_full_step()
-            recording.saved()
+        with recording.loop(self._num_samples, self._accumulate):
             before = time.perf_counter()
+            batches = iter(self._loader)
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                recording.batch_fetched(time.perf_counter() - before)
+                yield batch
+                # Not if the body has ended the step.
+                recording.end_full_step()
+                recording.saved()
+                before = time.perf_counter()
+            recording.end_short_step()
