@@ -6,6 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastlaunch.ledger.ledger import Run
+from fastlaunch.measure.outcome import read_records
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 #: Stands before torchvision on the path of a script: its wheel is for CUDA, and these tests' torch is not.
@@ -32,7 +35,6 @@ class Example:
     arguments: str
     samples: tuple[int, ...]
     evals: tuple[int, ...]
-    nproc: int = 1
     num_ranks: int = 1
     has_losses: bool = True
 
@@ -51,7 +53,6 @@ BY_NAME = {
             " --eval-every 20 --amp bf16 --fused-adamw on --device cpu",
             samples=(4,) * 30,
             evals=(19, 30),
-            nproc=2,
             num_ranks=2,
         ),
         # An epoch of 12 batches in steps of five.
@@ -121,6 +122,22 @@ def furnish(folder: Path, program: str) -> None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "the"}
         (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings))
         (folder / "corpus.txt").write_text(f"{line}\n" * 56)
+
+
+def assert_measured(run: Run, example: Example) -> None:
+    """Assert that the run's records say what the example does, and that they make a row."""
+    assert run.summary is not None and run.directory is not None
+    assert (run.workload, run.summary.problems) == (example.program, ())
+    records, _ = read_records(run.directory.glob("rank-*.jsonl"))
+    assert len(records) == run.summary.setup.num_gpus == example.num_ranks
+    for record in records:
+        assert tuple(step.num_samples for step in record.steps) == example.samples
+        assert {step.loss is not None for step in record.steps} == {example.has_losses}
+        assert tuple(line.step for line in record.evals) == example.evals
+        assert all(line.loss is not None for line in record.evals)
+    timing = run.summary.timing
+    assert timing.step_time_s is not None and timing.samples_per_step is not None
+    assert timing.samples_per_step <= max(example.samples) * example.num_ranks
 
 
 def without_fastlaunch(text: str) -> str:

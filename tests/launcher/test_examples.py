@@ -4,13 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import BY_NAME, Example, furnish, without_fastlaunch
+from examples import BY_NAME, assert_measured, furnish, without_fastlaunch
 from fake_train.launcher import fastlaunch
 from fake_train.processes import runs
 
 from fastlaunch.core.log_file import LOG
 from fastlaunch.ledger.ledger import Run
-from fastlaunch.measure.outcome import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -38,26 +37,11 @@ def test_an_example_is_measured(name: str, here: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(here)  # for `accelerate`, which imports torchvision before the script
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     start = LAUNCHED.get(name, ("python",))
-    options = ("--nproc", str(example.nproc)) if example.nproc > 1 else ()
+    options = () if name in LAUNCHED or example.num_ranks == 1 else ("--nproc", str(example.num_ranks))
     code = fastlaunch("submit", "--local", *options, "--", *start, *example.command)
     (run,) = runs()
     assert code == 0, log_of(run)
     assert_measured(run, example)
-
-
-def assert_measured(run: Run, example: Example) -> None:
-    assert run.summary is not None and run.directory is not None
-    assert (run.workload, run.summary.problems) == (example.program, ())
-    records, _ = read_records(run.directory.glob("rank-*.jsonl"))
-    assert len(records) == run.summary.setup.num_gpus == example.num_ranks
-    for record in records:
-        assert tuple(step.num_samples for step in record.steps) == example.samples
-        assert {step.loss is not None for step in record.steps} == {example.has_losses}
-        assert tuple(line.step for line in record.evals) == example.evals
-        assert all(line.loss is not None for line in record.evals)
-    timing = run.summary.timing
-    assert timing.step_time_s is not None and timing.samples_per_step is not None
-    assert timing.samples_per_step <= max(example.samples) * example.num_ranks
 
 
 def test_timms_script_as_it_is_has_its_wall_time(here: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from ec2_builders import job, site
+from examples import BY_NAME, assert_measured, furnish
 from fake_train.processes import runs
 from instance_network import Switch
 from moto_server import MotoServer
@@ -217,6 +218,21 @@ def test_a_script_comes_home_with_what_it_left(world: World, script: Path) -> No
     assert_script_came_home(second, "2")
 
 
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_example_comes_home(world: World, tmp_path: Path, name: str) -> None:
+    example = BY_NAME[name]
+    furnish(tmp_path / "script", example.program)
+    bundle = script_bundle(working_directory(tmp_path / "script", home=world.home))
+    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
+    world.machines.update(training="real")
+    world.max_minutes = 1200
+    command = Script(command=("python", *example.command), nproc=example.num_ranks)
+    where = {"backend": "ec2", "instance": "g5.xlarge", "image": IMAGE, "terms": Terms(max_minutes=1200)}
+    (run,) = world.submit(script_spec(command, **where))
+    assert run.state is RunState.COMPLETED, consoles(world)
+    assert_measured(run, example)
+
+
 def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
     others = replace(JOB, recipe=resolve_recipe("fp32"))
     jobs = interleaved(
@@ -395,6 +411,21 @@ def test_a_script_comes_home_from_a_training_job(training_jobs: TrainingJobs, sc
     assert "travels: 1 file" in out
     for run, lr in zip(runs(), ("1", "2"), strict=True):
         assert_script_came_home(run, lr)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_example_comes_home_from_a_training_job(
+    training_jobs: TrainingJobs, tmp_path: Path, name: str
+) -> None:
+    example = BY_NAME[name]
+    furnish(tmp_path / "script", example.program)
+    training_jobs.training = "real"
+    argv = ("--nproc", str(example.num_ranks), "--", "python", *example.command)
+    process = training_jobs.submit(*argv, command=ON_SAGEMAKER, cwd=tmp_path / "script")
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out + training_jobs.job().console
+    (run,) = runs()
+    assert_measured(run, example)
 
 
 def test_two_hosts_of_which_one_fails_end_with_its_cause(training_jobs: TrainingJobs, isolated: Path) -> None:
