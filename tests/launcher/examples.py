@@ -29,6 +29,7 @@ class Example:
     """An example's command, and what its record has to say.
 
     samples: of each step of a rank. evals: the step before each. has_losses: whether its steps have them.
+    leaves: a file in its output.
     """
 
     program: str
@@ -37,6 +38,7 @@ class Example:
     evals: tuple[int, ...]
     num_ranks: int = 1
     has_losses: bool = True
+    leaves: str = ""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -59,10 +61,12 @@ BY_NAME = {
         Example(
             program="timm_train.py",
             arguments="--data-dir images --model test_resnet --img-size 32 --num-classes 2 -b 2 -j 1"
-            " --epochs 8 --grad-accum-steps 5 --opt adamw --lr 1e-3 --amp --amp-dtype bfloat16 --device cpu",
+            " --epochs 8 --grad-accum-steps 5 --opt adamw --lr 1e-3 --amp --amp-dtype bfloat16 --device cpu"
+            " --output $FASTLAUNCH_OUTPUT",
             samples=(10, 10, 4) * 8,
             evals=tuple(range(3, 25, 3)),
             has_losses=False,
+            leaves="timm_train/summary.csv",
         ),
         # As the first experiment: adafactor, 1e-3, five epochs of batches of 4.
         Example(
@@ -70,11 +74,12 @@ BY_NAME = {
             arguments="--model_type gpt2 --config_overrides n_embd=16,n_layer=2,n_head=2,n_positions=32"
             " --tokenizer_name tokenizer --train_file corpus.txt --validation_split_percentage 15"
             " --block_size 16 --do_train --do_eval --eval_strategy epoch --optim adafactor"
-            " --learning_rate 1e-3 --num_train_epochs 5 --per_device_train_batch_size 4 --output_dir model"
-            " --report_to none --use_cpu",
+            " --learning_rate 1e-3 --num_train_epochs 5 --per_device_train_batch_size 4 "
+            " --output_dir $FASTLAUNCH_OUTPUT/model --report_to none --use_cpu",
             samples=(4,) * 60,
             evals=(12, 24, 36, 48, 60, 60),
             has_losses=False,
+            leaves="model/config.json",
         ),
         # An epoch of 10 batches in steps of three.
         Example(
@@ -90,6 +95,7 @@ BY_NAME = {
             arguments="--cpu --gradient_accumulation_steps 5 --num_train_epochs 4",
             samples=(160, 160, 160, 160, 160, 96) * 4,
             evals=(6, 12, 18, 24),
+            leaves="model.safetensors",
             num_ranks=2,
         ),
     )
@@ -135,6 +141,7 @@ def assert_measured(run: Run, example: Example) -> None:
         assert {step.loss is not None for step in record.steps} == {example.has_losses}
         assert tuple(line.step for line in record.evals) == example.evals
         assert all(line.loss is not None for line in record.evals)
+    assert (run.directory / "output" / example.leaves).exists()
     timing = run.summary.timing
     assert timing.step_time_s is not None and timing.samples_per_step is not None
     assert timing.samples_per_step <= max(example.samples) * example.num_ranks

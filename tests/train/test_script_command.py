@@ -11,7 +11,7 @@ from scripts import record, run, start
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.records.records import Device
-from fastlaunch_train.script.command import script_name, under_torchrun
+from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
 from fastlaunch_train.script.devices import parse_sample
 
 NVIDIA_SMI = """#!/bin/sh
@@ -178,6 +178,22 @@ def test_a_script_that_ignores_a_signal_is_killed(tmp_path: Path) -> None:
 )
 def test_a_command_is_called_by_its_script(command: str, name: str) -> None:
     assert script_name(command.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("word", "becomes"),
+    [
+        ("$FASTLAUNCH_OUTPUT", "/a b"),
+        ("--output=$FASTLAUNCH_OUTPUT/model", "--output=/a b/model"),
+        ("$FASTLAUNCH_OTHER", "$FASTLAUNCH_OTHER"),
+        ("$FASTLAUNCH_OUTPUTS", "$FASTLAUNCH_OUTPUTS"),
+        ('cd / && echo "$FASTLAUNCH_OUTPUT"', 'cd / && echo "$FASTLAUNCH_OUTPUT"'),
+        ("$HOME", "$HOME"),
+    ],
+)
+def test_a_word_may_name_a_folder_of_ours(word: str, becomes: str) -> None:
+    environment = {"FASTLAUNCH_OUTPUT": "/a b", "HOME": "/root"}
+    assert with_folders(["python", word], environment) == ["python", becomes]
 
 
 def test_torchrun_starts_python_scripts_alone() -> None:

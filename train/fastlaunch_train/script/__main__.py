@@ -20,7 +20,7 @@ from types import FrameType
 from fastlaunch_train.process.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, EXIT_HANG
 from fastlaunch_train.process.torchrun import MARGIN_S
 from fastlaunch_train.recipes.recipe import RecipeError
-from fastlaunch_train.script.command import script_name, under_torchrun
+from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
 from fastlaunch_train.script.devices import DeviceSampler, gpu_facts
 from fastlaunch_train.script.ending import Ending, complete_records
 from fastlaunch_train.script.settings import ScriptSettings, header, read_settings
@@ -59,7 +59,9 @@ def main(argv: Sequence[str]) -> int:
             environment, script=environment["FASTLAUNCH_SCRIPT"], command=options.command
         )
         assert settings is not None
-        command = under_torchrun(options.command, options.nproc) if options.nproc else options.command
+        command = with_folders(options.command, environment)
+        if options.nproc:
+            command = under_torchrun(command, options.nproc)
     except RecipeError as error:
         _say(f"error: {error.message}\n  {error.hint}")
         return EXIT_BAD_REQUEST

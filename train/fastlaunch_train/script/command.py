@@ -1,12 +1,13 @@
 """A script's command line: its name, and how torchrun runs it. No torch."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from fastlaunch_train.recipes.recipe import RecipeError
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_FOLDER = re.compile(r"(^|=)\$(FASTLAUNCH_[A-Z0-9_]+)(?=/|$)")
 
 
 def script_name(command: Sequence[str]) -> str:
@@ -18,6 +19,17 @@ def script_name(command: Sequence[str]) -> str:
             if not word.startswith("-"):
                 return PurePath(word).name
     return PurePath(command[0]).name
+
+
+def with_folders(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return `command` with a folder for `$FASTLAUNCH_OUTPUT` or the like at the start of a word or value.
+
+    A script that takes its folders as options then needs no shell. A name that is not set stays as it is.
+    """
+    return [
+        _FOLDER.sub(lambda found: found[1] + environment.get(found[2], found[0][len(found[1]) :]), word)
+        for word in command
+    ]
 
 
 def under_torchrun(command: Sequence[str], nproc: str) -> list[str]:
