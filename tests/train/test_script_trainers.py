@@ -243,30 +243,3 @@ def test_a_signal_ends_the_trainer_of_lightning_so_that_the_script_can_save(tmp_
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output.splitlines()[-1]) == (130, "saved"), output
-
-
-def test_the_pattern_for_accelerate(tmp_path: Path) -> None:
-    # The loader that `prepare` returns does not say its batch size.
-    body = f"""{MODEL}
-    from accelerate import Accelerator
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-    loader = torch.utils.data.DataLoader(Data(), batch_size=2)
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model, optimizer, prepared = accelerator.prepare(model, optimizer, loader)
-    accumulate = accelerator.gradient_accumulation_steps
-    for epoch in range(2):
-        for batch in fl.steps(prepared, num_samples=loader.batch_size, accumulate=accumulate):
-            with accelerator.accumulate(model):
-                loss = model(**batch)["loss"]
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            if accelerator.sync_gradients:
-                fl.step(loss=loss)
-    """
-    code, output = run(tmp_path, body)
-    assert code == 0, output
-    found = record(tmp_path)
-    assert [step.num_samples for step in found.steps] == [8] * 24
-    assert all(step.loss is not None for step in found.steps)
