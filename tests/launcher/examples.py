@@ -38,7 +38,7 @@ class Example:
     evals: tuple[int, ...]
     num_ranks: int = 1
     has_losses: bool = True
-    leaves: str = ""
+    leaves: str | None = None
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def assert_measured(run: Run, example: Example) -> None:
         assert {step.loss is not None for step in record.steps} == {example.has_losses}
         assert tuple(line.step for line in record.evals) == example.evals
         assert all(line.loss is not None for line in record.evals)
-    assert (run.directory / "output" / example.leaves).exists()
+    assert example.leaves is None or (run.directory / "output" / example.leaves).exists()
     timing = run.summary.timing
     assert timing.step_time_s is not None and timing.samples_per_step is not None
     assert timing.samples_per_step <= max(example.samples) * example.num_ranks

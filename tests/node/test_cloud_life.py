@@ -420,8 +420,12 @@ def test_an_example_comes_home_from_a_training_job(
     example = BY_NAME[name]
     furnish(tmp_path / "script", example.program)
     training_jobs.training = "real"
-    argv = ("--nproc", str(example.num_ranks), "--", "python", *example.command)
-    process = training_jobs.submit(*argv, command=ON_SAGEMAKER, cwd=tmp_path / "script")
+    # Not by --nproc: the instance has one GPU.
+    ranks = ("torchrun", "--standalone", "--nproc-per-node", str(example.num_ranks))
+    start = ranks if example.num_ranks > 1 else ("python",)
+    process = training_jobs.submit(
+        "--", *start, *example.command, command=ON_SAGEMAKER, cwd=tmp_path / "script"
+    )
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out + training_jobs.job().console
     (run,) = runs()
