@@ -3,9 +3,11 @@
 #
 #     run_train.sh ARGUMENTS OF fastlaunch_train...
 #     run_train.sh ARGUMENTS OF fastlaunch_train.script... -- COMMAND...
+#     run_train.sh --install FOLDER
 #
 # The second where FASTLAUNCH_SCRIPT names a script of the user's own. It runs in a copy of user/, which it may
-# write to; torchrun's own variables, PET_*, tell it of several machines.
+# write to; torchrun's own variables, PET_*, tell it of several machines. The third has pip install FOLDER's
+# requirements.txt into that Python: from FOLDER/wheels where there is such a folder, and then from no index.
 #
 # Read, if set:
 #   FASTLAUNCH_NPROC         ranks on this machine; else one per GPU, one on a machine without
@@ -185,6 +187,12 @@ set_up_efa() {
 }
 
 python=$(find_python) || refuse "no Python with torch in this image" 127
+if [ "${1:-}" = --install ]; then
+  # What the image holds stays where the requirements allow it. A system's Python is as good as any in a container.
+  export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PIP_BREAK_SYSTEM_PACKAGES=1
+  [ ! -d "$2/wheels" ] || export PIP_NO_INDEX=1 PIP_FIND_LINKS=$2/wheels
+  exec "$python" -m pip install --no-cache-dir --requirement "$2/requirements.txt" 2>&1
+fi
 FASTLAUNCH_NPROC=${FASTLAUNCH_NPROC:-$(count_gpus)}
 [ "$FASTLAUNCH_NPROC" != 0 ] || FASTLAUNCH_NPROC=1
 whole FASTLAUNCH_NPROC 1

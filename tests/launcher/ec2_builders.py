@@ -21,6 +21,13 @@ from fastlaunch_train.recipes.recipes import resolve_recipe
 RUN_ID = "20261121-090312-k3f9"
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 
+#: What a script needs besides its code.
+NEEDS: dict[str, Any] = {
+    "variables": {"HF_HUB_OFFLINE": "1"},
+    "inputs": {"images": "s3://acme-data/imagenet/", "val-set": "s3://acme-data/val/"},
+    "requirements": CodeBundle.under("fastlaunch", sha256="ee" * 32, commit=None),
+}
+
 
 @cache
 def catalogue() -> Catalogue:

@@ -22,6 +22,7 @@ from botocore.validate import ParamValidator
 from ec2_builders import (
     IMAGE,
     LANGUAGE,
+    NEEDS,
     RUN_ID,
     SCRIPTS,
     bootstrap_as_text,
@@ -101,7 +102,7 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
             job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
             at=site(code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"),
         ),
-        "ec2-script": plan(*map(script_job, SCRIPTS), at=site(variables={"HF_HUB_OFFLINE": "1"})),
+        "ec2-script": plan(*map(script_job, SCRIPTS), at=site(**NEEDS)),
         "ec2-account-with-rules": plan(
             at=site(
                 tags=TAGS,

@@ -18,7 +18,7 @@ import botocore.session
 import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
-from ec2_builders import AGENT, RUN_ID, SCRIPTS, catalogue, script_job
+from ec2_builders import AGENT, NEEDS, RUN_ID, SCRIPTS, catalogue, script_job
 from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_plan_of, training_site
 
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S, plan_sagemaker
@@ -68,7 +68,7 @@ def golden_plans() -> dict[str, Plan]:
         # A Python script on several nodes is torchrun's.
         "sagemaker-script": plan(
             script_job(replace(SCRIPTS[0], nproc=8), "sagemaker", num_nodes=2),
-            at=site(variables={"HF_HUB_OFFLINE": "1"}),
+            at=site(**NEEDS),
         ),
         "sagemaker-third-attempt": plan(
             of("p5.48xlarge", **SPOT), attempt=3, max_minutes=47, root="20261121-085959-root"

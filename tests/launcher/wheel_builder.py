@@ -14,16 +14,21 @@ def make_wheel(
     *,
     files: Mapping[str, str] | None = None,
     pure: bool = True,
+    needs: tuple[str, ...] = (),
+    version: str = "1.2",
 ) -> Pin:
-    """The pin of a wheel `name-1.2-py3-none-any.whl` in the folder. files: besides its metadata."""
-    version = "1.2"
+    """The pin of a wheel `name-VERSION-py3-none-any.whl` in the folder. files: besides its metadata.
+
+    needs: requirements of others.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     content = {
         f"{name}/__init__.py": f"__version__ = {version!r}\n",
         **(files or {}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + "".join(f"Requires-Dist: {need}\n" for need in needs),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: {str(pure).lower()}\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }

@@ -44,6 +44,13 @@ def main(argv: list[str]) -> int:
         return pull(rest[-1], settings)
     if command == "run":
         return run(rest, settings)
+    if command == "commit":
+        # What a container has changed is changed for all that follow.
+        container, image = rest
+        if not (STATE / f"{container}.ended").exists():
+            return refuse(f"Error response from daemon: No such container: {container}")
+        (STATE / "image").write_text(image)
+        return 0
     if command in ("stop", "kill"):
         wait_s = float(rest[rest.index("-t") + 1]) / settings["container_scale"] if command == "stop" else 0.0
         return stop(rest[-1], wait_s, listens=bool(settings["stand_in"]))
@@ -106,7 +113,9 @@ def run(argv: list[str], settings: dict[str, object]) -> int:
     (STATE / options["--name"][0]).write_text(str(child.pid))
     code = child.wait()
     (STATE / options["--name"][0]).unlink()
-    note_records(next(entry.split(":")[0] for entry in options["-v"] if entry.endswith(":/out")))
+    (STATE / f"{options['--name'][0]}.ended").touch()
+    for output in (entry.split(":")[0] for entry in options["-v"] if entry.endswith(":/out")):
+        note_records(output)
     killed = STATE / f"{options['--name'][0]}.killed"
     if killed.exists():
         killed.unlink()

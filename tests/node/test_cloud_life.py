@@ -23,13 +23,16 @@ from node_scene import BUCKET, IMAGE, REGION, RUNS, Scene, code_bundle
 from simulated_instance import SimulatedInstance
 from simulated_training_job import SimulatedTrainingJob
 from training_scene import TrainingScene
+from wheel_builder import make_wheel
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.images.code_bundle import script_bundle, upload_bundle
+from fastlaunch.images.requirements import requirements_bundle
 from fastlaunch.images.working_directory import working_directory
 from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.options import SubmitOptions
@@ -37,6 +40,7 @@ from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.runs.collect import attempt_as_json
 from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.launcher import Launcher, Submission
 from fastlaunch.runs.rounds import RowVerdict, Verdicts
@@ -157,6 +161,10 @@ SCRIPT = """
 import os, pathlib, sys, time
 import fastlaunch_train as fl
 
+if folder := os.environ.get("FASTLAUNCH_INPUT_VAL_SET"):
+    import needed
+
+    assert pathlib.Path(folder, "a", "b.txt").read_text() == "data" and needed.__version__ == "1.2"
 fl.step()
 for _ in range(25):
     time.sleep(0.01)
@@ -204,9 +212,47 @@ def test_two_recipes_come_home(world: World) -> None:
     assert not world.scene.moto.instances("pending", "running")
 
 
-def test_a_script_comes_home_with_what_it_left(world: World, script: Path) -> None:
+INPUT = f"s3://{BUCKET}/data/val/"
+BASE = training_base(None, today=datetime.now(UTC).date())
+
+
+def put_input() -> None:
+    Aws().put_object(REGION, BUCKET, "data/val/a/b.txt", b"data")
+    Aws().put_object(REGION, BUCKET, "data/valley.txt", b"no part of it")
+
+
+@pytest.fixture
+def required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A requirements file; pip knows just its wheels here."""
+    make_wheel(tmp_path / "index", "needed", needs=("torch",))
+    make_wheel(tmp_path / "index", "torch", version=BASE.torch)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    path = tmp_path / "requirements.txt"
+    path.write_text("needed>=1\ntorch\n")
+    return path
+
+
+def assert_was_prepared(run: Run, ledger: Ledger, home: Path, *, seconds: bool) -> None:
+    (attempt,) = ledger.attempts_of(run.id)
+    known = attempt_as_json(run, attempt, home=home, now=datetime.now(UTC))
+    phases = {phase["name"]: phase for phase in known["phases"]}
+    assert {*phases} == {"requirements", "input val-set"}
+    assert phases["input val-set"]["bytes"] == 4 and phases["requirements"]["bytes"] > 100
+    assert (phases["input val-set"]["seconds"] is not None) == seconds
+
+
+def test_a_script_comes_home_with_what_it_left(world: World, script: Path, required: Path) -> None:
     bundle = script_bundle(working_directory(script, home=world.home))
-    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
+    put_input()
+    wheels = requirements_bundle(required, BASE)
+    world.site = replace(
+        world.site,
+        code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle),
+        requirements=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", wheels),
+        inputs={"val-set": INPUT},
+    )
     world.machines.update(training="real")
     world.max_minutes = 1200
     command = ("python", "train.py", "{lr}")
@@ -216,6 +262,7 @@ def test_a_script_comes_home_with_what_it_left(world: World, script: Path) -> No
     assert [first.state, second.state] == [RunState.COMPLETED] * 2, consoles(world)
     assert_script_came_home(first, "1")
     assert_script_came_home(second, "2")
+    assert_was_prepared(first, world.ledger, world.home, seconds=True)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -328,7 +375,8 @@ def test_a_script_on_two_nodes_is_one_of_two_ranks(switch: Switch, world: World,
 # Training jobs, by what a user types.
 
 #: With an image that holds the code, so that nothing has to be fetched.
-ON_SAGEMAKER = ("submit", "--backend", "sagemaker", "--instance", "g5.xlarge", "--image", IMAGE, "--yes")
+WITH_AWS_IMAGE = ("submit", "--backend", "sagemaker", "--instance", "g5.xlarge", "--yes")
+ON_SAGEMAKER = (*WITH_AWS_IMAGE, "--image", IMAGE)
 SUBMIT = (
     *ON_SAGEMAKER,
     *("--workload", "vit-tiny", "--batch-size", "4", "--steps", "60", "--checkpoint-every", "5"),
@@ -402,15 +450,21 @@ def test_a_training_job_on_spot_ends_as_if_it_had_not_been_interrupted(
     assert job.rewritten() == []
 
 
-def test_a_script_comes_home_from_a_training_job(training_jobs: TrainingJobs, script: Path) -> None:
+def test_a_script_comes_home_from_a_training_job(
+    training_jobs: TrainingJobs, script: Path, required: Path, isolated: Path
+) -> None:
     training_jobs.training = "real"
-    argv = ("-L", "lr=1,2", "--", "python", "train.py", "{lr}")
-    process = training_jobs.submit(*argv, command=ON_SAGEMAKER, cwd=script)
+    put_input()
+    argv = ("--requirements", str(required), "--input", f"val-set={INPUT[:-1]}", "-L", "lr=1,2")
+    script_argv = ("--", "python", "train.py", "{lr}")
+    process = training_jobs.submit(*argv, *script_argv, command=WITH_AWS_IMAGE, cwd=script)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out + training_jobs.job().console
     assert "travels: 1 file" in out
     for run, lr in zip(runs(), ("1", "2"), strict=True):
         assert_script_came_home(run, lr)
+    with Ledger(isolated / "ledger.sqlite") as ledger:
+        assert_was_prepared(run, ledger, isolated, seconds=False)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

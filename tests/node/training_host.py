@@ -187,6 +187,7 @@ class TrainingHost:
             place = sim / "ml/input/data" / channel
             place.mkdir(parents=True)
             for name, data in files.items():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
                 (place / name).write_bytes(data)
         (sim / "name").write_text(self.name)
         hosts = [f"127.0.0.{at} {name}\n" for at, name in enumerate(container.hosts, 1)]

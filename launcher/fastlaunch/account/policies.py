@@ -28,6 +28,8 @@ class AccountNames:
     kms_keys: tuple[str, ...] = ()
     # ARNs of secrets and parameters that jobs may read.
     secrets: tuple[str, ...] = ()
+    # URIs of folders in S3 that jobs may read, with a slash at their ends.
+    inputs: tuple[str, ...] = ()
     # ARNs of the topics that machines and users may send messages to.
     sns_topics: tuple[str, ...] = ()
     # SSM parameter of the user's own machine image; None for AWS's.
@@ -95,10 +97,14 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 def _values(names: AccountNames) -> dict[str, Any]:
     """Return what stands for the names in braces."""
     vpc = f"arn:{names.partition}:ec2:*:{names.account}:vpc/{names.vpc}"
+    folders = [f"arn:{names.partition}:s3:::{uri.removeprefix('s3://')}" for uri in names.inputs]
     return {
         **asdict(names),
         "folder": f"{names.prefix}/" if names.prefix else "",
         "ami_parameter": (names.ami_parameter or "").lstrip("/"),
+        "input_objects": tuple(f"{folder}*" for folder in folders),
+        "input_buckets": tuple(dict.fromkeys(folder.partition("/")[0] for folder in folders)),
+        "input_prefixes": tuple(f"{folder.partition('/')[2]}*" for folder in folders),
         "vpcs": (vpc,) if names.vpc else (),
         "training_types": tuple(f"ml.{name}" for name in names.instance_types),
         "false_with_types": ("false",) if names.instance_types else (),

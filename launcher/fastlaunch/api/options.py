@@ -53,6 +53,9 @@ class Training(TypedDict, total=False):
     tags: Pairs
     secrets: Pairs
     variables: Pairs
+    requirements: str | None
+    requirements_from_index: bool
+    inputs: Pairs
     bucket: str | None
     instance_profile: str | None
     role: str | None
@@ -156,13 +159,21 @@ def take_fields(values: dict[str, Any], of: type) -> dict[str, Any]:
     return {name: values.pop(name) for name in names}
 
 
+#: What does here what an option does on AWS.
+_HERE = {
+    "requirements": "a script runs in the Python that is here: pip install -r FILE",
+    "inputs": "name a folder that is here: FASTLAUNCH_INPUT_NAME=FOLDER fastlaunch submit --local ...",
+}
+
+
 def check_local(values: Mapping[str, Any], *, used: Collection[str]) -> None:
     """Raise UserError if one of these options for AWS was given. used: those that count here as well."""
     defaults = {field.name: field.default for field in fields(CloudOptions)}
     for name, value in values.items():
         if value not in (None, (), defaults.get(name)) and name not in used:
             option = option_of(name)
-            raise UserError(f"{option} is for AWS, and this trains here", f"leave {option} out")
+            hint = _HERE.get(name, f"leave {option} out")
+            raise UserError(f"{option} is for AWS, and this trains here", hint)
 
 
 #: Options of one backend alone, and what to do instead on the other.

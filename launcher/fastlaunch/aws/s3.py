@@ -81,6 +81,13 @@ class S3Calls(AwsSession):
             raise
         return True
 
+    def has_objects(self, region: str, bucket: str, prefix: str) -> bool:
+        """Return whether any key begins so."""
+        answer = self.call(
+            "s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix, MaxKeys=1
+        )
+        return bool(answer.get("KeyCount"))
+
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
         """Return all objects under the prefix, sorted by key; all pages."""
         pages = self.paginate("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)

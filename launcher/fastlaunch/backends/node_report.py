@@ -34,6 +34,8 @@ _WORDS = {
     "local NVMe",
 }
 _CONTAINER = re.compile(r"container: exit code (\d+)")
+_REQUIREMENTS = re.compile(r"requirements(?:: (.*))?")
+_INPUT = re.compile(r"input (.*(?:listed|read))")
 _CHECKPOINT = re.compile(r"checkpoint of (\S+)")
 
 #: What is read of a report and of each of its runs, by type; any of it may be missing.
@@ -188,4 +190,10 @@ def in_words(reason: str) -> str:
         return f"its container could not run its program (exit code {container[1]}); {_LOG}"
     if checkpoint := _CHECKPOINT.fullmatch(reason):
         return f"the checkpoint of run {checkpoint[1]} could not be brought from the bucket; {_LOG}"
+    if requirements := _REQUIREMENTS.fullmatch(reason):
+        return (
+            f"its --requirements could not be installed: {requirements[1] or 'they did not arrive'}; {_LOG}"
+        )
+    if denied := _INPUT.fullmatch(reason):
+        return f"input {denied[1]}: may its role? See `fastlaunch iam print --input URI`; {_LOG}"
     return _WORDS.get(reason, reason)

@@ -61,6 +61,10 @@ class _Placement:
     secrets: Mapping[str, str] = field(default_factory=dict)
     # Values of other variables of a job.
     variables: Mapping[str, str] = field(default_factory=dict)
+    # URIs of folders in S3 that a job reads, by name.
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    # What pip installs before the job; None for nothing.
+    requirements: CodeBundle | None = None
 
     @property
     def placeholders(self) -> tuple[str, ...]:
@@ -166,7 +170,8 @@ def placement_from_json(data: Mapping[str, Any]) -> Placement:
         values["instance"] = InstanceType(
             **{**instance, "purchase_options": tuple(instance["purchase_options"])}
         )
-        values["code"] = CodeBundle(**values["code"]) if values["code"] else None
+        for name in ("code", "requirements"):
+            values[name] = CodeBundle(**values[name]) if values.get(name) else None
         if backend == "sagemaker":
             # Of earlier releases, which let SageMaker choose among types and kept warm pools.
             values.pop("others", None)

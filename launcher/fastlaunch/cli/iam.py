@@ -11,7 +11,7 @@ from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, load_settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
-from fastlaunch.jobs.options import check_secret
+from fastlaunch.jobs.options import check_folder, check_secret
 
 
 @click.group(short_help="What an account must allow: IAM policies, or a template that makes everything.")
@@ -39,6 +39,13 @@ def iam() -> None:
     multiple=True,
     metavar="ARN",
     help="Let jobs read this secret or parameter; may be repeated.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="s3://...",
+    help="Let jobs read this folder of S3; may be repeated.",
 )
 @click.option(
     "--sns-topic",
@@ -80,6 +87,9 @@ def print_(
     region = region or settings.region
     for arn in given["secrets"]:
         check_secret(arn)
+    for uri in given["inputs"]:
+        check_folder(uri)
+    given["inputs"] = tuple(f"{uri.rstrip('/')}/" for uri in given["inputs"])
     names = {key: value for key, value in _names(settings, region, given).items() if value is not None}
     if not cloudformation:
         if reaper:
@@ -98,7 +108,7 @@ def print_(
 #: Names that the template takes; roles are its own.
 _TEMPLATE = (
     *("zones", "bucket", "prefix", "repository", "registry", "kms_key", "vpc"),
-    *("kms_keys", "secrets", "sns_topics", "ami_parameter", "instance_types", "regions"),
+    *("kms_keys", "secrets", "inputs", "sns_topics", "ami_parameter", "instance_types", "regions"),
 )
 
 

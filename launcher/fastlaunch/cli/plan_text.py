@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from fastlaunch.api.announcement import MOST, in_words, some, travels_text
+from fastlaunch.api.announcement import MOST, in_words, needs_text, some, travels_text
 from fastlaunch.api.results import CloudDryRun
 from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import UserError
@@ -71,7 +71,7 @@ def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, sho
 def plan_text(dry_run: CloudDryRun) -> str:
     """Return what would be done at the first site, what it costs, what ends it and what is missing."""
     (plan,), jobs, cloud, sites = dry_run.plans, dry_run.jobs, dry_run.cloud, dry_run.sites
-    travels = travels_text(dry_run.directory) if dry_run.directory else []
+    travels = [*(travels_text(dry_run.directory) if dry_run.directory else []), *needs_text(cloud)]
     site, *others = sites
     where = [f"left out: {reason}" for reason in by_reason(dry_run.skipped)[:MOST]]
     if others:

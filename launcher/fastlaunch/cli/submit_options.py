@@ -20,6 +20,8 @@ from fastlaunch.cli.options import (
 from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
 from fastlaunch.core.errors import UserError
 
+#: What a job needs besides its code.
+NEEDS = ("requirements", "requirements_from_index", "inputs")
 #: The headings of `submit --help`, and the parameters under them; all others are under the last.
 HEADINGS: Mapping[str, tuple[str, ...]] = {
     "Train": (
@@ -40,7 +42,7 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
         ),
         *("model", "tokenizer", "sequence_length", "checkpoint_every", "eval_every"),
     ),
-    "Script": ("lists", "baseline", "nproc", "hang_timeout_s"),
+    "Script": ("lists", "baseline", "nproc", "hang_timeout_s", *NEEDS),
     "Where": ("local", "backend", "instances", "regions", "num_nodes", "profile"),
     "Spend": (
         *("dry_run", "show", "yes", "max_cost_usd", "max_minutes", "purchase", "max_price_usd"),
@@ -320,6 +322,24 @@ cloud_options = with_options(
         multiple=True,
         metavar="NAME=VALUE",
         help="Give jobs this variable; may be repeated. It is stored as it is: for a password use --secret.",
+    ),
+    click.option(
+        "--requirements",
+        metavar="FILE",
+        help="Resolve this file of pip's into wheels here, and install them before the job starts.",
+    ),
+    click.option(
+        "--requirements-from-index",
+        is_flag=True,
+        help="Let the machine's own pip resolve that file, from its index.",
+    ),
+    click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        metavar="NAME=s3://...",
+        help="Fetch this folder of S3 before the clock starts; $FASTLAUNCH_INPUT_NAME says where it is. "
+        "May be repeated.",
     ),
     click.option(
         "--bucket",

@@ -104,30 +104,39 @@ def site_files(wheels: Path, pins: Sequence[Pin]) -> dict[str, bytes] | None:
     return files
 
 
-def pack(files: Mapping[str, bytes], directory: WorkingDirectory | None = None) -> bytes:
+def pack(
+    files: Mapping[str, bytes],
+    directory: WorkingDirectory | None = None,
+    *,
+    folder: str = "user",
+    wheels: Sequence[Path] = (),
+) -> bytes:
     """Return a tar.gz of the files: sorted, with no owner, one time and fixed modes.
 
-    directory: what lies in user/ besides.
+    directory: what lies in user/ besides. folder: is there even without a file in it. wheels: lie in that.
     """
     content = BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        # Even without a file in it: the container starts in this folder.
-        archive.addfile(_member("user", tarfile.DIRTYPE, 0o755))
+        # The container starts in user/.
+        archive.addfile(_member(folder, tarfile.DIRTYPE, 0o755))
         for name in sorted(files):
             member = _member(name, tarfile.REGTYPE, 0o755 if name in PROGRAMS else 0o644)
             member.size = len(files[name])
             archive.addfile(member, BytesIO(files[name]))
         if directory is not None:
             for file in directory.files:
-                _add(archive, file, directory.root / file.path)
+                _add(archive, file, f"user/{file.path}", directory.root / file.path)
+        for path in wheels:
+            wheel = TravellingFile(path=path.name, num_bytes=path.stat().st_size)
+            _add(archive, wheel, f"{folder}/{path.name}", path)
     compressed = BytesIO()
-    with gzip.GzipFile("", "wb", _COMPRESSION, compressed, mtime=0) as stream:
+    # Wheels are compressed already.
+    with gzip.GzipFile("", "wb", 0 if wheels else _COMPRESSION, compressed, mtime=0) as stream:
         stream.write(content.getbuffer())
     return compressed.getvalue()
 
 
-def _add(archive: tarfile.TarFile, file: TravellingFile, path: Path) -> None:
-    name = f"user/{file.path}"
+def _add(archive: tarfile.TarFile, file: TravellingFile, name: str, path: Path) -> None:
     if file.target is not None:
         member = _member(name, tarfile.SYMTYPE, 0o777)
         member.linkname = file.target

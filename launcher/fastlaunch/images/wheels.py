@@ -31,6 +31,8 @@ _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[\w.!+]+) +--hash=sha256:(?P<sha256>[0-9a-f]{64})"
 )
 _FETCH_LIMIT_S = 600
+#: Of pip, wherever it runs.
+QUIETLY = ("--disable-pip-version-check", "--no-input")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,17 +126,25 @@ def _fetch(missing: Sequence[Pin], folder: Path, python: str) -> str:
 
 def _download(listed: Path, to: Path, python: str) -> str:
     """Let pip download the listed wheels, for any platform, into `to`; return what it said if it failed."""
-    command = [
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"),
+    command = (
+        *("-m", "pip", "download", "--quiet", *QUIETLY),
         *("--no-deps", "--only-binary=:all:", "--platform", "any"),
         *("--python-version", ".".join(python.split(".")[:2])),
         *("--require-hashes", "--requirement", str(listed), "--dest", str(to)),
-    ]
+    )
+    return next(iter(run_pip(*command)[-1:]), "it is not there")
+
+
+def run_pip(*arguments: str) -> list[str]:
+    """Run Python with arguments that start pip, as it is configured here.
+
+    Returns its errors, or what it said last if it names none; nothing if it succeeded.
+    """
     # The launcher's Python path is not pip's.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, *arguments],
             capture_output=True,
             text=True,
             errors="replace",
@@ -144,10 +154,15 @@ def _download(listed: Path, to: Path, python: str) -> str:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return f"pip had not done so after {_FETCH_LIMIT_S} s"
-    lines = done.stderr.splitlines()
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines
-    return errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {done.returncode}"
+        return [f"pip had not done so after {_FETCH_LIMIT_S} s"]
+    if done.returncode == 0:
+        return []
+    lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
+    if conflict := done.stdout.partition("The conflict is caused by:")[2]:
+        # Instead of the address of a page about conflicts.
+        errors[-1:] = conflict.strip().partition("\n\n")[0].splitlines()
+    return [line.removeprefix("ERROR:").strip() for line in errors]
 
 
 def unpack_wheel(pin: Pin, content: bytes) -> dict[str, bytes]:

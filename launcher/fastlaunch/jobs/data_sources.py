@@ -1,7 +1,8 @@
 """What a job reads: data, models and the user's own file, which have to be there when it runs.
 
 Of these, only the user's own workload file travels to AWS, with the training code. Data and models are in the
-user's own image, at an absolute path; models may be on the Hugging Face hub, and data made up there.
+user's own image or in an input from S3, at an absolute path; models may be on the Hugging Face hub, and data
+made up there.
 """
 
 import importlib.util
@@ -11,7 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.jobs.options import CloudOptions, Variant
+from fastlaunch.jobs.options import CloudOptions, Variant, given_inputs
+from fastlaunch_train.node.protocol import INPUTS
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
 DATA_SOURCES = ("synthetic", "loader", "folder:PATH", "file:PATH")
@@ -128,6 +130,11 @@ def check_travels(variant: Variant, cloud: CloudOptions) -> None:
             f"workload {variant.workload.name!r} travels in the code bundle, which --image does without",
             "leave out --image",
         )
+    if cloud.requirements and cloud.image:
+        raise UserError(
+            "--requirements with an --image of yours is for a script",
+            "install them in the image: fastlaunch build",
+        )
 
 
 def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
@@ -145,6 +152,9 @@ def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
 
 
 def _check_data(variant: Variant, cloud: CloudOptions) -> None:
+    if _is_in_input(variant.inputs.data.partition(":")[2], cloud):
+        _check_data_known(variant.inputs.data, [variant.workload])
+        return
     if cloud.image is not None:
         check_data_in_image(variant.inputs.data, [variant.workload])
         return
@@ -155,7 +165,9 @@ def _check_data(variant: Variant, cloud: CloudOptions) -> None:
         raise UserError(
             f"{variant.inputs.data} is on this machine, not on the instance, and data do not travel",
             f"build an image with it, COPY {name} /opt/data/{name}, and give --image REGISTRY/NAME@sha256:..."
-            f" --data {example}; or --data synthetic, or loader for images, which are made there",
+            f" --data {example}; or copy it to S3, and give --input {name}=s3://BUCKET/PREFIX --data "
+            f"{example.partition(':')[0]}:{INPUTS}/{name}; or --data synthetic, or loader for images, which "
+            "are made there",
         )
 
 
@@ -167,6 +179,8 @@ def _example(data: str) -> str:
 
 def _check_model(option: str, name: str, cloud: CloudOptions) -> None:
     """Raise UserError unless the job finds the model by this name: on the hub, or in the user's own image."""
+    if _is_in_input(name, cloud):
+        return
     if cloud.image and PurePosixPath(name).is_absolute():
         _check_path(option, name)
         return
@@ -177,6 +191,13 @@ def _check_model(option: str, name: str, cloud: CloudOptions) -> None:
         "give its name on the Hugging Face hub; or build an image with it, COPY it to /opt/models/...,"
         " and give --image REGISTRY/NAME@sha256:... and the path there",
     )
+
+
+def _is_in_input(path: str, cloud: CloudOptions) -> bool:
+    """Return whether the path lies in a folder that a job gets from S3."""
+    folders = [f"{INPUTS}/{name}" for name in given_inputs(cloud)]
+    parts = PurePosixPath(path)
+    return ".." not in parts.parts and any(parts.is_relative_to(folder) for folder in folders)
 
 
 def _check_path(option: str, path: str) -> None:

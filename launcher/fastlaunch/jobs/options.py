@@ -9,6 +9,7 @@ from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, MAX_REPLACEMENTS, M
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import DEFAULT_REGION, is_region
 from fastlaunch.jobs.spec import Inputs
+from fastlaunch_train.node.protocol import input_environment
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.workloads.registry import WorkloadInfo
 
@@ -26,6 +27,11 @@ _SECRET = re.compile(
 )
 #: Names of variables; not ours, nor those that docker or the machine's shell would take for theirs.
 _VARIABLE = re.compile(r"(?!FASTLAUNCH_|DOCKER_|(PATH|HOME)$)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: Names of channels, which SageMaker takes, and of variables; not our own channels.
+_INPUT = re.compile(
+    r"(?!(agent|code|requirements|runs)$)[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII | re.IGNORECASE
+)
+_FOLDER = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^<>]*)?")
 _TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-plan/\S+")
 
 
@@ -34,6 +40,7 @@ _OPTIONS = {
     **{
         name: f"--{name.removesuffix('s').replace('_', '-')}"
         for name in (
+            "inputs",
             "recipes",
             "instances",
             "regions",
@@ -146,6 +153,12 @@ class CloudOptions:
     secrets: tuple[str, ...] = ()
     #: NAME=VALUE each: variables of the job, as they are.
     variables: tuple[str, ...] = ()
+    #: NAME=s3://BUCKET/PREFIX each: what a job reads from S3.
+    inputs: tuple[str, ...] = ()
+    #: A file in pip's format: what a job needs besides its image, as wheels that are resolved here, or from
+    #: the index of the pip that is there.
+    requirements: str | None = None
+    requirements_from_index: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +221,9 @@ def check_cloud_options(cloud: CloudOptions) -> None:
     _check_limits(cloud)
     check_tags(given_tags(cloud))
     _check_variables(cloud)
+    given_inputs(cloud)
     _check_image(cloud)
+    _check_requirements(cloud)
 
 
 def given_tags(cloud: CloudOptions) -> dict[str, str]:
@@ -224,6 +239,41 @@ def given_secrets(cloud: CloudOptions) -> dict[str, str]:
 def given_variables(cloud: CloudOptions) -> dict[str, str]:
     """Return values by variable, as they were typed. Raises UserError for a text that is none."""
     return _pairs("--env", cloud.variables, "NAME=VALUE", "HF_HUB_OFFLINE=1")
+
+
+def given_inputs(cloud: CloudOptions) -> dict[str, str]:
+    """Return URIs by name, with a slash at their ends: what lies below them is meant.
+
+    Raises UserError for what cannot be fetched.
+    """
+    inputs = _pairs("--input", cloud.inputs, "NAME=s3://BUCKET/PREFIX", "data=s3://acme-data/imagenet")
+    for name, uri in inputs.items():
+        if not _INPUT.fullmatch(name):
+            raise UserError(
+                f"--input {name!r} cannot be the name of an input",
+                "give at most 63 letters, digits, _ and -, a letter first; agent, code, requirements and "
+                "runs are taken",
+            )
+        check_folder(uri, form=f"{name}=")
+    if len(input_environment(inputs)) < len(inputs):
+        raise UserError(f"two of --input {', '.join(inputs)} make the same variable", "name them differently")
+    return {name: f"{uri.rstrip('/')}/" for name, uri in inputs.items()}
+
+
+def check_folder(uri: str, *, form: str = "") -> None:
+    """Raise UserError unless the text is the URI of a folder in S3. form: what is typed before it."""
+    if not _FOLDER.fullmatch(uri) or not uri.isprintable():
+        raise UserError(f"--input {form}{uri} is no folder in S3", f"give {form}s3://BUCKET/PREFIX")
+
+
+def _check_requirements(cloud: CloudOptions) -> None:
+    if cloud.requirements_from_index and cloud.requirements is None:
+        raise UserError("--requirements-from-index is for --requirements", "add --requirements FILE")
+    if cloud.requirements and cloud.image and not cloud.requirements_from_index:
+        raise UserError(
+            "--requirements resolves wheels for the Python of AWS's image, and that of yours is not known",
+            "install them as you build it; or add --requirements-from-index, which has its own pip do it",
+        )
 
 
 def _check_variables(cloud: CloudOptions) -> None:

@@ -78,7 +78,7 @@ class Startup:
     """Seconds before the first step."""
 
     boot_s: float | None = None  # until a machine started for the run ran its script
-    pull_s: float | None = None  # fetching code and image after that
+    pull_s: float | None = None  # fetching code, image and inputs, and installing, after that
     build_s: float | None = None  # building model and data
     compile_s: float | None = None
     compile_cached: bool = False  # every rank found work of an earlier run on the disk

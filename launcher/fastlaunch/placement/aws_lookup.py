@@ -43,6 +43,8 @@ class AwsLookup(Lookup):
     aws: Aws
     #: The code that is going to be uploaded; None if the image holds it.
     bundle: BundleAddress | None = None
+    #: What pip installs there, which is going to be uploaded as well.
+    wheels: BundleAddress | None = None
 
     def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
         known = candidates(request.instances, request.cloud.regions, self.settings)
@@ -134,10 +136,16 @@ class AwsLookup(Lookup):
         return True
 
     def code(self, region: str) -> CodeBundle | None:
-        if self.bundle is None:
+        return self._address(region, self.bundle)
+
+    def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
+        return self._address(region, self.wheels)
+
+    def _address(self, region: str, bundle: BundleAddress | None) -> CodeBundle | None:
+        if bundle is None:
             return None
         prefix = self.settings.region_settings(region).prefix
-        return CodeBundle.under(prefix, sha256=self.bundle.sha256, commit=self.bundle.commit)
+        return CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
 
     def _check_network(self, request: CloudRequest, candidate: Candidate) -> None:
         aws, region = self.aws, candidate.region

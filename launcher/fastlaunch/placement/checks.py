@@ -16,7 +16,7 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.rates import dearest_rate
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
 from fastlaunch.core.settings import RegionSettings
-from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.jobs.options import CloudOptions, given_inputs
 from fastlaunch.placement.aws_lookup import AwsLookup, check_offered
 from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
 from fastlaunch.placement.check import Check, Finding, Result, run_check
@@ -56,11 +56,13 @@ if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
 
 #: What a job does without: where AWS does not let it be looked at, the check says so and does not fail.
-_NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group")
+_NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group", "input")
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
 DOCTOR_KEY = "doctor/written-by-doctor"
 #: A list price older than this is worth a look: AWS changed those of its GPUs about once a year.
 OLD_PRICE_DAYS = 180
+
+_ROLES = {"ec2": "the machine's role", "sagemaker": "SageMaker's execution role"}
 
 #: Checks to run: what each is called and is about (`name`, `instance`, `zone`), and the check itself.
 _Pending = Iterator[tuple[Mapping[str, str], Callable[[], str | Finding]]]
@@ -225,6 +227,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
     if job.cloud.account_timer:
         yield {"name": "scheduler role"}, partial(_scheduler_role, job, region)
     yield {"name": "bucket"}, partial(_bucket, job, region)
+    yield from _input_checks(job, region)
     yield from _network_checks(job, region)
     for instance in job.instances:
         yield {"name": "offered", "instance": instance.name}, partial(_offered, job, instance, region)
@@ -241,6 +244,22 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
                 {"name": "spot price", "instance": instance.name},
                 partial(_spot_price, job, instance, region),
             )
+
+
+def _input_checks(job: CheckContext, region: str) -> _Pending:
+    for uri in given_inputs(job.cloud).values():
+        yield {"name": "input"}, partial(_input, job, region, uri)
+
+
+def _input(job: CheckContext, region: str, uri: str) -> str:
+    """Check that something lies there. What may not be looked at from here, the job's role may still read."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    if not job.aws.has_objects(region, bucket, prefix):
+        raise BadConfiguration(f"nothing lies under {uri}", "name a folder with objects in it, not a file")
+    if job.cloud.backend == "sagemaker":
+        # SageMaker reads no other region's.
+        check_bucket(job.aws, region, bucket)
+    return f"{uri} holds objects; {_ROLES[job.cloud.backend]} has to be allowed to read them"
 
 
 def _machine_image(job: CheckContext, region: str) -> str:
@@ -459,6 +478,7 @@ def _sagemaker_checks(job: CheckContext, region: str) -> _Pending:
     yield {"name": "container image"}, partial(_container, job, region)
     yield {"name": "role"}, partial(_role, job, region)
     yield {"name": "bucket"}, partial(_bucket, job, region)
+    yield from _input_checks(job, region)
     if job.region_settings(region).sagemaker_subnets:
         yield {"name": "network"}, partial(_training_network, job, region)
     # A training plan's instances were granted when it was bought.

@@ -6,6 +6,7 @@ Looking up changes nothing at AWS but a probe, which shows that the bucket can b
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws.cache import cached
@@ -14,6 +15,7 @@ from fastlaunch.catalog.container_images import training_base
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.settings import Settings
 from fastlaunch.images.code_bundle import Bundle, make_bundle, script_bundle, upload_bundle
+from fastlaunch.images.requirements import requirements_bundle
 from fastlaunch.images.wheels import wheel_folder
 from fastlaunch.jobs.build import CloudRequest
 from fastlaunch.placement.aws_lookup import AwsLookup, fitted
@@ -41,6 +43,8 @@ class Prepared:
     checks: tuple[Check, ...]
     #: The code to upload before a machine needs it; None if the image holds it.
     bundle: Bundle | None
+    #: What pip installs there, to upload as well; None for nothing.
+    wheels: Bundle | None = None
 
 
 def prepare(
@@ -73,8 +77,18 @@ def prepare(
         bundle = make_bundle(
             base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
         )
+    wheels = None
+    if request.cloud.requirements is not None:
+        resolved_for = None if request.cloud.requirements_from_index else base
+        wheels = requirements_bundle(Path(request.cloud.requirements), resolved_for)
     lookup = AwsLookup(
-        settings=settings, catalogue=catalogue, now=now, base=base, aws=lookup_aws, bundle=bundle
+        settings=settings,
+        catalogue=catalogue,
+        now=now,
+        base=base,
+        aws=lookup_aws,
+        bundle=bundle,
+        wheels=wheels,
     )
     request, changes = fitted(request, lookup)
     resolution = resolve(request, lookup)
@@ -94,13 +108,13 @@ def prepare(
         skipped=(*resolution.skipped, *left.skipped),
         checks=tuple(results),
         bundle=bundle,
+        wheels=wheels,
     )
 
 
 def upload_code(prepared: Prepared, aws: Aws) -> None:
-    """Store the bundle in the bucket of every region where the job may run; nothing where it is there."""
-    if prepared.bundle is None:
-        return
+    """Store the bundles in the bucket of every region where the job may run; nothing where they are there."""
     buckets = dict.fromkeys((one.region, one.bucket, one.prefix) for one in prepared.placements)
-    for region, bucket, prefix in buckets:
-        upload_bundle(aws, region, bucket, prefix, prepared.bundle)
+    for bundle in filter(None, (prepared.bundle, prepared.wheels)):
+        for region, bucket, prefix in buckets:
+            upload_bundle(aws, region, bucket, prefix, bundle)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws.types import MachineImage
@@ -25,8 +26,9 @@ from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason
+from fastlaunch.images.requirements import read_requirements
 from fastlaunch.jobs.build import CloudRequest, rate_at
-from fastlaunch.jobs.options import given_secrets, given_tags, given_variables
+from fastlaunch.jobs.options import given_inputs, given_secrets, given_tags, given_variables
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
@@ -149,6 +151,10 @@ class Lookup(ABC):
     def code(self, region: str) -> CodeBundle | None:
         """Return the training code in the region's bucket; None if the image holds it."""
 
+    @abstractmethod
+    def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
+        """Return what pip installs, in the region's bucket; None for nothing. Raise BadFile."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineLookup(Lookup):
@@ -206,6 +212,14 @@ class OfflineLookup(Lookup):
             return None
         prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256="<code-sha256>", commit=self.commit)
+
+    def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
+        if request.cloud.requirements is None:
+            return None
+        # As far as that is seen without pip.
+        read_requirements(Path(request.cloud.requirements))
+        prefix = self.settings.region_settings(region).prefix
+        return CodeBundle.under(prefix, sha256="<requirements-sha256>", commit=None)
 
 
 def resolve(request: CloudRequest, lookup: Lookup) -> Resolution:
@@ -342,6 +356,8 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         block=block,
         secrets=given_secrets(request.cloud),
         variables=given_variables(request.cloud),
+        inputs=given_inputs(request.cloud),
+        requirements=lookup.requirements(request, region),
         sns_topic=settings.sns_topic if request.cloud.detach else None,
     )
 
@@ -370,6 +386,8 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
         volume_gib=TRAINING_VOLUME_GIB,
         secrets=given_secrets(request.cloud),
         variables=given_variables(request.cloud),
+        inputs=given_inputs(request.cloud),
+        requirements=lookup.requirements(request, region),
         training_plan=request.cloud.training_plan,
         subnets=here.sagemaker_subnets,
         security_groups=here.sagemaker_security_groups,

@@ -253,7 +253,10 @@ def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
         "instance_ids": ids,
         "job_name": handle.get("job_name"),
         "output": attempt.output,
-        **{name: node.get(name) for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s")},
+        **{
+            name: node.get(name)
+            for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
+        },
         "started_at": attempt.started_at,
         "launched_at": attempt.launched_at,
         "ended_at": attempt.ended_at,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import math
 import shutil
 import time
@@ -10,9 +11,10 @@ import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fastlaunch_train.node.aws_cli import AwsCli
-from fastlaunch_train.node.commands import Clock, Log, Stop
+from fastlaunch_train.node.commands import Clock, Commands, Done, Log, Stop
 from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.protocol import (
     CONFIGURATION,
@@ -32,6 +34,9 @@ from fastlaunch_train.node.training import Training
 
 _LOOK_S = 0.2
 _MIN_FREE_BYTES = 1_000_000_000
+#: Of a gigabyte of wheels, on a slow volume.
+_UNPACK_S = 600.0
+_MAX_REASON = 400
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Machine(ABC):
         self.skipped: list[str] = []
         #: Values by variable, for training alone.
         self.secrets: dict[str, str] = {}
+        #: What was done before the runs that has a phase of its own.
+        self.phases: list[dict[str, Any]] = []
 
     def uptime_s(self) -> float:
         """Return seconds since boot."""
@@ -93,6 +100,33 @@ class Machine(ABC):
                 return False
             self.secrets[name] = value
         return True
+
+    def phase(self, name: str, began_s: float | None, num_bytes: int | None) -> None:
+        """Note what has been done since `began_s`, and the bytes that it brought.
+
+        began_s: in seconds since boot; None where SageMaker has done it.
+        """
+        seconds = None if began_s is None else round(self.uptime_s() - began_s, 2)
+        self.phases.append({"name": name, "seconds": seconds, "bytes": num_bytes})
+        self.say(f"{name}: {num_bytes} bytes in {seconds} s")
+
+    def unpack(self, file: Path, sha256: str | None, folder: Path) -> bool:
+        """Unpack a tar.gz into the folder; return whether it was what it should be."""
+        if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+            self.say(f"{file} is not what was asked for")
+            return False
+        folder.mkdir(parents=True, exist_ok=True)
+        unpack = ("tar", "-xzf", str(file), "-C", str(folder), "--no-same-owner")
+        return Commands(cut=self.stop.event).run(*unpack, limit_s=_UNPACK_S).is_ok
+
+    def has_installed(self, done: Done) -> bool:
+        """Return whether pip has; fail with its last error if it has not. done: pip, with all it printed."""
+        self.say(done.stdout)
+        if not (done.is_ok or self.stop.event.is_set()):
+            errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR:")]
+            last = errors[-1].partition(":")[2].strip() if errors else f"exit code {done.code}"
+            self.fail(f"requirements: {last}"[:_MAX_REASON])
+        return done.is_ok
 
     @abstractmethod
     def prepare(self) -> bool:

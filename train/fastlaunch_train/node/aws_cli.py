@@ -16,6 +16,8 @@ from fastlaunch_train.node.uploads import Store
 
 #: Of a call that moves next to nothing, and of one that moves segments.
 _SHORT_S, _LONG_S = 20.0, 120.0
+#: Of millions of objects.
+_LIST_S = 1200.0
 #: Prints the value of a secret or parameter, as the CLI does.
 _SECRET_BY_BOTO3 = """
 import boto3, json, sys
@@ -86,6 +88,24 @@ class AwsCli:
         except ValueError:
             return None
         return [str(key).rpartition("/")[2] for key in keys or ()] if done.is_ok else None
+
+    def num_bytes(self, uri: str) -> int | None:
+        """Return the bytes of all that lies under the URI; None if it cannot be listed."""
+        bucket, _, prefix = uri[len("s3://") :].partition("/")
+        query = ("--query", "sum(Contents[].Size || `[]`)", "--output", "json")
+        where = ("--bucket", bucket, "--prefix", prefix, *query)
+        done = self.call("s3api", "list-objects-v2", *where, limit_s=_LIST_S)
+        try:
+            return int(json.loads(done.stdout)) if done.is_ok else None
+        except (ValueError, TypeError):
+            return None
+
+    def sync(self, uri: str, folder: Path) -> bool:
+        """Bring all objects under the URI that the folder lacks; return whether they are there.
+
+        As long as that takes: the machine's own time is the limit.
+        """
+        return self.call("s3", "sync", "--only-show-errors", uri, str(folder), limit_s=float("inf")).is_ok
 
 
 class StagedStore(Store):

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,14 +159,25 @@ class Commands:
     cut: threading.Event | None = None
     is_nice: bool = False
 
-    def run(self, *command: str, limit_s: float, stdin: str = "", is_quiet: bool = False) -> Done:
-        """Run a program to its end, `limit_s` at most. is_quiet: what it has to say is nobody's."""
+    def run(
+        self,
+        *command: str,
+        limit_s: float,
+        stdin: str = "",
+        is_quiet: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> Done:
+        """Run a program to its end, `limit_s` at most. is_quiet: what it has to say is nobody's.
+
+        environment: on top of this process's.
+        """
         try:
             process = subprocess.Popen(
                 ["nice", "-n", "10", *command] if self.is_nice else command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL if is_quiet else None,
+                env={**os.environ, **(environment or {})},
                 # A group of its own, so that ending it reaches what it started.
                 start_new_session=True,
             )

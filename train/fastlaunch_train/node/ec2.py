@@ -5,7 +5,6 @@ It never ends without turning the machine off. State that must survive a full di
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from fastlaunch_train.node.protocol import (
     CONFIGURATION,
     FAILED,
     HARDWARE,
+    INPUTS,
     INTERRUPTED,
     LOG,
     SPOT,
@@ -53,6 +53,10 @@ _IMDS = "http://169.254.169.254/latest"
 _UPLOAD_EVERY_S = 30
 #: Of a checkpoint, or an image: tens of gigabytes.
 _LARGE_S = 1800.0
+#: Left on the disk beside the inputs, for what the runs write.
+_SPARE_BYTES = 2 * 10**9
+#: The image with what the runs require, on this machine alone.
+_PREPARED = "fastlaunch-prepared"
 _DOCKER_S = 60.0
 #: For a container that is asked to stop, and for one whose peer can train no more.
 _GRACE_S, _HASTY_GRACE_S = 100.0, 5.0
@@ -114,6 +118,8 @@ class Ec2(Machine):
         )
         self._has_restarted_fabric_manager = False
         self._pulled_s: float | None = None
+        #: What containers are made of, once all is installed.
+        self._image = program.image
         #: Checkpoints that lie in S3.
         self._sent: set[str] = set()
         self._has_all_ended = threading.Event()
@@ -158,6 +164,8 @@ class Ec2(Machine):
         for is_needed, problem, number, pause_s, step in steps:
             if is_needed and not self._try(number, pause_s, step, problem):
                 return False
+        if not (self._install() and all(self._fetch_input(*each) for each in program.inputs.items())):
+            return False
         self._pulled_s = self.uptime_s()
         return self._try(20, 15, self._peers.find_master, "rank 0")
 
@@ -271,13 +279,9 @@ class Ec2(Machine):
         return self._commands.run("docker", "info", limit_s=_DOCKER_S, is_quiet=True).is_ok
 
     def _fetch_code(self) -> bool:
-        program, file = self.program, WORK / "code.tar.gz"
-        if not self._work_cli.copy(program.code_uri, file, limit_s=_DOCKER_S):
-            return False
-        if hashlib.sha256(file.read_bytes()).hexdigest() != program.code_sha256:
-            return False
-        unpack = ("tar", "-xzf", str(file), "-C", str(WORK / "code"), "--no-same-owner")
-        return self._commands.run(*unpack, limit_s=300).is_ok
+        file = WORK / "code.tar.gz"
+        is_here = self._work_cli.copy(self.program.code_uri, file, limit_s=_DOCKER_S)
+        return is_here and self.unpack(file, self.program.code_sha256, WORK / "code")
 
     def _pull(self) -> bool:
         host = self.program.image.partition("/")[0]
@@ -289,6 +293,65 @@ class Ec2(Machine):
             if not (password.is_ok and self._commands.run(*login, limit_s=60, stdin=password.stdout).is_ok):
                 return False
         return self._commands.run("docker", "pull", "-q", self.program.image, limit_s=_LARGE_S).is_ok
+
+    def _install(self) -> bool:
+        """Have pip install what the runs require, once: into an image that they all start from."""
+        program, file, folder = self.program, WORK / "requirements.tar.gz", WORK / "requirements"
+        if program.requirements_uri is None:
+            return True
+
+        def fetch() -> bool:
+            is_here = self._work_cli.copy(program.requirements_uri, file, limit_s=_LARGE_S)
+            return is_here and self.unpack(file, program.requirements_sha256, folder)
+
+        began_s = self.uptime_s()
+        if not self._try(5, 10, fetch, "requirements"):
+            return False
+        options = ["--name", _PREPARED, "--log-driver", "none", "--entrypoint", "/bin/bash", "-w", "/"]
+        options += ["-v", f"{WORK}/code:/fastlaunch:ro", "-v", f"{folder}:/requirements:ro"]
+        # A variable may name pip's index.
+        options += [word for item in program.environment.items() for word in ("-e", "=".join(item))]
+        options += [word for name in self.secrets for word in ("-e", name)]
+        command = ["/fastlaunch/run_train.sh", "--install", "/requirements"]
+        run = ["docker", "run", *options, program.image, *command]
+        done = self._commands.run(*run, limit_s=_LARGE_S, environment=self.secrets)
+        if not self.has_installed(done):
+            return False
+        if not self._commands.run("docker", "commit", _PREPARED, _PREPARED, limit_s=_LARGE_S).is_ok:
+            if not self.stop.event.is_set():
+                self.fail("docker")
+            return False
+        self._image = _PREPARED
+        self.phase("requirements", began_s, file.stat().st_size)
+        return True
+
+    def _fetch_input(self, name: str, uri: str) -> bool:
+        """Bring all that lies under the URI, which ends with a slash; fail if that cannot be."""
+        began_s, folder, cut = self.uptime_s(), WORK / "inputs" / name, self.stop.event
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        num_bytes: int | None = None
+
+        def look() -> bool:
+            nonlocal num_bytes
+            num_bytes = self._work_cli.num_bytes(uri)
+            return num_bytes is not None
+
+        problem = ""
+        if not self.clock.attempts(5, 10, look, cut=cut):
+            problem = f"{uri} cannot be listed"
+        elif not num_bytes:
+            problem = f"nothing lies under {uri}"
+        elif num_bytes + _SPARE_BYTES > free:
+            problem = f"{num_bytes / 1e9:,.1f} GB lie under {uri}, and the disk has {free / 1e9:,.1f} GB free"
+        elif not self.clock.attempts(5, 10, lambda: self._work_cli.sync(uri, folder), cut=cut):
+            problem = f"{uri} cannot be read"
+        if problem:
+            if not cut.is_set():
+                self.fail(f"input {name}: {problem}")
+            return False
+        self.phase(f"input {name}", began_s, num_bytes)
+        return True
 
     # Runs
 
@@ -314,7 +377,7 @@ class Ec2(Machine):
         command = ["/fastlaunch/run_train.sh", "--output", "/out", *["--resume"][:is_later], *run.arguments]
         return ContainerTraining(
             self._options(number, run),
-            self.program.image,
+            self._image,
             command,
             log=WORK / "log" / run.run_id / LOG,
             secrets=self.secrets,
@@ -351,6 +414,8 @@ class Ec2(Machine):
         options += ["--stop-timeout", "100", "-w", "/fastlaunch/user"]
         options += ["-v", f"{WORK}/code:/fastlaunch:ro"] if program.code_uri else []
         options += ["-v", f"{WORK}/out/{run.run_id}:/out"]
+        for name in program.inputs:
+            options += ["-v", f"{WORK}/inputs/{name}:{INPUTS}/{name}:ro"]
         environment = {
             "FASTLAUNCH_RUN_ID": run.run_id,
             "FASTLAUNCH_TOKEN": program.token,
@@ -502,6 +567,7 @@ class Ec2(Machine):
             uptime_s=self.uptime_s(),
             boot_s=self._boot_s,
             pull_s=self._pulled_s,
+            phases=self.phases,
             billed_until=billed_until,
             gpu_notes=self.gpus.notes,
             announced=announced,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -62,6 +62,8 @@ SCRIPT_OUTPUT = re.compile(r"output(-attempt-\d{1,6})?(/(?!\.{1,2}(/|$))[^/\\\x0
 MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
 CHECKPOINT = re.compile(r"step-\d{8,}\.pt")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
+#: Where a job finds each of its inputs, in a folder of the input's name.
+INPUTS = "/opt/ml/input/data"
 MAX_SEGMENT_BYTES = 64 * 2**20
 
 #: What ranks say whose peer is gone, torch's and NCCL's words for it; SIGABRT is how NCCL's watchdog ends.
@@ -100,6 +102,11 @@ def segment_name(file: str, offset: int) -> str:
 def output_folder(attempt: int) -> str:
     """Return the folder in which what a script left is brought home, apart for each attempt."""
     return "output" if attempt == 1 else f"output-attempt-{attempt}"
+
+
+def input_environment(names: Iterable[str]) -> dict[str, str]:
+    """Return the variables by which a job finds its inputs: `FASTLAUNCH_INPUT_<NAME>`."""
+    return {f"FASTLAUNCH_INPUT_{name.upper().replace('-', '_')}": f"{INPUTS}/{name}" for name in names}
 
 
 def ready_name(step: str, address: str = "") -> str:
@@ -154,7 +161,7 @@ class NodeRun:
 class NodeProgram:
     """What the nodes of an attempt do: the runs, one after another, together.
 
-    All but token, attempt, runs and the GPUs that there are is EC2's alone.
+    All but token, attempt, runs, what they need and the GPUs that there are is EC2's alone.
     """
 
     token: str
@@ -165,6 +172,11 @@ class NodeProgram:
     environment: Mapping[str, str] = field(default_factory=dict)
     #: ARNs of secrets and parameters, by the variable of every container that gets the value.
     secrets: Mapping[str, str] = field(default_factory=dict)
+    #: URIs of folders in S3 by the name of the input.
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    #: What pip installs for the runs, as `install` of run_train.sh reads it; None for nothing.
+    requirements_uri: str | None = None
+    requirements_sha256: str | None = None
     num_nodes: int = 1
     region: str = ""
     #: Where this attempt writes: `<runs_uri>/<first run id>/attempt-<n>`.
@@ -279,13 +291,15 @@ def status(
     boot_s: float | None = None,
     pull_s: float | None = None,
     billed_until: str | None = None,
+    phases: Sequence[Mapping[str, Any]] = (),
     gpu_notes: Sequence[str] = (),
     announced: bool = False,
 ) -> dict[str, Any]:
     """Return status.json, the last word.
 
-    boot_s, pull_s: when the machine's own program began, and when code and image were there; seconds since
-    boot. billed_until: when EC2 takes a spot machine; now, if not given. gpu_notes: what was seen of the
+    boot_s, pull_s: when the machine's own program began, and when all that the runs need was there; seconds
+    since boot. phases: what of that has a phase of its own, as name, seconds and bytes; see `Machine.phase`.
+    billed_until: when EC2 takes a spot machine; now, if not given. gpu_notes: what was seen of the
     GPUs, whether it is a fault or not. announced: whether the program's topic was told of the end.
     """
     return {
@@ -294,6 +308,7 @@ def status(
         "reason": outcome.reason,
         "boot_s": boot_s,
         "pull_s": pull_s,
+        "phases": list(phases),
         "uptime_s": uptime_s,
         "billed_until": billed_until or now(),
         "gpu_notes": list(gpu_notes),

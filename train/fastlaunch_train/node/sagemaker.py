@@ -28,7 +28,7 @@ from typing import Any
 
 from fastlaunch_train.node.agent import Ending, Machine, code_of_machine, problem_after
 from fastlaunch_train.node.aws_cli import AwsCli
-from fastlaunch_train.node.commands import Clock, Log, Stop, stop_on_signals
+from fastlaunch_train.node.commands import Clock, Commands, Log, Stop, stop_on_signals
 from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.hosts import Hosts
 from fastlaunch_train.node.protocol import (
@@ -77,6 +77,8 @@ _SIGNAL_LIMIT_S = 60.0
 _LAST_WORDS_S = 5.0
 _LOOK_S = 0.2
 _SECRET_PAUSE_S = 2.0
+#: Of gigabytes of wheels.
+_INSTALL_S = 1800.0
 _EXIT_CODES = {COMPLETED: 0, FAILED: 1, CONFIGURATION: 2, HARDWARE: 3, INTERRUPTED: 143}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -123,6 +125,7 @@ class SageMaker(Machine):
         self._rank = request.rank
         self._entrypoint = entrypoint
         self._failure = opt_ml / "output" / "failure"
+        self._channels = opt_ml / "input" / "data"
         self._identity = Identity(
             token=program.token,
             node=request.rank,
@@ -174,7 +177,8 @@ class SageMaker(Machine):
         self._uploads.start()
         # Once all have joined: a host that is missed is waited for.
         has_joined = self._hosts.join(lambda: self.stop.reason is not None)
-        return has_joined and self.has_sound_gpus() and self._has_secrets()
+        is_sound = has_joined and self.has_sound_gpus() and self._has_secrets()
+        return is_sound and self._has_inputs() and self._install()
 
     def _has_secrets(self) -> bool:
         cut = self.stop.event
@@ -184,6 +188,36 @@ class SageMaker(Machine):
             if not cut.is_set():
                 self.fail("secret")
             return False
+        return True
+
+    def _has_inputs(self) -> bool:
+        """Note how large the inputs are, which SageMaker has brought; fail if one is empty."""
+        for name, uri in self.program.inputs.items():
+            paths = (self._channels / name).rglob("*")
+            num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+            if not num_bytes:
+                self.fail(f"input {name}: nothing lies under {uri}")
+                return False
+            self.phase(f"input {name}", None, num_bytes)
+        return True
+
+    def _install(self) -> bool:
+        """Have pip install what the runs require into this container's Python, once."""
+        program, folder = self.program, self._work / "requirements"
+        if program.requirements_sha256 is None:
+            return True
+        began_s = self.uptime_s()
+        file = self._channels / "requirements" / f"{program.requirements_sha256}.tar.gz"
+        if not self.unpack(file, program.requirements_sha256, folder):
+            self.fail("requirements")
+            return False
+        command = ["/bin/bash", str(self._entrypoint), "--install", str(folder)]
+        environment = {**program.environment, **self.secrets}
+        commands = Commands(cut=self.stop.event)
+        if not self.has_installed(commands.run(*command, limit_s=_INSTALL_S, environment=environment)):
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        self.phase("requirements", began_s, file.stat().st_size)
         return True
 
     # Runs
@@ -325,7 +359,14 @@ class SageMaker(Machine):
         self.say(f"{outcome.name} {outcome.reason or ''}".rstrip())
         self._shelf.release_reserve()
         self.clock.attempts(5, 1, self._uploads.last)
-        last = status(self._identity, outcome, self.ends, uptime_s=self.uptime_s(), gpu_notes=self.gpus.notes)
+        last = status(
+            self._identity,
+            outcome,
+            self.ends,
+            uptime_s=self.uptime_s(),
+            phases=self.phases,
+            gpu_notes=self.gpus.notes,
+        )
         with suppress(OSError):
             self._shelf.put_json(f"{self.program.token}/{status_name(self._rank)}", last)
         if outcome.name != COMPLETED and outcome.reason != STOP:

@@ -13,7 +13,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, placeholders_in
 from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
-from fastlaunch_train.node.protocol import NodeProgram, NodeRun
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun, input_environment
 
 #: Size of the root volume, unless the AMI's own is larger: an image of 20 GB, unpacked, twice, and the AMI.
 ROOT_GIB = 200
@@ -132,11 +132,12 @@ def _program(
     max_minutes: int,
 ) -> NodeProgram:
     job = next(iter(jobs.values()))
-    block = _block(job, placement)
+    block, needed = _block(job, placement), placement.requirements
     host, digest = placement.image.partition("/")[0], placement.image.rpartition("@")[2]
     registry = _ECR_HOST.fullmatch(host)
     environment = {
         **placement.variables,
+        **input_environment(placement.inputs),
         "FASTLAUNCH_ATTEMPT": str(attempt),
         "FASTLAUNCH_INSTANCE": placement.instance.name,
         "FASTLAUNCH_IMAGE_DIGEST": digest,
@@ -180,6 +181,9 @@ def _program(
         ),
         environment=environment,
         secrets=placement.secrets,
+        inputs=placement.inputs,
+        requirements_uri=f"s3://{placement.bucket}/{needed.key}" if needed else None,
+        requirements_sha256=needed.sha256 if needed else None,
         topic=placement.sns_topic or "",
         usd_per_hour=placement.usd_per_hour if placement.sns_topic else 0.0,
     )

@@ -15,7 +15,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
 from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
-from fastlaunch_train.node.protocol import NodeProgram, NodeRun
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun, input_environment
 
 #: Where the container finds what earlier attempts left, and from where SageMaker copies what it writes.
 CHECKPOINTS = "/opt/ml/checkpoints"
@@ -171,15 +171,17 @@ def _node_program(
         NodeRun(run_id=run_id, arguments=node_arguments(job), environment=run_environment(job))
         for run_id, job in jobs.items()
     )
-    instance = placement.instance
+    instance, needed = placement.instance, placement.requirements
     return NodeProgram(
         token=token,
         attempt=attempt,
         runs=runs,
         num_gpus=instance.num_accelerators,
         has_nvswitch=instance.has_nvswitch,
-        environment=placement.variables,
+        environment={**placement.variables, **input_environment(placement.inputs)},
         secrets=placement.secrets,
+        inputs=placement.inputs,
+        requirements_sha256=needed.sha256 if needed else None,
     )
 
 
@@ -203,10 +205,11 @@ def _environment(job: JobSpec, placement: SageMakerPlacement, token: str, attemp
 
 
 def _channels(placement: SageMakerPlacement, **objects: PlanObject) -> list[dict[str, Any]]:
-    """Return what SageMaker brings to /opt/ml/input/data/<name>: `objects`, and the code unless built in."""
-    uris = {name: one.uri for name, one in objects.items()}
-    if placement.code:
-        uris["code"] = f"s3://{placement.bucket}/{placement.code.key}"
+    """Return what SageMaker brings to /opt/ml/input/data/<name>: `objects`, inputs, and the bundles."""
+    uris = {name: one.uri for name, one in objects.items()} | dict(placement.inputs)
+    for name, bundle in (("code", placement.code), ("requirements", placement.requirements)):
+        if bundle:
+            uris[name] = f"s3://{placement.bucket}/{bundle.key}"
     return [
         {
             "ChannelName": name,

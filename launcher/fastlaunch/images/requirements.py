@@ -1,0 +1,215 @@
+"""`--requirements FILE` as one object: what pip installs on the node, and the wheels that it installs from.
+
+pip resolves the file here for the node's Python, once, and the node needs no index. It installs there by the
+file itself: what the image holds stays, unless the file does not allow it. The image's torch is kept to here,
+and neither it nor what comes with it travels, unless the file pins another one: `torch==2.11.0`.
+"""
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastlaunch.catalog.container_images import BaseImage
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.units import counted, size_text
+from fastlaunch.images.code_bundle import Bundle, pack
+from fastlaunch.images.wheels import QUIETLY, run_pip
+
+#: Of all wheels together.
+MAX_WHEEL_BYTES = 2**30
+#: Of pip's format: where packages are looked for. They count here, and not on a node without an index.
+_OPTIONS = re.compile(
+    r"(-i|--index-url|--extra-index-url|-f|--find-links|--trusted-host|--no-index|--pre|--prefer-binary)\b.*"
+)
+_INCLUDE = re.compile(r"(?:-r|--requirement)[ =]*(.+)")
+_FIND_LINKS = re.compile(r"(?:-f|--find-links)[ =]*(.+)")
+_PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*(?P<versions>.*)")
+#: What is built for one torch.
+_WITH_TORCH = ("torch", "torchvision", "torchaudio")
+#: What torch brings for its GPUs.
+_OF_TORCH = re.compile(r"nvidia-|cuda-|triton$|pytorch-triton")
+#: glibc's versions that all of AWS's images have, as wheels name them.
+_PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)),
+    *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"),
+)
+#: pip judges `; python_version < "3.12"` by the Python that runs it. This one does by the node's.
+_PIP = """
+import json, runpy, sys
+from pip._vendor.packaging import markers
+here, there = markers.default_environment, json.loads(sys.argv.pop(1))
+markers.default_environment = lambda: {**here(), **there}
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+#: Of pip's errors so many are shown.
+_MOST = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """A file in pip's format, and those that it includes."""
+
+    #: A package each, with its versions.
+    packages: tuple[str, ...]
+    #: Of pip: where it looks for them.
+    options: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The packages' names."""
+        return tuple(match["name"] for each in self.packages if (match := _PACKAGE.match(each)))
+
+    @property
+    def pins_torch(self) -> bool:
+        matches = filter(None, map(_PACKAGE.match, self.packages))
+        return any(each["name"].lower() == "torch" and each["versions"].startswith("==") for each in matches)
+
+
+def read_requirements(path: Path) -> Requirements:
+    """Return what the file asks for. Raises BadFile for what cannot travel, and where it asks for nothing."""
+    packages: list[str] = []
+    options: list[str] = []
+    for line in _lines(path, ()):
+        (options if line.startswith("-") else packages).append(line)
+    if not packages:
+        raise BadFile(path, "it names no package", hint="write a name a line, or leave out --requirements")
+    return Requirements(packages=tuple(packages), options=tuple(options))
+
+
+@lru_cache(maxsize=1)
+def requirements_bundle(path: Path, base: BaseImage | None) -> Bundle:
+    """Return what a node needs to install what the file asks for.
+
+    base: the image to resolve wheels for; None to leave that to the node's own pip and its index.
+
+    Raises UserError if pip cannot resolve it, or if that is too large.
+    """
+    required = read_requirements(path)
+    if base is None:
+        text = "".join(f"{line}\n" for line in (*required.options, *required.packages))
+        return _bundle(pack({"requirements.txt": text.encode()}, folder="requirements"))
+    with tempfile.TemporaryDirectory(prefix="fastlaunch-wheels-") as scratch:
+        wheels = Path(scratch, "wheels")
+        wheels.mkdir()
+        _fetch(path, required, base, wheels)
+        sizes = {wheel.name: wheel.stat().st_size for wheel in wheels.iterdir()}
+        if (total := sum(sizes.values())) > MAX_WHEEL_BYTES:
+            largest = sorted(sizes, key=lambda name: -sizes[name])[:_MOST]
+            named = ", ".join(f"{name} {size_text(sizes[name])}" for name in largest)
+            raise UserError(
+                f"{path} resolves to {counted(len(sizes), 'wheel')} of {size_text(total)}, and at most "
+                f"{size_text(MAX_WHEEL_BYTES)} travel; the largest: {named}",
+                "choose the --base-image that has the torch it pins; or add --requirements-from-index, which "
+                "installs from the index of the machine's pip",
+            )
+        text = "".join(f"{line}\n" for line in required.packages)
+        packed = {"requirements.txt": text.encode()}
+        return _bundle(pack(packed, folder=wheels.name, wheels=sorted(wheels.iterdir())))
+
+
+def _lines(path: Path, above: Collection[Path]) -> Iterator[str]:
+    """Yield the lines of the file that ask for something, with those of the files that it includes."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    # A line that goes on in the next one counts as the first of both.
+    joined = re.sub(r"\\\n", lambda _: "\0", text)
+    number = 1
+    for line in joined.splitlines():
+        at, number = number, number + 1 + line.count("\0")
+        said = re.sub(r"(^|\s)#.*", "", line.replace("\0", " ")).strip()
+        if not said:
+            continue
+        if included := _INCLUDE.fullmatch(said):
+            if path.resolve() in above:
+                raise BadFile(path, "includes itself", line=at)
+            yield from _lines(path.parent / included[1], (*above, path.resolve()))
+        elif (local := _FIND_LINKS.fullmatch(said)) and (path.parent / local[1]).exists():
+            yield f"--find-links {(path.parent / local[1]).resolve()}"
+        elif said.startswith("-") and not _OPTIONS.fullmatch(said):
+            raise BadFile(
+                path, f"{said.split()[0]} cannot travel", line=at, hint="name packages and their versions"
+            )
+        elif not said.startswith("-") and ("://" in said or said.startswith((".", "/"))):
+            raise BadFile(
+                path,
+                "it names a file or an address, and only packages of an index travel",
+                line=at,
+                hint="code of your own travels with the working directory",
+            )
+        elif not said.startswith("-") and not _PACKAGE.fullmatch(said):
+            raise BadFile(path, f"{said!r} names no package", line=at)
+        else:
+            yield said
+
+
+def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> None:
+    """Let pip resolve the file for the image, and bring the wheels that travel. Raises UserError."""
+    python = ".".join(base.python.split(".")[:2])
+    environment = {
+        **{"python_version": python, "python_full_version": f"{python}.0"},
+        **{"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"},
+        **{"platform_machine": "x86_64", "implementation_name": "cpython"},
+        "platform_python_implementation": "CPython",
+    }
+    platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
+    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
+    pip = ["-c", _PIP, json.dumps(environment)]
+    report, constraints, listed = (to.parent / name for name in ("report.json", "torch.txt", "listed.txt"))
+    constraints.write_text("" if required.pins_torch else f"torch=={base.torch}\n")
+    nowhere = ["--dry-run", "--ignore-installed", "--target", str(to), "--report", str(report)]
+    asked = ["--requirement", str(path), "--constraint", str(constraints)]
+    problem = run_pip(*pip, "install", *nowhere, *QUIETLY, *target, *asked)
+    if not problem:
+        items = json.loads(report.read_text(encoding="utf-8"))["install"]
+        if pins := [_pinned(item) for item in _travelling(items, base.torch)]:
+            listed.write_text("\n".join([*required.options, *pins]), encoding="utf-8")
+            bring = ["--no-deps", "--requirement", str(listed), "--dest", str(to)]
+            problem = run_pip(*pip, "download", *QUIETLY, *target, *bring)
+    if problem:
+        raise UserError(
+            "\n  ".join(
+                [f"pip cannot resolve {path} into wheels for Python {python} on Linux:", *problem[-_MOST:]]
+            ),
+            f"correct it; the image has torch {base.torch}, which stays unless it pins another (torch==...)",
+        )
+
+
+def _travelling(items: list[dict[str, Any]], torch: str) -> list[dict[str, Any]]:
+    """Return those items of pip's report that the image may lack."""
+    by_name = {_normal(item["metadata"]["name"]): item for item in items}
+    if "torch" not in by_name or by_name["torch"]["metadata"]["version"].partition("+")[0] != torch:
+        return items
+    left, new = set(), {*_WITH_TORCH} & by_name.keys()
+    while new:
+        left |= new
+        needs = {name for each in new for name in _needs(by_name[each]["metadata"])}
+        new = {name for name in needs & by_name.keys() if _OF_TORCH.match(name)} - left
+    return [item for name, item in by_name.items() if name not in left]
+
+
+def _needs(metadata: Mapping[str, Any]) -> Iterator[str]:
+    for each in metadata.get("requires_dist", ()):
+        if match := _PACKAGE.match(each):
+            yield _normal(match["name"])
+
+
+def _pinned(item: Mapping[str, Any]) -> str:
+    """Return the item as a line in pip's format."""
+    metadata, sha256 = item["metadata"], item["download_info"]["archive_info"]["hashes"]["sha256"]
+    return f"{metadata['name']}=={metadata['version']} --hash=sha256:{sha256}"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _bundle(data: bytes) -> Bundle:
+    return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest())
