@@ -28,7 +28,7 @@ from wheel_builder import make_wheel
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
-from fastlaunch.catalog.container_images import training_base
+from fastlaunch.catalog.container_images import registry, training_base
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.images.code_bundle import script_bundle, upload_bundle
@@ -454,6 +454,8 @@ def test_a_script_comes_home_from_a_training_job(
     training_jobs: TrainingJobs, script: Path, required: Path, isolated: Path
 ) -> None:
     training_jobs.training = "real"
+    images = training_jobs.scene.moto.images
+    images[REGION, registry(REGION).account, BASE.repository, BASE.tag] = IMAGE.partition("@")[2]
     put_input()
     argv = ("--requirements", str(required), "--input", f"val-set={INPUT[:-1]}", "-L", "lr=1,2")
     script_argv = ("--", "python", "train.py", "{lr}")
