@@ -104,6 +104,7 @@ def test_it_fits_cloudformations_own_schemas(tmp_path: Path) -> None:
         "vpc": "vpc-0a1b2c3d",
         "instance_types": ("p5*",),
         "secrets": (SECRET,),
+        "inputs": ("s3://acme-data/imagenet/",),
         "sns_topics": (TOPIC,),
     }
     for options in ({}, strict):

@@ -126,6 +126,8 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
                 ("--num-nodes", "2"),
                 ("--region", "us-west-2"),
                 ("--no-account-timer",),
+                ("--requirements", "r.txt"),
+                ("--input", "d=s3://b-1"),
             )
         ),
     ],

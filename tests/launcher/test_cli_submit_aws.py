@@ -138,6 +138,33 @@ def test_a_scripts_files_are_stored_before_its_machine_is_started(
     assert "travels: 2 files" in err and "FASTLAUNCH_COMMIT" not in listed["environment"]
 
 
+def test_what_a_script_needs_is_looked_at_before_anything_is_started(
+    region: MotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print()\n")
+    Path("r.txt").write_text("pandas\n")
+    bucket = "runs-us-east-1"
+    argv = ("--requirements", "r.txt", "--requirements-from-index", "--input", f"d=s3://{bucket}/val")
+    argv = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--detach", "--yes", *argv, "--", "python")
+    context = replace(app_context(*argv, "train.py"), connect=lambda: AWS, sleep=lambda _: None)
+    AWS._identity = None
+    AWS.put_object("us-east-1", bucket, "val.txt", b"beside it")
+    assert run([*argv, "train.py"], context) == 3
+    assert f"nothing lies under s3://{bucket}/val/" in capsys.readouterr().err
+    assert "RunInstances" not in changes(region)
+    AWS.put_object("us-east-1", bucket, "val/1.txt", b"data")
+    assert run([*argv, "train.py"], context) == 0
+    with open_ledger(load_settings()) as ledger:
+        (attempt,) = ledger.attempts_of(runs()[0].id)
+        plan = ledger.plan_of(attempt.id)
+    (listed,) = [json.loads(each.text) for each in plan.objects if each.text is not None] if plan else []
+    assert listed["inputs"] == {"d": f"s3://{bucket}/val/"}
+    stored, _, key = listed["requirements_uri"].removeprefix("s3://").partition("/")
+    data = backend("s3", "aws").get_object(stored, key).value
+    assert hashlib.sha256(data).hexdigest() == listed["requirements_sha256"]
+
+
 def leaves(value: Any) -> list[Any]:
     """Everything in a request that is neither a mapping nor a list; true and false as they are sent."""
     if isinstance(value, dict):

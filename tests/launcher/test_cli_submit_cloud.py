@@ -261,12 +261,14 @@ def train_py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_script_is_planned_with_what_travels(
     capsys: pytest.CaptureFixture[str], where: tuple[str, ...]
 ) -> None:
-    options = ("--env", "HF_HUB_OFFLINE=1", "-L", "lr=1,2")
+    Path("r.txt").write_text("transformers>=5\npandas\n")
+    options = ("--env", "HF_HUB_OFFLINE=1", "-L", "lr=1,2", "--input", "val=s3://acme-data/val")
+    options += ("--requirements", "r.txt", *["--requirements-from-index"] * ("--image" in where))
     command = ("--", "python", "train.py", "--lr={lr}")
     assert fastlaunch(*DRY, *where, *options, "--output", "json", *command) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["files"] == ["model.py", "train.py"]
-    assert "code-sha256" in plan["placeholders"]
+    assert plan["files"] == ["model.py", "r.txt", "train.py"]
+    assert {"code-sha256", "requirements-sha256"} <= {*plan["placeholders"]}
     listed = run_list(plan)
     assert [run["arguments"] for run in listed["runs"]] == [
         ["--", "python", "train.py", f"--lr={lr}"] for lr in "12"
@@ -275,9 +277,12 @@ def test_a_script_is_planned_with_what_travels(
     assert "FASTLAUNCH_COMMIT" not in listed["environment"]
     assert fastlaunch(*DRY, *where, *options, *command) == 0
     out = capsys.readouterr().out
-    assert "2 files, 14 B: all that is here" in " ".join(out.split())
+    out = " ".join(out.split())
+    assert "3 files, 37 B: all that is here" in out
+    assert "r.txt (transformers, pandas): " in out
+    assert "Input val, $FASTLAUNCH_INPUT_VAL: s3://acme-data/val/, fetched before" in out
     assert fastlaunch(*DRY, *where, "--show", "files", *options, *command) == 0
-    assert capsys.readouterr().out.split() == ["6", "model.py", "8", "train.py"]
+    assert capsys.readouterr().out.split() == ["6", "model.py", "23", "r.txt", "8", "train.py"]
 
 
 @pytest.mark.parametrize(
@@ -291,6 +296,7 @@ def test_a_script_is_planned_with_what_travels(
         (("--env", "A=1", "--secret", "A=x", "--", "python", "train.py"), "by --secret and by --env"),
         (("--recipe", "bf16", "--", "python", "train.py"), "--recipe: the script decides"),
         (("--show", "files"), "what travels with a script"),
+        (("--requirements", "gone.txt", "--", "python", "train.py"), "gone.txt: cannot be read"),
     ],
 )
 @pytest.mark.usefixtures("train_py")

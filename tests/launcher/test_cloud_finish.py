@@ -127,6 +127,8 @@ def test_everything_that_a_node_cannot_do_is_explained() -> None:
     assert [reason for reason in reasons if len(in_words(reason)) < len(reason) + 20] == []
     assert "--allow-tcp" in in_words("fabric")
     assert "exit code 125" in in_words("container: exit code 125")
+    assert "requirements could not be installed: No match" in in_words("requirements: No match")
+    assert "iam print --input" in in_words("input d: s3://b/p/ cannot be read")
     assert in_words("no GPU") == "no GPU"
 
 

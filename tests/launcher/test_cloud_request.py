@@ -10,7 +10,7 @@ from ec2_builders import IMAGE, catalogue
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions, backend_of
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions, backend_of, given_inputs
 from fastlaunch.jobs.spec import Inputs, JobSpec, Terms
 from fastlaunch.jobs.variants import check_base
 from fastlaunch_train.recipes.recipes import RECIPES
@@ -134,6 +134,26 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({"secrets": (SECRET.replace("HUB", "a-b"),)}, {}, "'a-b' cannot be a variable", "letters, digits"),
         ({"secrets": ("HUB=hf_0123",)}, {}, "--secret HUB=... names neither a secret nor", ":secret:NAME"),
         ({"secrets": (SECRET.replace(":secret:", ":secrets:"),)}, {}, "names neither", ":secret:NAME"),
+        # What it needs.
+        ({"inputs": ("d=s3:/b",)}, {}, "--input d=s3:/b is no folder in S3", "d=s3://BUCKET/PREFIX"),
+        ({"inputs": ("d=s3://b-1/<p>",)}, {}, "is no folder in S3", "s3://"),
+        ({"inputs": ("Runs=s3://b-1",)}, {}, "'Runs' cannot be the name", "are taken"),
+        ({"inputs": ("../d=s3://b-1",)}, {}, "'../d' cannot be the name", "letters, digits"),
+        ({"inputs": ("a-b=s3://b-1", "A_b=s3://b-1")}, {}, "a-b, A_b make the same variable", "differently"),
+        ({"requirements_from_index": True}, {}, "is for --requirements", "--requirements FILE"),
+        ({**OWN, "requirements": "r.txt"}, {}, "that of yours is not known", "--requirements-from-index"),
+        (
+            {**OWN, "requirements": "r.txt", "requirements_from_index": True},
+            {},
+            "with an --image of yours is for a script",
+            "fastlaunch build",
+        ),
+        (
+            {"inputs": ("d=s3://b-1",)},
+            {"data": "folder:/opt/ml/input/data/e"},
+            "data do not travel",
+            "--input",
+        ),
         # The image.
         ({**OWN, "base_image": "2.9"}, {}, "name two images", "one of the two"),
         ({"image": "acme/train:1"}, {}, "is not an image by its digest", "@sha256:"),
@@ -197,6 +217,17 @@ def test_what_cannot_be_is_refused(
         build(terms, **request_)
     assert message in caught.value.message
     assert hint in str(caught.value.hint)
+
+
+def test_data_and_models_may_be_inputs() -> None:
+    terms = {"inputs": ("d=s3://acme-data/acl", "m=s3://acme-models/gpt2/")}
+    assert given_inputs(CloudOptions(instances=(), regions=(), **terms)) == {
+        "d": "s3://acme-data/acl/",
+        "m": "s3://acme-models/gpt2/",
+    }
+    at = {"data": "folder:/opt/ml/input/data/d/train"}
+    assert [job.inputs.data for job in jobs(build(terms, **at))] == [at["data"]]
+    build({**OWN, **terms}, **{**REVIEWS, **at, "model": "/opt/ml/input/data/m"})
 
 
 def test_the_instance_types_say_which_service() -> None:

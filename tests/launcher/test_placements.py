@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from ec2_builders import BLOCK, site
+from ec2_builders import BLOCK, NEEDS, site
 from sagemaker_builders import training_site
 
 from fastlaunch.backends.placements import Placement, placement_from_json, placement_to_json
@@ -18,6 +18,7 @@ from fastlaunch.core.errors import UserError
         site(secrets={"HF_TOKEN": "arn:aws:ssm:us-east-1:123456789012:parameter/hub"}),
         site("g5.xlarge", code=None, zone=None, subnet=None, max_price_usd=0.4),
         site(block=BLOCK),
+        site(**NEEDS),
         training_site(),
         training_site(
             subnets=("subnet-0a",),
@@ -26,7 +27,7 @@ from fastlaunch.core.errors import UserError
             tags={"team": "vision"},
         ),
     ],
-    ids=["group", "secret", "small", "block", "sagemaker", "vpc"],
+    ids=["group", "secret", "small", "block", "needs", "sagemaker", "vpc"],
 )
 def test_a_site_comes_back_as_it_was(place: Placement) -> None:
     stored = json.loads(json.dumps(placement_to_json(place)))

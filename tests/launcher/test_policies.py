@@ -30,6 +30,7 @@ STRICT_NAMES = names_by_hand(
     vpc="vpc-1",
     ami_parameter="/ours/ami",
     secrets=(f"arn:aws:secretsmanager:us-west-2:{ACCOUNT}:secret:hub-x1y2z3",),
+    inputs=("s3://acme-data/imagenet/", "s3://acme-more/"),
 )
 STRICT = {name: policy(name, STRICT_NAMES) for name in policy_names()}
 PLANS = Path(__file__).parents[1] / "plans"
@@ -163,11 +164,15 @@ def test_what_only_some_accounts_need_is_allowed_by_name() -> None:
         ("launcher", "ssm:GetParameter", image, {}),
         ("node", "secretsmanager:GetSecretValue", SECRET, {}),
         ("training", "secretsmanager:GetSecretValue", SECRET, {}),
+        ("node", "s3:GetObject", "arn:aws:s3:::acme-data/imagenet/1.tar", {}),
+        ("training", "s3:ListBucket", "arn:aws:s3:::acme-data", {"s3:prefix": "imagenet/"}),
+        ("training", "s3:GetBucketLocation", "arn:aws:s3:::acme-more", {}),
         ("training", "ec2:CreateNetworkInterfacePermission", INTERFACE, {}),
     ):
         assert allows(name, action, resource, context, policies=STRICT)
         assert not allows(name, action, resource, context)
     assert not allows("node", "secretsmanager:GetSecretValue", f"{SECRET[:-6]}other0", policies=STRICT)
+    assert not allows("node", "s3:GetObject", "arn:aws:s3:::acme-data/imagenet2/1.tar", policies=STRICT)
     for name, action in (("launcher", "kms:CreateGrant"), ("training", "kms:Encrypt")):
         assert allows(name, action, KEY, key)
         assert not allows(name, action, KEY, key, policies=STRICT)
@@ -287,6 +292,8 @@ JOB_NEEDS: list[_Need] = [
     ("s3:PutObject", RUNS, {}),
     ("kms:GenerateDataKey", KEY, {}),
     ("secretsmanager:GetSecretValue", SECRET, {}),
+    ("s3:GetObject", "arn:aws:s3:::acme-more/x", {}),
+    ("s3:ListBucket", "arn:aws:s3:::acme-more", {"s3:prefix": "x/"}),
 ]
 GRANT = {"kms:GrantIsForAWSResource": "true"}
 #: What is done with each policy: a submission in an account with rules, and what goes with it.
@@ -295,6 +302,7 @@ NEEDS: dict[str, list[_Need]] = {
     "training": [
         *JOB_NEEDS,
         ("s3:GetBucketLocation", S3, {}),
+        ("s3:GetBucketLocation", "arn:aws:s3:::acme-more", {}),
         ("logs:PutLogEvents", f"{LOGS}:log-group:/aws/sagemaker/TrainingJobs:x", {}),
         ("cloudwatch:PutMetricData", "*", {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"}),
         ("kms:Encrypt", KEY, {}),

@@ -34,6 +34,7 @@ from sent_request import SentRequest
 from simulated_instance import SimulatedInstance
 
 from fastlaunch.account.policies import names_by_hand, policy
+from fastlaunch.images.code_bundle import pack
 from fastlaunch_train.node.protocol import NodeProgram
 
 RECORD = "rank-00000-attempt-1.jsonl"
@@ -86,7 +87,7 @@ def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(scen
     assert datetime.strptime(status.pop("billed_until"), "%Y-%m-%dT%H:%M:%S%z") >= booted_at
     assert status == {
         **{**identity, "node": 0, "outcome": "completed", "reason": None},
-        **{"gpu_notes": [], "announced": False},
+        **{"phases": [], "gpu_notes": [], "announced": False},
     }
 
     files = scene.joined(program)
@@ -156,6 +157,38 @@ def test_a_secret_that_may_not_be_read_ends_the_machine(scene: Scene) -> None:
     instance = scene.launch(program)
     assert instance.wait() == "shutdown"
     assert outcome(scene.status(program)) == ("configuration", "secret")
+
+
+@pytest.mark.parametrize(
+    ("stored", "store_mib", "reason"),
+    [
+        ({}, 4096, "nothing lies under"),
+        ({"1.txt": b"data"}, 1024, "and the disk has 1."),
+        (None, 4096, "cannot be listed"),
+    ],
+)
+def test_an_input_that_cannot_be_had_ends_the_machine(
+    stored: dict[str, bytes] | None, store_mib: int, reason: str, scene: Scene
+) -> None:
+    uri = f"s3://{BUCKET if stored is not None else 'no-such-bucket'}/data/"
+    for name, data in (stored or {}).items():
+        scene.put(uri + name, data)
+    program = node_program(node_run(), inputs={"d": uri})
+    assert scene.launch(program, store_mib=store_mib).wait() == "shutdown"
+    named, why = outcome(scene.status(program))
+    assert named == "configuration" and why is not None
+    assert why.startswith("input d: ") and reason in why
+
+
+def test_requirements_that_cannot_be_installed_end_the_machine(scene: Scene) -> None:
+    data = pack({"requirements.txt": b"no-such-package\n"}, folder="wheels")
+    uri = f"s3://{BUCKET}/fastlaunch/code/requirements.tar.gz"
+    scene.put(uri, data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    program = node_program(node_run(), requirements_uri=uri, requirements_sha256=sha256)
+    assert scene.launch(program, training="real").wait() == "shutdown"
+    expected = "requirements: No matching distribution found for no-such-package"
+    assert outcome(scene.status(program)) == ("configuration", expected)
 
 
 def test_a_run_that_fails_does_not_stop_the_next_one(scene: Scene) -> None:
@@ -444,16 +477,18 @@ def ask_of(request: SentRequest) -> Ask:
 
 
 def test_a_machine_asks_for_nothing_that_its_role_may_not(scene: Scene) -> None:
-    """A second attempt, which goes on from a checkpoint and leaves others."""
+    """A second attempt, which goes on from a checkpoint and leaves others, and fetches an input."""
+    scene.put(f"s3://{BUCKET}/data/1.txt", b"data")
+    data = f"s3://{BUCKET}/data/"
     scene.put(f"{RUNS}/{FIRST}/checkpoints/step-00000002.pt", b'{"step": 2}')
-    program = node_program(node_run(FIRST, steps=6, checkpoint_every=2), attempt=2)
+    program = node_program(node_run(FIRST, steps=6, checkpoint_every=2), attempt=2, inputs={"d": data})
     assert scene.launch(program).wait() == "shutdown"
     requests = scene.moto.sent()
     asks = [ask_of(one) for one in requests if one.headers.get("user-agent", "").startswith("aws-cli")]
     assert {ask.action for ask in asks} >= {
         *("s3:PutObject", "s3:GetObject", "s3:ListBucket", "ecr:GetAuthorizationToken")
     }
-    held = [policy("node", names_by_hand(account=ACCOUNT, bucket=BUCKET))]
+    held = [policy("node", names_by_hand(account=ACCOUNT, bucket=BUCKET, inputs=(data,)))]
     assert [ask for ask in asks if not allows(held, ask)] == []
 
 
