@@ -114,6 +114,7 @@ def test_a_pages_offline_commands_and_dry_runs_succeed(
     (tmp_path / "config.yaml").touch()
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
+    Path("requirements.txt").write_text("pandas\n")
     for line in command_lines(page.read_text(encoding="utf-8")):
         words = words_of(line)
         is_dry = words[:1] == ["submit"] and "--dry-run" in words

@@ -307,9 +307,13 @@ def test_ceilings_count_nodes_and_warm_pools() -> None:
 
 
 def test_the_pull_is_what_came_after_the_boot(tmp_path: Path) -> None:
-    say(tmp_path, "status", boot_s=40.5, pull_s=100, outcome="completed", runs=[])
+    phases = [("requirements", 12.5, 9), ("input a", 20, 2000), ("input b", 2.5, 50)]
+    told = [dict(zip(("name", "seconds", "bytes"), each, strict=True)) for each in phases]
+    say(tmp_path, "status", boot_s=40.5, pull_s=100, phases=told, outcome="completed", runs=[])
     summary = with_start(PLAIN, [attempt()], tmp_path)
-    assert (summary.startup.boot_s, summary.startup.pull_s) == (40.5, 59.5)
+    startup = summary.startup
+    assert (startup.boot_s, startup.pull_s) == (40.5, 59.5)
+    assert (startup.install_s, startup.inputs_s, startup.input_bytes) == (12.5, 22.5, 2050)
 
 
 @pytest.mark.parametrize("pull_s", [None, 10])

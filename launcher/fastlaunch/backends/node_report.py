@@ -158,14 +158,26 @@ def _entries(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def is_sound(report: Mapping[str, Any]) -> bool:
     """Return whether what is read of the report is of the types that nodes write; a job may write others."""
-    runs = report.get("runs") or []
-    return isinstance(runs, list) and all(
+    runs, phases = report.get("runs") or [], report.get("phases") or []
+    if not (isinstance(runs, list) and isinstance(phases, list) and all(map(_is_phase, phases))):
+        return False
+    return all(
         isinstance(entry, dict)
         and all(isinstance(entry.get(name), str | None) for name in _TEXTS)
         and all(isinstance(entry.get(name), int | float | None) for name in _SECONDS)
         and isinstance(entry.get("exit_code"), int | None)
         and (entry is report or isinstance(entry.get("run_id"), str))
         for entry in (report, *runs)
+    )
+
+
+def _is_phase(phase: Any) -> bool:
+    return (
+        isinstance(phase, dict)
+        and {*phase} == {"name", "seconds", "bytes"}
+        and isinstance(phase["name"], str)
+        and isinstance(phase["seconds"], int | float | None)
+        and isinstance(phase["bytes"], int | None)
     )
 
 

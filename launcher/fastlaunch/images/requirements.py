@@ -82,7 +82,6 @@ def read_requirements(path: Path) -> Requirements:
     return Requirements(packages=tuple(packages), options=tuple(options))
 
 
-@lru_cache(maxsize=1)
 def requirements_bundle(path: Path, base: BaseImage | None) -> Bundle:
     """Return what a node needs to install what the file asks for.
 
@@ -94,6 +93,12 @@ def requirements_bundle(path: Path, base: BaseImage | None) -> Bundle:
     if base is None:
         text = "".join(f"{line}\n" for line in (*required.options, *required.packages))
         return _bundle(pack({"requirements.txt": text.encode()}, folder="requirements"))
+    return _wheels(path, required, base)
+
+
+@lru_cache(maxsize=1)
+def _wheels(path: Path, required: Requirements, base: BaseImage) -> Bundle:
+    """Return the wheels. All instance types of a sweep get the same ones."""
     with tempfile.TemporaryDirectory(prefix="fastlaunch-wheels-") as scratch:
         wheels = Path(scratch, "wheels")
         wheels.mkdir()

@@ -79,6 +79,9 @@ class Startup:
 
     boot_s: float | None = None  # until a machine started for the run ran its script
     pull_s: float | None = None  # fetching code, image and inputs, and installing, after that
+    install_s: float | None = None  # of that, installing what the run requires
+    inputs_s: float | None = None  # of that, fetching its inputs; None where SageMaker did
+    input_bytes: int | None = None
     build_s: float | None = None  # building model and data
     compile_s: float | None = None
     compile_cached: bool = False  # every rank found work of an earlier run on the disk

@@ -358,7 +358,7 @@ def run_entries(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -> "RunSummary":
-    """Return `summary` with boot_s and pull_s of the newest attempt whose nodes said them.
+    """Return `summary` with what the newest attempt whose nodes said so took before its runs.
 
     In full, though several runs may share the machine: a job that has it to itself waits as long.
     """
@@ -366,9 +366,26 @@ def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -
         kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
         status = kept.status or merged(kept.statuses, attempt.num_nodes, partial=True) or {}
         boot_s, pulled_s = status.get("boot_s"), status.get("pull_s")
-        if boot_s is None:
+        phases = status.get("phases") or []
+        if boot_s is None and not phases:
             continue
         # Both count from the machine's start, and the script that fetches begins at boot_s.
-        took_s = pulled_s - boot_s if pulled_s is not None and pulled_s >= boot_s else None
-        return replace(summary, startup=replace(summary.startup, boot_s=boot_s, pull_s=took_s))
+        took_s = None
+        if boot_s is not None and pulled_s is not None and pulled_s >= boot_s:
+            took_s = pulled_s - boot_s
+        startup = replace(
+            summary.startup,
+            boot_s=boot_s,
+            pull_s=took_s,
+            install_s=_of_phases(phases, "requirements", "seconds"),
+            inputs_s=_of_phases(phases, "input ", "seconds"),
+            input_bytes=_of_phases(phases, "input ", "bytes"),
+        )
+        return replace(summary, startup=startup)
     return summary
+
+
+def _of_phases(phases: Sequence[Mapping[str, Any]], name: str, key: str) -> Any:
+    """Return what the phases whose names begin so say together; None if none says it."""
+    values = [phase[key] for phase in phases if phase["name"].startswith(name)]
+    return None if None in values or not values else sum(values)

@@ -205,7 +205,8 @@ def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, An
     if run_file and run_file["summary"]:
         # What its machine took to start stands in no record.
         known = RunSummary.from_json(run_file["summary"])
-        startup = replace(summary.startup, boot_s=known.startup.boot_s, pull_s=known.startup.pull_s)
+        names = ("boot_s", "pull_s", "install_s", "inputs_s", "input_bytes")
+        startup = replace(summary.startup, **{name: getattr(known.startup, name) for name in names})
         summary = replace(summary, startup=startup)
     if run_file.get("backend") == "sagemaker" and summary.setup.instance:
         # Nor whose machine it was, in an older one.
