@@ -1,5 +1,6 @@
 """The real Dockerfile on a small base, through a registry and back, run by a real docker daemon."""
 
+import hashlib
 import json
 import re
 import time
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 from docker_daemon import DockerDaemon, client, daemon_with_base
 from moto_server import MotoServer
-from node_scene import FIRST, REGION, RUNS, Scene, node_program, outcome, states
+from node_scene import BUCKET, FIRST, REGION, RUNS, Scene, node_program, outcome, states
 from simulated_instance import RealDocker, cannot_simulate
 from small_base import PACKAGES, WORKLOADS, base_image, packages
+from wheel_builder import make_wheel
 
 from fastlaunch.images.build import context_without_wheels, write_context
+from fastlaunch.images.code_bundle import pack
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 from fastlaunch_train.records.records import RankRecord, read_record
@@ -149,12 +152,25 @@ def test_a_simulated_spot_instance_pulls_it_and_brings_a_checkpoint_of_45_s_home
         arguments=(*training, "--checkpoint-every", "100000"),
         environment={"CHECKPOINT_S": "45", "FASTLAUNCH_NPROC": "2"},
     )
-    program = node_program(run, image=image, code_uri=None, code_sha256=None, num_gpus=0, is_spot=True)
+    make_wheel(tmp_path / "wheels", "needed")
+    wheels = sorted((tmp_path / "wheels").iterdir())
+    required = pack({"requirements.txt": b"needed\n"}, folder="wheels", wheels=wheels)
+    uri = f"s3://{BUCKET}/fastlaunch/code/needed.tar.gz"
+    scene.put(uri, required)
+    program = node_program(
+        run,
+        **{"image": image, "code_uri": None, "code_sha256": None, "num_gpus": 0, "is_spot": True},
+        requirements_uri=uri,
+        requirements_sha256=hashlib.sha256(required).hexdigest(),
+    )
     options = ("--network", "none", "-v", f"{packages()}:{PACKAGES}:ro")
     docker = RealDocker(socket=daemon.socket, client=client(), options=options)
     # A fast clock would give up on what it sends in the last seconds.
     instance = scene.launch(program, docker=docker, scale=2.0)
     wait_for_records(scene, program)
+    # Into an image that its containers are made of.
+    prepared = ("--rm", "--entrypoint", "/usr/local/bin/python", "fastlaunch-prepared")
+    assert daemon.docker("run", *prepared, "-c", "import needed; print(needed.__version__)") == "1.2"
     instance.spot_notice()
     scene.wait_for(f"{program.output}/node-0/status.json", 200)
     status = scene.status(program)

@@ -180,6 +180,17 @@ def test_a_script_runs_by_its_wrapper_in_a_copy_of_its_folder(container: Contain
     }
 
 
+def test_pip_installs_from_wheels_alone_where_there_are_any(container: Container) -> None:
+    folder = str(container.folder / "needs")
+    install = ["-m", "pip", "install", "--no-cache-dir", "--requirement", f"{folder}/requirements.txt"]
+    call = container.call("--install", folder)
+    assert call.argv == install and "PIP_NO_INDEX" not in call.env
+    container.write("needs/wheels/a.whl")
+    call = container.call("--install", folder)
+    assert call.argv == install
+    assert (call.env["PIP_NO_INDEX"], call.env["PIP_FIND_LINKS"]) == ("1", f"{folder}/wheels")
+
+
 def test_what_the_environment_sets_stays(container: Container) -> None:
     container.env = {
         "NCCL_DEBUG": "INFO",

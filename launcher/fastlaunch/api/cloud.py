@@ -2,6 +2,7 @@
 
 import datetime
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,8 @@ def submit_to_cloud(
 
     context.check_can_ask(yes=yes)
     check_home(settings.home)
+    if cloud.requirements and sys.stderr.isatty():
+        click.echo(f"looking for what {cloud.requirements} requires", err=True)
     prepared = prepare(
         request,
         aws=context.aws,

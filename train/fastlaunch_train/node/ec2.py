@@ -308,7 +308,8 @@ class Ec2(Machine):
         if not self._try(5, 10, fetch, "requirements"):
             return False
         options = ["--name", _PREPARED, "--log-driver", "none", "--entrypoint", "/bin/bash", "-w", "/"]
-        options += ["-v", f"{WORK}/code:/fastlaunch:ro", "-v", f"{folder}:/requirements:ro"]
+        options += ["-v", f"{WORK}/code:/fastlaunch:ro"] if program.code_uri else []
+        options += ["-v", f"{folder}:/requirements:ro"]
         # A variable may name pip's index.
         options += [word for item in program.environment.items() for word in ("-e", "=".join(item))]
         options += [word for name in self.secrets for word in ("-e", name)]
