@@ -308,8 +308,8 @@ def test_ceilings_count_nodes_and_warm_pools() -> None:
 
 def test_the_pull_is_what_came_after_the_boot(tmp_path: Path) -> None:
     phases = [("requirements", 12.5, 9), ("input a", 20, 2000), ("input b", 2.5, 50)]
-    told = [dict(zip(("name", "seconds", "bytes"), each, strict=True)) for each in phases]
-    say(tmp_path, "status", boot_s=40.5, pull_s=100, phases=told, outcome="completed", runs=[])
+    listed = [dict(zip(("name", "seconds", "bytes"), each, strict=True)) for each in phases]
+    say(tmp_path, "status", boot_s=40.5, pull_s=100, phases=listed, outcome="completed", runs=[])
     summary = with_start(PLAIN, [attempt()], tmp_path)
     startup = summary.startup
     assert (startup.boot_s, startup.pull_s) == (40.5, 59.5)

@@ -202,10 +202,8 @@ def in_words(reason: str) -> str:
         return f"its container could not run its program (exit code {container[1]}); {_LOG}"
     if checkpoint := _CHECKPOINT.fullmatch(reason):
         return f"the checkpoint of run {checkpoint[1]} could not be brought from the bucket; {_LOG}"
-    if requirements := _REQUIREMENTS.fullmatch(reason):
-        return (
-            f"its --requirements could not be installed: {requirements[1] or 'they did not arrive'}; {_LOG}"
-        )
-    if denied := _INPUT.fullmatch(reason):
-        return f"input {denied[1]}: may its role? See `fastlaunch iam print --input URI`; {_LOG}"
+    if match := _REQUIREMENTS.fullmatch(reason):
+        return f"its --requirements could not be installed: {match[1] or 'they did not arrive'}; {_LOG}"
+    if match := _INPUT.fullmatch(reason):
+        return f"input {match[1]}: may its role? See `fastlaunch iam print --input URI`; {_LOG}"
     return _WORDS.get(reason, reason)

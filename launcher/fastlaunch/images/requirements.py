@@ -43,8 +43,8 @@ _PLATFORMS = (
 _PIP = """
 import json, runpy, sys
 from pip._vendor.packaging import markers
-here, there = markers.default_environment, json.loads(sys.argv.pop(1))
-markers.default_environment = lambda: {**here(), **there}
+own, nodes = markers.default_environment, json.loads(sys.argv.pop(1))
+markers.default_environment = lambda: {**own(), **nodes}
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
 #: Of pip's errors so many are shown.
@@ -121,38 +121,38 @@ def _wheels(path: Path, required: Requirements, base: BaseImage) -> Bundle:
 def _lines(path: Path, above: Collection[Path]) -> Iterator[str]:
     """Yield the lines of the file that ask for something, with those of the files that it includes."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     # A line that goes on in the next one counts as the first of both.
-    joined = re.sub(r"\\\n", lambda _: "\0", text)
+    joined = re.sub(r"\\\n", lambda _: "\0", content)
     number = 1
     for line in joined.splitlines():
         at, number = number, number + 1 + line.count("\0")
-        said = re.sub(r"(^|\s)#.*", "", line.replace("\0", " ")).strip()
-        if not said:
+        text = re.sub(r"(^|\s)#.*", "", line.replace("\0", " ")).strip()
+        if not text:
             continue
-        if included := _INCLUDE.fullmatch(said):
+        if include := _INCLUDE.fullmatch(text):
             if path.resolve() in above:
                 raise BadFile(path, "includes itself", line=at)
-            yield from _lines(path.parent / included[1], (*above, path.resolve()))
-        elif (local := _FIND_LINKS.fullmatch(said)) and (path.parent / local[1]).exists():
-            yield f"--find-links {(path.parent / local[1]).resolve()}"
-        elif said.startswith("-") and not _OPTIONS.fullmatch(said):
+            yield from _lines(path.parent / include[1], (*above, path.resolve()))
+        elif (links := _FIND_LINKS.fullmatch(text)) and (path.parent / links[1]).exists():
+            yield f"--find-links {(path.parent / links[1]).resolve()}"
+        elif text.startswith("-") and not _OPTIONS.fullmatch(text):
             raise BadFile(
-                path, f"{said.split()[0]} cannot travel", line=at, hint="name packages and their versions"
+                path, f"{text.split()[0]} cannot travel", line=at, hint="name packages and their versions"
             )
-        elif not said.startswith("-") and ("://" in said or said.startswith((".", "/"))):
+        elif not text.startswith("-") and ("://" in text or text.startswith((".", "/"))):
             raise BadFile(
                 path,
                 "it names a file or an address, and only packages of an index travel",
                 line=at,
                 hint="code of your own travels with the working directory",
             )
-        elif not said.startswith("-") and not _PACKAGE.fullmatch(said):
-            raise BadFile(path, f"{said!r} names no package", line=at)
+        elif not text.startswith("-") and not _PACKAGE.fullmatch(text):
+            raise BadFile(path, f"{text!r} names no package", line=at)
         else:
-            yield said
+            yield text
 
 
 def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> None:
@@ -169,15 +169,15 @@ def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> Non
     pip = ["-c", _PIP, json.dumps(environment)]
     report, constraints, listed = (to.parent / name for name in ("report.json", "torch.txt", "listed.txt"))
     constraints.write_text("" if required.pins_torch else f"torch=={base.torch}\n")
-    nowhere = ["--dry-run", "--ignore-installed", "--target", str(to), "--report", str(report)]
-    asked = ["--requirement", str(path), "--constraint", str(constraints)]
-    problem = run_pip(*pip, "install", *nowhere, *QUIETLY, *target, *asked)
+    report_only = ["--dry-run", "--ignore-installed", "--target", str(to), "--report", str(report)]
+    sources = ["--requirement", str(path), "--constraint", str(constraints)]
+    problem = run_pip(*pip, "install", *report_only, *QUIETLY, *target, *sources)
     if not problem:
         items = json.loads(report.read_text(encoding="utf-8"))["install"]
         if pins := [_pinned(item) for item in _travelling(items, base.torch)]:
             listed.write_text("\n".join([*required.options, *pins]), encoding="utf-8")
-            bring = ["--no-deps", "--requirement", str(listed), "--dest", str(to)]
-            problem = run_pip(*pip, "download", *QUIETLY, *target, *bring)
+            pinned = ["--no-deps", "--requirement", str(listed), "--dest", str(to)]
+            problem = run_pip(*pip, "download", *QUIETLY, *target, *pinned)
     if problem:
         raise UserError(
             "\n  ".join(
@@ -192,12 +192,12 @@ def _travelling(items: list[dict[str, Any]], torch: str) -> list[dict[str, Any]]
     by_name = {_normal(item["metadata"]["name"]): item for item in items}
     if "torch" not in by_name or by_name["torch"]["metadata"]["version"].partition("+")[0] != torch:
         return items
-    left, new = set(), {*_WITH_TORCH} & by_name.keys()
-    while new:
-        left |= new
-        needs = {name for each in new for name in _needs(by_name[each]["metadata"])}
-        new = {name for name in needs & by_name.keys() if _OF_TORCH.match(name)} - left
-    return [item for name, item in by_name.items() if name not in left]
+    of_image, names = set(), {*_WITH_TORCH} & by_name.keys()
+    while names:
+        of_image |= names
+        needs = {name for each in names for name in _needs(by_name[each]["metadata"])}
+        names = {name for name in needs & by_name.keys() if _OF_TORCH.match(name)} - of_image
+    return [item for name, item in by_name.items() if name not in of_image]
 
 
 def _needs(metadata: Mapping[str, Any]) -> Iterator[str]:
