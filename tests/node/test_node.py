@@ -128,7 +128,7 @@ def test_a_secret_reaches_the_container_and_nothing_else(scene: Scene) -> None:
     assert instance.wait() == "shutdown"
     assert ends(scene.status(program)) == [("failed", 41)]
     (run,) = (call for call in instance.docker_calls() if call[0] == "run")
-    assert run[-1] == "/out"
+    assert run[-1] == program.runs[0].arguments[-1]
     said = [instance.console, json.dumps(instance.docker_calls(), ensure_ascii=False)]
     said += [body.decode(errors="replace") for body in scene.objects(program.output).values()]
     assert not any("s3cr3t" in text for text in said)
