@@ -5,7 +5,7 @@
 
 The script is any that calls `fl.step`. Its steps are cut into segments, not recorded (A) and recorded (B) in
 the order ABBA, so that a drift of the clocks cancels. A segment is timed between two synchronisations of the
-device, and the block that a recorded one leaves open is closed within its time. Prints the cost of a step: the
+device, and the block that a recorded one leaves open is closed within its time. Prints a step's cost: the
 median over the ABBAs, as single ones meet what else the machine does, and its 95% interval by order
 statistics. `--warmup` segments and the first ABBA are left out. `--times FILE` writes the seconds of every
 segment as JSON.

@@ -2,7 +2,6 @@
 
 import datetime
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +72,8 @@ def submit_to_cloud(
 
     context.check_can_ask(yes=yes)
     check_home(settings.home)
-    if cloud.requirements and sys.stderr.isatty():
-        click.echo(f"looking for what {cloud.requirements} requires", err=True)
+    if cloud.requirements:
+        context.report(f"looking for what {cloud.requirements} requires")
     prepared = prepare(
         request,
         aws=context.aws,
