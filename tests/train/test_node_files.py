@@ -128,6 +128,7 @@ def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shel
     assert visible(shelf.root) == {name: lines}
     added = b'{"kind":"phase"}\n{"kind":"end","more":1}\n'
     record.write_bytes(lines + added)
+    uploads.script_ended("a-run")
     assert uploads.script_output("a-run", 2)
     assert visible(shelf.root) == {
         name: lines,

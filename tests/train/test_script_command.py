@@ -1,7 +1,9 @@
 """The command that runs a script and completes its records, whatever the script does."""
 
 import os
+import shutil
 import signal
+import tarfile
 import time
 from pathlib import Path
 
@@ -10,7 +12,8 @@ from scripts import record, run, start
 
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipe import RecipeError
-from fastlaunch_train.records.records import Device
+from fastlaunch_train.records.records import Device, read_record
+from fastlaunch_train.script.checkpoints import Note, Packer, restore, steps_done, write_note
 from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
 from fastlaunch_train.script.devices import parse_sample
 
@@ -223,3 +226,83 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+#: Trains to a sum, is hit once, and goes on from what it saved.
+SAVES = """
+import os, pathlib, signal, sys, time
+import fastlaunch_train as fl
+from fastlaunch_train.script import recording
+recording.CHECKPOINT_EVERY_S = 0.0
+kept = pathlib.Path(os.environ["FASTLAUNCH_OUTPUT"], "state")
+first, total = map(int, kept.read_text().split()) if kept.exists() else (1, 0)
+for step in fl.steps(range(first, 201), num_samples=1):
+    time.sleep(0.005)
+    total += step
+    if step == 120 and first == 1:
+        os.kill({hit})
+    if fl.checkpoint_due():
+        kept.write_text("half")
+        time.sleep(0.05)
+        kept.write_text(f"{step + 1} {total}")
+    if fl.stop_requested():
+        sys.exit()
+(kept.parent / "result").write_text(str(total))
+"""
+
+
+@pytest.mark.parametrize(
+    "hit, ends_with", [("os.getppid(), signal.SIGTERM", 130), ("os.getpid(), signal.SIGKILL", 137)]
+)
+def test_another_machine_goes_on_with_what_a_script_saved(tmp_path: Path, hit: str, ends_with: int) -> None:
+    body = SAVES.replace("{hit}", hit)
+    code, output = run(tmp_path, body, "--checkpoints")
+    assert code == ends_with, output
+    (packed,) = (tmp_path / "run" / "checkpoints").iterdir()
+    other = tmp_path / "other"
+    (other / "run" / "checkpoints").mkdir(parents=True)
+    shutil.copy(packed, other / "run" / "checkpoints")
+    code, output = run(other, body, "--checkpoints", "--resume", FASTLAUNCH_ATTEMPT="2")
+    assert code == 0, output
+    assert (other / "run" / "output" / "result").read_text() == str(sum(range(1, 201)))
+    one, two = record(tmp_path), read_record(other / "run" / "rank-00000-attempt-2.jsonl")
+    assert two.header["first_step"] == int(packed.stem[5:]) + 1 > 1
+    assert "restore" in [phase.name for phase in two.phases]
+    summary = summarize([one, two])
+    assert (summary.num_steps, summary.status, summary.problems) == (200, "completed", ())
+
+
+def test_what_is_packed_is_what_all_ranks_have_saved(tmp_path: Path) -> None:
+    packer = Packer(tmp_path, print)
+    weights = tmp_path / "output" / "weights"
+    weights.parent.mkdir()
+
+    def packed(text: str, *noted: Note) -> dict[str, bytes]:
+        weights.write_text(text)
+        for rank, note in enumerate(noted):
+            write_note(tmp_path, rank, note)
+        packer.look()
+        found = {}
+        for path in (tmp_path / "checkpoints").glob("*"):
+            with tarfile.open(path) as archive:
+                file = archive.extractfile("output/weights")
+                found[path.name] = file.read() if file else b""
+        return found
+
+    assert packed("begun") == {}
+    assert packed("half", Note(step=0, is_saving=True), Note(step=0)) == {}
+    first = {"step-00000010.tar": b"ten"}
+    assert packed("ten", Note(step=10), Note(step=10)) == first
+    assert packed("half", Note(step=10), Note(step=20)) == first
+    assert packed("half", Note(step=10, is_saving=True), Note(step=20)) == first
+    packer.pack()
+    second = {"step-00000020.tar": b"twenty"}
+    assert packed("twenty", Note(step=20), Note(step=20)) == second
+    packer.pack()  # it has not changed
+    assert packed("twenty", Note(step=20), Note(step=20)) == second
+    weights.write_text("later")
+    packer.pack()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000021.tar"]
+    shutil.rmtree(tmp_path / "output")
+    assert restore(tmp_path) is not None
+    assert (weights.read_text(), steps_done(tmp_path)) == ("later", 20)

@@ -374,7 +374,7 @@ class Ec2(Machine):
         self.say(f"run {run.run_id}")
         if run.is_script:
             self._uploads.script_starts(run.run_id)
-        is_later = self.program.attempt > 1 and not run.is_script
+        is_later = self.program.attempt > 1
         command = ["/fastlaunch/run_train.sh", "--output", "/out", *["--resume"][:is_later], *run.arguments]
         return ContainerTraining(
             self._options(number, run),
@@ -468,7 +468,10 @@ class Ec2(Machine):
             if problem:
                 self.fail(problem)
         if run.is_script:
-            self._uploads.script_output(run.run_id, self.program.attempt)
+            self._uploads.script_ended(run.run_id)
+            # In the two minutes that EC2 leaves, the checkpoint, which holds the same, goes first.
+            if state == COMPLETED or self.stop.reason != SPOT:
+                self._uploads.script_output(run.run_id, self.program.attempt)
 
     def leave(self) -> None:
         self._peers.part()

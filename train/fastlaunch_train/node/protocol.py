@@ -60,7 +60,8 @@ OUTPUT = re.compile(_OUTPUT)
 SCRIPT_OUTPUT = re.compile(r"output(-attempt-\d{1,6})?(/(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f]{1,200}){1,16}")
 #: Of such a file, and of all that a run leaves on a node; larger ones stay there.
 MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
-CHECKPOINT = re.compile(r"step-\d{8,}\.pt")
+#: Of training, or what a script saved.
+CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})\.(pt|tar)")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
 #: Where a job finds each of its inputs, in a folder of the input's name.
 INPUTS = "/opt/ml/input/data"
@@ -181,7 +182,7 @@ class NodeProgram:
     region: str = ""
     #: Where this attempt writes: `<runs_uri>/<first run id>/attempt-<n>`.
     output: str = ""
-    #: Under which every run's checkpoints lie, as `<run id>/checkpoints/step-*.pt`.
+    #: Under which every run's checkpoints lie, as `<run id>/checkpoints/step-*`.
     runs_uri: str = ""
     #: The code bundle; None if the image holds the code.
     code_uri: str | None = None

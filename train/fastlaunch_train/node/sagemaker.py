@@ -295,6 +295,7 @@ class SageMaker(Machine):
         end = self.note_end(number, state, code, cause)
         self._uploads.now()
         if run.is_script:
+            self._uploads.script_ended(run.run_id)
             self._uploads.script_output(run.run_id, self._attempt)
         if found.blamed is not None:
             blamed, host = words[found.blamed], self._request.hosts[found.blamed]

@@ -160,16 +160,19 @@ class Uploads:
         return True
 
     def script_starts(self, run_id: str) -> None:
-        """Hold back the ends of the run's records until `script_output`."""
+        """Hold back the ends of the run's records until `script_ended`."""
         self._open.add(run_id)
+
+    def script_ended(self, run_id: str) -> None:
+        """Upload the ends of the run's records, which its wrapper has completed."""
+        self._open.discard(run_id)
+        self.now()
 
     def script_output(self, run_id: str, attempt: int) -> bool:
         """Upload what a script that has ended left in its folder `output`; return whether all arrived.
 
-        After this its files are taken to be as they are. Links, empty files and what is too large stay here.
+        Its files are taken to be as they are. Links, empty files and what is too large stay here.
         """
-        self._open.discard(run_id)
-        self.now()
         num_waiting = num_bytes = 0
         with self._lock:
             for path, name, size in self._left_by_script(run_id, output_folder(attempt)):

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from types import FrameType
 from fastlaunch_train.process.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, EXIT_HANG
 from fastlaunch_train.process.torchrun import MARGIN_S
 from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.records.records import Phase
+from fastlaunch_train.script.checkpoints import OUTPUT, Packer, restore, steps_done
 from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
 from fastlaunch_train.script.devices import DeviceSampler, gpu_facts
 from fastlaunch_train.script.ending import Ending, complete_records
@@ -40,6 +43,8 @@ class Options:
     output: Path
     nproc: str | None  # a number, or `gpu`
     hang_timeout_s: float | None
+    makes_checkpoints: bool  # of what the script saves, for another machine to go on from
+    is_resumed: bool
     command: list[str]
 
 
@@ -53,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         options.output.mkdir(parents=True, exist_ok=True)
         output = options.output.resolve()
-        (output / "output").mkdir(exist_ok=True)
+        restored = restore(output) if options.is_resumed else None
+        (output / OUTPUT).mkdir(exist_ok=True)
         environment = _environment(os.environ, options, output)
         settings = read_settings(
             environment, script=environment["FASTLAUNCH_SCRIPT"], command=options.command
@@ -65,6 +71,9 @@ def main(argv: Sequence[str]) -> int:
     except RecipeError as error:
         _say(f"error: {error.message}\n  {error.hint}")
         return EXIT_BAD_REQUEST
+    except tarfile.TarError as error:
+        _say(f"error: the checkpoint cannot be unpacked: {error}")
+        return EXIT_BAD_REQUEST
     except OSError as error:
         _say(f"error: {error}")
         return EXIT_DISK_FULL
@@ -74,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         int(text) if text.isdigit() else default for text, default in zip(nodes, (0, 1), strict=True)
     )
     settings = replace(settings, rank=node, world_size=num_nodes, num_nodes=num_nodes)
-    return Script(options, settings).run(command, environment)
+    return Script(options, settings, restored=restored).run(command, environment)
 
 
 def parse_options(argv: Sequence[str]) -> Options:
@@ -90,12 +99,21 @@ def parse_options(argv: Sequence[str]) -> Options:
         metavar="SECONDS",
         help="end a script that has begun to record steps and records none",
     )
+    parser.add_argument(
+        "--checkpoints", action="store_true", help="pack what the script saves as checkpoints/step-<n>.tar"
+    )
+    parser.add_argument("--resume", action="store_true", help="unpack the newest of these first")
     own, command = _split(argv)
     options = parser.parse_args(own)
     if not command:
         parser.error("no command after --")
     return Options(
-        output=options.output, nproc=options.nproc, hang_timeout_s=options.hang_timeout, command=command
+        output=options.output,
+        nproc=options.nproc,
+        hang_timeout_s=options.hang_timeout,
+        makes_checkpoints=options.checkpoints,
+        is_resumed=options.resume,
+        command=command,
     )
 
 
@@ -107,10 +125,15 @@ class Script:
         options: Options,
         settings: ScriptSettings,
         clock: Callable[[], float] = time.monotonic,
+        restored: Phase | None = None,
     ) -> None:
         self._options = options
         self._settings = settings
         self._clock = clock
+        self._restored = restored
+        # Every node goes on from what the first one saved.
+        is_first = options.makes_checkpoints and settings.rank == 0
+        self._packer = Packer(settings.records, _say) if is_first else None
         self._signal: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -140,6 +163,8 @@ class Script:
         self._end_group(self._process.pid)
         devices = sampler.stop()
         code, message = self._outcome(self._process.returncode, is_hang=is_hang)
+        if self._packer and code:
+            self._packer.pack()
         status = {0: "completed", EXIT_CODES["interrupted"]: "interrupted"}.get(code, "failed")
         ending = Ending(status=status, message=message, wall_s=wall_s, is_hang=is_hang, devices=devices)
         return code if self._complete(ending) or code else EXIT_DISK_FULL
@@ -165,6 +190,8 @@ class Script:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_EVERY_S)
                 return is_hang
+            if self._packer:
+                self._packer.look()
             now = self._clock()
             if self._options.hang_timeout_s is not None and not is_hang and self._signal is None:
                 size = self._recorded_bytes()
@@ -207,7 +234,12 @@ class Script:
         own["machine"] |= gpu_facts()
         try:
             complete_records(
-                self._options.output, attempt=attempt, rank=settings.rank, header=own, ending=ending
+                self._options.output,
+                attempt=attempt,
+                rank=settings.rank,
+                header=own,
+                ending=ending,
+                restored=self._restored,
             )
         except OSError as error:
             _say(f"error: the record could not be completed: {error}")
@@ -226,7 +258,8 @@ def _environment(environment: Mapping[str, str], options: Options, output: Path)
     return {
         **environment,
         "FASTLAUNCH_RECORDS": str(output),
-        "FASTLAUNCH_OUTPUT": str(output / "output"),
+        "FASTLAUNCH_OUTPUT": str(output / OUTPUT),
+        "FASTLAUNCH_STEPS_DONE": str(steps_done(output)),
         "FASTLAUNCH_SCRIPT": environment.get("FASTLAUNCH_SCRIPT") or script_name(options.command),
         "FASTLAUNCH_COMMAND": json.dumps(options.command),
         # So that all ranks agree.

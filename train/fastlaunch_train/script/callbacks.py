@@ -58,7 +58,7 @@ def transformers_callback() -> Any:
             self._since = time.perf_counter()
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self._recording.phase("checkpoint")
+            self._recording.has_saved()
             self._since = time.perf_counter()
 
     return StepCallback(recording)
@@ -93,7 +93,7 @@ def lightning_callback() -> Any:
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             if self._saved:
-                self._recording.phase("checkpoint")
+                self._recording.has_saved()
                 self._saved = False
                 self._since = time.perf_counter()
             self._recording.batch_fetched(time.perf_counter() - self._since)

@@ -32,15 +32,23 @@ class Ending:
 
 
 def complete_records(
-    directory: Path, *, attempt: int, rank: int, header: Mapping[str, Any], ending: Ending
+    directory: Path,
+    *,
+    attempt: int,
+    rank: int,
+    header: Mapping[str, Any],
+    ending: Ending,
+    restored: Phase | None = None,
 ) -> None:
     """Complete the records of an attempt's ranks in `directory`; write one, of `rank`, if there is none.
 
     A rank without an end gets one, and one that says `completed` is corrected if the script failed and no
-    other rank says why. The first record gets the wall time and the device samples.
+    other rank says why. The first record gets the wall time and the device samples. restored: what was done
+    before the script began.
     """
     records = _read(directory, attempt)
-    lines: list[Line] = [Phase(name=SCRIPT_PHASE, seconds=ending.wall_s, step=0), *ending.devices]
+    script = Phase(name=SCRIPT_PHASE, seconds=ending.wall_s, step=0)
+    lines: list[Line] = [*filter(None, [restored]), script, *ending.devices]
     end = End(status=ending.status, message=ending.message, num_steps=0, peak_memory_gib=None)
     if not records:
         writer = RecordWriter(record_path(directory, rank=rank, attempt=attempt))

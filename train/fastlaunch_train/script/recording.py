@@ -20,6 +20,7 @@ from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import EXIT_CODES, classify
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.records.records import End, Eval, Phase, RecordWriter, record_path
+from fastlaunch_train.script.checkpoints import Note, write_note
 from fastlaunch_train.script.ranks import Agreed, Meeting
 from fastlaunch_train.script.settings import ScriptSettings, header
 
@@ -51,7 +52,8 @@ class Recording:
         self._meeting = meeting or Meeting()
         self._blocks: BlockRecorder | None = None  # None: the clock has not started
         self._device: torch.device | None = None
-        self._block_started, self._first_of_block, self._block_end = 0.0, 1, 1
+        first_step = settings.steps_done + 1
+        self._block_started, self._first_of_block, self._block_end = 0.0, first_step, first_step
         self._samples: list[int | None] = []  # of each step of the block
         self._wait_s = 0.0
         self._waiting: list[Eval] = []  # for the steps that they follow to be recorded
@@ -61,11 +63,12 @@ class Recording:
         self.accumulate = 1
         self._is_after_loop = False
         self._batch_size: int | None = None  # samples of the first step
-        self._agreed = Agreed(block_end=1)
+        self._agreed = Agreed(block_end=first_step)
         self._stop = self._asks_stop = self._asks_checkpoint = False
         self._checkpoint_due = self._saved_for_stop = False
         self._saved_at = clock()
         self._saving: ExitStack | None = None
+        self._saved_step = settings.steps_done
         self._ended: tuple[str, str] | None = None  # the status and message of an end of our own making
         self._closed = False
         self.interrupts = Interrupts(grace_s=settings.stop_grace_s)
@@ -86,7 +89,13 @@ class Recording:
         """Start the clock, unless it runs."""
         if self._blocks is None:
             self._device = _cuda_device()
-            self._blocks = BlockRecorder(self._writer, self._device, self._meet, clock=self._clock)
+            self._blocks = BlockRecorder(
+                self._writer,
+                self._device,
+                self._meet,
+                last_done=self._settings.steps_done,
+                clock=self._clock,
+            )
             self._restart()
 
     def batch_fetched(self, wait_s: float) -> None:
@@ -108,7 +117,7 @@ class Recording:
             return
         self._blocks.step_done(_detached(loss), self._wait_s)
         self._samples.append(num_samples)
-        if self._blocks.last_done == 1:
+        if self._blocks.last_done == self._settings.steps_done + 1:
             self._batch_size = num_samples
         self._wait_s, self.open_batches = 0.0, 0
         # Steps that have become slower make a block too long; ranks keep to what they agreed.
@@ -197,6 +206,7 @@ class Recording:
         self._checkpoint_due, self._saved_for_stop, self._saved_at = False, stop, self._clock()
         self._saving = ExitStack()
         self._saving.enter_context(self.interrupts.saving())
+        self._note(is_saving=True)
         return True
 
     def saved(self) -> None:
@@ -206,11 +216,19 @@ class Recording:
             self.phase("checkpoint")
             self._leave_if_stopped()
 
+    def has_saved(self) -> None:
+        """Record a checkpoint that the script has just saved by itself."""
+        self._note(is_saving=False)
+        self.phase("checkpoint")
+
     def finish(self) -> None:
         """Write what is pending and the end line, as the process ends."""
         if self._closed:
             return
         error = getattr(sys, "last_value", None)
+        if error is None and (self._saving is not None or (self._stop and self._asks_stop)):
+            self._end_saving()
+            self._note(is_saving=False)
         if self._ended is not None:
             status, message = self._ended
         elif self._stop or self.interrupts.requested or isinstance(error, KeyboardInterrupt):
@@ -234,7 +252,7 @@ class Recording:
     def _pause_ended(self) -> tuple[int, float]:
         """Return the last step and the seconds since it, which are no step's; the next one begins now."""
         if self._blocks is None:
-            return 0, 0.0
+            return self._settings.steps_done, 0.0
         closed, passed_s = self._blocks.close_at_last_step(self._details)
         self._started_anew()
         self._check(closed)
@@ -297,7 +315,7 @@ class Recording:
         num_steps = max(1, last - self._first_of_block + 1)
         num_next = next_block_steps(
             next_step=last + 1,
-            first_step=1,
+            first_step=self._settings.steps_done + 1,
             last_step=sys.maxsize,
             step_time_s=(self._clock() - self._block_started) / num_steps,
             every=(),
@@ -350,6 +368,20 @@ class Recording:
         if self._saving is not None:
             self._saving.close()
             self._saving = None
+            self._note(is_saving=False)
+
+    def _note(self, *, is_saving: bool) -> None:
+        """Note for who started the script that the state after the last step is saved, or about to be."""
+        if self._closed or self._blocks is None:
+            return
+        if not is_saving:
+            self._saved_step = self._blocks.last_done
+        with suppress(OSError):  # then it is not packed
+            write_note(
+                self._settings.records,
+                self._settings.rank,
+                Note(step=self._saved_step, is_saving=is_saving),
+            )
 
     def _write_header(self, device: "torch.device | None") -> None:
         self._writer.write_header(

@@ -30,6 +30,7 @@ class ScriptSettings:
     command: tuple[str, ...] = ()
     variant: Mapping[str, str] = field(default_factory=dict)
     attempt: int | None = None  # None: the next one of this rank
+    steps_done: int = 0  # in earlier attempts, by what this one begins with
     round: int | None = None
     max_rounds: int | None = None
     stop_grace_s: float = DEFAULT_STOP_GRACE_S
@@ -65,6 +66,7 @@ def read_settings(
         command=_command(environment.get("FASTLAUNCH_COMMAND")) or tuple(command),
         variant=_variant(environment.get("FASTLAUNCH_VARIANT") or "{}"),
         attempt=launch.attempt if environment.get("FASTLAUNCH_ATTEMPT") else None,
+        steps_done=_number(environment, "FASTLAUNCH_STEPS_DONE", 0),
         round=launch.round,
         max_rounds=launch.max_rounds,
         stop_grace_s=launch.stop_grace_s,
@@ -104,7 +106,7 @@ def header(
         "recipe": {"name": RECIPE, "label": settings.label, "precision": "unknown"},
         "batch_size_per_gpu": batch_size,
         "steps": None,
-        "first_step": 1,
+        "first_step": settings.steps_done + 1,
         "seed": None,
         "data": "script",
         "num_data_workers": num_data_workers(),
