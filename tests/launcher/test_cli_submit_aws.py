@@ -117,9 +117,10 @@ def test_a_scripts_files_are_stored_before_its_machine_is_started(
     Path("train.py").write_text("print()\n")
     Path(".fastlaunchignore").write_text("*.pt\n")
     Path("model.pt").touch()
+    region.spot_prices["us-east-1", "g5.xlarge", "us-east-1a"] = 0.4
     where = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--detach", "--yes")
     AWS._identity = None
-    argv = (*where, "-L", "lr=1,2", "--", "python", "train.py", "{lr}")
+    argv = (*where, "--purchase", "spot", "-L", "lr=1,2", "--", "python", "train.py", "{lr}")
     assert run(list(argv), replace(app_context(*argv), connect=lambda: AWS, sleep=lambda _: None)) == 0
     assert changes(region) == ["PutObject", "PutObject", "PutObject", "RunInstances"]
     assert [(one.workload, one.recipe) for one in runs()] == [("train.py", "lr=1"), ("train.py", "lr=2")]
@@ -135,7 +136,11 @@ def test_a_scripts_files_are_stored_before_its_machine_is_started(
         own = {name for name in archive.getnames() if name.startswith("user/")}
     assert own == {"user/train.py", "user/.fastlaunchignore"}
     err = capsys.readouterr().err
-    assert "travels: 2 files" in err and "FASTLAUNCH_COMMIT" not in listed["environment"]
+    assert (
+        "travels: 2 files" in err
+        and "fl.checkpoint_due()" in err
+        and "FASTLAUNCH_COMMIT" not in listed["environment"]
+    )
 
 
 def test_what_a_script_needs_is_looked_at_before_anything_is_started(

@@ -271,7 +271,7 @@ def test_a_script_is_planned_with_what_travels(
     assert {"code-sha256", "requirements-sha256"} <= {*plan["placeholders"]}
     listed = run_list(plan)
     assert [run["arguments"] for run in listed["runs"]] == [
-        ["--", "python", "train.py", f"--lr={lr}"] for lr in "12"
+        ["--checkpoints", "--", "python", "train.py", f"--lr={lr}"] for lr in "12"
     ]
     assert listed["environment"]["HF_HUB_OFFLINE"] == "1"
     assert "FASTLAUNCH_COMMIT" not in listed["environment"]

@@ -20,6 +20,8 @@ from fastlaunch.cli.main import run as run_command
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.scripts import script_spec
+from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.runs.display import PlainLines
 from fastlaunch.runs.finish import finish_attempt
@@ -146,6 +148,17 @@ def test_only_unfinished_runs_on_aws_go_on(world: World, changes: dict[str, str]
 def test_half_a_checkpoint_is_none(world: World) -> None:
     with pytest.raises(UserError, match="no checkpoint"):
         plan_of(world, interrupted(world, saved=("step-00000030.partial",)))
+
+
+def test_a_script_that_saved_nothing_begins_anew_where_spot_was_taken(world: World) -> None:
+    run = interrupted(world, saved=())
+    script = script_spec(Script(command=("python", "train.py")), backend="ec2", terms=job().terms)
+    run = replace(run, spec=script.to_json())
+    with pytest.raises(UserError, match="no checkpoint"):
+        plan_of(world, run)
+    with world.ledger.transaction():
+        world.ledger._file.write("UPDATE attempts SET reason = 'EC2 took the spot instance back'")
+    assert plan_of(world, run).origin == "the beginning"
 
 
 def test_only_places_with_its_checkpoints_are_tried(world: World) -> None:

@@ -216,7 +216,6 @@ def test_on_aws_a_script_has_ranks_as_asked_and_over_several_nodes_one_per_gpu(
         ({"nproc": 9}, {}, "9 processes on g5.48xlarge, which has 8 GPUs"),
         ({"steps": 10}, {}, "--steps: the script decides"),
         ({"repeats": 0}, {}, "--repeats is 0"),
-        ({}, {"purchase": "spot"}, "an interruption on spot"),
     ],
 )
 def test_what_no_machine_is_rented_for(

@@ -62,6 +62,7 @@ SMOKE = {
     "test_a_host_that_fails_does_not_let_the_others_wait",
     "test_two_recipes_come_home",
     "test_a_script_comes_home_with_what_it_left",
+    "test_a_script_that_spot_interrupts_goes_on_with_what_it_saved",
     "test_an_example_comes_home[nanogpt]",
     "test_an_example_comes_home_from_a_training_job[run_clm]",
 }

@@ -176,6 +176,35 @@ left.mkdir()
 """
 
 
+#: Saves when it is due to, goes on from that, and leaves what it trained to.
+RESUMABLE = """
+import os, pathlib, time
+import fastlaunch_train as fl
+
+kept = pathlib.Path(os.environ["FASTLAUNCH_OUTPUT"], "state")
+first, total = map(int, kept.read_text().split()) if kept.exists() else (1, 0)
+for step in fl.steps(range(first, 1001), num_samples=4):
+    time.sleep(0.01)
+    total += step
+    if fl.checkpoint_due():
+        kept.write_text(f"{step + 1} {total}")
+    if fl.stop_requested():
+        break
+else:
+    (kept.parent / "result").write_text(str(total))
+"""
+
+
+def assert_script_went_on(run: Run) -> None:
+    """As one that was not interrupted: with its result, and each step once."""
+    assert run.summary is not None and run.directory is not None
+    assert (run.directory / "output-attempt-2" / "result").read_text() == str(sum(range(1, 1001)))
+    records = [read_record(path) for path in sorted(run.directory.glob("rank-00000-attempt-*.jsonl"))]
+    assert [step.step for record in records for step in record.steps] == list(range(1, 1001))
+    assert len(records) == 2 and records[0].steps
+    assert (run.summary.num_steps, run.summary.status, run.summary.problems) == (1000, "completed", ())
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """A folder with a script."""
@@ -326,6 +355,31 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
     # It went on, and did not begin again.
     steps = [path.read_text().count('"kind":"step"') for path in sorted(run.directory.glob("rank-*"))]  # type: ignore[union-attr]
     assert len(steps) == 2 and 4000 <= sum(steps) < 4000 + 200 and steps[0] > 0
+
+
+def test_a_script_that_spot_interrupts_goes_on_with_what_it_saved(world: World, script: Path) -> None:
+    (script / "train.py").write_text(RESUMABLE)
+    bundle = script_bundle(working_directory(script, home=world.home))
+    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
+    world.machines.update(training="real")
+    world.max_minutes = 1200
+
+    def interrupt(number: int, instance: SimulatedInstance) -> None:
+        if number > 1:
+            return
+        run_id = world.run_id()
+        output = f"{RUNS}/{run_id}/attempt-1"
+        world.scene.wait_for(f"{output}/node-0/{run_id}/rank-", 120)
+        instance.spot_notice()
+        world.scene.wait_for(f"{output}/node-0/status.json", 120)
+        instance.take()
+
+    world.events = interrupt
+    terms = Terms(purchase="spot", max_minutes=1200)
+    command = Script(command=("python", "train.py"))
+    (run,) = world.submit(script_spec(command, backend="ec2", instance="g5.xlarge", image=IMAGE, terms=terms))
+    assert run.state is RunState.COMPLETED, consoles(world)
+    assert_script_went_on(run)
 
 
 def test_ctrl_c_brings_home_what_was_done(world: World) -> None:
@@ -489,6 +543,25 @@ def test_an_example_comes_home_from_a_training_job(
     assert process.returncode == 0, out + training_jobs.job().console
     (run,) = runs()
     assert_measured(run, example)
+
+
+def test_a_script_on_managed_spot_goes_on_with_what_it_saved(
+    training_jobs: TrainingJobs, script: Path
+) -> None:
+    (script / "train.py").write_text(RESUMABLE)
+    training_jobs.training = "real"
+    argv = ("--purchase", "spot", "--", "python", "train.py")
+    process = training_jobs.submit(*argv, command=ON_SAGEMAKER, cwd=script)
+    job = training_jobs.job()
+    (run,) = runs()
+    training_jobs.scene.wait_for(f"{job.uri}/{run.id}-a1/node-0/{run.id}/rank-")
+    job.interrupt()
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out + job.console
+    assert "fl.checkpoint_due()" in out
+    (run,) = runs()
+    assert_script_went_on(run)
+    assert job.rewritten() == []
 
 
 def test_two_hosts_of_which_one_fails_end_with_its_cause(training_jobs: TrainingJobs, isolated: Path) -> None:

@@ -121,6 +121,16 @@ def needs_text(cloud: CloudOptions, *, num_bytes: int | None = None) -> list[str
     return lines
 
 
+def spot_text(jobs: Sequence[JobSpec]) -> list[str]:
+    """Return what a script on spot has to do to be gone on with; nothing for other jobs."""
+    if jobs[0].script is None or jobs[0].terms.purchase != "spot":
+        return []
+    return [
+        "If AWS takes its machine, another goes on with what the script saved in $FASTLAUNCH_OUTPUT when "
+        "fl.checkpoint_due() or fl.stop_requested() said so, and finds there; else it starts anew."
+    ]
+
+
 def some(names: Sequence[str], separator: str) -> str:
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return separator.join(names[:MOST]) + more

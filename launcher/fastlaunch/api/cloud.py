@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.api.announcement import in_words, needs_text, travels_text
+from fastlaunch.api.announcement import in_words, needs_text, spot_text, travels_text
 from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.api.results import CloudDryRun, Runs, Submitted
 from fastlaunch.catalog.load import load_catalogue
@@ -248,6 +248,7 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDire
     lines += needs_text(
         prepared.request.cloud, num_bytes=len(prepared.wheels.data) if prepared.wheels else None
     )
+    lines += spot_text(jobs)
     if others:
         lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
     lines += [f"left out: {reason}" for reason in by_reason(prepared.skipped)]

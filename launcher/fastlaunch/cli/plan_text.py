@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from fastlaunch.api.announcement import MOST, in_words, needs_text, some, travels_text
+from fastlaunch.api.announcement import MOST, in_words, needs_text, some, spot_text, travels_text
 from fastlaunch.api.results import CloudDryRun
 from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import UserError
@@ -79,12 +79,13 @@ def plan_text(dry_run: CloudDryRun) -> str:
         if len({other.instance.name for other in sites}) > 1:
             where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
+    ends = _ends(site, cloud, lacks_scheduler=dry_run.lacks_scheduler)
     lines = [
         *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
         *_topic("where", where, width),
         *_topic("travels", travels, width),
         *_topic("cost", [f"{dry_run.ceiling}.", _expected(dry_run.expected, jobs), NOT_COUNTED], width),
-        *_topic("ends", [_ends(site, cloud, lacks_scheduler=dry_run.lacks_scheduler)], width),
+        *_topic("ends", [ends, *spot_text(jobs)], width),
         *_missing(plan, site, width, lacks_scheduler=dry_run.lacks_scheduler),
         *_topic("request", [_request(plan)], width),
     ]

@@ -339,11 +339,6 @@ def _script_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: C
     _check_each_once("region", cloud.regions)
     _check_repeats(options)
     _check_sold(instances, cloud)
-    if cloud.purchase == "spot":
-        raise UserError(
-            "an interruption on spot would lose what a script has done: its files stay with the machine",
-            "leave out --purchase spot",
-        )
     for instance in instances:
         if isinstance(options.nproc, int) and options.nproc > instance.num_accelerators:
             raise UserError(

@@ -299,7 +299,7 @@ def wrapper_arguments(script: Script) -> tuple[str, ...]:
 
 def node_arguments(job: JobSpec) -> tuple[str, ...]:
     """Return the arguments of `run_train.sh`, less `--output DIR` and `--resume`."""
-    return wrapper_arguments(job.script) if job.script else entrypoint_arguments(job)
+    return ("--checkpoints", *wrapper_arguments(job.script)) if job.script else entrypoint_arguments(job)
 
 
 def submit_words(script: Script) -> tuple[str, ...]:

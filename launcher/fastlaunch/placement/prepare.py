@@ -96,7 +96,7 @@ def prepare(
         lookup=lookup,
         cloud=request.cloud,
         instances=request.instances,
-        checkpoint_every=request.options.checkpoint_every,
+        checkpoint_every=None if request.scripts else request.options.checkpoint_every,
         max_cost_usd=max_cost_usd,
     )
     results = checks(context, resolution.placements)

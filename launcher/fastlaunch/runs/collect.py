@@ -18,13 +18,13 @@ from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.measure.outcome import contradictions, read_records
 from fastlaunch.runs.display import RecordTail, describe
+from fastlaunch_train.node.protocol import CHECKPOINT
 from fastlaunch_train.records.records import RankRecord
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
 
 _RECORD = re.compile(r"rank-(\d{5})-attempt-(\d+)\.jsonl")
-_CHECKPOINT = re.compile(r"step-(\d{8})\.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ def checkpoints(
         bucket, prefix = s3_sync.split_uri(uri)
         here = Checkpoints(uri=uri)
         for stored in backend.aws.list_objects(attempt.region, bucket, f"{prefix}/"):
-            name = _CHECKPOINT.fullmatch(stored.key.rpartition("/")[2])
+            name = CHECKPOINT.fullmatch(stored.key.rpartition("/")[2])
             if name and int(name[1]) >= here.step:
                 here = Checkpoints(
                     uri=uri,

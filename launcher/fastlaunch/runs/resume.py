@@ -50,7 +50,8 @@ class Resumable:
     #: Over all attempts, and what is left of it.
     max_minutes: int
     minutes_left: int
-    #: Name of the one that it goes on from; None where a machine was found faulty before there was one.
+    #: Name of the one that it goes on from; None where there was none before a machine was found faulty, or
+    #: a script's was taken.
     checkpoint: str | None
 
     @property
@@ -88,11 +89,11 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         for placement in stored
         if can_go_on(last, placement) or (is_fresh and placement.instance.name == last.instance)
     )
-    if newest is None and not is_faulty(last):
-        raise UserError(
-            f"run {run.id} saved no checkpoint",
-            "submit it again" if spec.script else "submit it again, with --checkpoint-every",
-        )
+    # Whether a script saves anything is not known before: on spot it starts anew if it has not.
+    is_anew = is_faulty(last) or (spec.script is not None and is_taken(last))
+    if newest is None and not is_anew:
+        how = "and have the script save in $FASTLAUNCH_OUTPUT" if spec.script else "with --checkpoint-every"
+        raise UserError(f"run {run.id} saved no checkpoint", f"submit it again, {how}")
     if not placements:
         raise UserError(
             f"no place of run {run.id}'s submission has {last.instance} and its bucket", "submit it again"
@@ -114,7 +115,7 @@ def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
         attempts = ledger.attempts_of(run.id)
         last = next((attempt for attempt in reversed(attempts) if attempt.handle), None)
         has_ended = all(attempt.ended_at for attempt in attempts) and not ledger.launcher_lives(run)
-        if has_ended and last and ((last.reason or "").startswith(TAKEN_BY_EC2) or is_faulty(last)):
+        if has_ended and last and (is_taken(last) or is_faulty(last)):
             by_attempt.setdefault(last.id, []).append(run)
     return [tuple(runs) for runs in by_attempt.values()]
 
@@ -122,6 +123,11 @@ def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
 def is_too_soon(attempt: Attempt, now: datetime) -> bool:
     """Whether the attempt got no machine just now, and another one would get none either."""
     return attempt.handle is None and now - datetime.fromisoformat(attempt.started_at) < _RETRY_AFTER
+
+
+def is_taken(attempt: Attempt) -> bool:
+    """Whether EC2 took the attempt's machine back."""
+    return (attempt.reason or "").startswith(TAKEN_BY_EC2)
 
 
 def is_faulty(attempt: Attempt) -> bool:
