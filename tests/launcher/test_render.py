@@ -145,6 +145,25 @@ def test_the_next_command_is_one_that_has_something_to_show(
     assert f"{tmp_path / LOG}:\nit said something\n" in capsys.readouterr().err
 
 
+def test_of_several_runs_that_were_stopped_the_one_that_can_go_on_is_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], summary: RunSummary
+) -> None:
+    job = JobSpec(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=2, steps=9, num_gpus=1)
+    done = replace(run(summary, 0.1), backend="local", directory=tmp_path, spec=job.to_json())
+    stopped = replace(done, state=RunState.INTERRUPTED, id="20261121-090312-k3f9")
+
+    def next_after(last: Run) -> str:
+        print_runs([done, last], output="table")
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert next_after(stopped) == "next: fastlaunch compare"
+    on_aws = replace(stopped, backend="ec2", spec=replace(job, checkpoint_every=3).to_json())
+    assert next_after(on_aws) == f"next: fastlaunch resume {stopped.id}"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000003.pt").touch()
+    assert next_after(stopped) == f"next: fastlaunch resume {stopped.id}"
+
+
 def test_runs_of_one_recipe_are_named_apart_in_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
     job = JobSpec(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=64, steps=9, num_gpus=8)
     of_64, of_128 = (

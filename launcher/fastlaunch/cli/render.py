@@ -415,9 +415,13 @@ def _names(runs: "Sequence[Run]") -> list[str]:
 
 
 def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
+    from fastlaunch.runs.local import is_worth_resuming
+
     for run in runs:
         if not run.state.is_final:
             return f"fastlaunch logs -f {run.id}"
+    if stopped := next(filter(is_worth_resuming, runs), None):
+        return f"fastlaunch resume {stopped.id}"
     if any(run.summary and _time(run.summary) for run in runs):
         return "fastlaunch compare"
     shown = failed or runs[0]

@@ -100,18 +100,32 @@ def newest_checkpoint(run: Run, ledger: Ledger) -> str:
         raise UserError(f"run {run.id} was imported", "submit it again")
     if run.spec.get("allow_tcp"):
         raise UserError(f"run {run.id} was a rehearsal in containers", "submit it again")
-    if "script" in run.spec:
-        if not any(run.directory.glob(f"{OUTPUT}/*")):
-            raise UserError(
-                f"run {run.id} wrote nothing to $FASTLAUNCH_OUTPUT that it could go on from",
-                "submit it again; a script goes on that saves its checkpoints there, and looks for them",
-            )
-        return OUTPUT
-    names = (path.name for path in run.directory.glob("checkpoints/*"))
-    newest = max(filter(CHECKPOINT.fullmatch, names), default=None)
+    newest = _newest_saved(run)
+    if newest is None and "script" in run.spec:
+        raise UserError(
+            f"run {run.id} wrote nothing to $FASTLAUNCH_OUTPUT that it could go on from",
+            "submit it again; a script goes on that saves its checkpoints there, and looks for them",
+        )
     if newest is None:
         raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
     return newest
+
+
+def _newest_saved(run: Run) -> str | None:
+    assert run.directory is not None
+    if "script" in (run.spec or {}):
+        return OUTPUT if any(run.directory.glob(f"{OUTPUT}/*")) else None
+    names = (path.name for path in run.directory.glob("checkpoints/*"))
+    return max(filter(CHECKPOINT.fullmatch, names), default=None)
+
+
+def is_worth_resuming(run: Run) -> bool:
+    """Whether the run was interrupted after it saved a checkpoint; on AWS, after it was to save some."""
+    if run.state is not RunState.INTERRUPTED or run.spec is None or run.directory is None:
+        return False
+    if run.backend == "local":
+        return not run.spec.get("allow_tcp") and _newest_saved(run) is not None
+    return "script" in run.spec or bool(run.spec.get("checkpoint_every"))
 
 
 def check_has_stopped(run: Run, ledger: Ledger) -> None:
