@@ -224,7 +224,7 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     distributions = {re.split(r"[^\w.-]", text)[0].lower() for text in project["dependencies"]}
     names = importlib.metadata.packages_distributions()
-    trackers = ("mlflow", "wandb", "tensorboard")
+    trackers = ("mlflow", "sqlalchemy", "wandb", "tensorboard")  # the second is MLflow's own
     optional = {("fastlaunch.runs.rehearsal", "sagemaker"), ("fastlaunch.api.results", "pandas")}
     optional |= {("fastlaunch.report.trackers", name) for name in trackers}
     for module, imported_there in all_imports().items():

@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ STARTED_S = 1793534400.0
 TRACKERS = ("mlflow", "wandb", "tensorboard")
 
 
-def there(*words: str | Path) -> str:
-    """stdout of a command of the environment with the trackers."""
+def there(*words: str | Path, code: int = 0) -> str:
+    """stdout of a command of the environment with the trackers; stderr of one that is to fail."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT / 'launcher'}:{ROOT / 'train'}",
@@ -35,8 +36,8 @@ def there(*words: str | Path) -> str:
     }
     command = [PYTHON, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
 
 
 def export(tracker: str, folder: Path) -> str:
@@ -93,6 +94,36 @@ def test_a_second_export_adds_only_what_is_new(tracker: str, runs: None, tmp_pat
     assert export(tracker, folder).startswith("Exported 1 run ")
     after = exported(tracker, folder)
     assert {name: after[name] for name in before} == before and len(after) == 3
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_run_that_has_changed_is_replaced(tracker: str, runs: None, isolated: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    export(tracker, folder)
+    before = exported(tracker, folder)
+    with sqlite3.connect(isolated / "ledger.sqlite") as database:
+        database.execute("UPDATE runs SET state = 'interrupted' WHERE id = ?", (RUN,))
+    database.close()
+    assert export(tracker, folder).startswith("Exported 1 run ")
+    after = exported(tracker, folder)
+    assert after.keys() == before.keys()
+    assert {run_id for run_id in after if after[run_id] != before[run_id]} == {RUN}
+    assert any("interrupted" in tag for tag in after[RUN]["tags"])
+    assert export(tracker, folder).startswith("Exported 0 runs ")
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"?" * 9 + data[9:]])
+def test_a_damaged_mlflow_database_is_an_error(
+    runs: None, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    folder = tmp_path / "out"
+    export("mlflow", folder)
+    database = folder / "mlflow.db"
+    damaged = damage(database.read_bytes())
+    database.write_bytes(damaged)
+    argv = ("-m", "fastlaunch", "runs", "export", "recipe=*", "--format", "mlflow", "--to", folder)
+    assert "mlflow.db is damaged" in there(*argv, code=2)
+    assert database.read_bytes() == damaged
 
 
 def test_mlflows_half_of_a_run_is_written_again(runs: None, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """A run as experiment trackers take it: parameters, tags, figures of the whole, and metrics by step. Pure."""
 
+import hashlib
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +39,11 @@ class TrackedRun:
     tags: Mapping[str, str]
     figures: Mapping[str, float]  # of the whole run
     points: Sequence[Point]  # by step
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all of it: it tells whether a tracker has the run as it is now."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def tracked_run(
