@@ -267,6 +267,8 @@ def test_another_machine_goes_on_with_what_a_script_saved(tmp_path: Path, hit: s
     assert (other / "run" / "output" / "result").read_text() == str(sum(range(1, 201)))
     one, two = record(tmp_path), read_record(other / "run" / "rank-00000-attempt-2.jsonl")
     assert two.header["first_step"] == int(packed.stem[5:]) + 1 > 1
+    # What the signal had it save counts too.
+    assert ends_with == 137 or two.header["first_step"] == one.steps[-1].step + 1
     assert "restore" in [phase.name for phase in two.phases]
     summary = summarize([one, two])
     assert (summary.num_steps, summary.status, summary.problems) == (200, "completed", ())
@@ -293,6 +295,7 @@ def test_what_is_packed_is_what_all_ranks_have_saved(tmp_path: Path) -> None:
     assert packed("half", Note(step=0, is_saving=True), Note(step=0)) == {}
     first = {"step-00000010.tar": b"ten"}
     assert packed("ten", Note(step=10), Note(step=10)) == first
+    assert packed("half", *[Note(step=10, is_saving=True)] * 2) == first
     assert packed("half", Note(step=10), Note(step=20)) == first
     assert packed("half", Note(step=10, is_saving=True), Note(step=20)) == first
     packer.pack()
