@@ -54,7 +54,7 @@ def submit_to_cloud(
     settings, now = context.settings, context.now()
     catalogue = load_catalogue(settings.prices)
     request = build_cloud_request(options, cloud, catalogue=catalogue)
-    directory = _directory(request, settings.home) if request.scripts else None
+    directory = directory_of(request, settings.home) if request.scripts else None
     resolution = resolve_offline(context, request, catalogue)
     ceiling = ceiling_of(request, resolution.placements)
     block = block_of(ceiling.dearest)
@@ -88,7 +88,7 @@ def submit_to_cloud(
     return _submit(context, prepared, yes=yes, directory=directory)
 
 
-def _directory(request: CloudRequest, home: Path) -> WorkingDirectory:
+def directory_of(request: CloudRequest, home: Path) -> WorkingDirectory:
     """Return what travels of the current directory. Raises UserError if the script does not."""
     directory = working_directory(Path.cwd(), home=home)
     why_not, to_take = directory.why_not

@@ -2,8 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +19,7 @@ from fastlaunch.cli.options import (
     BATCH_SIZE,
     COUNT,
     NAMES,
+    POSITIVE_COUNT,
     USD,
     Quantity,
     next_command,
@@ -40,6 +43,7 @@ from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 if TYPE_CHECKING:
     from fastlaunch.ledger.rows import Sweep as StoredSweep
     from fastlaunch.runs.launcher import Launcher
+    from fastlaunch.runs.stop_request import StopRequest
     from fastlaunch.runs.sweep import Saved, Sweep
 
 #: Options of `submit` that a sweep decides itself, or that are of one instance type.
@@ -52,7 +56,10 @@ _NOT_HERE = (
 class _SweepCommand(GroupedCommand):
     """Has the options of `submit`, less those that are not for a sweep; its own come first."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {**HEADINGS, "Spend": ("resume", *HEADINGS["Spend"])}
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **HEADINGS,
+        "Spend": ("resume", "parallel", *HEADINGS["Spend"]),
+    }
 
     def __init__(self, name: str | None, *, params: list[click.Parameter], **more: Any) -> None:
         kept: dict[str | None, click.Parameter] = {}
@@ -76,7 +83,7 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
     "instances",
     type=NAMES,
     metavar="TYPE[,TYPE]",
-    help="Train on each of these instance types, one after another.",
+    help="Train on each of these instance types, one after another, or several at a time by --parallel.",
 )
 @click.option(
     "--region",
@@ -110,6 +117,12 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
     help="Start an instance type only if its ceiling fits into what the others left of this.",
 )
 @click.option(
+    "--parallel",
+    type=POSITIVE_COUNT,
+    metavar="K",
+    help="Train on up to K instance types at once, as far as their ceilings fit.  [default: 1]",
+)
+@click.option(
     "--resume",
     is_flag=False,
     flag_value="",
@@ -123,7 +136,7 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
 @yes_option
 @profile_option
 def sweep(resume: str | None, output: str, yes: bool, **given: Any) -> int:
-    """Measure recipes on several instance types, within one budget. Or a script of your own, here.
+    """Measure recipes, or variants of a script, on several instance types, within one budget.
 
     Each instance type runs its recipes and batch sizes on one machine, in interleaved rounds, until their
     verdicts are settled. --max-cost is for all types together; one whose ceiling does not fit into what is
@@ -131,8 +144,8 @@ def sweep(resume: str | None, output: str, yes: bool, **given: Any) -> int:
 
     \b
       fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge --recipe bf16,te-fp8 --max-cost 300
+      fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge -L amp=fp32,bf16 -- python train.py --amp {amp}
       fastlaunch sweep --local --recipe fp32,bf16 --batch-size 8,16
-      fastlaunch sweep --local -L amp=fp32,bf16 -- python train.py --amp {amp}
       fastlaunch sweep --resume
     """
     context = app_context()
@@ -165,6 +178,7 @@ def _sweep(
     instances: tuple[str, ...] | None,
     regions: tuple[str, ...] | None,
     max_cost_usd: float | None,
+    parallel: int | None,
     repeats: int | None,
     dry_run: bool,
     output: str,
@@ -185,22 +199,21 @@ def _sweep(
     if name == "local":
         if instances is not None:
             raise UserError("--local sweeps this machine", "leave out --instance, or --local")
-        check_local(
-            {**cloud_fields, **region_fields, "max_cost_usd": max_cost_usd, "regions": given_regions}, used=()
-        )
+        own = {"max_cost_usd": max_cost_usd, "parallel": parallel, "regions": given_regions}
+        check_local({**cloud_fields, **region_fields, **own}, used=())
         planned = plan_here(context, options)
     else:
         if cloud.purchase == "capacity-block":
             raise UserError("a capacity block is of one instance type", "type: fastlaunch submit")
-        if options.command is not None:
-            raise UserError("a sweep of a script runs on this machine only for now", "give --local")
         check_backend(region_fields, cloud)
         context = replace(context, settings=settings_with(context.settings, region_fields, regions))
         planned = plan_on_aws(context, options, cloud, max_cost_usd)
     if dry_run:
         _print_plan(planned, max_cost_usd, output=output)
         return EXIT_DONE
-    return _carry_out(context, planned, stored, max_cost_usd=max_cost_usd, output=output, yes=yes)
+    return _carry_out(
+        context, planned, stored, max_cost_usd=max_cost_usd, parallel=parallel or 1, output=output, yes=yes
+    )
 
 
 def _print_plan(planned: Planned, max_cost_usd: float | None, *, output: str) -> None:
@@ -212,6 +225,8 @@ def _print_plan(planned: Planned, max_cost_usd: float | None, *, output: str) ->
         ]
         data: dict[str, Any] = {"cells": cells, "ceilings_usd": {}, "max_cost_usd": max_cost_usd}
         data["ceilings_usd"] = {name: ceiling.usd for name, ceiling in planned.ceilings.items()}
+        if planned.directory:
+            data["files"] = [file.path for file in planned.directory.files]
         click.echo(json.dumps(data, indent=2))
         return
     click.echo(plan_text(planned, max_cost_usd))
@@ -228,6 +243,7 @@ def _carry_out(
     stored: "StoredSweep | None",
     *,
     max_cost_usd: float | None,
+    parallel: int,
     output: str,
     yes: bool,
 ) -> int:
@@ -265,11 +281,32 @@ def _carry_out(
             command=shlex.join(["fastlaunch", *context.argv]),
             parts=parts,
             max_cost_usd=max_cost_usd,
+            num_parallel=parallel,
+            open_beside=partial(_open_beside, context, launcher.stop) if parallel > 1 else None,
             left_out=refused,
         )
         with locks.held(lock):
             carried_out.carry_out()
         return _report(context, carried_out, launcher, output=output)
+
+
+@contextmanager
+def _open_beside(context: AppContext, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
+    """Yield a launcher with a ledger of its own, whose lines begin with the name of its part."""
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.display import PlainLines, report_line
+    from fastlaunch.runs.launcher import Launcher
+
+    own = replace(context, connect=lambda: context.aws, sleep=stop.sleeping(context.sleep))
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        yield Launcher(
+            backends=own.cloud_backends,
+            ledger=ledger,
+            settings=context.settings,
+            display=PlainLines(clock=context.monotonic_s, prefix=f"{name}: "),
+            stop=stop,
+            report=lambda line: report_line(f"{name}: {line}"),
+        )
 
 
 def _report(context: AppContext, carried_out: "Sweep", launcher: "Launcher", *, output: str) -> int:

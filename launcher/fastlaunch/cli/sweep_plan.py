@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastlaunch.api.announcement import travels_text
 from fastlaunch.api.context import AppContext
 from fastlaunch.api.submission import check_installed
 from fastlaunch.catalog.load import load_catalogue
@@ -23,15 +24,16 @@ from fastlaunch.jobs.sweep import (
     SEARCH_MINUTES,
     SweptType,
     search_options,
-    smallest,
+    searches,
     types_here,
     types_on_aws,
     with_batch,
 )
-from fastlaunch.ledger.ids import BATCH_SEARCH
+from fastlaunch.ledger.ids import BATCH_SEARCH, is_batch_search
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling
 
 if TYPE_CHECKING:
+    from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.placement.prepare import Prepared
     from fastlaunch.runs.launcher import Submission
     from fastlaunch.runs.sweep import Part
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 #: Longer lines are hard to read.
 _WIDEST = 100
 _HEADERS = {"instance": "instance", "recipe": "recipe", "batch_size": "batch", "runs": "runs"}
+_SCRIPT_HEADERS = {"instance": "instance", "recipe": "variant", "runs": "runs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,10 @@ class Planned:
     make: "Callable[[Collection[str]], tuple[list[Part], dict[str, UserError]]]"
     #: By part, the most that it costs; empty on this machine.
     ceilings: "Mapping[str, CostCeiling]" = field(default_factory=dict)
+    #: The instance types on which the batch size is searched for.
+    searched_on: tuple[str, ...] = ()
+    #: What travels with a script.
+    directory: "WorkingDirectory | None" = None
 
     @property
     def total_usd(self) -> float:
@@ -92,7 +99,7 @@ def plan_here(context: AppContext, options: SubmitOptions) -> Planned:
 def plan_on_aws(
     context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
 ) -> Planned:
-    from fastlaunch.api.cloud import ceiling_of, resolve_offline
+    from fastlaunch.api.cloud import ceiling_of, directory_of, resolve_offline
 
     catalogue = load_catalogue(context.settings.prices)
     types = types_on_aws(options, cloud, catalogue)
@@ -101,16 +108,18 @@ def plan_on_aws(
         for name, swept in types.items()
         if swept.options
     }
-    if AUTO in options.batch_sizes:
-        least = smallest(types, cloud, catalogue)
-        requests = {BATCH_SEARCH: _search_request(requests[least], catalogue), **requests}
+    directory = None
+    if options.command is not None:
+        directory = directory_of(next(iter(requests.values())), context.settings.home)
+    searched = searches(types, cloud, catalogue) if AUTO in options.batch_sizes else {}
+    requests = {**_search_requests(searched, cloud, catalogue), **requests}
     ceilings = {
         name: ceiling_of(request, resolve_offline(context, request, catalogue).placements)
         for name, request in requests.items()
     }
     if max_cost_usd is not None:
-        first_usd = ceilings[BATCH_SEARCH].usd if BATCH_SEARCH in ceilings else 0.0
-        least_usd = first_usd + min(ceiling.usd for name, ceiling in ceilings.items() if name != BATCH_SEARCH)
+        first_usd = sum(ceiling.usd for name, ceiling in ceilings.items() if is_batch_search(name))
+        least_usd = first_usd + min(ceilings[name].usd for name in ceilings if not is_batch_search(name))
         if least_usd > max_cost_usd:
             raise UserError(
                 f"no instance type fits into --max-cost {max_cost_usd:g}: the cheapest may cost "
@@ -120,15 +129,24 @@ def plan_on_aws(
     return Planned(
         types=types,
         warnings=tuple(dict.fromkeys(each for request in requests.values() for each in request.caveats)),
-        make=partial(_parts_on_aws, context, requests, catalogue, ceilings),
+        make=partial(_parts_on_aws, context, requests, catalogue, ceilings, directory),
         ceilings=ceilings,
+        searched_on=tuple(searched),
+        directory=directory,
     )
 
 
-def _search_request(request: CloudRequest, catalogue: Catalogue) -> CloudRequest:
-    """Return the request of the run that finds the batch size, on the same instance type."""
-    cloud = replace(request.cloud, max_minutes=min(SEARCH_MINUTES, request.cloud.max_minutes))
-    return build_cloud_request(search_options(request.options), cloud, catalogue=catalogue)
+def _search_requests(
+    options: Mapping[str, SubmitOptions], cloud: CloudOptions, catalogue: Catalogue
+) -> dict[str, CloudRequest]:
+    """Return the requests of the runs that find the batch size, by part. options: by instance type."""
+    short = replace(cloud, max_minutes=min(SEARCH_MINUTES, cloud.max_minutes))
+    return {
+        f"{BATCH_SEARCH} on {name}" if number else BATCH_SEARCH: build_cloud_request(
+            own, replace(short, instances=(name,)), catalogue=catalogue
+        )
+        for number, (name, own) in enumerate(options.items())
+    }
 
 
 def _parts_on_aws(
@@ -136,11 +154,12 @@ def _parts_on_aws(
     requests: Mapping[str, CloudRequest],
     catalogue: Catalogue,
     ceilings: "Mapping[str, CostCeiling]",
+    directory: "WorkingDirectory | None",
     started: Collection[str],
 ) -> "tuple[list[Part], dict[str, UserError]]":
     """Return the parts, and which cannot be started: those to be started are looked up at AWS now.
 
-    Raises UserError's kinds if the search for the batch size, or every part, is one of these.
+    Raises UserError's kinds if a search for the batch size, or every part, is one of these.
     """
     from fastlaunch.api.cloud import check_plans, submission_of, warnings_of
     from fastlaunch.api.comparison import looks_of
@@ -158,12 +177,11 @@ def _parts_on_aws(
                 account_timer=request.cloud.account_timer,
                 verdicts=looks_of(context.settings, request.options),
             )
-        if name != BATCH_SEARCH:
-            own = with_batch(request.options, batch_size)
-            request = build_cloud_request(own, request.cloud, catalogue=catalogue)
+        own = with_batch(request.options, batch_size)
+        request = build_cloud_request(own, request.cloud, catalogue=catalogue)
         upload_code(prepared, context.aws)
         made = submission_of(context, replace(prepared, request=request))
-        if name != BATCH_SEARCH:
+        if not is_batch_search(name):
             return made
         # One run finds what fits all recipes.
         return replace(made, jobs_at=lambda at: made.jobs_at(at)[:1])
@@ -181,11 +199,12 @@ def _parts_on_aws(
                     catalogue=catalogue,
                     now=context.now(),
                     commit=context.commit,
+                    directory=directory,
                 )
                 check_plans(prepared.request, prepared.placements)
         except UserError as error:
             refused[name] = error
-            if name == BATCH_SEARCH or len(refused) == len(requests):
+            if is_batch_search(name) or len(refused) == len(requests):
                 raise
             continue
         warnings |= dict.fromkeys(warnings_of(prepared) if prepared else ())
@@ -214,8 +233,11 @@ def plan_text(planned: Planned, max_cost_usd: float | None) -> str:
     }
     lines = [f"left out: {reason}" for reason in by_reason(sorted(skipped))]
     if any(cell.batch_size == AUTO for swept in planned.types.values() for cell in swept.cells):
-        where = " on the type with the least GPU memory" if planned.ceilings else ""
-        lines.append(f"auto: a short run{where} first finds the largest batch that fits all recipes there")
+        where = f" on {' and '.join(planned.searched_on)}" if planned.searched_on else ""
+        least = ", each where the types that run it have the least GPU memory" if where else ""
+        lines.append(f"auto: a short run{where} first finds the largest batch that fits all recipes{least}")
+    if planned.directory:
+        lines += [" ".join(["travels:", *travels_text(planned.directory)[:-1], "--output json lists all."])]
     lines += [f"{name}: {ceiling}" for name, ceiling in planned.ceilings.items()]
     if planned.ceilings:
         total = f"all together: at most ${planned.total_usd:,.2f}"
@@ -229,7 +251,9 @@ def plan_text(planned: Planned, max_cost_usd: float | None) -> str:
         lines.append("on this machine, for which nothing is billed")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(_WIDEST, 1)).columns)
     wrapped = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
-    return "\n".join([table(rows, _HEADERS, shrinkable=("recipe",)), "", *wrapped])
+    is_script = any(swept.options and swept.options.command for swept in planned.types.values())
+    headers = _SCRIPT_HEADERS if is_script else _HEADERS
+    return "\n".join([table(rows, headers, shrinkable=("recipe",)), "", *wrapped])
 
 
 def _runs_text(swept: SweptType) -> str:

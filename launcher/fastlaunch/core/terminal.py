@@ -22,7 +22,8 @@ def report_line(line: str, stream: TextIO | None = None) -> None:
     """Write a line for the user, to stderr by default. The terminal may be gone; the run is not."""
     with suppress(OSError):
         # rich shows under its bar what comes by stderr, and colours it by what the line itself says.
-        print(plain(line), file=stream or sys.stderr, flush=True)
+        # Written at once, since several threads may report.
+        print(f"{plain(line)}\n", end="", file=stream or sys.stderr, flush=True)
 
 
 class PlainOutput:

@@ -9,7 +9,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CPU_WORKLOAD, FEWEST_TIMED_STEPS, GPU_WORKLOAD, instances_of
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions, Variant
-from fastlaunch.jobs.scripts import script_specs
+from fastlaunch.jobs.scripts import scripts_of
 from fastlaunch.jobs.variants import missing_on, problem_on, variants_of
 
 AUTO = "auto"
@@ -54,9 +54,12 @@ class SweptType:
 
 def types_on_aws(options: SubmitOptions, cloud: CloudOptions, catalogue: Catalogue) -> dict[str, SweptType]:
     """Return what to do on each instance type, by its name as typed. Raises UserError if none runs a cell."""
+    instances = zip(cloud.instances, instances_of(cloud, catalogue), strict=True)
+    if options.command is not None:
+        return {name: _swept_script(name, options) for name, _ in instances}
     variants = variants_of(options, GPU_WORKLOAD)
     types = {}
-    for name, instance in zip(cloud.instances, instances_of(cloud, catalogue), strict=True):
+    for name, instance in instances:
         problems = [problem_on(instance, each, cloud, catalogue, variants=(each,)) for each in variants]
         why = [problem.message if problem else None for problem in problems]
         types[name] = _swept(name, options, variants, why)
@@ -66,13 +69,18 @@ def types_on_aws(options: SubmitOptions, cloud: CloudOptions, catalogue: Catalog
 def types_here(options: SubmitOptions, machine: Machine, catalogue: Catalogue | None) -> dict[str, SweptType]:
     """Return what to do on this machine. Raises UserError if it runs no cell."""
     if options.command is not None:
-        labels = [spec.label for spec in script_specs(options, machine)]
-        cells = tuple(Cell(instance=None, label=label, batch_size=None) for label in labels)
-        return {HERE: SweptType(cells=cells, options=_with_rounds(options, len(cells)))}
+        return {HERE: _swept_script(None, options)}
     variants = variants_of(options, GPU_WORKLOAD if machine.devices else CPU_WORKLOAD)
     kinds = machine.capabilities(catalogue)
     why = [missing_on(each.recipe, kinds) for each in variants]
     return _checked({HERE: _swept(None, options, variants, why)})
+
+
+def _swept_script(instance: str | None, options: SubmitOptions) -> SweptType:
+    """Return the variants of the command as cells."""
+    labels = [script.label for script in scripts_of(options)]
+    cells = tuple(Cell(instance=instance, label=label, batch_size=None) for label in labels)
+    return SweptType(cells=cells, options=_with_rounds(options, len(cells)))
 
 
 def _swept(
@@ -102,14 +110,26 @@ def _checked(types: dict[str, SweptType]) -> dict[str, SweptType]:
     raise UserError(f"no cell can run: {'; '.join(reasons)}", "name other recipes or instance types")
 
 
-def smallest(types: Mapping[str, SweptType], cloud: CloudOptions, catalogue: Catalogue) -> str:
-    """Return which instance type that runs a cell has the least memory on a GPU, the first of equals."""
+def searches(
+    types: Mapping[str, SweptType], cloud: CloudOptions, catalogue: Catalogue
+) -> dict[str, SubmitOptions]:
+    """Return the options of the runs that find the batch size for `auto`, by instance type.
+
+    Each recipe is fitted where a GPU has the least memory, of the types that run it, the first of equals. So
+    one run fits them all, and the smallest of what several find, unless a recipe takes more on a larger GPU.
+    """
     memory_gib = {
         name: catalogue.accelerator_of(instance.name).memory_gib
         for name, instance in zip(cloud.instances, instances_of(cloud, catalogue), strict=True)
-        if types[name].options
     }
-    return min(memory_gib, key=lambda name: memory_gib[name])
+    left = {name for each in types.values() if each.options for name in each.options.recipes}
+    found = {}
+    for name in sorted(types, key=lambda name: memory_gib[name]):
+        options = types[name].options
+        if options and (fits := tuple(recipe for recipe in options.recipes if recipe in left)):
+            found[name] = search_options(replace(options, recipes=fits))
+            left -= {*fits}
+    return found
 
 
 def search_options(options: SubmitOptions) -> SubmitOptions:

@@ -13,7 +13,7 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.measure.summary import RunSummary
 
-#: Part of a sweep: the search for its batch size.
+#: Part of a sweep: the search for its batch size. On further instance types ` on TYPE` follows.
 BATCH_SEARCH = "batch size"
 #: Field of a filter -> what it is matched against.
 FIELDS = {
@@ -22,10 +22,10 @@ FIELDS = {
     "instance": "ifnull(instance, '')",
     "state": "state",
     "submission": "submission_id",
-    # Without the search for its batch size, which is no cell.
+    # Without the searches for its batch size, which are no cells.
     "sweep": (
         "(SELECT ifnull(sweep_id, '') FROM submissions"
-        f" WHERE submissions.id = submission_id AND ifnull(part, '') != '{BATCH_SEARCH}')"
+        f" WHERE submissions.id = submission_id AND ifnull(part, '') NOT LIKE '{BATCH_SEARCH}%')"
     ),
     "backend": "backend",
     "commit": "CASE WHEN json_valid(summary) THEN ifnull(json_extract(summary, '$.commit'), '') ELSE '' END",
@@ -39,6 +39,11 @@ _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _GIVEN_HERE = re.compile(RUN_ID)
 _MAX_FIELD_LENGTH = 40
 _DIGEST_LENGTH = 8
+
+
+def is_batch_search(part: str) -> bool:
+    """Return whether the part of a sweep is a search for its batch size."""
+    return part.startswith(BATCH_SEARCH)
 
 
 def new_run_id(now: datetime, randomness: random.Random) -> str:

@@ -177,13 +177,15 @@ class PlainLines(Display):
 
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     clock: Callable[[], float]
+    #: Begins every line, where several displays share the stream.
+    prefix: str = ""
     _label: str = ""
     _shown: Progress | None = None
     _shown_at: float = 0.0
 
     def start(self, label: str, num_steps: int | None) -> None:
-        self._label, self._shown, self._shown_at = label, None, self.clock()
-        report_line(f"{label}: started" + (f", {num_steps} steps" if num_steps else ""), self.stream)
+        self._label, self._shown, self._shown_at = f"{self.prefix}{label}", None, self.clock()
+        report_line(f"{self._label}: started" + (f", {num_steps} steps" if num_steps else ""), self.stream)
 
     def show(self, progress: Progress) -> None:
         before = self._shown

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -11,10 +12,12 @@ from typing import Any, Self
 class StopRequest:
     """Whether someone asked this process to stop: by Ctrl-C, SIGTERM, or closing its terminal.
 
-    As a context manager it listens. The first signal is noted in `by`; a second one raises KeyboardInterrupt.
+    As a context manager it listens. The first signal is noted in `by`; a second one raises KeyboardInterrupt,
+    in the main thread and in others that sleep by `sleeping`.
     """
 
     by: str | None = None
+    _at_once: bool = False
     _before: dict[int, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -31,7 +34,18 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def sleeping(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        """Return `sleep` for another thread than the main one, which alone hears signals."""
+
+        def sleep_unless_interrupted(seconds: float) -> None:
+            sleep(seconds)
+            if self._at_once:
+                raise KeyboardInterrupt
+
+        return sleep_unless_interrupted
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.by is not None:
+            self._at_once = True
             raise KeyboardInterrupt
         self.by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

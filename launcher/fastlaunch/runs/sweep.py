@@ -1,22 +1,26 @@
-"""Carries out a sweep: a submission per instance type, one after another, within one budget.
+"""Carries out a sweep: a submission per instance type, one or several at a time, within one budget.
 
 What was done stands in the ledger: the same sweep, carried out again, starts only what has not started, and
 completes what has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import fmean
+from threading import Thread
 
 from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import total_cost
-from fastlaunch.ledger.ids import BATCH_SEARCH
+from fastlaunch.ledger.ids import is_batch_search
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch.runs.launcher import Launcher, Submission
+from fastlaunch.runs.local import LOOK_INTERVAL_S
+from fastlaunch.runs.resume import is_undone
 
 
 class OverBudget(UserError):
@@ -39,95 +43,157 @@ class Part:
 
 @dataclass(kw_only=True)
 class Sweep:
-    """Carries out its parts, in order."""
+    """Carries out its parts in order, as many at a time as are allowed and fit into the budget together."""
 
     id: str
     launcher: Launcher
     command: str
-    #: In order, the search for the batch size first.
+    #: In order, the searches for the batch size first.
     parts: Sequence[Part]
     #: Of all parts together.
     max_cost_usd: float | None = None
+    num_parallel: int = 1
+    #: Opens the launcher, with a ledger of its own, of a part that is carried out in a thread beside others.
+    open_beside: Callable[[str], AbstractContextManager[Launcher]] | None = None
     #: Parts that were not started, or not completed, and why.
     left_out: dict[str, UserError] = field(default_factory=dict)
-    _done: set[str] = field(default_factory=set)
+    _threads: dict[str, Thread] = field(default_factory=dict)
+    _errors: list[BaseException] = field(default_factory=list)
 
     def carry_out(self) -> None:
         """Carry out what is left. Raises UserError where no batch size is found."""
-        batch_size, ledger = None, self.launcher.ledger
-        for part in self.parts:
-            if self.launcher.stop.by:
-                return
-            self._carry_out(part, batch_size)
-            if part.name != BATCH_SEARCH or self.launcher.stop.by:
-                continue
-            batch_size = found_batch(ledger, self.id)
-            if batch_size is None:
-                error = self.left_out.get(BATCH_SEARCH)
-                why = error.message if error else _why(ledger, self.id)
-                raise UserError(f"no batch size was found: {why}", "give one: --batch-size 64")
+        searches = [part for part in self.parts if is_batch_search(part.name)]
+        self._carry_out_all(searches, None)
+        if self.launcher.stop.by:
+            return
+        batch_size = self._found_batch(searches) if searches else None
+        self._carry_out_all([part for part in self.parts if part not in searches], batch_size)
 
-    def _carry_out(self, part: Part, batch_size: int | None) -> None:
-        launcher, left_usd = self.launcher, self.left_usd
-        started = launcher.ledger.parts_of(self.id).get(part.name)
+    def _carry_out_all(self, parts: Sequence[Part], batch_size: int | None) -> None:
         try:
-            if started is not None:
-                launcher.complete(started, part.submission(batch_size))
-            elif left_usd is not None and part.ceiling_usd > left_usd:
+            # What an earlier launcher left under way is committed already.
+            for part in sorted(parts, key=lambda part: not self._is_under_way(part.name)):
+                while self._threads and (len(self._threads) == self.num_parallel or not self._fits(part)):
+                    self._wait_for_one()
+                if self.launcher.stop.by or self._errors:
+                    break
+                self._start(part, batch_size)
+        finally:
+            while self._threads:
+                self._wait_for_one()
+        if self._errors:
+            raise self._errors[0]
+
+    def _wait_for_one(self) -> None:
+        while all(thread.is_alive() for thread in self._threads.values()):
+            self.launcher.sleep(LOOK_INTERVAL_S)
+        self._threads = {name: thread for name, thread in self._threads.items() if thread.is_alive()}
+
+    def _start(self, part: Part, batch_size: int | None) -> None:
+        try:
+            if not self._fits(part):
                 raise OverBudget(
-                    f"not started: it may cost ${part.ceiling_usd:,.2f}, and of --max-cost "
-                    f"${max(0.0, left_usd):,.2f} are left"
+                    f"not started: it may cost ${self._needed_usd(part):,.2f}, and of --max-cost "
+                    f"${max(0.0, self.left_usd or 0.0):,.2f} are left"
                 )
-            else:
-                submission = part.submission(batch_size)
-                launcher.submit(submission, command=self.command, sweep=self.id, part=part.name)
+            submission = part.submission(batch_size)
         except UserError as error:
-            self.left_out[part.name] = error
-            launcher.report(f"{part.name}: {error.message}")
-        self._done.add(part.name)
+            self._leave_out(part.name, error)
+            return
+        if self.open_beside is None:
+            self._carry_out(self.launcher, part.name, submission)
+            return
+        thread = Thread(target=self._carry_out_beside, args=(part.name, submission), daemon=True)
+        self._threads[part.name] = thread
+        thread.start()
+
+    def _carry_out_beside(self, name: str, submission: Submission) -> None:
+        assert self.open_beside is not None
+        try:
+            with self.open_beside(name) as launcher:
+                self._carry_out(launcher, name, submission)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _carry_out(self, launcher: Launcher, name: str, submission: Submission) -> None:
+        started = launcher.ledger.parts_of(self.id).get(name)
+        try:
+            if started is None:
+                launcher.submit(submission, command=self.command, sweep=self.id, part=name)
+            else:
+                launcher.complete(started, submission)
+        except UserError as error:
+            self._leave_out(name, error)
+
+    def _leave_out(self, name: str, error: UserError) -> None:
+        self.left_out[name] = error
+        self.launcher.report(f"{name}: {error.message}")
 
     @property
     def left_usd(self) -> float | None:
-        """What is left of --max-cost for parts that have not started; None without it.
+        """What is left of --max-cost; None without it.
 
-        A part that is done takes what it has cost, any other that has started its ceiling.
+        A part that is under way takes its ceiling, any other that has started what it has cost.
         """
         if self.max_cost_usd is None:
             return None
-        ceilings = {part.name: part.ceiling_usd for part in self.parts}
-        left_usd = self.max_cost_usd
-        for name, submission_id in self.launcher.ledger.parts_of(self.id).items():
-            left_usd -= self._committed_usd(name, submission_id, ceilings.get(name, 0.0))
-        return left_usd
+        return self.max_cost_usd - sum(map(self._committed_usd, self.parts))
 
-    def _committed_usd(self, name: str, submission_id: str, ceiling_usd: float) -> float:
+    def _fits(self, part: Part) -> bool:
+        """Return whether the part has nothing left to do, or may cost no more than is left."""
+        left_usd, ledger = self.left_usd, self.launcher.ledger
+        if left_usd is None:
+            return True
+        runs = self._runs(part.name)
+        has_work = not runs or any(is_undone(run, ledger.attempts_of(run.id)) for run in runs)
+        return not has_work or self._needed_usd(part) <= max(0.0, left_usd)
+
+    def _needed_usd(self, part: Part) -> float:
+        """Return what the part may cost beyond what it takes of the budget by now."""
+        return part.ceiling_usd - self._committed_usd(part)
+
+    def _committed_usd(self, part: Part) -> float:
         ledger, backends = self.launcher.ledger, self.launcher.cloud_backends
-        runs = ledger.select(submission=submission_id)
-        if runs[0].backend not in backends:
-            return 0.0
-        attempts = {each.id: each for run in runs for each in ledger.attempts_of(run.id)}
-        cost = total_cost(attempts.values(), backends[runs[0].backend].now())
-        is_done = name in self._done and all(run.state.is_final for run in runs)
-        if cost.usd is None:
-            return ceiling_usd
-        return cost.usd if is_done else max(cost.usd, ceiling_usd)
+        is_under_way = self._is_under_way(part.name)
+        attempts = {each.id: each for run in self._runs(part.name) for each in ledger.attempts_of(run.id)}
+        if not attempts:
+            return part.ceiling_usd if is_under_way else 0.0
+        first = next(iter(attempts.values()))
+        usd = total_cost(attempts.values(), backends[first.backend].now()).usd
+        if usd is None:
+            return part.ceiling_usd
+        return max(usd, part.ceiling_usd) if is_under_way else usd
+
+    def _is_under_way(self, name: str) -> bool:
+        runs = self._runs(name)
+        last = [attempt for run in runs for attempt in self.launcher.ledger.attempts_of(run.id)[-1:]]
+        return (
+            name in self._threads
+            or any(not run.state.is_final for run in runs)
+            or any(attempt.ended_at is None for attempt in last)
+        )
+
+    def _runs(self, name: str) -> list[Run]:
+        return _runs_of(self.launcher.ledger, self.id, name)
+
+    def _found_batch(self, searches: Sequence[Part]) -> int:
+        """Return the largest batch size that all the searches have found to fit."""
+        sizes = []
+        for part in searches:
+            runs = self._runs(part.name)
+            done = [run.summary for run in runs if run.state is RunState.COMPLETED and run.summary]
+            size = done[0].setup.batch_size_per_gpu if done else None
+            if size is None:
+                error = self.left_out.get(part.name)
+                why = f"run {runs[-1].id} is {runs[-1].state}: {runs[-1].reason}" if runs else "nothing ran"
+                why = error.message if error else why
+                raise UserError(f"no batch size was found: {why}", "give one: --batch-size 64")
+            sizes.append(size)
+        return min(sizes)
 
 
-def found_batch(ledger: Ledger, sweep_id: str) -> int | None:
-    """Return the batch size that the sweep's search has found; None as long as it has not."""
-    for run in _search_runs(ledger, sweep_id):
-        if run.state is RunState.COMPLETED and run.summary:
-            return run.summary.setup.batch_size_per_gpu
-    return None
-
-
-def _why(ledger: Ledger, sweep_id: str) -> str:
-    runs = _search_runs(ledger, sweep_id)
-    return f"run {runs[-1].id} is {runs[-1].state}: {runs[-1].reason}" if runs else "nothing was started"
-
-
-def _search_runs(ledger: Ledger, sweep_id: str) -> list[Run]:
-    submission_id = ledger.parts_of(sweep_id).get(BATCH_SEARCH)
+def _runs_of(ledger: Ledger, sweep_id: str, name: str) -> list[Run]:
+    submission_id = ledger.parts_of(sweep_id).get(name)
     return ledger.select(submission=submission_id) if submission_id else []
 
 
@@ -196,7 +262,7 @@ def sweep_runs(ledger: Ledger, sweep_id: str) -> dict[str, list[Run]]:
     return {
         name: ledger.select(submission=submission_id)
         for name, submission_id in ledger.parts_of(sweep_id).items()
-        if name != BATCH_SEARCH
+        if not is_batch_search(name)
     }
 
 
