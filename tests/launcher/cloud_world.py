@@ -198,8 +198,10 @@ class World:
 
 
 @contextmanager
-def opened_world(home: Path, aws: type[FakeAws] = FakeAws, **more: Any) -> Iterator[World]:
+def opened_world(
+    home: Path, aws: type[FakeAws] = FakeAws, clock: Clock | None = None, **more: Any
+) -> Iterator[World]:
     """Nothing was asked for yet."""
-    clock = Clock()
+    clock = clock or Clock()
     with Ledger(home / LEDGER_NAME, clock=clock.now) as ledger:
         yield World(home=home, ledger=ledger, aws=aws(clock), **more)

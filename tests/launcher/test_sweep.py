@@ -1,28 +1,39 @@
 """A sweep on the AWS in memory: its parts, its budget, and what becomes of it when its launcher is killed."""
 
+import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import date, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cloud_world import World, job, opened_world
-from ec2_builders import site
-from fake_cloud import FakeAws
-from test_rounds import recorded, settled_after
+from ec2_builders import catalogue, site
+from fake_cloud import Clock, FakeAws, FakeNode
+from test_rounds import settled_after
 
+from fastlaunch.analysis.compare import compare
+from fastlaunch.analysis.cost import PriceRequest
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.cli.compare import measured_run
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.options import SubmitOptions
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.scripts import script_spec
+from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.ledger.db import LedgerFile
 from fastlaunch.ledger.ids import BATCH_SEARCH
-from fastlaunch.ledger.ledger import LEDGER_NAME, Run
-from fastlaunch.runs.launcher import Submission
+from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
+from fastlaunch.runs.launcher import Launcher, Submission
 from fastlaunch.runs.rounds import Verdicts
+from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch.runs.sweep import OverBudget, Part, Sweep, saved, states, sweep_runs
 
 P4D, P5 = "p4d.24xlarge", "p5.48xlarge"
@@ -68,6 +79,32 @@ class MortalAws(FakeAws):
         super()._called(method)
 
 
+class SharedClock(Clock):
+    """A clock of several threads, of which one runs at a time: who sleeps makes way for who wakes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = threading.Condition()
+        self._order = itertools.count()
+        self._wakes: dict[threading.Thread, tuple[datetime, int]] = {}
+        self._foreign = set(threading.enumerate()) - {threading.current_thread()}
+
+    def sleep(self, seconds: float) -> None:
+        me = threading.current_thread()
+        with self._turn:
+            wake = self._wakes[me] = (self.moment + timedelta(seconds=seconds), next(self._order))
+            self._turn.notify_all()
+            # One that ends makes way, too, and does not say so.
+            while not self._is_first(wake):
+                self._turn.wait(0.005)
+            del self._wakes[me]
+        super().sleep(max(0.0, (wake[0] - self.moment).total_seconds()))
+
+    def _is_first(self, wake: tuple[datetime, int]) -> bool:
+        alive = set(threading.enumerate()) - self._foreign
+        return alive <= self._wakes.keys() and wake == min(self._wakes.values())
+
+
 def specs(*recipes: str, instance: str, options: SubmitOptions, **changes: Any) -> tuple[JobSpec, ...]:
     return interleaved([job(recipe, instance=instance, **changes) for recipe in recipes], options)
 
@@ -92,17 +129,57 @@ def part(
     return Part(name=name, ceiling_usd=ceiling_usd, submission=submission)
 
 
-def carry_out(world: World, *parts: Part, id: str, max_cost_usd: float | None = None) -> Sweep:
+def carry_out(
+    world: World, *parts: Part, id: str, max_cost_usd: float | None = None, num_parallel: int = 1
+) -> Sweep:
+    @contextmanager
+    def open_beside(name: str) -> Iterator[Launcher]:
+        world.clock.sleep(0)
+        with Ledger(world.ledger.path, clock=world.clock.now) as ledger:
+            if isinstance(world.ledger._file, MortalFile):
+                ledger._file.close()
+                ledger._file = MortalFile(ledger.path, world.ledger._file.death)
+            launcher = replace(world, ledger=ledger).launcher()
+            sleep = world.stop.sleeping(world.clock.sleep)
+            ec2 = Ec2Backend(aws=world.aws, home=world.home, sleep=sleep, now=world.clock.now)
+            yield replace(launcher, backends={"ec2": ec2})
+
     sweep = Sweep(
-        id=id, launcher=world.launcher(), command="fastlaunch sweep", parts=parts, max_cost_usd=max_cost_usd
+        id=id,
+        launcher=replace(world.launcher(), sleep=world.clock.sleep),
+        command="fastlaunch sweep",
+        parts=parts,
+        max_cost_usd=max_cost_usd,
+        num_parallel=num_parallel,
+        open_beside=open_beside if num_parallel > 1 else None,
     )
     sweep.carry_out()
     return sweep
 
 
 def new_sweep(world: World) -> str:
-    world.aws.node = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
+    world.aws.node = lambda node: node.train(how=replayed(world))
     return world.ledger.add_sweep(["sweep"], world.home)
+
+
+def replayed(world: World) -> Callable[[str], dict[str, Any]]:
+    """What the records of a run say: what its job asked for, and the same times whenever it is made."""
+
+    def how(run_id: str) -> dict[str, Any]:
+        # Machines act in the thread of whoever sleeps.
+        with Ledger(world.ledger.path) as ledger:
+            spec = ledger.get(run_id).spec or {}
+        label, script = spec["recipe"]["label"], spec.get("script")
+        time_s = random.Random(f"{spec['instance']} {label} {spec['round']}").uniform(0.1, 0.11)
+        told = {"instance": spec["instance"], "step_time_s": time_s, "header": {"round": spec["round"]}}
+        if script is None:
+            return {**told, "recipe": label, "seed": spec["seed"]}
+        workload = {"name": "train.py", "sample_unit": "samples", "flops_per_sample": None}
+        workload["num_parameters"] = None
+        told["header"] |= {"script": script, "recipe": spec["recipe"], "seed": None, "workload": workload}
+        return told
+
+    return how
 
 
 def cells(world: World, id: str) -> list[tuple[str, str, int, RunState]]:
@@ -153,6 +230,65 @@ def test_a_type_without_capacity_keeps_none_of_the_budget_and_is_tried_again(wor
     assert done.left_out == {} and {state for *_, state in cells(world, id)} == {RunState.COMPLETED}
 
 
+def test_types_run_at_the_same_time_as_far_as_the_budget_holds_them(tmp_path: Path) -> None:
+    with opened_world(tmp_path, clock=SharedClock()) as world:
+        id = new_sweep(world)
+        parts = [*map(script_part, (P4D, P5, "p5en.48xlarge")), part("p5e.48xlarge", ceiling_usd=300)]
+        done = carry_out(world, *parts, id=id, max_cost_usd=230, num_parallel=3)
+        started = [one.launch_time for one in world.aws.instances.values()]
+        ends = [world.ledger.attempts_of(run.id)[-1].ended_at or "" for run in world.ledger.select()]
+        assert started[1] < datetime.fromisoformat(min(ends)) <= started[2]
+        assert list(done.left_out) == ["p5e.48xlarge"]
+        assert [*sweep_runs(world.ledger, id)] == [each.name for each in parts[:3]]
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_ctrl_c_stops_all_types(tmp_path: Path, num_signals: int) -> None:
+    with opened_world(tmp_path, clock=SharedClock()) as world:
+        id, parts = new_sweep(world), [*map(script_part, (P4D, P5, "p5en.48xlarge"))]
+        train = world.aws.node
+
+        def interrupt() -> None:
+            for _ in range(num_signals):
+                with suppress(KeyboardInterrupt):
+                    world.stop._note(signal.SIGINT, None)
+
+        def stopping(node: FakeNode) -> None:
+            node.train(upto=1, how=replayed(world))
+            if node.instance_id == "i-0002":
+                world.clock.at(130, interrupt)
+
+        world.aws.node = stopping
+        with pytest.raises(KeyboardInterrupt) if num_signals > 1 else nullcontext():
+            carry_out(world, *parts, id=id, num_parallel=2)
+        assert len(world.aws.instances) == 2 and world.aws.live() == []
+        world.stop, world.aws.node = StopRequest(), train
+        carry_out(world, *parts, id=id, num_parallel=2)
+        assert {state for *_, state in cells(world, id)} == {RunState.COMPLETED}
+
+
+def test_a_type_that_is_tried_again_waits_for_one_that_was_left_under_way(tmp_path: Path) -> None:
+    with opened_world(tmp_path, MortalAws) as world:
+        id, death = new_sweep(world), mortal(world)
+        world.aws.answers = [NoCapacity("none here")]
+        parts = [part(P4D, "bf16", ceiling_usd=60), part(P5, "bf16", ceiling_usd=95)]
+        train = world.aws.node
+
+        def dying(node: FakeNode) -> None:
+            train(node)
+            world.clock.at(100, lambda: setattr(death, "at", 1))
+
+        world.aws.node = dying
+        with pytest.raises(Killed):
+            carry_out(world, *parts, id=id, max_cost_usd=100)
+        death.at, world.aws.node = 0, train
+        carry_out(world, *parts, id=id, max_cost_usd=100)
+        p5, p4d = world.aws.instances.values()
+        ended = world.ledger.attempts_of(sweep_runs(world.ledger, id)[P5][0].id)[-1].ended_at or ""
+        assert (p5.instance_type, p4d.instance_type) == (P5, P4D)
+        assert datetime.fromisoformat(ended) <= p4d.launch_time
+
+
 def test_the_batch_size_is_searched_for_first_and_every_type_gets_it(world: World) -> None:
     id = new_sweep(world)
 
@@ -165,7 +301,7 @@ def test_the_batch_size_is_searched_for_first_and_every_type_gets_it(world: Worl
     # Its record says what it found; that of every other run what it was asked for.
     def how(run_id: str) -> dict[str, Any]:
         batch_size = (world.ledger.get(run_id).spec or {})["batch_size"]
-        return recorded(world, run_id) | {"batch_size": batch_size or 48}
+        return {"batch_size": batch_size or 48}
 
     world.aws.node = lambda node: node.train(how=how)
     carry_out(world, Part(name=BATCH_SEARCH, submission=search), part(P5, "bf16"), id=id)
@@ -216,44 +352,81 @@ def mortal(world: World) -> Death:
     return death
 
 
-def sweep_of_two(world: World, id: str) -> None:
-    carry_out(world, part(P4D, "bf16"), part(P5, "bf16", "te-fp8"), id=id)
+def script_part(name: str) -> Part:
+    """Three rounds of two variants of a script."""
+    scripts = [Script(command=("python", "train.py", "{amp}"), variant=(("amp", amp),)) for amp in ("1", "2")]
+    made = interleaved(
+        [script_spec(script, backend="ec2", instance=name) for script in scripts], SubmitOptions(repeats=3)
+    )
+    at = site(name, zone="us-east-1a", subnet="subnet-a")
+    submission = Submission(jobs_at=lambda _: made, placements=(at,), max_minutes=120, account_timer=False)
+    return Part(name=name, ceiling_usd=100.0, submission=lambda _: submission)
+
+
+def sweep_of_types(world: World, id: str, num_parallel: int) -> None:
+    """Of recipes one after another; of a script two at a time, of which the budget holds no third."""
+    if num_parallel == 1:
+        carry_out(world, part(P4D, "bf16"), part(P5, "bf16", "te-fp8"), id=id)
+        return
+    parts = map(script_part, (P4D, P5, "p5en.48xlarge"))
+    carry_out(world, *parts, id=id, max_cost_usd=230.0, num_parallel=num_parallel)
+
+
+def table(world: World, id: str) -> list[tuple[object, ...]]:
+    """The rows of the comparison of all cells, with their figures."""
+    runs = [run for of in sweep_runs(world.ledger, id).values() for run in of]
+    measured = [each for run in runs if (each := measured_run(run, "us-east-1"))]
+    comparison = compare(measured, catalogue=catalogue(), prices=PriceRequest(today=date(2026, 11, 21)))
+    return [(row.setup, row.speed, row.cost, row.verdict, row.num_runs) for row in comparison.rows]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[tuple[str, str, int, RunState]]]:
-    """How many steps the sweep takes, and its cells."""
-    with opened_world(tmp_path_factory.mktemp("undisturbed"), MortalAws) as world:
-        id, death = new_sweep(world), mortal(world)
-        sweep_of_two(world, id)
-        return death.num_done, cells(world, id)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[int, Any, Any]]:
+    """How many steps the sweep takes, its cells and its table, by how many types it follows at a time."""
+
+    @cache
+    def of(num_parallel: int) -> tuple[int, Any, Any]:
+        with opened_world(tmp_path_factory.mktemp("undisturbed"), MortalAws, SharedClock()) as world:
+            id, death = new_sweep(world), mortal(world)
+            sweep_of_types(world, id, num_parallel)
+            return death.num_done, cells(world, id), table(world, id)
+
+    return of
+
+
+FAST = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+ALL = [(num_parallel, seed) for num_parallel in (1, 2) for seed in range(40)]
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))]
+    ("num_parallel", "seed"),
+    [*FAST, *(pytest.param(*one, marks=pytest.mark.full) for one in ALL if one not in FAST)],
 )
-def test_a_sweep_killed_at_any_moment_ends_with_the_same_cells_and_runs(
-    tmp_path: Path, undisturbed: tuple[int, list[tuple[str, str, int, RunState]]], seed: int
+def test_a_sweep_killed_at_any_moment_ends_with_the_same_cells_runs_and_table(
+    tmp_path: Path, undisturbed: Callable[[int], tuple[int, Any, Any]], num_parallel: int, seed: int
 ) -> None:
-    num_steps, expected = undisturbed
+    num_steps, expected, expected_table = undisturbed(num_parallel)
     rng = random.Random(seed)
-    with opened_world(tmp_path, MortalAws) as world:
+    with opened_world(tmp_path, MortalAws, SharedClock()) as world:
         id, death = new_sweep(world), mortal(world)
         # The moments of a launcher that is only waiting are many, and alike.
-        death.at = rng.choice((rng.randint(1, 60), rng.randint(1, num_steps - 1)))
+        death.at = rng.choice((rng.randint(1, 60 * num_parallel), rng.randint(1, num_steps - 1)))
         first = death.at
         with pytest.raises(Killed):
-            sweep_of_two(world, id)
+            sweep_of_types(world, id, num_parallel)
         for _ in range(20):
             death.num_done, death.at = 0, rng.choice((0, rng.randint(1, num_steps)))
             # What it left goes on, or ends, meanwhile.
             world.clock.sleep(rng.choice((0, 90, 1800)))
             try:
-                sweep_of_two(world, id)
+                sweep_of_types(world, id, num_parallel)
                 break
             except Killed:
                 continue
+        death.at = 0
         told = f"killed first at step {first} of {num_steps}"
-        assert cells(world, id) == expected, told
-        assert [one.instance_type for one in world.aws.instances.values()] == [P4D, P5], told
+        assert sorted(cells(world, id)) == sorted(expected), told
+        types = [one.instance_type for one in world.aws.instances.values()]
+        assert sorted(types) == sorted({name for name, *_ in expected}), told
         assert world.aws.live() == [], told
+        assert sorted(table(world, id), key=repr) == sorted(expected_table, key=repr), told

@@ -13,11 +13,11 @@ class StopRequest:
     """Whether someone asked this process to stop: by Ctrl-C, SIGTERM, or closing its terminal.
 
     As a context manager it listens. The first signal is noted in `by`; a second one raises KeyboardInterrupt,
-    in the main thread and in others that sleep by `sleeping`.
+    and so does each after it: in the main thread, and in others that sleep by `sleeping`.
     """
 
     by: str | None = None
-    _at_once: bool = False
+    _num_interrupts: int = 0
     _before: dict[int, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -36,16 +36,19 @@ class StopRequest:
 
     def sleeping(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
         """Return `sleep` for another thread than the main one, which alone hears signals."""
+        num_raised = self._num_interrupts
 
         def sleep_unless_interrupted(seconds: float) -> None:
+            nonlocal num_raised
             sleep(seconds)
-            if self._at_once:
+            if num_raised < self._num_interrupts:
+                num_raised = self._num_interrupts
                 raise KeyboardInterrupt
 
         return sleep_unless_interrupted
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.by is not None:
-            self._at_once = True
+            self._num_interrupts += 1
             raise KeyboardInterrupt
         self.by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

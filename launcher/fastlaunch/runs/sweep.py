@@ -106,6 +106,9 @@ class Sweep:
         thread = Thread(target=self._carry_out_beside, args=(part.name, submission), daemon=True)
         self._threads[part.name] = thread
         thread.start()
+        # In the ledger the parts stand in their order: the first row of all is the baseline.
+        while thread.is_alive() and not self._runs(part.name):
+            self.launcher.sleep(LOOK_INTERVAL_S)
 
     def _carry_out_beside(self, name: str, submission: Submission) -> None:
         assert self.open_beside is not None
