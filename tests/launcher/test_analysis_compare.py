@@ -17,6 +17,8 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.overview import as_overview
+from fastlaunch.report.text import answer
 from fastlaunch_train.records.records import read_record
 
 THEN = datetime.date(2023, 11, 15)
@@ -202,6 +204,26 @@ def test_another_batch_has_no_verdict() -> None:
     _, row = compared([*runs("bf16", 0.1, 0.1, 0.1), *other]).rows
     assert (row.verdict.kind, row.verdict.comparable_as) == ("other batch", "throughput")
     assert row.verdict.speed_ratio is not None and row.verdict.speed_ratio.value == pytest.approx(4 / 3)
+    assert row.verdict.in_batch is None
+
+
+def test_rows_of_another_batch_have_a_verdict_among_themselves() -> None:
+    small = {"batch_size_per_gpu": 32, "samples_per_step": 32.0}
+    comparison = compared(
+        [
+            *(*runs("bf16", 0.1, 0.1, 0.1), *runs("compile", 0.08, 0.08, 0.08), *runs("fp32", 0.2, 0.2, 0.2)),
+            *(*runs("compile", 0.05, 0.05, 0.05, **small), *runs("bf16", 0.04, 0.04, 0.04, **small)),
+        ]
+    )
+    *_, slower, base = comparison.rows
+    assert slower.verdict.kind == base.verdict.kind == "other batch"
+    assert slower.verdict.in_batch and base.verdict.in_batch and base.verdict.in_batch.kind == "baseline"
+    # Known answers: 0.04 / 0.05 within the batch, and beside the baseline 32 / 0.05 over 64 / 0.1.
+    ratio, throughput = slower.verdict.in_batch.speed_ratio, slower.verdict.speed_ratio
+    assert slower.verdict.in_batch.kind == "worse" and ratio and ratio.value == pytest.approx(0.8)
+    assert throughput and throughput.value == pytest.approx(1.0)
+    assert "; at global batch 32, bf16 gives" in answer(comparison)
+    assert "worse in its batch" in as_overview(comparison)
 
 
 def test_runs_with_problems_are_named_and_never_used() -> None:

@@ -28,6 +28,7 @@ PROMISED = (
     *("verdict", "reason"),
 )
 FURTHER = (
+    *("verdict_in_batch", "ratio_in_batch"),
     *("device_name", "precision", "data", "sequence_length", "padding_fraction", "kind", "derived"),
     "run_ids",
     *("percent_of_peak", "percent_of_bf16_peak", "percent_of_fp8_peak"),

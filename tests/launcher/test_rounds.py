@@ -81,6 +81,30 @@ def test_a_row_ends_when_it_is_settled_and_the_baseline_with_the_last(
     assert num_looks == max(expected.values()) - 2
 
 
+def test_a_batch_size_ends_when_its_own_rows_are_settled(tmp_path: Path) -> None:
+    large = [replace(each, batch_size=16) for each in (JOB, OTHER)]
+
+    def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+        settled = settled_after({"fp32": 3})(runs)
+        batches = {run.id: (run.spec or {})["batch_size"] for run in runs}
+        later = settled_after({})(runs)
+        return {
+            id: replace(verdict if batches[id] == 16 else later[id], batch=(batches[id], None))
+            for id, verdict in settled.items()
+        }
+
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)
+        jobs = planned(JOB, OTHER, *large)
+        submission = Submission(jobs_at=lambda here: jobs, verdicts=verdicts)
+        runs = launcher(backend).submit(submission, command="fastlaunch submit")
+    at = {
+        size: [run for run in runs if (run.spec or {})["batch_size"] == size] for size in (16, JOB.batch_size)
+    }
+    assert made(at[16]) == {"bf16": 3, "fp32": 3}
+    assert made(at[JOB.batch_size]) == {"bf16": MOST, "fp32": MOST}
+
+
 def test_a_recipe_that_fails_holds_no_look_up(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)

@@ -50,6 +50,7 @@ class InstantBackend:
             "directory": str(self.home / run_id),
             "recipe": job.recipe.label,
             "seed": job.seed,
+            "batch_size": job.batch_size,
             "argv": ["train"],
         }
         return Plan(backend=self.name, operation="exec", request=request)
@@ -63,7 +64,7 @@ class InstantBackend:
             assert as_others_see_it.get(directory.name).state is RunState.RUNNING
         if self.refuses:
             raise UserError("cannot start")
-        named = {name: plan.request[name] for name in ("recipe", "seed")}
+        named = {name: plan.request[name] for name in ("recipe", "seed", "batch_size")}
         options = {"steps": 80, "workload": "vit-tiny", **named, **self.how}
         write_run(directory, **options)
         self.alive[str(directory)] = self.looks

@@ -8,7 +8,7 @@ import datetime
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import stdev
 
 from fastlaunch.analysis import cost
@@ -30,7 +30,7 @@ from fastlaunch.analysis.pooling import (
 )
 from fastlaunch.analysis.statistics import LEVEL, mean_of, t_quantile
 from fastlaunch.analysis.validity import Validity, judge_validity
-from fastlaunch.analysis.verdicts import BASELINE, PricedGroup, Verdict, exp, judge
+from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH, PricedGroup, Verdict, exp, judge
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.measure.summary import Interval, Setup
@@ -198,7 +198,7 @@ def compare(
         warnings += _ranked_unverified(items)
         base = _baseline(items, baseline)
         baselines[workload] = base.group.setup.recipe
-        judged = zip(items, judge(items, base), strict=True)
+        judged = zip(items, _with_batches(items, judge(items, base), baseline), strict=True)
         rows += [_row(item, verdict, catalogue) for item, verdict in judged]
     return Comparison(
         rows=tuple(rows),
@@ -208,6 +208,36 @@ def compare(
         allow_unverified=allow_unverified,
         unfit=tuple(unfit),
     )
+
+
+def _with_batches(
+    items: Sequence[PricedGroup], verdicts: Sequence[Verdict], baseline: str | None
+) -> list[Verdict]:
+    """Return the verdicts, those of other batches with their verdict beside a baseline of their batch."""
+    batches: dict[tuple[int | None, int | None], list[int]] = {}
+    for at, verdict in enumerate(verdicts):
+        if verdict.kind == OTHER_BATCH:
+            batches.setdefault(_batch(items[at]), []).append(at)
+    after = list(verdicts)
+    for numbers in batches.values():
+        alike = [items[at] for at in numbers]
+        own = judge(alike, _baseline(alike, baseline))
+        # Figures without an interval say no more beside each other than they do in the table.
+        if any(verdict.kind not in (BASELINE, NO_INTERVAL) for verdict in own):
+            for at, verdict in zip(numbers, own, strict=True):
+                after[at] = replace(after[at], in_batch=verdict)
+    return after
+
+
+def batches_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return a workload's rows of each other batch that has a baseline, with their verdicts beside that."""
+    batches: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.verdict.in_batch:
+            tokens = f" of {row.setup.sequence_length} tokens" if row.setup.sequence_length else ""
+            own = replace(row, verdict=row.verdict.in_batch)
+            batches.setdefault(f"{row.setup.global_batch}{tokens}", []).append(own)
+    return batches
 
 
 def _ranked_unverified(items: Sequence[PricedGroup]) -> Iterator[str]:

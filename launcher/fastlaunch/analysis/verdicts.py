@@ -43,6 +43,8 @@ class Verdict:
     comparable_as: str
     decisive: tuple[str, ...] = ()  # those of the reasons that a decision should know
     more_rounds: int | None = None  # about as many would settle it
+    #: Beside the baseline of its own batch, where that is another one and other rows share it.
+    in_batch: "Verdict | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

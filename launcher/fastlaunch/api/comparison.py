@@ -143,7 +143,7 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
     from fastlaunch.analysis.compare import compare as compare_runs
     from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.analysis.statistics import UNRESOLVED
-    from fastlaunch.analysis.verdicts import NO_INTERVAL
+    from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.runs.rounds import RowVerdict
@@ -157,14 +157,16 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
             catalogue=load_catalogue(settings.prices),
             prices=PriceRequest(today=datetime.date.today(), region=settings.region),
         )
+        judged = [(row, row.verdict.in_batch or row.verdict) for row in comparison.rows]
         return {
             id: RowVerdict(
-                kind=row.verdict.kind,
-                ratio=row.verdict.ratio or row.verdict.speed_ratio,
-                is_baseline=row.is_baseline,
-                is_open=row.verdict.kind in (UNRESOLVED, NO_INTERVAL),
+                kind=verdict.kind,
+                ratio=verdict.ratio or verdict.speed_ratio,
+                is_baseline=verdict.kind == BASELINE,
+                is_open=verdict.kind in (UNRESOLVED, NO_INTERVAL),
+                batch=(row.setup.global_batch, row.setup.sequence_length),
             )
-            for row in comparison.rows
+            for row, verdict in judged
             for id in row.run_ids
         }
 

@@ -19,7 +19,7 @@ SCHEMA = 2
 #: The measured quantities of a row, each `{"value", "low", "high"}` or null.
 QUANTITIES = (
     *(of.name for of in (*fields(Speed), *fields(Cost))),
-    *("ratio_to_baseline", "speed_ratio_to_baseline"),
+    *("ratio_to_baseline", "speed_ratio_to_baseline", "ratio_in_batch"),
 )
 
 
@@ -48,6 +48,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 def row_to_json(row: Row) -> dict[str, Any]:
     """Return one row as plain data."""
     setup, overhead, price, verdict = row.setup, row.overhead, row.price, row.verdict
+    own = verdict.in_batch
     return {
         "workload": setup.workload,
         "instance": setup.instance,
@@ -85,6 +86,8 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "speed_ratio_to_baseline": _quantity(verdict.speed_ratio),
         "comparable_as": verdict.comparable_as,
         "verdict": verdict.kind,
+        "verdict_in_batch": own.kind if own else None,
+        "ratio_in_batch": _quantity(own.ratio or own.speed_ratio) if own else None,
         "reason": "; ".join(verdict.reasons) or None,
         "ranked": not row.is_barred,
         "guard_failures": list(row.validity.failures),

@@ -169,7 +169,7 @@ def _cells(row: Row, rows: Sequence[Row], priced: bool, in_dollars: bool) -> lis
         amount or NOTHING,
         f"{ratio.value:.3f}" if ratio else NOTHING,
         _interval(ratio) if ratio and has_interval else NOTHING,
-        row.verdict.kind,
+        row.verdict.kind if row.verdict.in_batch is None else f"{row.verdict.in_batch.kind} in its batch",
     ]
 
 

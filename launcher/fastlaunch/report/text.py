@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastlaunch.analysis.best import Best, best_of
-from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.compare import Comparison, Row, batches_of
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
@@ -52,7 +52,9 @@ def answer(comparison: Comparison) -> str:
 def _clause(rows: Sequence[Row]) -> str:
     """Return the answer for one workload, with the cheapest row that it leaves out and why."""
     best = best_of(rows)
-    return _of_ranked(rows) + (_may_be_best(best, rows) + _left_out(best, rows) if best else "")
+    clause = _of_ranked(rows) + (_may_be_best(best, rows) + _left_out(best, rows) if best else "")
+    of_batches = [f"; at global batch {batch}, {_of_ranked(own)}" for batch, own in batches_of(rows).items()]
+    return clause + "".join(of_batches)
 
 
 def _may_be_best(best: Best, rows: Sequence[Row]) -> str:

@@ -22,6 +22,7 @@ class RowVerdict:
     ratio: Interval | None = None  # of dollars, or of speed, with its interval if there is one
     is_baseline: bool = False
     is_open: bool = False  # more rounds may change it
+    batch: tuple[int | None, int | None] | None = None  # of rows with one baseline: samples, tokens of each
 
     def __str__(self) -> str:
         """`1.15x (1.14 to 1.16), better`"""
@@ -76,17 +77,19 @@ class PlannedLooks:
             if id in specs:
                 row = specs[id].without_seed
                 verdicts[row] = max(verdicts.get(row, verdict), verdict, key=lambda each: each.is_open)
-        open_workloads = {row.workload for row, verdict in verdicts.items() if verdict.is_open}
-        compared = {row.workload for row, verdict in verdicts.items() if not verdict.is_baseline}
+        groups = {row: (row.workload, verdict.batch) for row, verdict in verdicts.items()}
+        open_groups = {groups[row] for row, verdict in verdicts.items() if verdict.is_open}
+        compared = {groups[row] for row, verdict in verdicts.items() if not verdict.is_baseline}
         most = max(spec.max_rounds or 0 for spec in specs.values())
         after = f"after round {self._num_rounds} of at most {most}"
         for id, spec in specs.items():
             own = verdicts.get(spec.without_seed)
             if own is None or own.is_open:
                 continue
-            if own.is_baseline and spec.workload not in compared:
+            group = groups[spec.without_seed]
+            if own.is_baseline and group not in compared:
                 self._why.setdefault(id, f"{NOT_NEEDED}nothing is left to compare it with")
-            elif own.is_baseline and spec.workload not in open_workloads:
+            elif own.is_baseline and group not in open_groups:
                 self._why.setdefault(id, f"{NOT_NEEDED}{after} all others are settled")
             elif not own.is_baseline:
                 self._why.setdefault(id, f"{NOT_NEEDED}{own.kind} {after}")
