@@ -50,6 +50,10 @@ def test_the_matrix_names_cells_ceilings_and_what_is_left_out(capsys: pytest.Cap
     # Known answers: (2 h + 10 min) of each, and (1 h + 10 min) of the type whose GPUs have 40 GB.
     assert ceilings["p5.48xlarge"] == pytest.approx((2 + 1 / 6) * (55.04 + 0.046), abs=0.01)
     assert ceilings["batch size"] == pytest.approx(ceilings["p4d.24xlarge"] * 70 / 130)
+    # What that cannot run is fitted where there is the least memory but for it: 45 GB.
+    further = "batch size on g6e.12xlarge"
+    assert ceilings[further] == pytest.approx(ceilings["g6e.12xlarge"] * 70 / 130)
+    assert list(ceilings) == ["batch size", further, "p4d.24xlarge", "p5.48xlarge", "g6e.12xlarge"]
     assert fastlaunch(*argv) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "left out: te-fp8 on p4d.24xlarge: " in out and out.count("left out: ") == 1
@@ -63,6 +67,22 @@ def test_a_cell_that_is_alone_on_its_machine_is_repeated_as_often_as_is_looked_a
     assert fastlaunch("sweep", *THREE, "--dry-run", "--output", "json") == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
     assert [cell["runs"] for cell in cells] == [3, 0, 8, 8, 8, 8]
+
+
+def test_the_matrix_of_a_script_names_its_variants_and_what_travels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("train.py").write_text("")
+    argv = ("sweep", "--instance", "p4d.24xlarge,g6e.xlarge", "-L", "amp=bf16,fp32", "--dry-run")
+    script = ("--", "python", "train.py", "{amp}")
+    assert fastlaunch(*argv, "--output", "json", *script) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert [(cell["instance"], cell["label"], cell["runs"]) for cell in planned["cells"]] == [
+        (name, f"amp={amp}", 8) for name in ("p4d.24xlarge", "g6e.xlarge") for amp in ("bf16", "fp32")
+    ]
+    assert planned["files"] == ["train.py"]
+    assert fastlaunch(*argv, *script) == 0
+    assert "travels: 1 file" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -151,18 +171,22 @@ def on_aws(*argv: str) -> int:
     return run(list(argv), replace(app_context(*argv), connect=lambda: AWS, sleep=lambda seconds: None))
 
 
+@pytest.mark.parametrize("further", [(), ("--parallel", "2")], ids=["one", "both"])
 def test_every_type_is_asked_for_and_the_sweep_says_which_had_no_capacity(
     region: MotoServer,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
+    further: tuple[str, ...],
 ) -> None:
     refusal = region.refuse("RunInstances", "InsufficientInstanceCapacity", "EC2's own words")
     options = ("--image", IMAGE, "--steps", "20", "--max-cost", "50", "--yes", "--output", "json")
-    argv = ("sweep", "--instance", "g5.xlarge,g6e.xlarge", "--recipe", "bf16,compile", *options)
+    argv = ("sweep", "--instance", "g5.xlarge,g6e.xlarge", "--recipe", "bf16,compile", *options, *further)
     assert on_aws(*argv) == 3
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)["sweep"]
-    assert list(told["left_out"]) == ["g5.xlarge", "g6e.xlarge"]
+    out, err = capsys.readouterr()
+    told: dict[str, Any] = json.loads(out)["sweep"]
+    assert sorted(told["left_out"]) == ["g5.xlarge", "g6e.xlarge"]
+    assert ("g5.xlarge: g5.xlarge in us-east-1a" in err) == bool(further), "each line begins with its part"
     sent = region.sent("RunInstances")
-    assert [each.parameters["InstanceType"] for each in sent] == ["g5.xlarge"] * 2 + ["g6e.xlarge"] * 2
+    assert sorted(each.parameters["InstanceType"] for each in sent) == ["g5.xlarge"] * 2 + ["g6e.xlarge"] * 2
     assert told["parts"] == {"g5.xlarge": {"failed": 16}, "g6e.xlarge": {"failed": 16}}
     region.allow(refusal)
     # Without quota a type is left out before anybody is asked.

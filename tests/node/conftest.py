@@ -65,6 +65,7 @@ SMOKE = {
     "test_a_script_that_spot_interrupts_goes_on_with_what_it_saved",
     "test_an_example_comes_home[nanogpt]",
     "test_an_example_comes_home_from_a_training_job[run_clm]",
+    "test_a_sweep_of_two_types_comes_home",
 }
 
 

@@ -1,6 +1,7 @@
 """Launcher and nodes together: what `submit` does with machines that run what they were sent."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -9,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cloud_commands import configure
 from ec2_builders import job, site
 from examples import BY_NAME, assert_measured, furnish
+from fake_train.launcher import app_context
 from fake_train.processes import runs
 from instance_network import Switch
 from moto_server import MotoServer
@@ -29,6 +33,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.catalog.container_images import registry, training_base
+from fastlaunch.cli.main import run as cli
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.images.code_bundle import script_bundle, upload_bundle
@@ -331,6 +336,77 @@ def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
     assert attempt.state is RunState.COMPLETED
     node_log = world.home / "runs" / runs[0].id / "node-a1.log"
     assert f"run {runs[-1].id}: skipped" in node_log.read_text()
+
+
+SWEEP = (
+    *("sweep", "--instance", "g5.xlarge,g6.xlarge", "--parallel", "2", "--max-hours", "20h"),
+    *("--yes", "--output", "json"),
+)
+
+
+@pytest.fixture
+def sweep(world: World, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Exit code of `fastlaunch sweep` over both types, in this process."""
+    moto, base = world.scene.moto, training_base(None, today=world.now().date())
+    moto.quotas[REGION, "L-DB2E81BA"] = 768
+    moto.images[REGION, "763104351884", base.repository, base.tag] = "sha256:" + "b" * 64
+    configure(isolated, world.region)
+    # The interpreter that stands for the image's has what it needs.
+    wheels = isolated.parent / "wheels.txt"
+    wheels.touch()
+    monkeypatch.setenv("FASTLAUNCH_WHEELS", str(wheels))
+
+    def sweep(*argv: str) -> int:
+        argv = (*SWEEP, *argv)
+        context = replace(
+            app_context(*argv), sleep=lambda seconds: time.sleep(seconds / SCALE), now=world.now
+        )
+        return cli(list(argv), context)
+
+    return sweep
+
+
+def assert_swept(world: World, labels: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine for each type, with the rounds interleaved; and the table, printed twice."""
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    by_type = {name: [run for run in runs() if run.instance == name] for name in ("g5.xlarge", "g6.xlarge")}
+    first, second = labels
+    for name, of_type in by_type.items():
+        assert [run.recipe for run in of_type] == [first, second, second, first, first, second]
+        done = {run.state for run in of_type if not run.is_unneeded}
+        assert done == {RunState.COMPLETED}, err + consoles(world)
+        assert f"{name}: [" in err
+    types = [world.scene.moto.instance(each.instance_id).instance_type for each in world.scene.started]
+    assert sorted(types) == [*by_type] and not world.scene.moto.instances("pending", "running")
+    assert {(row["instance"], row["recipe"]) for row in printed["rows"]} == {*product(by_type, labels)}
+    assert cli(["compare", f"sweep={printed['sweep']['id']}", "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == printed["rows"]
+
+
+def test_a_sweep_of_two_types_comes_home(
+    world: World, sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--workload", "vit-tiny", "--batch-size", "4", "--steps", "60", "--max-rounds", "3")
+    assert sweep("--recipe", "fp32,bf16", *options) == 0
+    assert_swept(world, ("fp32", "bf16"), capsys)
+
+
+def test_a_sweep_of_a_script_comes_home(
+    world: World,
+    sweep: Callable[..., int],
+    script: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(script)
+    world.machines.update(training="real")
+    assert sweep("--repeats", "3", "-L", "lr=1,2", "--", "python", "train.py", "{lr}") == 0
+    for run in runs():
+        assert run.summary is not None and run.directory is not None
+        left = run.directory / "output" / "a model" / "weights.bin"
+        assert left.read_bytes() == run.summary.setup.variant["lr"].encode() * 1000
+    assert_swept(world, ("lr=1", "lr=2"), capsys)
 
 
 def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
