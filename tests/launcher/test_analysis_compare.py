@@ -17,7 +17,7 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.overview import as_overview
+from fastlaunch.report.overview import as_overview, why
 from fastlaunch.report.text import answer
 from fastlaunch_train.records.records import read_record
 
@@ -224,6 +224,7 @@ def test_rows_of_another_batch_have_a_verdict_among_themselves() -> None:
     assert throughput and throughput.value == pytest.approx(1.0)
     assert "; at global batch 32, bf16 gives" in answer(comparison)
     assert "worse in its batch" in as_overview(comparison)
+    assert "worse in its batch (between -2" in why(comparison, "compile at batch 32")
 
 
 def test_runs_with_problems_are_named_and_never_used() -> None:

@@ -46,6 +46,11 @@ class Verdict:
     #: Beside the baseline of its own batch, where that is another one and other rows share it.
     in_batch: "Verdict | None" = None
 
+    @property
+    def words(self) -> str:
+        """Its kind, as a table has it: of another batch what it is there, if that is known."""
+        return f"{self.in_batch.kind} in its batch" if self.in_batch else self.kind
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:

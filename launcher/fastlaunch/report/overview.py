@@ -11,7 +11,7 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.table import NOTHING, WIDTH, bulleted, heading, notes_of, price_notes
-from fastlaunch.report.text import dollars, is_boundless, name_of, number, rate_of, what_counts
+from fastlaunch.report.text import between, dollars, is_boundless, name_of, number, rate_of, what_counts
 
 #: Verdicts by what they mean for the order, and what is said above such rows; nothing above the ranked.
 _SECTIONS = {
@@ -61,7 +61,11 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
             what = what_counts(row, priced=row.verdict.ratio is not None)
             head += f", {ratio.value:.3f}x {what} ({ratio.low:.3f} to {ratio.high:.3f})"
         head = textwrap.fill(head, width, break_on_hyphens=False)
-        texts.append(f"{head}\n{bulleted(row.verdict.reasons or ('nothing more',), width)}")
+        reasons = [*row.verdict.reasons]
+        if own := row.verdict.in_batch:
+            ratio = own.ratio or own.speed_ratio
+            reasons.insert(0, f"{row.verdict.words}{between(ratio)}")
+        texts.append(f"{head}\n{bulleted(reasons or ('nothing more',), width)}")
     return "\n\n".join(texts)
 
 
@@ -169,7 +173,7 @@ def _cells(row: Row, rows: Sequence[Row], priced: bool, in_dollars: bool) -> lis
         amount or NOTHING,
         f"{ratio.value:.3f}" if ratio else NOTHING,
         _interval(ratio) if ratio and has_interval else NOTHING,
-        row.verdict.kind if row.verdict.in_batch is None else f"{row.verdict.in_batch.kind} in its batch",
+        row.verdict.words,
     ]
 
 

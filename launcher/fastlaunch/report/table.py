@@ -190,7 +190,7 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
         "$/B tokens": lambda row: with_range(row.cost.usd_per_billion_tokens, format_value=dollars),
         "x per $": lambda row: _ratio(row.verdict.ratio),
         "x speed": lambda row: _ratio(row.verdict.speed_ratio, bounds=not by_price),
-        "verdict": lambda row: row.verdict.kind,
+        "verdict": lambda row: row.verdict.words,
     }
 
 
