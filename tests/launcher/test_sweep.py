@@ -171,13 +171,13 @@ def replayed(world: World) -> Callable[[str], dict[str, Any]]:
             spec = ledger.get(run_id).spec or {}
         label, script = spec["recipe"]["label"], spec.get("script")
         time_s = random.Random(f"{spec['instance']} {label} {spec['round']}").uniform(0.1, 0.11)
-        told = {"instance": spec["instance"], "step_time_s": time_s, "header": {"round": spec["round"]}}
+        record = {"instance": spec["instance"], "step_time_s": time_s, "header": {"round": spec["round"]}}
         if script is None:
-            return {**told, "recipe": label, "seed": spec["seed"]}
+            return {**record, "recipe": label, "seed": spec["seed"]}
         workload = {"name": "train.py", "sample_unit": "samples", "flops_per_sample": None}
         workload["num_parameters"] = None
-        told["header"] |= {"script": script, "recipe": spec["recipe"], "seed": None, "workload": workload}
-        return told
+        record["header"] |= {"script": script, "recipe": spec["recipe"], "seed": None, "workload": workload}
+        return record
 
     return how
 

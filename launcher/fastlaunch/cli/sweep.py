@@ -223,18 +223,15 @@ def _print_plan(planned: Planned, max_cost_usd: float | None, *, output: str) ->
             for swept in planned.types.values()
             for cell in swept.cells
         ]
-        data: dict[str, Any] = {"cells": cells, "ceilings_usd": {}, "max_cost_usd": max_cost_usd}
-        data["ceilings_usd"] = {name: ceiling.usd for name, ceiling in planned.ceilings.items()}
-        if planned.directory:
-            data["files"] = [file.path for file in planned.directory.files]
+        ceilings = {name: ceiling.usd for name, ceiling in planned.ceilings.items()}
+        files = {"files": [file.path for file in planned.directory.files]} if planned.directory else {}
+        data = {"cells": cells, "ceilings_usd": ceilings, "max_cost_usd": max_cost_usd, **files}
         click.echo(json.dumps(data, indent=2))
         return
-    click.echo(plan_text(planned, max_cost_usd))
-    click.echo(f"\nPlanned, not started: at most {_num_runs(planned)}.")
-
-
-def _num_runs(planned: Planned) -> str:
-    return counted(sum(swept.num_runs for swept in planned.types.values()), "run")
+    num_runs = sum(swept.num_runs for swept in planned.types.values())
+    click.echo(
+        f"{plan_text(planned, max_cost_usd)}\n\nPlanned, not started: at most {counted(num_runs, 'run')}."
+    )
 
 
 def _carry_out(
@@ -317,8 +314,8 @@ def _report(context: AppContext, carried_out: "Sweep", launcher: "Launcher", *, 
 
     by_part = sweep_runs(launcher.ledger, carried_out.id)
     for name, runs in by_part.items():
-        told = ", ".join(f"{number} {state}" for state, number in states(runs).items())
-        click.echo(f"{name}: {told}", err=True)
+        counts = ", ".join(f"{number} {state}" for state, number in states(runs).items())
+        click.echo(f"{name}: {counts}", err=True)
     for name, error in carried_out.left_out.items():
         if name not in by_part:
             click.echo(f"{name}: {error.message}", err=True)
