@@ -347,7 +347,7 @@ def _report(context: AppContext, carried_out: "Sweep", launcher: "Launcher", *, 
 def _saved_text(early: "Saved") -> str:
     """`Stopping early saved 8 runs of the full matrix: about 21 min of machines, $4.10.`"""
     if not early.num_runs:
-        return "Stopping early saved nothing: every run of the matrix was made."
+        return "Stopping early saved nothing: no run of the matrix was left out as settled."
     text = f"Stopping early saved {counted(early.num_runs, 'run')} of the full matrix"
     if early.machine_s is not None:
         minutes = early.machine_s / 60
