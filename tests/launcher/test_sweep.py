@@ -20,8 +20,8 @@ from test_rounds import settled_after
 
 from fastlaunch.analysis.compare import compare
 from fastlaunch.analysis.cost import PriceRequest
+from fastlaunch.api.comparison import measured_run
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.cli.compare import measured_run
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.build import interleaved
