@@ -9,17 +9,19 @@ if TYPE_CHECKING:
     from fastlaunch.api.comparison import compare
     from fastlaunch.api.listing import prices, runs
     from fastlaunch.api.submission import submit
+    from fastlaunch.api.sweep import sweep
     from fastlaunch.core.errors import UserError
 
 #: The public API, each from its module when it is first used.
 _API = {
     "submit": "api.submission",
+    "sweep": "api.sweep",
     "compare": "api.comparison",
     "runs": "api.listing",
     "prices": "api.listing",
     "UserError": "core.errors",
 }
-__all__ = ["UserError", "__version__", "compare", "prices", "runs", "submit"]
+__all__ = ["UserError", "__version__", "compare", "prices", "runs", "submit", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

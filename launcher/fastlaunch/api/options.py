@@ -89,6 +89,7 @@ class SweepArguments(Training, total=False):
 
     batch_sizes: int | str | Sequence[int | str]
     repeats: int | None
+    parallel: int | None
 
 
 #: Several of these stand in one text, with commas.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastlaunch.jobs.spec import JobSpec
     from fastlaunch.placement.cost_ceiling import CostCeiling
     from fastlaunch.runs.expected import Expected
+    from fastlaunch.runs.sweep import Saved
 
 Item = TypeVar("Item")
 
@@ -130,6 +131,29 @@ class Submitted:
             run.state is RunState.COMPLETED or not run.state.is_final or run.is_unneeded for run in self.runs
         )
         return EXIT_DONE if good else EXIT_JOB_FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept(Submitted):
+    """What became of a sweep; `runs` are all of its cells'."""
+
+    #: For `sweep(resume=id)`.
+    id: str
+    #: Of each instance type, or of this machine.
+    by_part: Mapping[str, Runs]
+    #: Parts that were not started, or not completed, and why.
+    left_out: Mapping[str, UserError]
+    #: What stopping early saved against the full matrix.
+    saved: "Saved"
+    #: None if nothing was measured.
+    comparison: "Comparison | None" = field(repr=False)
+
+    @property
+    def exit_code(self) -> int:
+        """As of a submission, and that of the first part which failed."""
+        code = super().exit_code
+        codes = () if self.is_stopped else (error.exit_code for error in self.left_out.values())
+        return next(filter(None, codes), code)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,16 @@
 """`fastlaunch sweep`: recipes and batch sizes on several instance types, within one budget."""
 
 import json
-import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+import shutil
+import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from fastlaunch.api.context import AppContext, open_launcher
-from fastlaunch.api.options import check_backend, check_local, settings_with, take_fields
-from fastlaunch.api.submission import backend_name
+from fastlaunch.api import sweep as api
+from fastlaunch.api.results import Swept
+from fastlaunch.api.sweep_plan import SweepPlan, in_lines
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     BATCH_SIZE,
@@ -27,28 +24,22 @@ from fastlaunch.cli.options import (
     table_or_json_option,
     yes_option,
 )
-from fastlaunch.cli.render import exit_code_of
-from fastlaunch.cli.submit_options import (
-    HEADINGS,
-    GroupedCommand,
-    cloud_options,
-    training_options,
-)
-from fastlaunch.cli.sweep_plan import Planned, plan_here, plan_on_aws, plan_text
+from fastlaunch.cli.render import table
+from fastlaunch.cli.submit_options import HEADINGS, GroupedCommand, cloud_options, training_options
 from fastlaunch.core.errors import EXIT_DONE, UserError
-from fastlaunch.core.settings import RegionSettings
 from fastlaunch.core.units import counted, split_names
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.sweep import SweptType
 
 if TYPE_CHECKING:
-    from fastlaunch.ledger.rows import Sweep as StoredSweep
-    from fastlaunch.runs.launcher import Launcher
-    from fastlaunch.runs.stop_request import StopRequest
-    from fastlaunch.runs.sweep import Saved, Sweep
+    from fastlaunch.runs.sweep import Saved
 
+#: Longer lines are hard to read.
+_WIDEST = 100
+_HEADERS = {"instance": "instance", "recipe": "recipe", "batch_size": "batch", "runs": "runs"}
+_SCRIPT_HEADERS = {"instance": "instance", "recipe": "variant", "runs": "runs"}
 #: Options of `submit` that a sweep decides itself, or that are of one instance type.
 _NOT_HERE = (
-    *("until_resolved", "experiment", "add_to", "detach"),
+    *("until_resolved", "experiment", "add_to", "detach", "batch_size"),
     *("reservation", "block_fee_usd", "training_plan"),
 )
 
@@ -58,6 +49,7 @@ class _SweepCommand(GroupedCommand):
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **HEADINGS,
+        "Train": (*HEADINGS["Train"], "batch_sizes"),
         "Spend": ("resume", "parallel", *HEADINGS["Spend"]),
     }
 
@@ -97,6 +89,7 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
 )
 @click.option(
     "--batch-size",
+    "batch_sizes",
     type=Quantity("batch sizes", _parse_batch_sizes),
     default=(),
     metavar="N|auto[,N]",
@@ -135,7 +128,7 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
 @table_or_json_option("the comparison is")
 @yes_option
 @profile_option
-def sweep(resume: str | None, output: str, yes: bool, **given: Any) -> int:
+def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: Any) -> int:
     """Measure recipes, or variants of a script, on several instance types, within one budget.
 
     Each instance type runs its recipes and batch sizes on one machine, in interleaved rounds, until their
@@ -148,200 +141,96 @@ def sweep(resume: str | None, output: str, yes: bool, **given: Any) -> int:
       fastlaunch sweep --local --recipe fp32,bf16 --batch-size 8,16
       fastlaunch sweep --resume
     """
-    context = app_context()
-    if resume is None:
-        return _sweep(context, None, output=output, yes=yes, **given)
-    current = click.get_current_context()
-    typed = [
-        name for name in given if current.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    ]
-    if typed or given["command"] is not None:
-        raise UserError("--resume goes on with a sweep as it was typed", "leave out the other options")
-    from fastlaunch.ledger.ledger import open_ledger
-
-    with open_ledger(context.settings, clock=context.now) as ledger:
-        stored = ledger.sweep(resume or None)
-    if Path.cwd() != stored.directory:
-        raise UserError(f"{stored.id} was started in {stored.directory}", f"type: cd {stored.directory}")
-    again = current.command.make_context("sweep", list(stored.argv[1:])).params
-    again |= {"output": output, "yes": yes}
-    again.pop("resume")
-    return _sweep(replace(context, argv=stored.argv), stored, **again)
-
-
-def _sweep(
-    context: AppContext,
-    stored: "StoredSweep | None",
-    *,
-    local: bool,
-    backend: str | None,
-    instances: tuple[str, ...] | None,
-    regions: tuple[str, ...] | None,
-    max_cost_usd: float | None,
-    parallel: int | None,
-    repeats: int | None,
-    dry_run: bool,
-    output: str,
-    yes: bool,
-    **fields: Any,
-) -> int:
-    """Carry out the sweep that the options name, or go on with it if it is stored; return the exit code."""
-    given_regions = regions
-    regions = regions or split_names(context.settings.region)
-    name = backend_name(context, local=local, container=False, named=backend, instances=instances)
-    cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
-    fields["batch_sizes"] = fields.pop("batch_size")
-    fields["recipes"] = tuple(recipe for text in fields["recipes"] for recipe in split_names(text))
-    cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
-    # Without --repeats by the planned rule.
-    fields |= {"until_resolved": repeats is None, "repeats": 1 if repeats is None else repeats}
-    options = SubmitOptions(region=regions[0], **fields)
-    if name == "local":
-        if instances is not None:
-            raise UserError("--local sweeps this machine", "leave out --instance, or --local")
-        own = {"max_cost_usd": max_cost_usd, "parallel": parallel, "regions": given_regions}
-        check_local({**cloud_fields, **region_fields, **own}, used=())
-        planned = plan_here(context, options)
-    else:
-        if cloud.purchase == "capacity-block":
-            raise UserError("a capacity block is of one instance type", "type: fastlaunch submit")
-        check_backend(region_fields, cloud)
-        context = replace(context, settings=settings_with(context.settings, region_fields, regions))
-        planned = plan_on_aws(context, options, cloud, max_cost_usd)
-    if dry_run:
-        _print_plan(planned, max_cost_usd, output=output)
-        return EXIT_DONE
-    return _carry_out(
-        context, planned, stored, max_cost_usd=max_cost_usd, parallel=parallel or 1, output=output, yes=yes
+    context, current = app_context(), click.get_current_context()
+    if resume is not None:
+        # Defaults are no options of the user's.
+        typed = click.core.ParameterSource.COMMANDLINE
+        options = {
+            name: value
+            for name, value in options.items()
+            if current.get_parameter_source(name) is typed or (name == "command" and value is not None)
+        }
+    result = api.sweep(
+        resume=resume,
+        dry_run=dry_run,
+        yes=yes,
+        announce=lambda plan: click.echo(_plan_text(plan), err=True),
+        context=context,
+        **options,
     )
+    if isinstance(result, SweepPlan):
+        _print_plan(result, output=output)
+        return EXIT_DONE
+    _print_result(result, output=output)
+    return result.exit_code
 
 
-def _print_plan(planned: Planned, max_cost_usd: float | None, *, output: str) -> None:
+def _print_plan(plan: SweepPlan, *, output: str) -> None:
     if output == "json":
         cells = [
             {**vars(cell), "runs": 0 if cell.skipped else swept.num_rounds}
-            for swept in planned.types.values()
+            for swept in plan.types.values()
             for cell in swept.cells
         ]
-        ceilings = {name: ceiling.usd for name, ceiling in planned.ceilings.items()}
-        files = {"files": [file.path for file in planned.directory.files]} if planned.directory else {}
-        data = {"cells": cells, "ceilings_usd": ceilings, "max_cost_usd": max_cost_usd, **files}
+        ceilings = {name: ceiling.usd for name, ceiling in plan.ceilings.items()}
+        files = {"files": [file.path for file in plan.directory.files]} if plan.directory else {}
+        data = {"cells": cells, "ceilings_usd": ceilings, "max_cost_usd": plan.max_cost_usd, **files}
         click.echo(json.dumps(data, indent=2))
         return
-    num_runs = sum(swept.num_runs for swept in planned.types.values())
-    click.echo(
-        f"{plan_text(planned, max_cost_usd)}\n\nPlanned, not started: at most {counted(num_runs, 'run')}."
-    )
+    click.echo(f"{_plan_text(plan)}\n\nPlanned, not started: at most {counted(plan.num_runs, 'run')}.")
 
 
-def _carry_out(
-    context: AppContext,
-    planned: Planned,
-    stored: "StoredSweep | None",
-    *,
-    max_cost_usd: float | None,
-    parallel: int,
-    output: str,
-    yes: bool,
-) -> int:
-    from fastlaunch.core import locks
-    from fastlaunch.core.home import make_folder
-    from fastlaunch.runs.launcher import check_home
-    from fastlaunch.runs.sweep import Sweep
-
-    if planned.ceilings:
-        context.check_can_ask(yes=yes)
-    check_home(context.settings.home)
-    backends = context.cloud_backends if planned.ceilings else {"local": context.backends["local"]}
-    with open_launcher(context, backends) as launcher:
-        ledger = launcher.ledger
-        started = ledger.parts_of(stored.id) if stored else {}
-        click.echo(plan_text(planned, max_cost_usd), err=True)
-        for line in planned.warnings:
-            click.echo(f"warning: {line}", err=True)
-        if stored:
-            click.echo(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}", err=True)
-        parts, refused = planned.make(started)
-        for name, error in refused.items():
-            click.echo(f"left out: {name}: {error.message}", err=True)
-        if planned.ceilings:
-            context.confirm("Go on?" if stored else "Start it?", yes=yes)
-        sweep_id = stored.id if stored else ledger.add_sweep(context.argv, Path.cwd())
-        click.echo(f"{sweep_id}: to go on with it if it is stopped: fastlaunch sweep --resume", err=True)
-        lock = ledger.launcher_lock(sweep_id)
-        if locks.is_held(lock):
-            raise UserError(f"another fastlaunch carries out {sweep_id}", "look: fastlaunch status")
-        make_folder(lock.parent)
-        carried_out = Sweep(
-            id=sweep_id,
-            launcher=launcher,
-            command=shlex.join(["fastlaunch", *context.argv]),
-            parts=parts,
-            max_cost_usd=max_cost_usd,
-            num_parallel=parallel,
-            open_beside=partial(_open_beside, context, launcher.stop) if parallel > 1 else None,
-            left_out=refused,
-        )
-        with locks.held(lock):
-            carried_out.carry_out()
-        return _report(context, carried_out, launcher, output=output)
+def _plan_text(plan: SweepPlan) -> str:
+    """Return the matrix, what it leaves out and why, and what each type and all of it may cost."""
+    rows = [
+        {
+            **{"instance": name, "recipe": cell.label, "batch_size": cell.batch_size or "default"},
+            "runs": "none" if cell.skipped else _runs_text(swept),
+        }
+        for name, swept in plan.types.items()
+        for cell in swept.cells
+    ]
+    width = min(_WIDEST, shutil.get_terminal_size(fallback=(_WIDEST, 1)).columns)
+    wrapped = [
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in in_lines(plan)
+    ]
+    is_script = any(swept.options and swept.options.command for swept in plan.types.values())
+    headers = _SCRIPT_HEADERS if is_script else _HEADERS
+    return "\n".join([table(rows, headers, shrinkable=("recipe",)), "", *wrapped])
 
 
-@contextmanager
-def _open_beside(context: AppContext, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
-    """Yield a launcher with a ledger of its own, whose lines begin with the name of its part."""
-    from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.display import PlainLines, report_line
-    from fastlaunch.runs.launcher import Launcher
-
-    own = replace(context, connect=lambda: context.aws, sleep=stop.sleeping(context.sleep))
-    with open_ledger(context.settings, clock=context.now) as ledger:
-        yield Launcher(
-            backends=own.cloud_backends,
-            ledger=ledger,
-            settings=context.settings,
-            display=PlainLines(clock=context.monotonic_s, prefix=f"{name}: "),
-            stop=stop,
-            report=lambda line: report_line(f"{name}: {line}"),
-        )
+def _runs_text(swept: SweptType) -> str:
+    is_planned = swept.options is not None and swept.options.until_resolved
+    return f"at most {swept.num_rounds}" if is_planned else str(swept.num_rounds)
 
 
-def _report(context: AppContext, carried_out: "Sweep", launcher: "Launcher", *, output: str) -> int:
-    """Print what became of the parts, what they measured and what was saved; return the exit code."""
-    from fastlaunch.api.comparison import compare_at_own_prices
+def _print_result(swept: Swept, *, output: str) -> None:
+    """Print what became of the parts, what they measured, what was saved and the next command."""
     from fastlaunch.cli.compare import print_comparison
-    from fastlaunch.runs.sweep import duration_s, saved, states, sweep_runs
+    from fastlaunch.runs.sweep import states
 
-    by_part = sweep_runs(launcher.ledger, carried_out.id)
-    for name, runs in by_part.items():
+    for name, runs in swept.by_part.items():
         counts = ", ".join(f"{number} {state}" for state, number in states(runs).items())
         click.echo(f"{name}: {counts}", err=True)
-    for name, error in carried_out.left_out.items():
-        if name not in by_part:
+    for name, error in swept.left_out.items():
+        if name not in swept.by_part:
             click.echo(f"{name}: {error.message}", err=True)
-    runs = [run for of in by_part.values() for run in of]
-    early = saved(launcher.ledger, runs)
     data = {
-        **{"id": carried_out.id, "parts": {name: states(of) for name, of in by_part.items()}},
-        "left_out": {name: error.message for name, error in carried_out.left_out.items()},
-        "saved": vars(early),
+        **{"id": swept.id, "parts": {name: states(of) for name, of in swept.by_part.items()}},
+        "left_out": {name: error.message for name, error in swept.left_out.items()},
+        "saved": vars(swept.saved),
     }
-    if any(run.summary and duration_s(run.summary) is not None for run in runs):
-        print_comparison(compare_at_own_prices(context.settings, runs), output=output, sweep=data)
+    if swept.comparison is not None:
+        print_comparison(swept.comparison, output=output, sweep=data)
         if output == "table":
-            click.echo(f"\n{_saved_text(early)}")
+            click.echo(f"\n{_saved_text(swept.saved)}")
     elif output == "json":
         click.echo(json.dumps({"sweep": data}, indent=2))
-    is_stopped = bool(launcher.stop.by)
     next_command(
-        f"fastlaunch sweep --resume {carried_out.id}"
-        if is_stopped or any(error.exit_code for error in carried_out.left_out.values())
-        else f"fastlaunch compare sweep={carried_out.id} --all"
+        f"fastlaunch sweep --resume {swept.id}"
+        if swept.is_stopped or any(error.exit_code for error in swept.left_out.values())
+        else f"fastlaunch compare sweep={swept.id} --all"
     )
-    if is_stopped:
-        return exit_code_of(runs, stopped=True)
-    codes = (error.exit_code for error in carried_out.left_out.values())
-    return next(filter(None, codes), exit_code_of(runs, stopped=False))
 
 
 def _saved_text(early: "Saved") -> str:

@@ -126,6 +126,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE submissions ADD COLUMN sweep_id TEXT REFERENCES sweeps (id)",
         "ALTER TABLE submissions ADD COLUMN part TEXT",
     ),
+    # Its options by name.
+    ("ALTER TABLE sweeps ADD COLUMN arguments TEXT",),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

@@ -7,6 +7,7 @@ changes it is a method of one class: what is final stays final, and whoever come
 
 import json
 import random
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
@@ -134,8 +135,11 @@ class Ledger:
             )
         return submission_id
 
-    def add_sweep(self, argv: Sequence[str], directory: Path) -> str:
-        """Return the id of a new sweep. argv: its command line, as typed. directory: where it was typed."""
+    def add_sweep(self, argv: Sequence[str], arguments: Mapping[str, Any], directory: Path) -> str:
+        """Return the id of a new sweep.
+
+        argv: its command line, as typed. arguments: its options. directory: where it was typed.
+        """
         with self.transaction():
             sweep_id = "sweep-" + new_run_id(self._clock(), self._randomness)
             self._file.insert(
@@ -143,6 +147,7 @@ class Ledger:
                 id=sweep_id,
                 created_at=self._now(),
                 argv=dumps(list(argv)),
+                arguments=dumps(arguments),
                 directory=_text(directory),
             )
         return sweep_id
@@ -152,14 +157,20 @@ class Ledger:
 
         Raises UserError if there is none, or several.
         """
-        rows = self._file.all("SELECT id, argv, directory FROM sweeps ORDER BY rowid")
+        rows = self._file.all("SELECT id, argv, arguments, directory FROM sweeps ORDER BY rowid")
         fits = [row for row in rows if name and (row[0].startswith(name) or row[0].endswith(name))]
         if not rows or (name and len(fits) != 1):
             what = f"{name!r} fits {len(fits)} sweeps" if name else "there is no sweep"
             known = ", ".join(row[0] for row in rows[-3:])
             raise UserError(what, f"the newest are {known}" if known else "type: fastlaunch sweep --help")
-        sweep_id, argv, directory = fits[0] if name else rows[-1]
-        return Sweep(id=sweep_id, argv=tuple(json.loads(argv)), directory=Path(directory))
+        sweep_id, argv, arguments, directory = fits[0] if name else rows[-1]
+        words = tuple(json.loads(argv))
+        if arguments is None:
+            raise UserError(
+                f"{sweep_id} was begun by an earlier release, which did not store its options",
+                f"begin it anew: {shlex.join(['fastlaunch', *words])}",
+            )
+        return Sweep(id=sweep_id, argv=words, arguments=json.loads(arguments), directory=Path(directory))
 
     def parts_of(self, sweep_id: str) -> dict[str, str]:
         """Return the sweep's submissions that have runs: their ids by part, in the order they were made."""

@@ -67,6 +67,8 @@ class Sweep:
     #: Its command line, without the program's name, and the folder where it was typed.
     argv: tuple[str, ...]
     directory: Path
+    #: Its options by name, as `fastlaunch.sweep` takes them.
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,15 @@
 """A sweep before anything is asked of AWS: its matrix and ceilings; how its parts are made."""
 
-import shutil
-import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-import click
 
 from fastlaunch.api.announcement import travels_text
 from fastlaunch.api.context import AppContext
 from fastlaunch.api.submission import check_installed
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.cli.render import table
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, build_jobs
@@ -38,14 +33,9 @@ if TYPE_CHECKING:
     from fastlaunch.runs.launcher import Submission
     from fastlaunch.runs.sweep import Part
 
-#: Longer lines are hard to read.
-_WIDEST = 100
-_HEADERS = {"instance": "instance", "recipe": "recipe", "batch_size": "batch", "runs": "runs"}
-_SCRIPT_HEADERS = {"instance": "instance", "recipe": "variant", "runs": "runs"}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class SweepPlan:
     """A sweep before anything is asked of AWS."""
 
     types: Mapping[str, SweptType]
@@ -58,15 +48,22 @@ class Planned:
     ceilings: "Mapping[str, CostCeiling]" = field(default_factory=dict)
     #: The instance types on which the batch size is searched for.
     searched_on: tuple[str, ...] = ()
+    #: Of all parts together.
+    max_cost_usd: float | None = None
     #: What travels with a script.
     directory: "WorkingDirectory | None" = None
+
+    @property
+    def num_runs(self) -> int:
+        """The most runs."""
+        return sum(swept.num_runs for swept in self.types.values())
 
     @property
     def total_usd(self) -> float:
         return sum(ceiling.usd for ceiling in self.ceilings.values())
 
 
-def plan_here(context: AppContext, options: SubmitOptions) -> Planned:
+def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
     catalogue = load_catalogue(context.settings.prices) if context.machine.devices else None
     types = types_here(options, context.machine, catalogue)
     ((name, swept),) = types.items()
@@ -93,12 +90,12 @@ def plan_here(context: AppContext, options: SubmitOptions) -> Planned:
         search = [Part(name=BATCH_SEARCH, submission=searched)] if AUTO in own.batch_sizes else []
         return [*search, Part(name=name, submission=found)], {}
 
-    return Planned(types=types, warnings=jobs.caveats, make=make)
+    return SweepPlan(types=types, warnings=jobs.caveats, make=make)
 
 
 def plan_on_aws(
     context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
-) -> Planned:
+) -> SweepPlan:
     from fastlaunch.api.cloud import ceiling_of, directory_of, resolve_offline
 
     catalogue = load_catalogue(context.settings.prices)
@@ -126,12 +123,13 @@ def plan_on_aws(
                 f"${least_usd:,.2f}",
                 "give more, or shorter --max-hours",
             )
-    return Planned(
+    return SweepPlan(
         types=types,
         warnings=tuple(dict.fromkeys(each for request in requests.values() for each in request.caveats)),
         make=partial(_parts_on_aws, context, requests, catalogue, ceilings, directory),
         ceilings=ceilings,
         searched_on=tuple(searched),
+        max_cost_usd=max_cost_usd,
         directory=directory,
     )
 
@@ -211,51 +209,34 @@ def _parts_on_aws(
         made = partial(submission, name, prepared)
         parts.append(Part(name=name, ceiling_usd=ceilings[name].usd, submission=made))
     for line in warnings:
-        click.echo(line, err=True)
+        context.report(line)
     return parts, refused
 
 
-def plan_text(planned: Planned, max_cost_usd: float | None) -> str:
-    """Return the matrix, what it leaves out and why, and what each type and all of it may cost."""
-    rows = [
-        {
-            **{"instance": name, "recipe": cell.label, "batch_size": cell.batch_size or "default"},
-            "runs": "none" if cell.skipped else _runs_text(swept),
-        }
-        for name, swept in planned.types.items()
-        for cell in swept.cells
-    ]
+def in_lines(plan: SweepPlan) -> list[str]:
+    """Return what the matrix leaves out and why, and what each type and all of it may cost."""
     skipped = {
         (f"{cell.label} on {name}", cell.skipped)
-        for name, swept in planned.types.items()
+        for name, swept in plan.types.items()
         for cell in swept.cells
         if cell.skipped
     }
     lines = [f"left out: {reason}" for reason in by_reason(sorted(skipped))]
-    if any(cell.batch_size == AUTO for swept in planned.types.values() for cell in swept.cells):
-        where = f" on {' and '.join(planned.searched_on)}" if planned.searched_on else ""
+    if any(cell.batch_size == AUTO for swept in plan.types.values() for cell in swept.cells):
+        where = f" on {' and '.join(plan.searched_on)}" if plan.searched_on else ""
         least = ", each where the types that run it have the least GPU memory" if where else ""
         lines.append(f"auto: a short run{where} first finds the largest batch that fits all recipes{least}")
-    if planned.directory:
-        lines += [" ".join(["travels:", *travels_text(planned.directory)[:-1], "--output json lists all."])]
-    lines += [f"{name}: {ceiling}" for name, ceiling in planned.ceilings.items()]
-    if planned.ceilings:
-        total = f"all together: at most ${planned.total_usd:,.2f}"
-        if max_cost_usd is not None and planned.total_usd > max_cost_usd:
+    if plan.directory:
+        lines += [" ".join(["travels:", *travels_text(plan.directory)[:-1], "--output json lists all."])]
+    lines += [f"{name}: {ceiling}" for name, ceiling in plan.ceilings.items()]
+    if plan.ceilings:
+        total = f"all together: at most ${plan.total_usd:,.2f}"
+        if plan.max_cost_usd is not None and plan.total_usd > plan.max_cost_usd:
             total += (
-                f", of which --max-cost allows ${max_cost_usd:,.2f}: a type whose ceiling does not fit into "
-                "what those before it leave is not started"
+                f", of which --max-cost allows ${plan.max_cost_usd:,.2f}: a type whose ceiling does not fit "
+                "into what those before it leave is not started"
             )
         lines += [total, NOT_COUNTED]
     else:
         lines.append("on this machine, for which nothing is billed")
-    width = min(_WIDEST, shutil.get_terminal_size(fallback=(_WIDEST, 1)).columns)
-    wrapped = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
-    is_script = any(swept.options and swept.options.command for swept in planned.types.values())
-    headers = _SCRIPT_HEADERS if is_script else _HEADERS
-    return "\n".join([table(rows, headers, shrinkable=("recipe",)), "", *wrapped])
-
-
-def _runs_text(swept: SweptType) -> str:
-    is_planned = swept.options is not None and swept.options.until_resolved
-    return f"at most {swept.num_rounds}" if is_planned else str(swept.num_rounds)
+    return lines

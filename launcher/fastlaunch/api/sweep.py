@@ -1,0 +1,254 @@
+"""`sweep`: recipes and batch sizes, or a script's variants, on several instance types, within one budget."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+from fastlaunch.api.context import AppContext, default_context, open_launcher
+from fastlaunch.api.options import (
+    SweepArguments,
+    arguments,
+    check_backend,
+    check_local,
+    command_line,
+    settings_with,
+    take_fields,
+)
+from fastlaunch.api.results import Runs, Swept
+from fastlaunch.api.submission import backend_name
+from fastlaunch.api.sweep_plan import SweepPlan, in_lines, plan_here, plan_on_aws
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.core.terminal import report_line
+from fastlaunch.core.units import split_names
+from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+
+if TYPE_CHECKING:
+    from fastlaunch.ledger.rows import Sweep as StoredSweep
+    from fastlaunch.runs.launcher import Launcher
+    from fastlaunch.runs.stop_request import StopRequest
+    from fastlaunch.runs.sweep import Sweep
+
+#: Shows a sweep's plan before it starts.
+Announce = Callable[[SweepPlan], None]
+
+
+@overload
+def sweep(
+    *,
+    resume: str | None = ...,
+    dry_run: Literal[True],
+    yes: bool = ...,
+    announce: Announce | None = ...,
+    context: AppContext | None = ...,
+    **options: Unpack[SweepArguments],
+) -> SweepPlan: ...
+
+
+@overload
+def sweep(
+    *,
+    resume: str | None = ...,
+    dry_run: Literal[False] = ...,
+    yes: bool = ...,
+    announce: Announce | None = ...,
+    context: AppContext | None = ...,
+    **options: Unpack[SweepArguments],
+) -> Swept: ...
+
+
+@overload
+def sweep(
+    *,
+    resume: str | None = ...,
+    dry_run: bool,
+    yes: bool = ...,
+    announce: Announce | None = ...,
+    context: AppContext | None = ...,
+    **options: Unpack[SweepArguments],
+) -> SweepPlan | Swept: ...
+
+
+def sweep(
+    *,
+    resume: str | None = None,
+    dry_run: bool = False,
+    yes: bool = False,
+    announce: Announce | None = None,
+    context: AppContext | None = None,
+    **options: Unpack[SweepArguments],
+) -> SweepPlan | Swept:
+    """Measure recipes, or variants of a script, on several instance types, within one budget.
+
+    Takes the options of `fastlaunch sweep`, named as in `SweepArguments`; without `repeats` each cell runs
+    until its verdict is settled. resume: go on with this sweep, or the last one for an empty text, as it was
+    given, without other options. dry_run: return the plan; start, write and ask nothing. yes: spend up to
+    the ceiling without being asked; on AWS it is needed where there is nobody to ask. announce: shows the
+    plan before it starts, instead of its lines on stderr. context: what it acts on, looked up by default.
+
+    Raises UserError for what cannot be, and its kinds where AWS refuses everything.
+    """
+    given = arguments(options, SweepArguments, function="sweep")
+    if context is None:
+        context = default_context(command_line("sweep", given))
+    stored = None
+    if resume is not None:
+        if given or dry_run:
+            raise UserError("--resume goes on with a sweep as it was typed", "leave out the other options")
+        stored = _stored(context, resume)
+        context, given = (
+            replace(context, argv=stored.argv),
+            arguments(stored.arguments, SweepArguments, function="sweep"),
+        )
+    parallel = given.pop("parallel", None)
+    context, plan = _plan(context, parallel=parallel, **given)
+    if dry_run:
+        return plan
+    if stored is None:
+        given["parallel"] = parallel
+    return _carry_out(
+        context, plan, stored, given=given, num_parallel=parallel or 1, yes=yes, announce=announce
+    )
+
+
+def _stored(context: AppContext, name: str) -> "StoredSweep":
+    """Return the sweep to go on with. Raises UserError if there is none, or it is of another folder."""
+    from fastlaunch.ledger.ledger import open_ledger
+
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        stored = ledger.sweep(name or None)
+    if Path.cwd() != stored.directory:
+        raise UserError(f"{stored.id} was started in {stored.directory}", f"type: cd {stored.directory}")
+    return stored
+
+
+def _plan(
+    context: AppContext,
+    *,
+    parallel: int | None,
+    local: bool = False,
+    backend: str | None = None,
+    instances: tuple[str, ...] | None = None,
+    regions: tuple[str, ...] | None = None,
+    max_cost_usd: float | None = None,
+    repeats: int | None = None,
+    **fields: Any,
+) -> tuple[AppContext, SweepPlan]:
+    """Return what the options name, and the context with their settings."""
+    given_regions = regions
+    regions = regions or split_names(context.settings.region)
+    name = backend_name(context, local=local, container=False, named=backend, instances=instances)
+    cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
+    cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
+    # Without --repeats by the planned rule.
+    fields |= {"until_resolved": repeats is None, "repeats": 1 if repeats is None else repeats}
+    options = SubmitOptions(region=regions[0], **fields)
+    if name == "local":
+        if instances is not None:
+            raise UserError("--local sweeps this machine", "leave out --instance, or --local")
+        own = {"max_cost_usd": max_cost_usd, "parallel": parallel, "regions": given_regions}
+        check_local({**cloud_fields, **region_fields, **own}, used=())
+        return context, plan_here(context, options)
+    if cloud.purchase == "capacity-block":
+        raise UserError("a capacity block is of one instance type", "type: fastlaunch submit")
+    check_backend(region_fields, cloud)
+    context = replace(context, settings=settings_with(context.settings, region_fields, regions))
+    return context, plan_on_aws(context, options, cloud, max_cost_usd)
+
+
+def _carry_out(
+    context: AppContext,
+    plan: SweepPlan,
+    stored: "StoredSweep | None",
+    *,
+    given: dict[str, Any],
+    num_parallel: int,
+    yes: bool,
+    announce: Announce | None,
+) -> Swept:
+    from fastlaunch.core import locks
+    from fastlaunch.core.home import make_folder
+    from fastlaunch.runs.launcher import check_home
+    from fastlaunch.runs.sweep import Sweep
+
+    if plan.ceilings:
+        context.check_can_ask(yes=yes)
+    check_home(context.settings.home)
+    backends = context.cloud_backends if plan.ceilings else {"local": context.backends["local"]}
+    with open_launcher(context, backends) as launcher:
+        ledger = launcher.ledger
+        started = ledger.parts_of(stored.id) if stored else {}
+        if announce is not None:
+            announce(plan)
+        for line in () if announce else in_lines(plan):
+            context.report(line)
+        for line in plan.warnings:
+            context.report(f"warning: {line}")
+        if stored:
+            context.report(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}")
+        parts, refused = plan.make(started)
+        for name, error in refused.items():
+            context.report(f"left out: {name}: {error.message}")
+        if plan.ceilings:
+            context.confirm("Go on?" if stored else "Start it?", yes=yes)
+        sweep_id = stored.id if stored else ledger.add_sweep(context.argv, given, Path.cwd())
+        context.report(f"{sweep_id}: to go on with it if it is stopped: fastlaunch sweep --resume")
+        lock = ledger.launcher_lock(sweep_id)
+        if locks.is_held(lock):
+            raise UserError(f"another fastlaunch carries out {sweep_id}", "look: fastlaunch status")
+        make_folder(lock.parent)
+        carried_out = Sweep(
+            id=sweep_id,
+            launcher=launcher,
+            command=shlex.join(["fastlaunch", *context.argv]),
+            parts=parts,
+            max_cost_usd=plan.max_cost_usd,
+            num_parallel=num_parallel,
+            open_beside=partial(_open_beside, context, launcher.stop) if num_parallel > 1 else None,
+            left_out=refused,
+        )
+        with locks.held(lock):
+            carried_out.carry_out()
+        return _result(context, carried_out, launcher)
+
+
+@contextmanager
+def _open_beside(context: AppContext, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
+    """Yield a launcher with a ledger of its own, whose lines begin with the name of its part."""
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.runs.display import PlainLines
+    from fastlaunch.runs.launcher import Launcher
+
+    own = replace(context, connect=lambda: context.aws, sleep=stop.sleeping(context.sleep))
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        yield Launcher(
+            backends=own.cloud_backends,
+            ledger=ledger,
+            settings=context.settings,
+            display=PlainLines(clock=context.monotonic_s, prefix=f"{name}: "),
+            stop=stop,
+            report=lambda line: report_line(f"{name}: {line}"),
+        )
+
+
+def _result(context: AppContext, carried_out: "Sweep", launcher: "Launcher") -> Swept:
+    """Return what became of the parts, what they measured and what was saved."""
+    from fastlaunch.api.comparison import compare_at_own_prices
+    from fastlaunch.runs.sweep import duration_s, saved, sweep_runs
+
+    by_part = sweep_runs(launcher.ledger, carried_out.id)
+    runs = [run for of in by_part.values() for run in of]
+    is_measured = any(run.summary and duration_s(run.summary) is not None for run in runs)
+    return Swept(
+        id=carried_out.id,
+        runs=Runs(runs),
+        by_part={name: Runs(of) for name, of in by_part.items()},
+        left_out=dict(carried_out.left_out),
+        saved=saved(launcher.ledger, runs),
+        comparison=compare_at_own_prices(context.settings, runs) if is_measured else None,
+        is_stopped=bool(launcher.stop.by),
+    )
