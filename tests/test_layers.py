@@ -23,12 +23,23 @@ LAUNCHER_ROOMS: Mapping[str, tuple[str, ...] | None] = {
     "backends": ("core", "catalog", "jobs", "aws", "measure"),
     "images": ("core", "catalog", "aws"),
     "placement": ("core", "catalog", "jobs", "aws", "backends", "images"),
-    "runs": ("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "images", "placement"),
+    "lifecycle": ("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "images", "placement"),
     "analysis": ("core", "catalog", "measure"),
     "report": ("core", "catalog", "measure", "analysis"),
     "account": ("core",),
     "api": (
-        *("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "images", "placement", "runs"),
+        *(
+            "core",
+            "catalog",
+            "jobs",
+            "aws",
+            "measure",
+            "ledger",
+            "backends",
+            "images",
+            "placement",
+            "lifecycle",
+        ),
         *("analysis", "report", "account"),
     ),
     "cli": None,
@@ -45,7 +56,7 @@ CONTRACT_OF_WORKLOADS = ("workloads.registry", "workloads.contract")
 
 #: Modules of the training package that the launcher reads, and the rooms that do.
 CONTRACT = ("records", "recipes", "workloads.registry", "node.protocol")
-READS_CONTRACT = ("jobs", "measure", "analysis", "images", "backends", "runs", "report", "api", "cli")
+READS_CONTRACT = ("jobs", "measure", "analysis", "images", "backends", "lifecycle", "report", "api", "cli")
 
 #: What only some recipes and workloads need.
 EXTRAS = {
@@ -225,7 +236,7 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
     distributions = {re.split(r"[^\w.-]", text)[0].lower() for text in project["dependencies"]}
     names = importlib.metadata.packages_distributions()
     trackers = ("mlflow", "sqlalchemy", "wandb", "tensorboard")  # the second is MLflow's own
-    optional = {("fastlaunch.runs.rehearsal", "sagemaker"), ("fastlaunch.api.results", "pandas")}
+    optional = {("fastlaunch.lifecycle.rehearsal", "sagemaker"), ("fastlaunch.api.results", "pandas")}
     optional |= {("fastlaunch.report.trackers", name) for name in trackers}
     for module, imported_there in all_imports().items():
         if not within(module, "fastlaunch"):

@@ -62,9 +62,9 @@ def start(context: AppContext, words: Sequence[str]) -> int:
     """
     from fastlaunch.core.errors import UserError
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.display import make_display
-    from fastlaunch.runs.launcher import Launcher, Submission
-    from fastlaunch.runs.stop_request import StopRequest
+    from fastlaunch.lifecycle.display import make_display
+    from fastlaunch.lifecycle.launcher import Launcher, Submission
+    from fastlaunch.lifecycle.stop_request import StopRequest
 
     num_nodes = max((int(word.partition("=")[2]) for word in words if word.startswith("--nodes=")), default=1)
     submission = Submission(

@@ -23,12 +23,12 @@ from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.cancel import cancel
-from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.launcher import Launcher, Submission
-from fastlaunch.runs.reconcile import reconcile
-from fastlaunch.runs.rounds import Verdicts
-from fastlaunch.runs.stop_request import StopRequest
+from fastlaunch.lifecycle.cancel import cancel
+from fastlaunch.lifecycle.display import PlainLines
+from fastlaunch.lifecycle.launcher import Launcher, Submission
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.rounds import Verdicts
+from fastlaunch.lifecycle.stop_request import StopRequest
 
 A = site(zone="us-east-1a", subnet="subnet-a")
 B = site(zone="us-east-1b", subnet="subnet-b")

@@ -13,8 +13,8 @@ from fake_cloud import BOOT_S, REST, FakeNode
 
 from fastlaunch.core.errors import NotAuthorised
 from fastlaunch.core.plan import RunState
-from fastlaunch.runs.announce import Announcer
-from fastlaunch.runs.finish import AttemptResult
+from fastlaunch.lifecycle.announce import Announcer
+from fastlaunch.lifecycle.finish import AttemptResult
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

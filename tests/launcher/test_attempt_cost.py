@@ -8,7 +8,7 @@ from attempt_builders import attempt_with
 
 from fastlaunch.ledger.attempt_cost import attempt_cost, minutes_used, total_cost
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.describe import ceiling_usd
+from fastlaunch.lifecycle.describe import ceiling_usd
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 LATER = START + timedelta(minutes=30)

@@ -20,7 +20,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.attempt_price import (
+from fastlaunch.lifecycle.attempt_price import (
     list_price,
     managed_spot_price,
     note_machines,

@@ -19,7 +19,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, open_ledger
-from fastlaunch.runs.importer import find_runs
+from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check, Eval, Phase, record_path
 

@@ -10,9 +10,9 @@ from fastlaunch.backends.placements import Placement
 from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import total_cost
+from fastlaunch.lifecycle.launcher import Submission
+from fastlaunch.lifecycle.monitor import LOOK_INTERVAL_S
 from fastlaunch.placement.cost_ceiling import cost_ceiling
-from fastlaunch.runs.launcher import Submission
-from fastlaunch.runs.monitor import LOOK_INTERVAL_S
 
 FAULT = "GPU 3: a row remap is pending"
 IN_WORDS = f"its machine is faulty: {FAULT}"

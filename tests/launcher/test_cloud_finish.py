@@ -20,7 +20,7 @@ from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.finish import AttemptResult, finish_attempt, how_it_ended
+from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt, how_it_ended
 from fastlaunch_train.node.protocol import BLOCK
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)

@@ -11,7 +11,7 @@ from fake_cloud import BOOT_S, START, FakeNode
 from fastlaunch.backends.s3_sync import MAX_REPORT_BYTES
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.runs.collect import collected
+from fastlaunch.lifecycle.collect import collected
 
 
 def test_a_machine_that_never_boots_is_ended_and_its_console_kept(world: World) -> None:

@@ -23,10 +23,10 @@ from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.finish import finish_attempt
-from fastlaunch.runs.resume import Resumable, left_runs, resumable, slow_checkpoint
-from fastlaunch.runs.sight import look
+from fastlaunch.lifecycle.display import PlainLines
+from fastlaunch.lifecycle.finish import finish_attempt
+from fastlaunch.lifecycle.resume import Resumable, left_runs, resumable, slow_checkpoint
+from fastlaunch.lifecycle.sight import look
 
 
 def save(world: World, run_id: str, *names: str) -> None:

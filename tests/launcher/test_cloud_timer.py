@@ -7,7 +7,7 @@ from fake_cloud import FakeNode
 from fastlaunch.aws.types import Identity
 from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.runs.provision import NO_SCHEDULE
+from fastlaunch.lifecycle.provision import NO_SCHEDULE
 
 
 def test_what_is_detached_gets_a_timer_of_its_own(world: World) -> None:

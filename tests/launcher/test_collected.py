@@ -17,8 +17,8 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.collect import as_json, checkpoints, collected, doing, occupancy, with_start
-from fastlaunch.runs.describe import ceiling_usd, cloud_as_json, cloud_note
+from fastlaunch.lifecycle.collect import as_json, checkpoints, collected, doing, occupancy, with_start
+from fastlaunch.lifecycle.describe import ceiling_usd, cloud_as_json, cloud_note
 
 FIRST, SECOND = "20261121-090000-aaaa", "20261121-090000-bbbb"
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)

@@ -17,12 +17,12 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import Script, submit_words, variant_label
 from fastlaunch.ledger.ledger import Run
+from fastlaunch.lifecycle.describe import measured as describe_measured
 from fastlaunch.measure.summary import Environment, Interval, RunSummary
 from fastlaunch.report.data import as_csv, as_json
 from fastlaunch.report.overview import as_overview, why
 from fastlaunch.report.table import as_table
 from fastlaunch.report.text import answer
-from fastlaunch.runs.describe import measured as describe_measured
 
 COMMAND = ("python", "train.py", "--amp", "{amp}")
 NOTHING_TOLD = {"batch_size_per_gpu": None, "samples_per_step": None}

@@ -11,7 +11,14 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.deadline_schedule import arm, deadline, disarm, names, schedule_request, schedule_token
+from fastlaunch.lifecycle.deadline_schedule import (
+    arm,
+    deadline,
+    disarm,
+    names,
+    schedule_request,
+    schedule_token,
+)
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

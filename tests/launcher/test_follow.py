@@ -15,7 +15,7 @@ import pytest
 from fake_records import write_run
 
 from fastlaunch.core.terminal import plain_output, report_line
-from fastlaunch.runs.display import (
+from fastlaunch.lifecycle.display import (
     PlainLines,
     Progress,
     ProgressBar,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import recorded_run_id
+from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.runs.importer import find_runs
 from fastlaunch_train.records.records import read_record
 
 HEADER = "workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source\n"

@@ -18,8 +18,8 @@ from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.options import SubmitOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.runs.launcher import Submission
-from fastlaunch.runs.rounds import RowVerdict
+from fastlaunch.lifecycle.launcher import Submission
+from fastlaunch.lifecycle.rounds import RowVerdict
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 COMPILE = replace(JOB, recipe=resolve_recipe("compile"))

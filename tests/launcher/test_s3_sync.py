@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
 from fastlaunch.core.errors import UserError
-from fastlaunch.runs.rehearsal import FolderStore
+from fastlaunch.lifecycle.rehearsal import FolderStore
 from fastlaunch_train.node.protocol import MAX_SEGMENT_BYTES
 
 RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"

@@ -7,9 +7,9 @@ import pytest
 from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.paths import shipped
+from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.measure.summary import RunSummary
-from fastlaunch.runs.importer import find_runs
 
 #: Images/s on one H200 as measured before fastlaunch was written: eager bf16 at batch 128, Transformer
 #: Engine's FP8 at 256.

@@ -17,13 +17,13 @@ from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.cancel import cancel
+from fastlaunch.lifecycle.display import PlainLines
+from fastlaunch.lifecycle.launcher import Launcher, Submission, check_home
+from fastlaunch.lifecycle.local import finish_run
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
-from fastlaunch.runs.cancel import cancel
-from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.launcher import Launcher, Submission, check_home
-from fastlaunch.runs.local import finish_run
-from fastlaunch.runs.reconcile import reconcile
-from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 JOB = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=2, steps=80, num_gpus=1)

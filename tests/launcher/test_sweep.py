@@ -31,10 +31,10 @@ from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.ledger.db import LedgerFile
 from fastlaunch.ledger.ids import BATCH_SEARCH
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
-from fastlaunch.runs.launcher import Launcher, Submission
-from fastlaunch.runs.rounds import Verdicts
-from fastlaunch.runs.stop_request import StopRequest
-from fastlaunch.runs.sweep import OverBudget, Part, Sweep, saved, states, sweep_runs
+from fastlaunch.lifecycle.launcher import Launcher, Submission
+from fastlaunch.lifecycle.rounds import Verdicts
+from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, saved, states, sweep_runs
 
 P4D, P5 = "p4d.24xlarge", "p5.48xlarge"
 MOST = 6

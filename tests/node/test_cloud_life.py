@@ -45,11 +45,11 @@ from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.runs.collect import attempt_as_json
-from fastlaunch.runs.display import PlainLines
-from fastlaunch.runs.launcher import Launcher, Submission
-from fastlaunch.runs.rounds import RowVerdict, Verdicts
-from fastlaunch.runs.stop_request import StopRequest
+from fastlaunch.lifecycle.collect import attempt_as_json
+from fastlaunch.lifecycle.display import PlainLines
+from fastlaunch.lifecycle.launcher import Launcher, Submission
+from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
+from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import read_record
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.container_images import BaseImage
     from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.lifecycle.expected import Source
+    from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.placement.prepare import Prepared
-    from fastlaunch.runs.expected import Source
-    from fastlaunch.runs.launcher import Submission
 
 
 def submit_to_cloud(
@@ -67,8 +67,8 @@ def submit_to_cloud(
         context.report(f"warning: {caveat}")
     if dry_run:
         return _dry_run(context, request, resolution, ceiling, catalogue, directory)
+    from fastlaunch.lifecycle.launcher import check_home
     from fastlaunch.placement.prepare import prepare
-    from fastlaunch.runs.launcher import check_home
 
     context.check_can_ask(yes=yes)
     check_home(settings.home)
@@ -142,7 +142,7 @@ def _dry_run(
     directory: WorkingDirectory | None,
 ) -> CloudDryRun:
     """Return the plan at the first site, with what the dearest site may cost."""
-    from fastlaunch.runs.expected import expected
+    from fastlaunch.lifecycle.expected import expected
 
     site = resolution.placements[0]
     jobs = _jobs_of(request, site)
@@ -167,8 +167,8 @@ def _dry_run(
 def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
     """Return what was measured: in the user's ledger, if there is one, and what comes with fastlaunch."""
     from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
+    from fastlaunch.lifecycle.expected import Source, ledger_summaries
     from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
-    from fastlaunch.runs.expected import Source, ledger_summaries
 
     sources = [
         Source(name="that come with fastlaunch", summaries=tuple(shipped_summaries().values())),
@@ -222,7 +222,7 @@ def _submit(
 def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
     """Return what is prepared as the launcher takes it."""
     from fastlaunch.api.comparison import looks_of
-    from fastlaunch.runs.launcher import Submission
+    from fastlaunch.lifecycle.launcher import Submission
 
     return Submission(
         placements=prepared.placements,
@@ -238,7 +238,7 @@ def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
 
 def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDirectory | None) -> list[str]:
     """Return lines on what is going to be done, what speaks against it, and last what it may cost."""
-    from fastlaunch.runs.resume import slow_checkpoint
+    from fastlaunch.lifecycle.resume import slow_checkpoint
 
     first, *others = prepared.placements
     jobs = _jobs_of(prepared.request, first)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastlaunch.core.settings import Settings
     from fastlaunch.jobs.options import SubmitOptions
     from fastlaunch.ledger.ledger import Run
-    from fastlaunch.runs.rounds import Verdicts
+    from fastlaunch.lifecycle.rounds import Verdicts
 
 
 #: Of warnings so many are shown with an error.
@@ -146,7 +146,7 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
     from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.rounds import RowVerdict
+    from fastlaunch.lifecycle.rounds import RowVerdict
 
     def verdicts(runs: "Sequence[Run]") -> dict[str, RowVerdict]:
         if options.add_to:

@@ -14,7 +14,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.runs.rehearsal import RehearsalBackend
+from fastlaunch.lifecycle.rehearsal import RehearsalBackend
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 #: Stands for SageMaker's machine in the request, whose place this one takes.

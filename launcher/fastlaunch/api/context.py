@@ -26,7 +26,7 @@ from fastlaunch.jobs.machine import Machine, this_machine
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
-    from fastlaunch.runs.launcher import Launcher
+    from fastlaunch.lifecycle.launcher import Launcher
 
 #: Of connecting to AWS and of its answer, where the answer is a look at what is under way.
 _SHORT_TIMEOUTS_S = (3.0, 20.0)
@@ -113,9 +113,9 @@ def open_launcher(
 ) -> "Iterator[Launcher]":
     """Yield a launcher over the open ledger; its `stop` hears signals from now on."""
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.display import make_display
-    from fastlaunch.runs.launcher import Launcher
-    from fastlaunch.runs.stop_request import StopRequest
+    from fastlaunch.lifecycle.display import make_display
+    from fastlaunch.lifecycle.launcher import Launcher
+    from fastlaunch.lifecycle.stop_request import StopRequest
 
     with open_ledger(context.settings, clock=context.now) as ledger, StopRequest() as stop:
         yield Launcher(
@@ -130,7 +130,7 @@ def open_launcher(
 
 def reconcile_here(ledger: "Ledger", context: AppContext | None = None) -> None:
     """End the runs whose launcher was killed: none is shown as running that is not."""
-    from fastlaunch.runs.reconcile import concerns_cloud, reconcile
+    from fastlaunch.lifecycle.reconcile import concerns_cloud, reconcile
 
     # Most ledgers have nothing under way, and what it takes to ask is slow to make.
     if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.jobs.options import CloudOptions
     from fastlaunch.jobs.spec import JobSpec
+    from fastlaunch.lifecycle.expected import Expected
+    from fastlaunch.lifecycle.sweep import Saved
     from fastlaunch.placement.cost_ceiling import CostCeiling
-    from fastlaunch.runs.expected import Expected
-    from fastlaunch.runs.sweep import Saved
 
 Item = TypeVar("Item")
 
@@ -63,7 +63,7 @@ class Runs(_Rows[Run]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a data frame with a row per run, as `fastlaunch runs list --output csv` writes them."""
-        from fastlaunch.runs.describe import run_as_row
+        from fastlaunch.lifecycle.describe import run_as_row
 
         return data_frame([run_as_row(run) for run in self])
 

@@ -219,8 +219,8 @@ def check_installed(context: AppContext, jobs: Jobs) -> None:
 
 def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], options: SubmitOptions) -> Submitted:
     from fastlaunch.api.comparison import looks_of
-    from fastlaunch.runs.launcher import Submission, check_home
-    from fastlaunch.runs.reconcile import reconcile
+    from fastlaunch.lifecycle.launcher import Submission, check_home
+    from fastlaunch.lifecycle.reconcile import reconcile
 
     check_home(context.settings.home)
     with open_launcher(context, {backend.name: backend}) as launcher:

@@ -29,9 +29,9 @@ from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.rows import Sweep as StoredSweep
-    from fastlaunch.runs.launcher import Launcher
-    from fastlaunch.runs.stop_request import StopRequest
-    from fastlaunch.runs.sweep import Sweep
+    from fastlaunch.lifecycle.launcher import Launcher
+    from fastlaunch.lifecycle.stop_request import StopRequest
+    from fastlaunch.lifecycle.sweep import Sweep
 
 #: Shows a sweep's plan before it starts.
 Announce = Callable[[SweepPlan], None]
@@ -172,8 +172,8 @@ def _carry_out(
 ) -> Swept:
     from fastlaunch.core import locks
     from fastlaunch.core.home import make_folder
-    from fastlaunch.runs.launcher import check_home
-    from fastlaunch.runs.sweep import Sweep
+    from fastlaunch.lifecycle.launcher import check_home
+    from fastlaunch.lifecycle.sweep import Sweep
 
     if plan.ceilings:
         context.check_can_ask(yes=yes)
@@ -220,8 +220,8 @@ def _carry_out(
 def _open_beside(context: AppContext, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
     """Yield a launcher with a ledger of its own, whose lines begin with the name of its part."""
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.display import PlainLines
-    from fastlaunch.runs.launcher import Launcher
+    from fastlaunch.lifecycle.display import PlainLines
+    from fastlaunch.lifecycle.launcher import Launcher
 
     own = replace(context, connect=lambda: context.aws, sleep=stop.sleeping(context.sleep))
     with open_ledger(context.settings, clock=context.now) as ledger:
@@ -238,7 +238,7 @@ def _open_beside(context: AppContext, stop: "StopRequest", name: str) -> "Iterat
 def _result(context: AppContext, carried_out: "Sweep", launcher: "Launcher") -> Swept:
     """Return what became of the parts, what they measured and what was saved."""
     from fastlaunch.api.comparison import compare_at_own_prices
-    from fastlaunch.runs.sweep import duration_s, saved, sweep_runs
+    from fastlaunch.lifecycle.sweep import duration_s, saved, sweep_runs
 
     by_part = sweep_runs(launcher.ledger, carried_out.id)
     runs = [run for of in by_part.values() for run in of]

@@ -29,9 +29,9 @@ from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling
 
 if TYPE_CHECKING:
     from fastlaunch.images.working_directory import WorkingDirectory
+    from fastlaunch.lifecycle.launcher import Submission
+    from fastlaunch.lifecycle.sweep import Part
     from fastlaunch.placement.prepare import Prepared
-    from fastlaunch.runs.launcher import Submission
-    from fastlaunch.runs.sweep import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,8 @@ def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
 
     def make(started: Collection[str]) -> "tuple[list[Part], dict[str, UserError]]":
         from fastlaunch.api.comparison import looks_of
-        from fastlaunch.runs.launcher import Submission
-        from fastlaunch.runs.sweep import Part
+        from fastlaunch.lifecycle.launcher import Submission
+        from fastlaunch.lifecycle.sweep import Part
 
         def found(batch_size: int | None) -> Submission:
             specs = build(with_batch(own, batch_size)).specs
@@ -161,9 +161,9 @@ def _parts_on_aws(
     """
     from fastlaunch.api.cloud import check_plans, submission_of, warnings_of
     from fastlaunch.api.comparison import looks_of
+    from fastlaunch.lifecycle.launcher import Submission
+    from fastlaunch.lifecycle.sweep import Part
     from fastlaunch.placement.prepare import prepare, upload_code
-    from fastlaunch.runs.launcher import Submission
-    from fastlaunch.runs.sweep import Part
 
     def submission(name: str, prepared: "Prepared | None", batch_size: int | None) -> "Submission":
         request = requests[name]

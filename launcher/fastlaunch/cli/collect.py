@@ -13,7 +13,7 @@ from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_table, table
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
-from fastlaunch.runs.collect import as_json, checkpoints, collected, summary_of
+from fastlaunch.lifecycle.collect import as_json, checkpoints, collected, summary_of
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger, Run

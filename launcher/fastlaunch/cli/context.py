@@ -28,7 +28,7 @@ def _ask(question: str) -> bool:
 def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
     """Yield the context and the open ledger, brought up to what is true."""
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.runs.reconcile import reconcile
+    from fastlaunch.lifecycle.reconcile import reconcile
 
     context = app_context()
     with open_ledger(context.settings, clock=context.now) as ledger:

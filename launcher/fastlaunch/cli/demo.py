@@ -173,7 +173,7 @@ def write_summaries(folder: Path) -> int:
 
     Raises BadFile for a record that cannot be used, and for a run of the same id as another.
     """
-    from fastlaunch.runs.importer import find_runs
+    from fastlaunch.lifecycle.importer import find_runs
 
     imports = find_runs([folder])
     if imports.skipped:

@@ -22,7 +22,7 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import raw_output
-from fastlaunch.runs.display import RecordTail, describe
+from fastlaunch.lifecycle.display import RecordTail, describe
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger, Run
@@ -122,7 +122,7 @@ def cancel(runs: tuple[str, ...]) -> None:
 
     RUN is a run's id, the beginning or end of it, or `field=glob`, such as state=running.
     """
-    from fastlaunch.runs.cancel import cancel as cancel_run
+    from fastlaunch.lifecycle.cancel import cancel as cancel_run
 
     states = []
     with open_reconciled() as (context, ledger):
@@ -178,7 +178,7 @@ class _LogTail:
 
 
 def _show_local_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool, raw: bool) -> None:
-    from fastlaunch.runs.reconcile import reconcile
+    from fastlaunch.lifecycle.reconcile import reconcile
 
     path = run.directory / LOG if run.directory else None
     if path is None or not path.is_file():
@@ -208,7 +208,7 @@ def _last_started(ledger: "Ledger") -> "Run":
 
 def _note(context: AppContext, ledger: "Ledger", run: "Run") -> str | None:
     if run.backend in CLOUD_BACKENDS:
-        from fastlaunch.runs.describe import cloud_note
+        from fastlaunch.lifecycle.describe import cloud_note
 
         return cloud_note(run, ledger.attempts_of(run.id), home=context.settings.home, now=context.now())
     if run.state is not RunState.RUNNING or run.directory is None:
@@ -220,7 +220,7 @@ def _note(context: AppContext, ledger: "Ledger", run: "Run") -> str | None:
 def _as_json(context: AppContext, ledger: "Ledger", run: "Run") -> dict[str, Any]:
     if run.backend not in CLOUD_BACKENDS:
         return run_json(run)
-    from fastlaunch.runs.describe import cloud_as_json
+    from fastlaunch.lifecycle.describe import cloud_as_json
 
     attempts = ledger.attempts_of(run.id)
     return {**run_json(run), **cloud_as_json(run, attempts, home=context.settings.home, now=context.now())}
@@ -228,7 +228,7 @@ def _as_json(context: AppContext, ledger: "Ledger", run: "Run") -> dict[str, Any
 
 def _alarmed_regions(context: AppContext, ledger: "Ledger", runs: "Sequence[Run]") -> list[str]:
     """Return where machines of these runs are over their time, or may live without being seen."""
-    from fastlaunch.runs.sight import alarm
+    from fastlaunch.lifecycle.sight import alarm
 
     last = [ledger.attempts_of(run.id)[-1:] for run in runs if run.backend in CLOUD_BACKENDS]
     return sorted({str(each.region) for attempts in last for each in attempts if alarm(each, context.now())})
@@ -288,7 +288,7 @@ def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow
 
     Raises UserError if there is neither.
     """
-    from fastlaunch.runs.reconcile import reconcile
+    from fastlaunch.lifecycle.reconcile import reconcile
 
     shown: dict[Path, _LogTail] = {}
     warned: set[str] = set()

@@ -26,7 +26,7 @@ from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
-    from fastlaunch.runs.expected import Expected
+    from fastlaunch.lifecycle.expected import Expected
 
 _USER_DATA = "UserData"
 #: Longer lines are hard to read.

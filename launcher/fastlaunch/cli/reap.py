@@ -17,8 +17,8 @@ from fastlaunch.cli.options import next_command, profile_option, table_or_json_o
 from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
-from fastlaunch.runs.deadline_schedule import schedule_token
-from fastlaunch.runs.reap import (
+from fastlaunch.lifecycle.deadline_schedule import schedule_token
+from fastlaunch.lifecycle.reap import (
     Inventory,
     Kind,
     Orphan,
@@ -261,7 +261,7 @@ def _end(
 
 def _reconcile(context: AppContext, ledger: "Ledger") -> list[dict[str, str | None]]:
     """Bring the ledger up to what is true now, and return the runs that turn out to have ended."""
-    from fastlaunch.runs.reconcile import reconcile
+    from fastlaunch.lifecycle.reconcile import reconcile
 
     selectors = ["state=planned", "state=running", "backend=ec2", "backend=sagemaker"]
     open_before = [run.id for run in ledger.select(selectors)]

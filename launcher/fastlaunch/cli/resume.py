@@ -18,7 +18,7 @@ from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
-    from fastlaunch.runs.launcher import Launcher
+    from fastlaunch.lifecycle.launcher import Launcher
 
 
 @click.command(short_help="Resume an interrupted run from its last checkpoint.")
@@ -38,7 +38,7 @@ def resume(
     machine is of the type that the run began on, and gets the minutes that earlier machines left of its
     limit. A spot job that SageMaker took back starts again by itself; resume one that stopped or failed.
     """
-    from fastlaunch.runs.reconcile import reconcile
+    from fastlaunch.lifecycle.reconcile import reconcile
 
     context = app_context()
     with open_launcher(context, {**context.backends, **context.cloud_backends}) as launcher:
@@ -59,8 +59,8 @@ def _ask(
     context: AppContext, launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool
 ) -> None:
     """Say where the run would go on and what that may cost, and return if the user agrees."""
+    from fastlaunch.lifecycle.resume import resumable
     from fastlaunch.placement.cost_ceiling import NOT_COUNTED, check_budget, cost_ceiling
-    from fastlaunch.runs.resume import resumable
 
     plan = resumable(run, backends=launcher.cloud_backends, ledger=launcher.ledger)
     ceiling = cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)

@@ -27,7 +27,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.units import in_ms
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
-from fastlaunch.runs.describe import as_lines, for_people, measured, run_as_json, run_as_row
+from fastlaunch.lifecycle.describe import as_lines, for_people, measured, run_as_json, run_as_row
 
 if TYPE_CHECKING:
     from fastlaunch.report.tracked_run import TrackedRun
@@ -154,8 +154,8 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     The record files of all ranks of a run, in one folder, become one run. A run that is there already is not
     doubled. Files stay where they are: the ledger keeps a run's summary and the path.
     """
+    from fastlaunch.lifecycle.importer import find_runs
     from fastlaunch.measure.published import shipped_figures
-    from fastlaunch.runs.importer import find_runs
 
     if not paths and not published:
         raise UserError("nothing to import", "give a file or a folder, or --published")
@@ -206,7 +206,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     help="Write for this program.",
 )
 def export(selectors: tuple[str, ...], destination: str, file_format: str) -> None:
-    from fastlaunch.runs.export import export_runs
+    from fastlaunch.lifecycle.export import export_runs
 
     settings = load_settings()
     with open_ledger(settings) as ledger:
@@ -252,9 +252,9 @@ def _tracked_runs(chosen: Sequence[Run], settings: Settings) -> "Iterator[Tracke
     from fastlaunch.analysis.pooling import Group
     from fastlaunch.api.comparison import measured_run
     from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.lifecycle.export import record_files
     from fastlaunch.measure.outcome import read_records
     from fastlaunch.report.tracked_run import tracked_run
-    from fastlaunch.runs.export import record_files
 
     catalogue = load_catalogue(settings.prices)
     request = PriceRequest(today=datetime.date.today(), region=settings.region)

@@ -31,7 +31,7 @@ from fastlaunch.core.units import counted, split_names
 from fastlaunch.jobs.sweep import SweptType
 
 if TYPE_CHECKING:
-    from fastlaunch.runs.sweep import Saved
+    from fastlaunch.lifecycle.sweep import Saved
 
 #: Longer lines are hard to read.
 _WIDEST = 100
@@ -207,7 +207,7 @@ def _runs_text(swept: SweptType) -> str:
 def _print_result(swept: Swept, *, output: str) -> None:
     """Print what became of the parts, what they measured, what was saved and the next command."""
     from fastlaunch.cli.compare import print_comparison
-    from fastlaunch.runs.sweep import states
+    from fastlaunch.lifecycle.sweep import states
 
     for name, runs in swept.by_part.items():
         counts = ", ".join(f"{number} {state}" for state, number in states(runs).items())

@@ -9,10 +9,10 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.collect import summarize_run
+from fastlaunch.lifecycle.display import Display, RecordTail
+from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
-from fastlaunch.runs.collect import summarize_run
-from fastlaunch.runs.display import Display, RecordTail
-from fastlaunch.runs.stop_request import StopRequest
 from fastlaunch_train.node.protocol import CHECKPOINT
 
 #: Folder in a run's own, for what a script writes: its $FASTLAUNCH_OUTPUT.

@@ -12,15 +12,15 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import report_line
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.announce import Announcer
-from fastlaunch.runs.attempt_price import note_machines
-from fastlaunch.runs.deadline_schedule import disarm
-from fastlaunch.runs.describe import how_to_stop, machine_of
-from fastlaunch.runs.finish import CANCELLED_BEFORE, STOPPED_BY, finish_attempt, settle_run
-from fastlaunch.runs.local import LOOK_INTERVAL_S, finish_run
-from fastlaunch.runs.monitor import SHUTDOWN_WAIT
-from fastlaunch.runs.reconcile import adopt, handle_of
-from fastlaunch.runs.sight import check_account, look
+from fastlaunch.lifecycle.announce import Announcer
+from fastlaunch.lifecycle.attempt_price import note_machines
+from fastlaunch.lifecycle.deadline_schedule import disarm
+from fastlaunch.lifecycle.describe import how_to_stop, machine_of
+from fastlaunch.lifecycle.finish import CANCELLED_BEFORE, STOPPED_BY, finish_attempt, settle_run
+from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, finish_run
+from fastlaunch.lifecycle.monitor import SHUTDOWN_WAIT
+from fastlaunch.lifecycle.reconcile import adopt, handle_of
+from fastlaunch.lifecycle.sight import check_account, look
 
 _CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
 #: How long a launcher that lives may take to note what it started, here and on AWS.

@@ -14,9 +14,9 @@ from fastlaunch.core.log_file import LOG, last_words
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.lifecycle.attempt_price import managed_spot_price
+from fastlaunch.lifecycle.collect import run_entries, summarize_run, with_start
 from fastlaunch.measure.outcome import Outcome, outcome_of, read_records
-from fastlaunch.runs.attempt_price import managed_spot_price
-from fastlaunch.runs.collect import run_entries, summarize_run, with_start
 from fastlaunch_train.node.protocol import HARDWARE
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.collect import attempt_as_json, doing, run_facts
-from fastlaunch.runs.sight import alarm
+from fastlaunch.lifecycle.collect import attempt_as_json, doing, run_facts
+from fastlaunch.lifecycle.sight import alarm
 from fastlaunch_train.records.records import Check, Eval
 
 _INDENT = "  "

@@ -28,8 +28,8 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.attempt_price import list_price, paid_usd_per_hour
-from fastlaunch.runs.stop_request import StopRequest
+from fastlaunch.lifecycle.attempt_price import list_price, paid_usd_per_hour
+from fastlaunch.lifecycle.stop_request import StopRequest
 
 #: How long the same request is sent again after no answer, or after too many requests.
 UNKNOWN_LIMIT = timedelta(minutes=5)

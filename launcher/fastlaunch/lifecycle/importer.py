@@ -17,9 +17,9 @@ from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ids import published_run_ids, recorded_run_id
+from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.measure.published import read_published
 from fastlaunch.measure.summary import RunSummary
-from fastlaunch.runs.collect import summarize_run
 from fastlaunch_train.records.records import SUFFIXES, RankRecord, RecordError, read_record
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")

@@ -17,10 +17,10 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ids import is_batch_search
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.launcher import Launcher, Submission
+from fastlaunch.lifecycle.local import LOOK_INTERVAL_S
+from fastlaunch.lifecycle.resume import is_undone
 from fastlaunch.measure.summary import RunSummary
-from fastlaunch.runs.launcher import Launcher, Submission
-from fastlaunch.runs.local import LOOK_INTERVAL_S
-from fastlaunch.runs.resume import is_undone
 
 
 class OverBudget(UserError):

@@ -9,9 +9,9 @@ from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.plan import NOT_NEEDED, RunState
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.measure.summary import Interval
-from fastlaunch.runs.collect import summarize_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.lifecycle.display import RecordTail, describe
 from fastlaunch.measure.outcome import contradictions, read_records
-from fastlaunch.runs.display import RecordTail, describe
 from fastlaunch_train.node.protocol import CHECKPOINT
 from fastlaunch_train.records.records import RankRecord
 

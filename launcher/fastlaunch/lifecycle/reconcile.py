@@ -12,13 +12,13 @@ from fastlaunch.core.terminal import report_line
 from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.announce import Announcer
-from fastlaunch.runs.attempt_price import note_machines
-from fastlaunch.runs.deadline_schedule import arm, disarm, needs_timer
-from fastlaunch.runs.finish import finish_attempt, held_runs, settle_run
-from fastlaunch.runs.local import finish_run
-from fastlaunch.runs.provision import NO_SCHEDULE
-from fastlaunch.runs.sight import is_of, look
+from fastlaunch.lifecycle.announce import Announcer
+from fastlaunch.lifecycle.attempt_price import note_machines
+from fastlaunch.lifecycle.deadline_schedule import arm, disarm, needs_timer
+from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
+from fastlaunch.lifecycle.local import finish_run
+from fastlaunch.lifecycle.provision import NO_SCHEDULE
+from fastlaunch.lifecycle.sight import is_of, look
 
 NEVER_STARTED = "its launcher ended before a machine was started"
 

@@ -30,8 +30,8 @@ from fastlaunch.core.ownership import (
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.deadline_schedule import schedule_token
-from fastlaunch.runs.finish import STOPPED_BY
+from fastlaunch.lifecycle.deadline_schedule import schedule_token
+from fastlaunch.lifecycle.finish import STOPPED_BY
 
 #: A younger schedule may be of machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)

@@ -15,8 +15,8 @@ from fastlaunch.core.terminal import plain
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.finish import STOPPED_BY, AttemptResult
-from fastlaunch.runs.sight import over_since
+from fastlaunch.lifecycle.finish import STOPPED_BY, AttemptResult
+from fastlaunch.lifecycle.sight import over_since
 
 #: The ledger's `reason` of an attempt that was announced to be over its time begins so.
 OVER_TIME = "over its time since "

@@ -13,15 +13,15 @@ from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.announce import Announcer
-from fastlaunch.runs.attempt_price import note_machines
-from fastlaunch.runs.deadline_schedule import disarm
-from fastlaunch.runs.describe import how_to_stop, machine_of, once_more
-from fastlaunch.runs.display import AttemptDisplay
-from fastlaunch.runs.finish import STOPPED_BY, AttemptResult, finish_attempt
-from fastlaunch.runs.rounds import PlannedLooks
-from fastlaunch.runs.sight import look
-from fastlaunch.runs.stop_request import StopRequest
+from fastlaunch.lifecycle.announce import Announcer
+from fastlaunch.lifecycle.attempt_price import note_machines
+from fastlaunch.lifecycle.deadline_schedule import disarm
+from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
+from fastlaunch.lifecycle.display import AttemptDisplay
+from fastlaunch.lifecycle.finish import STOPPED_BY, AttemptResult, finish_attempt
+from fastlaunch.lifecycle.rounds import PlannedLooks
+from fastlaunch.lifecycle.sight import look
+from fastlaunch.lifecycle.stop_request import StopRequest
 
 LOOK_INTERVAL_S = 10.0
 SYNC_INTERVAL = timedelta(seconds=20)

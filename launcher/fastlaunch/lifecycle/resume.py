@@ -18,9 +18,9 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.collect import checkpoints
-from fastlaunch.runs.finish import CANCELLED_BEFORE, FAULTY, TAKEN_BY_EC2
-from fastlaunch.runs.local import check_has_stopped
+from fastlaunch.lifecycle.collect import checkpoints
+from fastlaunch.lifecycle.finish import CANCELLED_BEFORE, FAULTY, TAKEN_BY_EC2
+from fastlaunch.lifecycle.local import check_has_stopped
 
 #: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
 LONGEST_S = 60.0

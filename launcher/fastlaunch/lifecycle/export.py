@@ -13,8 +13,8 @@ from typing import Any
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
-from fastlaunch.runs.describe import run_as_json
-from fastlaunch.runs.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
+from fastlaunch.lifecycle.describe import run_as_json
+from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
 from fastlaunch_train.records.records import SUFFIXES
 
 

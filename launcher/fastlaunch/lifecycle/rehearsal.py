@@ -2,7 +2,7 @@
 
 `RehearsalBackend` starts this module as a program, by the SageMaker SDK's local mode:
 
-    python -m fastlaunch.runs.rehearsal HOME CODE REQUEST RUNS
+    python -m fastlaunch.lifecycle.rehearsal HOME CODE REQUEST RUNS
 
 REQUEST is the request as JSON, RUNS the list of runs, CODE the code bundle ("" if the image holds the code).
 What the containers leave is brought under HOME/runs while they run, as from a real job. Ends with 0 if every
@@ -80,7 +80,7 @@ class RehearsalBackend(LocalBackend):
         resources = {"InstanceType": self._machine, "InstanceCount": nodes}
         job = json.dumps({**planned.request, "ResourceConfig": resources})
         (run_list,) = (each.text for each in planned.objects if each.text is not None)
-        program = [sys.executable, "-m", "fastlaunch.runs.rehearsal"]
+        program = [sys.executable, "-m", "fastlaunch.lifecycle.rehearsal"]
         argv = [*program, str(self.settings.home), str(self._code or ""), job, run_list]
         return replace(here, request={**here.request, "argv": argv})
 

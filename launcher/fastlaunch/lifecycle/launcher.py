@@ -28,16 +28,16 @@ from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.runs.announce import Announcer
-from fastlaunch.runs.deadline_schedule import arm, check_timers, decline, needs_timer
-from fastlaunch.runs.describe import ends_by_itself, machine_of
-from fastlaunch.runs.display import AttemptDisplay, Display, ShownRun
-from fastlaunch.runs.finish import held_runs, settle_run
-from fastlaunch.runs.local import LOOK_INTERVAL_S, LocalRunner, newest_checkpoint
-from fastlaunch.runs.monitor import AttemptMonitor
-from fastlaunch.runs.provision import Provisioner
-from fastlaunch.runs.reconcile import reconcile
-from fastlaunch.runs.resume import (
+from fastlaunch.lifecycle.announce import Announcer
+from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
+from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
+from fastlaunch.lifecycle.display import AttemptDisplay, Display, ShownRun
+from fastlaunch.lifecycle.finish import held_runs, settle_run
+from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, LocalRunner, newest_checkpoint
+from fastlaunch.lifecycle.monitor import AttemptMonitor
+from fastlaunch.lifecycle.provision import Provisioner
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.resume import (
     Resumable,
     can_go_on,
     has_begun,
@@ -48,9 +48,9 @@ from fastlaunch.runs.resume import (
     resumable,
     root_of,
 )
-from fastlaunch.runs.rounds import PlannedLooks, Verdicts
-from fastlaunch.runs.sight import check_account
-from fastlaunch.runs.stop_request import StopRequest
+from fastlaunch.lifecycle.rounds import PlannedLooks, Verdicts
+from fastlaunch.lifecycle.sight import check_account
+from fastlaunch.lifecycle.stop_request import StopRequest
 
 #: What must fit on the disk before anything starts: more than the records of a few hundred steps.
 _PROBE_BYTES = 2**20
