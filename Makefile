@@ -114,6 +114,7 @@ wheel: $(INSTALLED)
 	  empty/bin/fastlaunch prices > /dev/null && \
 	  empty/bin/fastlaunch demo > /dev/null && \
 	  empty/bin/fastlaunch submit --instance p5.48xlarge --recipe te-fp8 --dry-run > /dev/null && \
+	  empty/bin/fastlaunch submit --job-schema > /dev/null && \
 	  empty/bin/fastlaunch build --push --dry-run > /dev/null && \
 	  empty/bin/fastlaunch iam print --cloudformation > /dev/null
 	@$(BUILD)/empty/bin/python -c 'import importlib.util as u; assert u.find_spec("torch") is None'

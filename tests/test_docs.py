@@ -1,9 +1,11 @@
 """Every command says what it does, and every command line in the README and in docs/ can be typed."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -150,3 +152,14 @@ def test_a_wrong_command_line_is_found() -> None:
     for line in ("fastlaunch --nope", "fastlaunch sumbit --local"):
         with pytest.raises(click.UsageError):
             check_line(line)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(isolated: Path) -> None:
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())
+    scope: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "notebook.ipynb", "exec"), scope)
+    assert [run.state for run in scope["submitted"].runs] == ["completed"] * 6
+    assert scope["there"].ceiling.usd > 10

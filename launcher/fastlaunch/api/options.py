@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, misfit
@@ -105,14 +105,18 @@ _TEXTS = frozenset(
 def arguments(given: Mapping[str, Any], kind: type, *, function: str) -> dict[str, Any]:
     """Return the arguments as the dataclasses of options have them. kind: the TypedDict of the function's.
 
-    Raises TypeError for one that the function does not have.
+    Raises TypeError for one that the function does not have, or of another type.
     """
-    allowed = kind.__annotations__
-    for name in given:
+    allowed = get_type_hints(kind)
+    for name, value in given.items():
         if name not in allowed:
             near = get_close_matches(name, allowed, n=1)
             hint = f": {near[0]}?" if near else f"; help(fastlaunch.{function}) lists them"
             raise TypeError(f"{function}() has no argument {name!r}{hint}")
+        # A whole number is a float as well.
+        expected = allowed[name] | int if allowed[name] == float | None else allowed[name]
+        if name not in _TEXTS and not isinstance(value, expected):
+            raise TypeError(f"{function}(): {name} is {value!r}, and takes {allowed[name]}")
     return {
         name: _texts(name, value) if name in _TEXTS and value is not None else value
         for name, value in given.items()
@@ -149,9 +153,16 @@ def command_line(command: str, given: Mapping[str, Any]) -> tuple[str, ...]:
         elif isinstance(value, tuple):
             words += [word for text in value for word in (option, text)]
         else:
-            unit = {"max_minutes": "min"}.get(name, "")
-            words += [option, f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"]
+            words += [option, _in_units(name, value)]
     return (*words, *(("--", *given["command"]) if given.get("command") is not None else ()))
+
+
+def _in_units(name: str, value: object) -> str:
+    """Return a value as it is typed: `90min`, `1.5GiB`, `12.5`."""
+    if name == "memory_budget" and isinstance(value, int):
+        return f"{value / 2**30!r}GiB".replace(".0GiB", "GiB")
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{text}min" if name == "max_minutes" else text
 
 
 def take_fields(values: dict[str, Any], of: type) -> dict[str, Any]:
@@ -191,9 +202,9 @@ def check_backend(region_fields: Mapping[str, Any], cloud: CloudOptions) -> None
     """Raise UserError for an option that means nothing to the backend."""
     service, refused = ("EC2", _EC2_ONLY) if cloud.backend == "sagemaker" else ("SageMaker", _SAGEMAKER_ONLY)
     for name, hint in refused.items():
-        if region_fields[name]:
+        if region_fields.get(name):
             raise UserError(f"{option_of(name)} is for {service}", hint)
-    if not region_fields["placement_groups"]:
+    if not region_fields.get("placement_groups"):
         return
     if cloud.purchase == "capacity-block":
         raise UserError(

@@ -12,13 +12,14 @@ from fastlaunch.api.results import CloudDryRun, Submitted
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import NAMES, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import print_runs
-from fastlaunch.cli.submit_options import GroupedCommand, cloud_options, training_options
+from fastlaunch.cli.submit_options import GroupedCommand, cloud_options, job_file_arguments, training_options
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 
 
 @click.command(cls=GroupedCommand, short_help="Train a workload with a recipe: here, or on AWS.")
+@job_file_arguments
 @click.option("--local", is_flag=True, help="Train on this machine: short for --backend local.")
 @click.option(
     "--backend",
@@ -62,6 +63,7 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
 
     Defaults that work: without a GPU vit-tiny at batch 8, with one vit-huge at 64; recipe bf16, 200 steps.
     With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
+    JOB.yaml holds options under their names, as in `instance: p5.48xlarge`; those typed count before them.
 
     \b
       fastlaunch submit --local --recipe fp32,bf16,compile --until-resolved
@@ -71,6 +73,7 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
       fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --dry-run
       fastlaunch submit --instance p5.48xlarge --dry-run -- python train.py
       fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run
+      fastlaunch submit job.yaml --dry-run
     """
     context = app_context()
     if show and (not dry_run or output != "table"):

@@ -1,6 +1,7 @@
 """The options of `submit`, named as the fields that they fill."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 import click
@@ -19,6 +20,7 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.paths import shipped
 
 #: What a job needs besides its code.
 NEEDS = ("requirements", "requirements_from_index", "inputs")
@@ -54,6 +56,52 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: Where a job file's command stands until the options are parsed.
+_COMMAND_OF_FILE = "fastlaunch.command"
+
+
+def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Let the options of a job file count where they are not typed."""
+    if path is None:
+        return
+    from fastlaunch.cli.job_file import read_job
+
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(
+            f"{path} is no job file, whose name ends with .yaml",
+            "before the command of a script of your own write --",
+        )
+    ctx.default_map, ctx.meta[_COMMAND_OF_FILE] = read_job(path, ctx)
+
+
+def _print_job_schema(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        click.echo(shipped("docs/job.schema.json").read_text(encoding="utf-8"), nl=False)
+        ctx.exit()
+
+
+#: `submit [JOB_FILE]`, and what describes one to an editor.
+job_file_arguments = with_options(
+    click.argument(
+        "job_file",
+        required=False,
+        metavar="[JOB.yaml]",
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_use_job_file,
+    ),
+    click.option(
+        "--job-schema",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_job_schema,
+        help="Print the JSON schema of job files, for your editor, and end.",
+    ),
+)
+
+
 class GroupedCommand(click.Command):
     """A command whose `--help` lists its options under headings; what follows `--` is its `command`."""
 
@@ -72,7 +120,7 @@ class GroupedCommand(click.Command):
                     error.message.rstrip("."), "before the command of a script of your own write --"
                 ) from None
             raise
-        ctx.params["command"] = command
+        ctx.params["command"] = ctx.meta.get(_COMMAND_OF_FILE) if command is None else command
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
