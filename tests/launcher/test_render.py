@@ -9,7 +9,8 @@ import pytest
 from fake_records import write_run
 from fake_summaries import changed
 
-from fastlaunch.cli.render import exit_code_of, print_runs, print_table, run_row, runs_sentence
+from fastlaunch.api.results import Runs, Submitted
+from fastlaunch.cli.render import print_runs, print_table, run_row, runs_sentence
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import plain_output
@@ -126,7 +127,8 @@ def a_run(state: RunState, directory: Path | None = None) -> Run:
     ],
 )
 def test_the_exit_code_says_whether_all_is_well(states: list[RunState], stopped: bool, code: int) -> None:
-    assert exit_code_of([a_run(state) for state in states], stopped=stopped) == code
+    submitted = Submitted(runs=Runs([a_run(state) for state in states]), is_stopped=stopped)
+    assert submitted.exit_code == code
 
 
 def test_the_next_command_is_one_that_has_something_to_show(

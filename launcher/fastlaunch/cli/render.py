@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.cli.options import next_command, print_coloured
-from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import in_ms, rounded
@@ -427,11 +426,3 @@ def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
     shown = failed or runs[0]
     has_log = shown.directory is not None and (shown.directory / LOG).is_file()
     return f"fastlaunch logs {shown.id}" if has_log else f"fastlaunch runs show {shown.id}"
-
-
-def exit_code_of(runs: "Sequence[Run]", *, stopped: bool) -> int:
-    """Return done if every run completed, goes on by itself or is not needed, interrupted if stopped."""
-    if stopped:
-        return EXIT_INTERRUPTED
-    good = all(run.state is RunState.COMPLETED or not run.state.is_final or run.is_unneeded for run in runs)
-    return EXIT_DONE if good else EXIT_JOB_FAILED

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.api.context import AppContext, open_launcher
+from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     USD,
@@ -13,7 +14,7 @@ from fastlaunch.cli.options import (
     table_or_json_option,
     yes_option,
 )
-from fastlaunch.cli.render import exit_code_of, print_runs
+from fastlaunch.cli.render import print_runs
 from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def resume(
             _ask(context, launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
         resumed = launcher.resume(chosen, detach=detach, account_timer=account_timer)
     print_runs([resumed], output=output)
-    return exit_code_of([resumed], stopped=bool(launcher.stop.by))
+    return Submitted(runs=Runs([resumed]), is_stopped=bool(launcher.stop.by)).exit_code
 
 
 def _ask(
