@@ -117,7 +117,10 @@ def test_a_pages_offline_commands_and_dry_runs_succeed(
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     Path("requirements.txt").write_text("pandas\n")
-    for line in command_lines(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for name, rest in re.findall(r"^```yaml\n# ([\w-]+\.yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        Path(name).write_text(rest)
+    for line in command_lines(text):
         words = words_of(line)
         is_dry = words[:1] == ["submit"] and "--dry-run" in words
         # A line with a $ is filled in by the shell.

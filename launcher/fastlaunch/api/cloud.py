@@ -13,6 +13,7 @@ from fastlaunch.api.results import CloudDryRun, Runs, Submitted
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import by_reason
 from fastlaunch.images.working_directory import WorkingDirectory, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
@@ -166,7 +167,6 @@ def _dry_run(
 
 def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
     """Return what was measured: in the user's ledger, if there is one, and what comes with fastlaunch."""
-    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
     from fastlaunch.lifecycle.expected import Source, ledger_summaries
     from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
 
@@ -177,6 +177,8 @@ def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
         ),
     ]
     if (context.settings.home / LEDGER_NAME).exists():
+        from fastlaunch.ledger.ledger import open_ledger
+
         try:
             with open_ledger(context.settings, clock=context.now) as ledger:
                 sources.insert(0, Source(name="in your ledger", summaries=ledger_summaries(ledger, jobs)))

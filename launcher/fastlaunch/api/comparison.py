@@ -8,8 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastlaunch.api.compared import Comparison
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
-from fastlaunch.api.results import Comparison, Runs
+from fastlaunch.api.results import Runs
 from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -2,25 +2,22 @@
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
-from fastlaunch.analysis import compare
-from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.ledger.rows import Run
 
 if TYPE_CHECKING:
     import pandas
 
-    from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.backends.placements import Placement
+    from fastlaunch.catalog.prices import Catalogue, Price
     from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.jobs.options import CloudOptions
     from fastlaunch.jobs.spec import JobSpec
+    from fastlaunch.ledger.rows import Run
     from fastlaunch.lifecycle.expected import Expected
-    from fastlaunch.lifecycle.sweep import Saved
     from fastlaunch.placement.cost_ceiling import CostCeiling
 
 Item = TypeVar("Item")
@@ -58,7 +55,15 @@ class _Rows(Sequence[Item], Generic[Item]):
         return f"{type(self).__name__}({list(self._items)!r})"
 
 
-class Runs(_Rows[Run]):
+# What these import would make a dry run slow.
+if TYPE_CHECKING:
+    _RunRows: TypeAlias = _Rows[Run]
+    _PriceRows: TypeAlias = _Rows[Price]
+else:
+    _RunRows = _PriceRows = _Rows
+
+
+class Runs(_RunRows):
     """Runs, the newest last."""
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -68,14 +73,14 @@ class Runs(_Rows[Run]):
         return data_frame([run_as_row(run) for run in self])
 
 
-class Prices(_Rows[Price]):
+class Prices(_PriceRows):
     """Prices in USD per hour of a whole instance, with their dates and sources."""
 
     def __init__(
         self,
-        prices: Sequence[Price],
+        prices: "Sequence[Price]",
         *,
-        catalogue: Catalogue,
+        catalogue: "Catalogue",
         region: str,
         as_of: datetime.date,
         unpriced: tuple[str, ...],
@@ -96,7 +101,7 @@ class Prices(_Rows[Price]):
         return data_frame(self.to_json())
 
 
-def _price_row(price: Price, catalogue: Catalogue) -> dict[str, Any]:
+def _price_row(price: "Price", catalogue: "Catalogue") -> dict[str, Any]:
     instance = catalogue.instances[price.instance]
     return {
         "instance": price.instance,
@@ -134,29 +139,6 @@ class Submitted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swept(Submitted):
-    """What became of a sweep; `runs` are all of its cells'."""
-
-    #: For `sweep(resume=id)`.
-    id: str
-    #: Of each instance type, or of this machine.
-    by_part: Mapping[str, Runs]
-    #: Parts that were not started, or not completed, and why.
-    left_out: Mapping[str, UserError]
-    #: What stopping early saved against the full matrix.
-    saved: "Saved"
-    #: None if nothing was measured.
-    comparison: "Comparison | None" = field(repr=False)
-
-    @property
-    def exit_code(self) -> int:
-        """As of a submission, and that of the first part which failed."""
-        code = super().exit_code
-        codes = () if self.is_stopped else (error.exit_code for error in self.left_out.values())
-        return next(filter(None, codes), code)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DryRun:
     """What a submission would do: nothing was started, written or asked."""
 
@@ -181,38 +163,3 @@ class CloudDryRun(DryRun):
     lacks_scheduler: bool
     #: What travels with a script.
     directory: "WorkingDirectory | None"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison(compare.Comparison):
-    """Rows beside their baselines, as `fastlaunch compare` prints them: `print(comparison)`."""
-
-    #: All that were to be compared, measured or not.
-    runs: Runs = field(repr=False)
-    request: "PriceRequest" = field(repr=False)
-    catalogue: Catalogue = field(repr=False)
-
-    @property
-    def answer(self) -> str:
-        """The answer in a sentence; a clause for each workload."""
-        from fastlaunch.report.text import answer
-
-        return answer(self)
-
-    def __str__(self) -> str:
-        from fastlaunch.report.overview import as_overview
-        from fastlaunch.report.table import WIDTH
-
-        return f"{self.answer}\n\n{as_overview(self, width=WIDTH)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `fastlaunch compare --output json` writes; docs/reference.md describes it."""
-        from fastlaunch.report.data import to_json
-
-        return to_json(self)
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with a row per row, as `fastlaunch compare --output csv` writes them."""
-        from fastlaunch.report.data import as_rows
-
-        return data_frame(as_rows(self))

@@ -19,6 +19,7 @@ from fastlaunch.api.options import (
 from fastlaunch.api.results import DryRun, Runs, Submitted
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
@@ -140,7 +141,7 @@ def _check_add_to(context: AppContext, options: SubmitOptions) -> None:
     """Raise UserError if there is no submission that these runs would add to. Makes no ledger."""
     if options.add_to is None:
         return
-    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
+    from fastlaunch.ledger.ledger import open_ledger
 
     if not (context.settings.home / LEDGER_NAME).exists():
         raise UserError(f"there is no submission {options.add_to}", "nothing was submitted here yet")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from fastlaunch.api.compared import Swept
 from fastlaunch.api.context import AppContext, default_context, open_launcher
 from fastlaunch.api.options import (
     SweepArguments,
@@ -18,7 +19,7 @@ from fastlaunch.api.options import (
     settings_with,
     take_fields,
 )
-from fastlaunch.api.results import Runs, Swept
+from fastlaunch.api.results import Runs
 from fastlaunch.api.submission import backend_name
 from fastlaunch.api.sweep_plan import SweepPlan, in_lines, plan_here, plan_on_aws
 from fastlaunch.core.errors import UserError

@@ -26,7 +26,7 @@ from fastlaunch.cli.options import (
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 
 if TYPE_CHECKING:
-    from fastlaunch.api.results import Comparison
+    from fastlaunch.api.compared import Comparison
 
 _MOST_WARNINGS = 8
 

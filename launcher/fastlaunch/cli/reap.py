@@ -200,7 +200,8 @@ def _run_of(token: str | None) -> str | None:
 
 def _ledger(context: AppContext) -> AbstractContextManager["Ledger | None"]:
     """Open the ledger; None if there is none that can be read: tags tell enough."""
-    from fastlaunch.ledger.ledger import LEDGER_NAME, open_ledger
+    from fastlaunch.core.home import LEDGER_NAME
+    from fastlaunch.ledger.ledger import open_ledger
 
     if not (context.settings.home / LEDGER_NAME).exists():
         return nullcontext(None)

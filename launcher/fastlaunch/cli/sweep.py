@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from fastlaunch.api import sweep as api
-from fastlaunch.api.results import Swept
+from fastlaunch.api.compared import Swept
 from fastlaunch.api.sweep_plan import SweepPlan, in_lines
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (

@@ -5,6 +5,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+#: The ledger in it.
+LEDGER_NAME = "ledger.sqlite"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 

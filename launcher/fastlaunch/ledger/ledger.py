@@ -18,7 +18,7 @@ from typing import Any, Self
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import close_to_others, make_folder
+from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder
 from fastlaunch.core.ownership import OUTPUT_TAG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
@@ -41,7 +41,6 @@ from fastlaunch.measure.summary import RunSummary
 
 __all__ = ["IMPORT", "LEDGER_NAME", "Attempt", "Event", "Ledger", "Run", "new_run_id", "open_ledger"]
 
-LEDGER_NAME = "ledger.sqlite"
 #: `backend` of a run that was not started here.
 IMPORT = "import"
 

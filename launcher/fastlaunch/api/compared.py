@@ -1,0 +1,74 @@
+"""A comparison, and a sweep that ends with one, as the API returns them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch.analysis import compare
+from fastlaunch.api.results import Runs, Submitted, data_frame
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.lifecycle.sweep import Saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(compare.Comparison):
+    """Rows beside their baselines, as `fastlaunch compare` prints them: `print(comparison)`."""
+
+    #: All that were to be compared, measured or not.
+    runs: Runs = field(repr=False)
+    request: "PriceRequest" = field(repr=False)
+    catalogue: Catalogue = field(repr=False)
+
+    @property
+    def answer(self) -> str:
+        """The answer in a sentence; a clause for each workload."""
+        from fastlaunch.report.text import answer
+
+        return answer(self)
+
+    def __str__(self) -> str:
+        from fastlaunch.report.overview import as_overview
+        from fastlaunch.report.table import WIDTH
+
+        return f"{self.answer}\n\n{as_overview(self, width=WIDTH)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `fastlaunch compare --output json` writes; docs/reference.md describes it."""
+        from fastlaunch.report.data import to_json
+
+        return to_json(self)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a data frame with a row per row, as `fastlaunch compare --output csv` writes them."""
+        from fastlaunch.report.data import as_rows
+
+        return data_frame(as_rows(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept(Submitted):
+    """What became of a sweep; `runs` are all of its cells'."""
+
+    #: For `sweep(resume=id)`.
+    id: str
+    #: Of each instance type, or of this machine.
+    by_part: Mapping[str, Runs]
+    #: Parts that were not started, or not completed, and why.
+    left_out: Mapping[str, UserError]
+    #: What stopping early saved against the full matrix.
+    saved: "Saved"
+    #: None if nothing was measured.
+    comparison: Comparison | None = field(repr=False)
+
+    @property
+    def exit_code(self) -> int:
+        """As of a submission, and that of the first part which failed."""
+        code = super().exit_code
+        codes = () if self.is_stopped else (error.exit_code for error in self.left_out.values())
+        return next(filter(None, codes), code)
