@@ -100,6 +100,10 @@ def test_arguments_and_the_command_line_say_the_same(name: str, given: dict[str,
 def test_what_a_function_does_not_have() -> None:
     with pytest.raises(TypeError, match=r"submit\(\) has no argument 'recipe': recipes\?"):
         fastlaunch.submit(recipe="bf16")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"no argument 'env': variables\?"):
+        fastlaunch.submit(env={"A": "b"})  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="recipes is 5, and takes text"):
+        fastlaunch.submit(recipes=5)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"submit\(\): steps is '200', and takes int | None"):
         fastlaunch.submit(local=True, steps="200")  # type: ignore[call-overload]
     assert set(dir(fastlaunch)) >= {"submit", "sweep", "compare", "runs", "prices", "UserError"}

@@ -98,7 +98,10 @@ def test_a_file_says_what_options_say_and_those_typed_count_before_it(job: Path)
         ("repeats: [1, 2]", "job.yml:1: repeats has"),
         ("L: {compile: [on, off]}", "put quotes around it"),
         ("local: sometimes", "job.yml:1: local is 'sometimes'; it is true or false"),
-        ("output: json", "unknown field `output`"),
+        ("output: json", "`output` is of one call, not of the job"),
+        ('command: python train.py "', "cannot be divided into words"),
+        ("command: python a.py && ls", "without a shell"),
+        ("L: {a: ['x,y', z]}", "has a comma"),
         ("- local", "takes `name: value` pairs"),
     ],
 )

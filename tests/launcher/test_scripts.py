@@ -140,7 +140,7 @@ def test_a_command_is_called_by_its_script(command: str, name: str) -> None:
         ("python train.py {a}", ("a=1,,2",), {}, "-L a has a value that is empty"),
         ("python train.py {a}", ("a=1", "a=2"), {}, "-L a is given twice"),
         ("python train.py {a}", ("=1",), {}, "is not NAME=A,B"),
-        ("python train.py {a}", ("a=1,1",), {}, "two variants are one command: a=1$"),
+        ("python train.py {a}", ("a=1,1",), {}, "two variants are one command: a=1\n"),
         ("python train.py {a}{b}", ("a=1,11", "b=1,11"), {}, "one command: a=1 b=11 and a=11 b=1"),
         ("python train.py {a}", (f"a={','.join(map(str, range(1001)))}",), {}, "1,001 combinations"),
         ("python train.py {a}", ("a=1,2",), {"baseline": "a=3"}, "unknown baseline 'a=3'"),

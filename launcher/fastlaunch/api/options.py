@@ -1,7 +1,6 @@
 """The options of `submit` and `sweep` as keyword arguments, and what becomes of those for AWS."""
 
-import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, TypedDict, get_type_hints
@@ -10,6 +9,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, misfit
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.options import CloudOptions, option_of
+from fastlaunch.jobs.scripts import joined, split_command
 
 #: Several, or one, or some with commas.
 Names = str | Sequence[str]
@@ -108,15 +108,18 @@ def arguments(given: Mapping[str, Any], kind: type, *, function: str) -> dict[st
     Raises TypeError for one that the function does not have, or of another type.
     """
     allowed = get_type_hints(kind)
+    # What it is called where it is typed.
+    typed = {option_of(field).lstrip("-").replace("-", "_"): field for field in allowed}
     for name, value in given.items():
         if name not in allowed:
-            near = get_close_matches(name, allowed, n=1)
-            hint = f": {near[0]}?" if near else f"; help(fastlaunch.{function}) lists them"
+            near = [typed[name]] if name in typed else get_close_matches(name, allowed, n=1)
+            hint = f": {near[0]}?" if near else f"; help(fastlaunch.{kind.__name__}) lists them"
             raise TypeError(f"{function}() has no argument {name!r}{hint}")
         # A whole number is a float as well.
         expected = allowed[name] | int if allowed[name] == float | None else allowed[name]
         if name not in _TEXTS and not isinstance(value, expected):
-            raise TypeError(f"{function}(): {name} is {value!r}, and takes {allowed[name]}")
+            kinds = getattr(expected, "__name__", None) or str(expected)
+            raise TypeError(f"{function}(): {name} is {value!r}, and takes {kinds}")
     return {
         name: _texts(name, value) if name in _TEXTS and value is not None else value
         for name, value in given.items()
@@ -125,8 +128,12 @@ def arguments(given: Mapping[str, Any], kind: type, *, function: str) -> dict[st
 
 def _texts(name: str, value: Any) -> tuple[Any, ...]:
     """Return what a field of several texts holds, of whatever says it."""
-    if isinstance(value, str | int):
-        value = shlex.split(value) if isinstance(value, str) and name == "command" else (value,)
+    if isinstance(value, str) and name == "command":
+        return split_command(value)
+    if isinstance(value, str) or (isinstance(value, int) and name == "batch_sizes"):
+        value = (value,)
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{name} is {value!r}, and takes text, or several")
     if isinstance(value, Mapping):
         return tuple(f"{key}={_listed(each)}" for key, each in value.items())
     if name in _NAMES:
@@ -136,7 +143,7 @@ def _texts(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _listed(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return joined(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def command_line(command: str, given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 docs/job.schema.json describes such files to editors.
 """
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import click
 from fastlaunch.cli.options import NAMES
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.yaml_file import YamlFile
+from fastlaunch.jobs.scripts import joined, split_command
 
 #: Of one call, and not of the job.
 _OF_A_CALL = ("yes", "dry_run", "show", "output", "profile", "help", "job_schema")
@@ -28,14 +29,18 @@ def job_options(params: Sequence[click.Parameter]) -> dict[str, click.Option]:
 def read_job(path: Path, ctx: click.Context) -> tuple[dict[str, Any], tuple[str, ...] | None]:
     """Return a job file's values by parameter, and its command. Raises BadFile, with the line."""
     file, options = YamlFile(path), job_options(ctx.command.params)
+    of_a_call = [name.replace("_", "-") for name in _OF_A_CALL]
+    if here := [key for key in file.mapping() if key in of_a_call]:
+        raise file.fault(f"`{here[0]}` is of one call, not of the job", here[0], hint=f"type it: --{here[0]}")
     file.refuse_unknown(known=[*options, COMMAND])
     values, command = {}, None
     for key, value in file.mapping().items():
         if value is None:
             continue
         if key == COMMAND:
-            words = shlex.split(value) if isinstance(value, str) else _texts(file, file.items(key), key)
-            command = tuple(words)
+            with _at(file, key):
+                command = split_command(value) if isinstance(value, str) else None
+            command = command or tuple(_texts(file, file.items(key), key))
             continue
         option = options[key]
         if option.is_flag:
@@ -43,15 +48,22 @@ def read_job(path: Path, ctx: click.Context) -> tuple[dict[str, Any], tuple[str,
             if file.value(bool, key):
                 values[str(option.name)] = option.default is not True
             continue
-        try:
+        with _at(file, key):
             values[str(option.name)] = option.type_cast_value(ctx, _given(file, option, key, value))
-        except click.UsageError as error:
-            raise file.fault(f"{key}: {error.message}", key) from None
-        except BadFile:
-            raise
-        except UserError as error:
-            raise file.fault(error.message.removeprefix("--"), key, hint=error.hint) from None
     return values, command
+
+
+@contextmanager
+def _at(file: YamlFile, key: str) -> Iterator[None]:
+    """Name file and line of what is wrong with this option."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise file.fault(f"{key}: {error.message}", key) from None
+    except BadFile:
+        raise
+    except UserError as error:
+        raise file.fault(error.message.removeprefix("--"), key, hint=error.hint) from None
 
 
 def _given(file: YamlFile, option: click.Option, key: str, value: Any) -> Any:
@@ -64,7 +76,7 @@ def _given(file: YamlFile, option: click.Option, key: str, value: Any) -> Any:
 
 
 def _joined(file: YamlFile, value: Any, *at: str) -> str:
-    return ",".join(_texts(file, value, *at)) if isinstance(value, list) else _text(file, value, *at)
+    return joined(_texts(file, value, *at)) if isinstance(value, list) else _text(file, value, *at)
 
 
 def _texts(file: YamlFile, values: Sequence[Any], *at: str) -> list[str]:

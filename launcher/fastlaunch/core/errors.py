@@ -33,6 +33,9 @@ class UserError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            # Python shows it under the traceback of one that nobody has caught.
+            self.add_note(hint)
 
 
 class UnknownName(UserError):

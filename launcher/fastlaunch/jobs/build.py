@@ -25,6 +25,7 @@ from fastlaunch.jobs.options import (
     check_cloud_options,
 )
 from fastlaunch.jobs.scripts import (
+    caveats_of,
     check_no_script,
     num_ranks,
     on_nodes,
@@ -81,7 +82,9 @@ def build_jobs(
     """
     _check_repeats(options)
     if options.command is not None:
-        return Jobs(specs=interleaved(script_specs(options, machine), options))
+        own = script_specs(options, machine)
+        caveats = caveats_of([spec.script for spec in own if spec.script])
+        return Jobs(specs=interleaved(own, options), caveats=caveats)
     check_no_script(options)
     instance = catalogue.instance(options.instance) if catalogue and options.instance else None
     variants = variants_of(options, GPU_WORKLOAD if instance or machine.devices else CPU_WORKLOAD)
@@ -345,7 +348,10 @@ def _script_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: C
                 f"{options.nproc} processes on {instance.name}, which has {instance.num_accelerators} GPUs",
                 f"give --nproc {instance.num_accelerators} or less: one process per GPU",
             )
-    return CloudRequest(options=options, cloud=cloud, scripts=scripts, instances=instances)
+    # Over several nodes, or by --nproc, torchrun starts a rank on each GPU.
+    on_one = instances if cloud.num_nodes == 1 and options.nproc is None else ()
+    caveats = caveats_of(scripts, on_one)
+    return CloudRequest(options=options, cloud=cloud, scripts=scripts, instances=instances, caveats=caveats)
 
 
 def _check_sold(instances: Sequence[InstanceType], cloud: CloudOptions) -> None:

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from math import prod
@@ -25,6 +25,8 @@ _SHELLS = ("sh", "bash", "zsh")
 #: Programs that start a Python script on several ranks by themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 #: Options of Python's whose value is a word of its own.
+_OF_SHELLS = ("&&", "||", "|", ";", "&", ">", ">>", "<")
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_-]*\}", re.ASCII)
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 #: Fields of `SubmitOptions` that say nothing to a script, and why.
@@ -133,6 +135,11 @@ def check_travels_along(
                     raise UserError(f"{path} is of this machine alone", "give a name, or the path from here")
             elif not Path(path).exists():
                 raise _no_script(path, Path(program).name)
+            elif inside.startswith(".."):
+                raise UserError(
+                    f"{path} is outside of this folder, {Path.cwd()}, of which the files travel",
+                    f"type: cd {Path(path).resolve().parent}",
+                )
             else:
                 raise UserError(f"{path} does not travel with the job: {why_not}", to_take.format(path))
 
@@ -242,6 +249,44 @@ def _no_script(path: str, program: str) -> UserError:
         f"there is no {path} here{runs}",
         f"the command starts in the current directory, {Path.cwd()}: give the path from there",
     )
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Return the texts of a variant as -L takes them. Raises UserError for one that it would divide."""
+    several = list(texts)
+    if divided := next((text for text in several if "," in text), None):
+        raise UserError(
+            f"{divided!r} has a comma, which separates the texts of a variant",
+            "have the script take a name for it instead",
+        )
+    return ",".join(several)
+
+
+def split_command(text: str) -> tuple[str, ...]:
+    """Return the words of a command. Raises UserError for one that only a shell understands."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"the command cannot be divided into words: {error}", "check its quotes") from None
+    if meant := [word for word in words if word in _OF_SHELLS]:
+        raise UserError(
+            f"the command starts without a shell, to which {meant[0]} would mean something",
+            "give words for a shell: [bash, -c, '...']",
+        )
+    return words
+
+
+def caveats_of(scripts: Sequence[Script], instances: Sequence[InstanceType] = ()) -> tuple[str, ...]:
+    """Return what to know of the commands before they start. instances: where, with several ranks to come."""
+    script = scripts[0]
+    caveats = []
+    left = [word for word in script.argv if _PLACEHOLDER.fullmatch(word)]
+    if script.variant and left:
+        caveats.append(f"no -L names {left[0]}: the command gets it as it is")
+    most = max((instance.num_accelerators for instance in instances), default=1)
+    if script.nproc is None and most > 1 and _PYTHON.fullmatch(Path(script.argv[0]).name):
+        caveats.append(f"one process on {most} GPUs: --nproc gpu starts one for each, under torchrun")
+    return tuple(caveats)
 
 
 def script_name(argv: Sequence[str]) -> str:
