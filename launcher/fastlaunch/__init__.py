@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastlaunch.api.comparison import compare
     from fastlaunch.api.listing import prices, runs
+    from fastlaunch.api.options import SubmitArguments, SweepArguments
     from fastlaunch.api.submission import submit
     from fastlaunch.api.sweep import sweep
     from fastlaunch.core.errors import UserError
@@ -19,9 +20,21 @@ _API = {
     "compare": "api.comparison",
     "runs": "api.listing",
     "prices": "api.listing",
+    "SubmitArguments": "api.options",
+    "SweepArguments": "api.options",
     "UserError": "core.errors",
 }
-__all__ = ["UserError", "__version__", "compare", "prices", "runs", "submit", "sweep"]
+__all__ = [
+    "SubmitArguments",
+    "SweepArguments",
+    "UserError",
+    "__version__",
+    "compare",
+    "prices",
+    "runs",
+    "submit",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

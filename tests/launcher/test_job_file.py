@@ -86,6 +86,8 @@ def test_a_file_says_what_options_say_and_those_typed_count_before_it(job: Path)
         **{"instances": ("g6e.xlarge",), "repeats": 1, "variables": ("A=b",)},
         "command": ("python", "x.py"),
     }
+    here = parsed(job, "--local")
+    assert here == submit.make_context("submit", ["--local", *typed[6:8], *typed[13:]]).params
     job.write_text("command: [python, 'my train.py']\nlocal: true\nno-account-timer: false\n")
     assert parsed(job) == submit.make_context("submit", ["--local", "--", "python", "my train.py"]).params
 

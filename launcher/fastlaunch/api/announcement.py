@@ -1,9 +1,10 @@
 """What a submission for AWS is, in words, before it starts."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from fastlaunch.backends.placements import Ec2Placement
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Of lists that may be long so many entries are shown.
 MOST = 4
+#: Names of files that people do not mean to send.
+_PRIVATE = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|ed25519|ecdsa)|.*\.(pem|key)|credentials")
 
 
 def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
@@ -101,6 +104,8 @@ def travels_text(directory: WorkingDirectory) -> list[str]:
     if directory.untracked:
         behind = some([shown(path) for path in directory.untracked], ", ")
         lines.append(f"Stays behind, as git does not track it: {behind}.")
+    if private := [file.path for file in files if _PRIVATE.fullmatch(PurePath(file.path).name)]:
+        lines.append(f"Look: {some([shown(path) for path in private], ', ')} may hold secrets.")
     return [*lines, "`--dry-run --show files` lists all."]
 
 

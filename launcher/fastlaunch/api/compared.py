@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.sweep import Saved
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(compare.Comparison):
     """Rows beside their baselines, as `fastlaunch compare` prints them: `print(comparison)`."""
 
@@ -32,7 +32,7 @@ class Comparison(compare.Comparison):
 
         return answer(self)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from fastlaunch.report.overview import as_overview
         from fastlaunch.report.table import WIDTH
 

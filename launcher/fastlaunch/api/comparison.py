@@ -12,6 +12,7 @@ from fastlaunch.api.compared import Comparison
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Runs
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.units import parse_date
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import MeasuredRun
@@ -30,9 +31,9 @@ _MOST = 8
 def compare(
     *selectors: str,
     baseline: str | None = None,
-    prices_as_of: datetime.date | None = None,
+    prices_as_of: datetime.date | str | None = None,
     price_as: "str | ChargedAs | Sequence[str | ChargedAs]" = (),
-    price_share: Fraction | None = None,
+    price_share: Fraction | str | None = None,
     usd_per_hour: float | None = None,
     prices: Path | str | None = None,
     every_run: bool = False,
@@ -49,7 +50,7 @@ def compare(
 
     Raises UserError if there is nothing to compare, or what is named is not there.
     """
-    from fastlaunch.analysis.cost import ChargedAs, PriceRequest
+    from fastlaunch.analysis.cost import ChargedAs, PriceRequest, parse_share
     from fastlaunch.catalog.load import load_catalogue
 
     settings = (context or default_context()).settings
@@ -61,10 +62,11 @@ def compare(
                 "--price-share is a share of one instance",
                 "name it: --price-as INSTANCE; of several each has its own: --price-as INSTANCE:1/8",
             )
-        charged = (replace(charged[0], share=price_share),)
+        share = parse_share(price_share) if isinstance(price_share, str) else price_share
+        charged = (replace(charged[0], share=share),)
     request = PriceRequest(
         today=datetime.date.today(),
-        as_of=prices_as_of,
+        as_of=parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of,
         price_as=charged,
         usd_per_hour=usd_per_hour,
         region=settings.region,

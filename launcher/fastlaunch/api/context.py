@@ -103,8 +103,14 @@ def default_context(argv: tuple[str, ...] = ()) -> AppContext:
         settings=settings,
         backends=make_backends(settings, cache(this_machine)),
         argv=argv,
+        ask=_ask if sys.stdin.isatty() else None,
         find_commit=partial(commit_of, package) if is_checkout else None,
     )
+
+
+def _ask(question: str) -> bool:
+    report_line(f"{question} [y/N]")
+    return input().strip().lower() in ("y", "yes")
 
 
 @contextmanager

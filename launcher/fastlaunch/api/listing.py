@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Prices, Runs
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.units import parse_date
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue, Price
@@ -33,7 +34,7 @@ def prices(
     *,
     region: str | None = None,
     service: str | None = None,
-    as_of: datetime.date | None = None,
+    as_of: datetime.date | str | None = None,
     prices: Path | str | None = None,
     history: bool = False,
     context: AppContext | None = None,
@@ -49,7 +50,7 @@ def prices(
     from fastlaunch.catalog.load import load_catalogue
 
     settings = (context or default_context()).settings
-    day = as_of or datetime.date.today()
+    day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or datetime.date.today()
     catalogue = load_catalogue(Path(prices) if prices else settings.prices)
     instances = _matching(catalogue, instance)
     where = region or settings.region

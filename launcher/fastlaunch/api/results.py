@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
@@ -52,7 +52,7 @@ class _Rows(Sequence[Item], Generic[Item]):
         return len(self._items)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self._items)!r})"
+        return f"<{type(self).__name__}: {len(self)}>"
 
 
 # What these import would make a dry run slow.
@@ -143,8 +143,10 @@ class DryRun:
     """What a submission would do: nothing was started, written or asked."""
 
     #: Here one for each run; on AWS the request at the first place.
-    plans: tuple[Plan, ...]
-    jobs: "tuple[JobSpec, ...]"
+    plans: tuple[Plan, ...] = field(repr=False)
+    jobs: "tuple[JobSpec, ...]" = field(repr=False)
+    #: The most that it may cost; None on this machine.
+    ceiling: "CostCeiling | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +154,14 @@ class CloudDryRun(DryRun):
     """And where on AWS, and for how much."""
 
     #: Where it may run, in the order to try.
-    sites: "Sequence[Placement]"
+    sites: "Sequence[Placement]" = field(repr=False)
     #: Places that were left out, and why.
     skipped: Sequence[tuple[str, str]]
     ceiling: "CostCeiling"
     #: What it will probably take, by runs like it; in words why that is not known.
-    expected: "Expected | str"
-    cloud: "CloudOptions"
+    expected: "Expected | str" = field(repr=False)
+    cloud: "CloudOptions" = field(repr=False)
     #: Whether the config file names no role for the timer in the account.
     lacks_scheduler: bool
     #: What travels with a script.
-    directory: "WorkingDirectory | None"
+    directory: "WorkingDirectory | None" = field(repr=False)

@@ -120,7 +120,9 @@ def plan_on_aws(
         if least_usd > max_cost_usd:
             raise UserError(
                 f"no instance type fits into --max-cost {max_cost_usd:g}: the cheapest may cost "
-                f"${least_usd:,.2f}",
+                f"${least_usd:,.2f}"
+                + f", of which ${first_usd:,.2f} to find the batch size"
+                * bool(first_usd),
                 "give more, or shorter --max-hours",
             )
     return SweepPlan(

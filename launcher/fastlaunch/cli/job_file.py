@@ -5,6 +5,7 @@ docs/job.schema.json describes such files to editors.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import click
 
 from fastlaunch.cli.options import NAMES
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.settings import RegionSettings
 from fastlaunch.core.yaml_file import YamlFile
+from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.scripts import joined, split_command
 
 #: Of one call, and not of the job.
@@ -26,8 +29,14 @@ def job_options(params: Sequence[click.Parameter]) -> dict[str, click.Option]:
     return {param.opts[0].lstrip("-"): param for param in own}
 
 
-def read_job(path: Path, ctx: click.Context) -> tuple[dict[str, Any], tuple[str, ...] | None]:
-    """Return a job file's values by parameter, and its command. Raises BadFile, with the line."""
+def read_job(
+    path: Path, ctx: click.Context, *, typed: Sequence[str] = ()
+) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+    """Return a job file's values by parameter, and its command. Raises BadFile, with the line.
+
+    typed: the words of the command line. One that says where to train takes the place of all that the file
+    says of that; what is for AWS alone then does not count here.
+    """
     file, options = YamlFile(path), job_options(ctx.command.params)
     of_a_call = [name.replace("_", "-") for name in _OF_A_CALL]
     if here := [key for key in file.mapping() if key in of_a_call]:
@@ -50,6 +59,12 @@ def read_job(path: Path, ctx: click.Context) -> tuple[dict[str, Any], tuple[str,
             continue
         with _at(file, key):
             values[str(option.name)] = option.type_cast_value(ctx, _given(file, option, key, value))
+    if any(word.partition("=")[0] in ("--local", "--backend", "--instance") for word in typed):
+        left_out = {"local", "backend", "instances"}
+        if "--local" in typed:
+            left_out |= {field.name for kind in (CloudOptions, RegionSettings) for field in fields(kind)}
+            left_out |= {"max_cost_usd", "regions"}
+        values = {name: value for name, value in values.items() if name not in left_out}
     return values, command
 
 

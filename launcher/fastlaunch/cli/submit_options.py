@@ -56,8 +56,9 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-#: Where a job file's command stands until the options are parsed.
-_COMMAND_OF_FILE = "fastlaunch.command"
+_WRITE_DASHES = "before the command of a script of your own write --"
+#: Where a job file's command stands until the options are parsed, and what was typed.
+_COMMAND_OF_FILE, _TYPED = "fastlaunch.command", "fastlaunch.typed"
 
 
 def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -67,11 +68,8 @@ def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None)
     from fastlaunch.cli.job_file import read_job
 
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(
-            f"{path} is no job file, whose name ends with .yaml",
-            "before the command of a script of your own write --",
-        )
-    ctx.default_map, ctx.meta[_COMMAND_OF_FILE] = read_job(path, ctx)
+        raise UserError(f"{path} is no job file, whose name ends with .yaml", _WRITE_DASHES)
+    ctx.default_map, ctx.meta[_COMMAND_OF_FILE] = read_job(path, ctx, typed=ctx.meta[_TYPED])
 
 
 def _print_job_schema(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
@@ -112,13 +110,14 @@ class GroupedCommand(click.Command):
         if "--" in args:
             at = args.index("--")
             options, command = args[:at], tuple(args[at + 1 :])
+        ctx.meta[_TYPED] = tuple(options)
         try:
             rest = super().parse_args(ctx, options)
         except click.UsageError as error:
             if command is None and error.message.startswith("Got unexpected extra argument"):
-                raise UserError(
-                    error.message.rstrip("."), "before the command of a script of your own write --"
-                ) from None
+                is_file = any(word.endswith((".yaml", ".yml")) for word in options)
+                hint = "only submit takes a job file" if is_file else _WRITE_DASHES
+                raise UserError(error.message.rstrip("."), hint) from None
             raise
         ctx.params["command"] = ctx.meta.get(_COMMAND_OF_FILE) if command is None else command
         return rest
@@ -128,7 +127,9 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {
-            param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))
+            param.name: record
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx))
         }
         *groups, last = self.headings.items()
         # All sections have their texts in one column.
