@@ -9,6 +9,8 @@ import shutil
 import sys
 from dataclasses import replace
 
+import torch.distributed as dist
+
 from fastlaunch_train.checks.runs_here import this_machine
 from fastlaunch_train.distributed import fabric
 from fastlaunch_train.distributed.parallel import Process, agree, start_process, stop_process
@@ -90,7 +92,7 @@ def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int
         exit_code = EXIT_DISK_FULL
     session.writer.close()
     session.traceback.close()
-    if exit_code == 0:
+    if exit_code == 0 and dist.is_initialized():
         # First free what holds the process group: a Trainer keeps its DDP model in a cycle.
         gc.unfreeze()
         gc.collect()
