@@ -3,9 +3,9 @@
 import math
 
 import pytest
+import scipy
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy import special, stats
 
 from fastlaunch.analysis.statistics import (
     Difference,
@@ -19,19 +19,19 @@ from fastlaunch.analysis.statistics import (
 
 @given(st.floats(0.0, 1.0), st.floats(0.5, 500.0), st.one_of(st.just(0.5), st.floats(0.5, 50.0)))
 def test_the_incomplete_beta_function_is_scipys(x: float, a: float, b: float) -> None:
-    assert regularised_beta(x, a, b) == pytest.approx(special.betainc(a, b, x), rel=1e-9, abs=1e-14)
+    assert regularised_beta(x, a, b) == pytest.approx(scipy.special.betainc(a, b, x), rel=1e-9, abs=1e-14)
 
 
 @given(st.floats(-200.0, 200.0), st.floats(1.0, 1000.0))
 @example(1e-6, 420.0)
 def test_the_survival_function_is_scipys(t: float, dof: float) -> None:
-    assert t_survival(t, dof) == pytest.approx(stats.t.sf(t, dof), rel=1e-8, abs=1e-15)
+    assert t_survival(t, dof) == pytest.approx(scipy.stats.t.sf(t, dof), rel=1e-8, abs=1e-15)
 
 
 @pytest.mark.parametrize("dof", [1, 1.5, 2, 3, 4.7, 10, 30, 400, math.inf])
 @pytest.mark.parametrize("p", [0.5, 0.75, 0.95, 0.975, 0.99, 0.9995])
 def test_the_quantile_is_scipys(p: float, dof: float) -> None:
-    expected = stats.norm.ppf(p) if math.isinf(dof) else stats.t.ppf(p, dof)
+    expected = scipy.stats.norm.ppf(p) if math.isinf(dof) else scipy.stats.t.ppf(p, dof)
     assert t_quantile(p, dof) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
@@ -72,9 +72,9 @@ def by(*estimates: tuple[float, float, float, float], drift: float = 0.0) -> Dif
 
 def test_one_estimate_is_students_t() -> None:
     difference = by((0.03, 0.01, 4, 1.0))
-    assert difference.p_above(0.0) == pytest.approx(stats.t.sf(3, 4))
-    assert difference.p_below(0.0) == pytest.approx(stats.t.cdf(3, 4))
-    assert difference.p_differs() == pytest.approx(2 * stats.t.sf(3, 4))
+    assert difference.p_above(0.0) == pytest.approx(scipy.stats.t.sf(3, 4))
+    assert difference.p_below(0.0) == pytest.approx(scipy.stats.t.cdf(3, 4))
+    assert difference.p_differs() == pytest.approx(2 * scipy.stats.t.sf(3, 4))
     assert difference.limits(0.05) == pytest.approx((0.03 - 0.01 * 2.776445, 0.03 + 0.01 * 2.776445))
 
 
@@ -84,7 +84,7 @@ def test_of_two_estimates_the_limits_are_where_the_weighted_p_is_half_the_level(
     assert difference.value == pytest.approx(0.7 * 0.03 + 0.3 * 0.05)
     for sign, limit in ((1, low), (-1, high)):
         parts = [(0.7, (0.03 - limit) / 0.01, 20), (0.3, (0.05 - limit) / 0.04, 4)]
-        assert sum(w * stats.t.sf(sign * t, dof) for w, t, dof in parts) == pytest.approx(0.025)
+        assert sum(w * scipy.stats.t.sf(sign * t, dof) for w, t, dof in parts) == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize(

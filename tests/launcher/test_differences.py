@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from fastlaunch.analysis.differences import (
     MACHINE,
@@ -48,7 +48,7 @@ def only(difference: Difference | None) -> Estimate:
 def test_two_rows_are_compared_by_the_paired_t_test() -> None:
     base, row = [0.1, 0.3, 0.2, 0.4], [0.0, 0.18, 0.13, 0.31]
     differences = Differences(in_rounds(base, row))
-    estimate, expected = only(differences.between(1, 0)), stats.ttest_rel(base, row)
+    estimate, expected = only(differences.between(1, 0)), scipy.stats.ttest_rel(base, row)
     assert estimate.value == pytest.approx(np.mean(base) - np.mean(row))
     assert (estimate.value / estimate.error, estimate.dof) == pytest.approx((expected.statistic, 3))
     assert only(differences.between(0, 1)).value == -estimate.value
@@ -97,7 +97,7 @@ def test_a_noisy_row_is_judged_by_its_own_rounds_and_leaves_the_others_sharp() -
     noisy = [rng.gauss(0, 0.1) for _ in range(5)]
     with_noisy, alone = Differences(in_rounds(*quiet, noisy)), Differences(in_rounds(*quiet))
     assert with_noisy.noise(3) > 0.8 and max(with_noisy.noise(row) for row in range(3)) < 0.8
-    paired = stats.ttest_rel(quiet[0], noisy)
+    paired = scipy.stats.ttest_rel(quiet[0], noisy)
     own = only(with_noisy.between(3, 0))
     assert (own.value / own.error, own.dof) == pytest.approx((paired.statistic, 4))
     first, second = (each.between(1, 0) for each in (with_noisy, alone))
@@ -133,7 +133,7 @@ def on(row: int, host: str, *times: float) -> list[RunTime]:
 def test_runs_of_one_host_without_rounds_are_compared_by_welch() -> None:
     base, row = [0.1, 0.12, 0.09, 0.11], [0.0, 0.04, 0.01]
     difference = Differences([*on(0, "a", *base), *on(1, "a", *row)]).between(1, 0)
-    expected = stats.ttest_ind(base, row, equal_var=False)
+    expected = scipy.stats.ttest_ind(base, row, equal_var=False)
     estimate = only(difference)
     assert (estimate.value / estimate.error, estimate.dof) == pytest.approx((expected.statistic, expected.df))
     assert difference is not None and not difference.is_across_hosts

@@ -1,5 +1,7 @@
 """Transformer Engine's block from timm's: arguments and weights, without Transformer Engine."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,16 +20,22 @@ from fastlaunch_train.models.te_blocks import (
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.workloads.contract import load_workload
 
-prepare_torchvision()
-from timm.models import vision_transformer as timm_vit  # noqa: E402 (needs the line above)
-
 WIDTH, HIDDEN = 32, 96
+
+
+@cache
+def timm_vit() -> Any:
+    """Its module: imported by these tests alone, and not by whoever collects them."""
+    prepare_torchvision()
+    from timm.models import vision_transformer
+
+    return vision_transformer
 
 
 def timm_block(**changes: Any) -> nn.Module:
     torch.manual_seed(0)
     arguments = {"num_heads": 4, "mlp_ratio": 3.0, "qkv_bias": True} | changes
-    block: nn.Module = timm_vit.Block(WIDTH, **arguments)
+    block: nn.Module = timm_vit().Block(WIDTH, **arguments)
     for parameter in block.parameters():  # biases start at 0 and norms at 1, which would hide a mix-up
         nn.init.normal_(parameter, std=0.3)
     return block
@@ -65,8 +73,8 @@ def test_what_differs_from_the_defaults_is_taken_over() -> None:
         ({"qkv_bias": False}, "attn.qkv.bias"),
         ({"proj_drop": 0.1}, "dropout after the activation"),
         ({"act_layer": nn.ReLU}, "ReLU"),
-        ({"norm_layer": timm_vit.RmsNorm}, "norm1"),
-        ({"mlp_layer": timm_vit.SwiGLU}, "mlp"),
+        ({"norm_layer": lambda *by, **more: timm_vit().RmsNorm(*by, **more)}, "norm1"),
+        ({"mlp_layer": lambda **more: timm_vit().SwiGLU(**more)}, "mlp"),
     ],
 )
 def test_a_block_that_computes_something_else_is_refused(arguments: dict[str, Any], word: str) -> None:
@@ -77,15 +85,15 @@ def test_a_block_that_computes_something_else_is_refused(arguments: dict[str, An
 @pytest.mark.parametrize(
     "parts",
     [
-        {"drop_path2": timm_vit.DropPath(0.3)},
-        {name: timm_vit.DropPath(0.3, scale_by_keep=False) for name in ("drop_path1", "drop_path2")},
-        {"norm2": nn.LayerNorm(WIDTH, eps=1e-3)},
+        {"drop_path2": lambda: timm_vit().DropPath(0.3)},
+        dict.fromkeys(("drop_path1", "drop_path2"), lambda: timm_vit().DropPath(0.3, scale_by_keep=False)),
+        {"norm2": lambda: nn.LayerNorm(WIDTH, eps=1e-3)},
     ],
 )
-def test_a_changed_block_is_refused(parts: dict[str, nn.Module]) -> None:
+def test_a_changed_block_is_refused(parts: dict[str, Callable[[], nn.Module]]) -> None:
     block = timm_block()
     for name, part in parts.items():
-        setattr(block, name, part)
+        setattr(block, name, part())
     with pytest.raises(RecipeError, match="cannot stand for"):
         te_arguments(block)
 
@@ -93,14 +101,14 @@ def test_a_changed_block_is_refused(parts: dict[str, nn.Module]) -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        timm_vit.ResPostBlock(WIDTH, 4, qkv_bias=True),
-        timm_vit.ParallelScalingBlock(WIDTH, 4, qkv_bias=True),
-        nn.TransformerEncoderLayer(WIDTH, 4),
+        lambda: timm_vit().ResPostBlock(WIDTH, 4, qkv_bias=True),
+        lambda: timm_vit().ParallelScalingBlock(WIDTH, 4, qkv_bias=True),
+        lambda: nn.TransformerEncoderLayer(WIDTH, 4),
     ],
 )
-def test_other_kinds_of_block_are_refused(block: nn.Module) -> None:
+def test_other_kinds_of_block_are_refused(block: Callable[[], nn.Module]) -> None:
     with pytest.raises(RecipeError, match="cannot stand for"):
-        te_arguments(block)
+        te_arguments(block())
 
 
 def test_the_block_computes_what_timms_does() -> None:
