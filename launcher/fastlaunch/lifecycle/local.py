@@ -17,8 +17,8 @@ from fastlaunch_train.node.protocol import CHECKPOINT
 
 #: Folder in a run's own, for what a script writes: its $FASTLAUNCH_OUTPUT.
 OUTPUT = "output"
-#: Between two looks at a running job.
-LOOK_INTERVAL_S = 0.2
+#: Between two looks at a running job: at first, and once it has run for a second.
+_FIRST_LOOK_S, LOOK_INTERVAL_S = 0.02, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,14 @@ class LocalRunner:
         return state
 
     def _follow(self, handle: Mapping[str, Any], tail: RecordTail) -> None:
+        pause_s = _FIRST_LOOK_S
         while self.backend.state(handle) is RunState.RUNNING:
             if self.stop.by:
                 self.backend.stop(handle)
                 break
             self._show(tail)
-            self.sleep(LOOK_INTERVAL_S)
+            self.sleep(pause_s)
+            pause_s = min(1.25 * pause_s, LOOK_INTERVAL_S)
         self._show(tail)
 
     def _show(self, tail: RecordTail) -> None:
