@@ -58,6 +58,11 @@ def test_variants_run_here_in_rounds_and_are_compared(here: Path, capsys: pytest
     told = f"['--amp=fp32'] {here} {json.dumps({'amp': 'fp32'})} train.py"
     assert log_of(0).splitlines()[0] == told
     assert sorted(here.iterdir()) == [here / "train.py"]
+    first, second, *_ = stored
+    assert first.directory and first.spec and second.spec
+    records, _ = read_records(first.directory.glob("rank-*.jsonl"))
+    assert not contradictions(JobSpec.from_json(first.spec), records)
+    assert len(contradictions(JobSpec.from_json(second.spec), records)) == 1
     assert "amp=bf16" in out and "[4/4] amp=fp32: completed" in err
 
     with open_ledger(load_settings()) as ledger:
@@ -90,15 +95,6 @@ def test_a_script_of_one_run_is_shown_with_its_command(capsys: pytest.CaptureFix
     assert "['{x}']" in capsys.readouterr().out
     assert fastlaunch("runs", "list", "workload=train.py", "recipe=as is") == 0
     assert run.id in capsys.readouterr().out
-
-
-def test_the_record_is_of_the_variant_that_was_asked_for() -> None:
-    assert submit("-L", "a=1,2", script=("train.py", "{a}")) == 0
-    first, second = runs()
-    assert first.directory and second.spec
-    records, _ = read_records(first.directory.glob("rank-*.jsonl"))
-    assert len(contradictions(JobSpec.from_json(second.spec), records)) == 1
-    assert not contradictions(JobSpec.from_json(first.spec or {}), records)
 
 
 @pytest.mark.slow
