@@ -4,11 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 from scripts import environment, record, run, script, start
 
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.records.records import read_record
+from fastlaunch_train.script.recording import Recording
+from fastlaunch_train.script.settings import read_settings
 
 LOADER = """
     import os, signal, sys, time
@@ -78,6 +82,37 @@ def test_samples_are_the_arguments_or_the_loaders(
     found = record(tmp_path)
     assert [step.num_samples for step in found.steps] == [samples] * num_steps
     assert found.header["batch_size_per_gpu"] == samples
+
+
+@pytest.mark.parametrize(
+    ("number", "samples"),
+    [
+        ("numpy.int64(7)", 7),
+        ("torch.tensor(7)", 7),
+        ("torch.tensor([7.0])", 7),
+        ("0", 0),
+        ("2.5", "TypeError: num_samples is 2.5, not a whole number"),
+        ("torch.tensor([7, 7])", "TypeError: num_samples is tensor([7, 7]), not a whole number"),
+        ("'x'", "TypeError: num_samples is 'x', not a whole number"),
+        ("-1", "ValueError: num_samples is -1, it is at least 0"),
+    ],
+)
+def test_samples_are_whole_numbers_of_any_type(tmp_path: Path, number: str, samples: int | str) -> None:
+    settings = read_settings({"FASTLAUNCH_RECORDS": str(tmp_path)}, script="train.py", command=[])
+    assert settings is not None
+    recording = Recording(settings)
+    given = eval(number, {"torch": torch, "numpy": numpy})
+    if isinstance(samples, str):
+        with pytest.raises((TypeError, ValueError)) as error:
+            recording.step(given)
+        assert f"{error.type.__name__}: {error.value}" == samples
+    else:
+        for _ in range(3):
+            recording.step(given)
+    recording.finish()
+    found = read_record(tmp_path / "rank-00000-attempt-1.jsonl")
+    assert [step.num_samples for step in found.steps] == ([] if isinstance(samples, str) else [samples] * 2)
+    assert found.header["batch_size_per_gpu"] == (samples if samples == 7 else None)
 
 
 def test_what_is_between_two_loops_is_no_steps_and_their_last_may_be_short(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ second of them.
 
 import logging
 import math
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from fastlaunch_train.loop.timing import BLOCK_S, ClosedBlock, next_block_steps
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import EXIT_CODES, classify
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.records.records import End, Eval, Phase, RecordWriter, record_path
+from fastlaunch_train.records.records import MAX_INTEGER, End, Eval, Phase, RecordWriter, record_path
 from fastlaunch_train.script.checkpoints import Note, write_note
 from fastlaunch_train.script.ranks import Agreed, Meeting
 from fastlaunch_train.script.settings import ScriptSettings, header
@@ -54,7 +55,7 @@ class Recording:
         self._device: torch.device | None = None
         first_step = settings.steps_done + 1
         self._block_started, self._first_of_block, self._block_end = 0.0, first_step, first_step
-        self._samples: list[int | None] = []  # of each step of the block
+        self._samples: list[Any] = []  # of each step of the block, as `counted` returns them
         self._wait_s = 0.0
         self._waiting: list[Eval] = []  # for the steps that they follow to be recorded
         #: Batches of a loop over `steps` since the last step ended.
@@ -103,22 +104,22 @@ class Recording:
         self._wait_s += wait_s
         self.open_batches += 1
 
-    def step(self, num_samples: int | None, loss: Any = None) -> None:
+    def step(self, num_samples: Any, loss: Any = None) -> None:
         """Note that a step is queued; at a block's end record it, and end the script if it has to.
 
-        loss: a number or a tensor with one, which is not waited for. Raises SystemExit with the exit code of
-        a loss that is not finite, or of a stop that the script does not ask for by `stop_requested`.
+        num_samples: as `counted` takes it, or None. loss: a number or a tensor with one. A GPU's are not
+        waited for. Raises SystemExit with the exit code of a loss that is not finite, or of a stop that the
+        script does not ask for by `stop_requested`.
         """
         if self._closed:
             return
+        samples = None if num_samples is None else counted(num_samples, waits=False)
         self._end_saving()
         if self._blocks is None:
             self.start()
             return
         self._blocks.step_done(_detached(loss), self._wait_s)
-        self._samples.append(num_samples)
-        if self._blocks.last_done == self._settings.steps_done + 1:
-            self._batch_size = num_samples
+        self._samples.append(samples)
         self._wait_s, self.open_batches = 0.0, 0
         # Steps that have become slower make a block too long; ranks keep to what they agreed.
         is_long = self._is_alone and self._clock() - self._block_started > 2 * BLOCK_S
@@ -356,9 +357,11 @@ class Recording:
         self._writer.flush()
 
     def _details(self) -> list[dict[str, Any]]:
-        details = [{"num_samples": number, "num_tokens": None} for number in self._samples]
-        self._samples = []
-        return details
+        queued, self._samples = self._samples, []
+        samples = [None if number is None else counted(number) for number in queued]
+        if samples and self._num_done - len(samples) == self._settings.steps_done:
+            self._batch_size = samples[0] or None
+        return [{"num_samples": number, "num_tokens": None} for number in samples]
 
     def _hears_alone(self) -> bool:
         """Whether a signal has come to a rank that has no others to agree with."""
@@ -434,6 +437,28 @@ def _cuda_device() -> "torch.device | None":
         return None
     device: torch.device = loaded.device("cuda", loaded.cuda.current_device())
     return device
+
+
+def counted(num_samples: Any, *, waits: bool = True) -> Any:
+    """Return a whole number from 0, of whatever type, as an int.
+
+    waits: whether for a GPU; if not, its tensors are returned as they are now. Raises TypeError for what is
+    no whole number, and ValueError for one out of range.
+    """
+    number = num_samples
+    if not waits and getattr(number, "is_cuda", False):
+        return number.detach().clone()
+    try:
+        if hasattr(number, "item"):  # of torch or NumPy
+            number = number.item()
+            if isinstance(number, float) and number.is_integer():
+                number = int(number)
+        number = int(operator.index(number))
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"num_samples is {num_samples!r}, not a whole number") from None
+    if not 0 <= number <= MAX_INTEGER:
+        raise ValueError(f"num_samples is {number}, it is at least 0")
+    return number
 
 
 def _detached(loss: Any) -> Any:

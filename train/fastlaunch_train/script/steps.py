@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Generic, TypeVar
 
 from fastlaunch_train.recipes.recipe import RecipeError
-from fastlaunch_train.script.recording import Recording
+from fastlaunch_train.script.recording import Recording, counted
 from fastlaunch_train.script.settings import read_settings
 
 log = logging.getLogger("fastlaunch_train")
@@ -37,17 +37,17 @@ def steps(loader: Iterable[Batch], num_samples: int | None = None, accumulate: i
     recording = current()
     if recording is None:
         return loader
-    return RecordedSteps(
-        recording, loader, batch_samples(loader) if num_samples is None else num_samples, accumulate
-    )
+    samples = batch_samples(loader) if num_samples is None else counted(num_samples)
+    return RecordedSteps(recording, loader, samples, accumulate)
 
 
 def step(num_samples: int | None = None, loss: Any = None) -> None:
     """End an optimizer step, once its work is queued. The first call starts the clock, if `steps` has not.
 
-    num_samples: of this rank. loss: a number, or a tensor with one; on a GPU it is read when a block of
-    steps ends, about once a second. A loss that is not finite then ends the script with exit code 33. A
-    SIGTERM ends it between two steps with 130, unless it asks `stop_requested`.
+    num_samples: of this rank, a whole number. loss: a number. Either may be a tensor with one; on a GPU it is
+    read when a block of steps ends, about once a second. Raises TypeError and ValueError for samples that are
+    no number of them. A loss that is not finite ends the script with exit code 33. A SIGTERM ends it between
+    two steps with 130, unless it asks `stop_requested`.
     """
     recording = current()
     if recording is not None:
