@@ -181,6 +181,7 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
     scored = {"num_samples": 500, "seconds": 2.5, "metric": "accuracy"}
     evals = [
         Eval(step=100, split="validation", loss=None, metric_value=0.5, **scored),
+        Eval(step=150, split="validation", loss=None, has_loss=False, metric_value=0.75, **scored),
         Eval(step=200, split="validation", loss=0.4, metric_value=0.875, **scored),
         Eval(step=200, split="test", weights="best", loss=0.25, metric_value=0.9125, **scored),
     ]
@@ -197,6 +198,7 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
     for line in (
         "step 100 accuracy 0.5 and loss not finite on validation data, current weights"
         " (500 samples in 2.5 s)",
+        "step 150 accuracy 0.75 on validation data, current weights (500 samples in 2.5 s)",
         "step 200 accuracy 0.9125 and loss 0.25 on test data, best weights (500 samples in 2.5 s)",
         "passed equivalence 0.00312, at most 0.01",
         "FAILED isolation (28 other samples changed)",
@@ -205,7 +207,7 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
         assert line in lines
     assert "12.5% of the tokens are padding" in sentence and "NOT pass the check of isolation" in sentence
     summary = json.loads(typed(capsys, "show", OWN, "--output", "json")[0])["summary"]
-    assert (len(summary["evals"]), summary["eval_s"], summary["padding_fraction"]) == (3, 7.5, 0.125)
+    assert (len(summary["evals"]), summary["eval_s"], summary["padding_fraction"]) == (4, 10.0, 0.125)
 
 
 def test_rm_takes_the_folder_that_was_made_here(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,6 +166,24 @@ def test_a_loss_that_is_no_number_where_the_references_is() -> None:
     assert converges(runs([None, None, None]), REFERENCE).verdict == "worse"
 
 
+def test_an_evaluation_without_a_loss_is_not_a_divergence() -> None:
+    end = Eval(
+        step=100,
+        split="validation",
+        loss=None,
+        has_loss=False,
+        metric="accuracy",
+        metric_value=0.5,
+        num_samples=10,
+        seconds=1.0,
+    )
+    scored = runs([2.0] * 5, evals=(end,))
+    found = converges(scored, REFERENCE)
+    assert (found.verdict, found.missing) == ("unknown", ("no held-out loss was recorded at the end",))
+    figures = held_out(scored)
+    assert figures is not None and (figures.loss, figures.metric_value) == (None, 0.5)
+
+
 def test_how_many_more_pairs() -> None:
     """1.5% and 1% of deviation: t(0.95, n - 1) / sqrt(n) must fall under 1.5, as it does at 4 pairs."""
     found = converges(runs([2.03 + difference for difference in (-0.02, 0.0, 0.02)]), REFERENCE)

@@ -204,6 +204,7 @@ def test_a_step_in_the_loop_ends_it_once_and_an_evaluation_after_it_is_not_in_it
     assert first.num_samples == 100
     assert first.seconds > 0.2 > sum(block.wall_s for block in found.blocks)
     assert (second.step, second.split, second.metric, second.loss) == (15, "test", "f1", None)
+    assert (first.has_loss, second.has_loss) == (None, False)
 
 
 def test_an_evaluation_within_a_step_takes_no_time_of_its_own(tmp_path: Path) -> None:
@@ -325,7 +326,9 @@ def test_a_job_of_ones_own_records_into_the_output_and_again_as_another_attempt(
     assert (read_record(first).header["attempt"], read_record(second).header["attempt"]) == (1, 2)
 
 
-@pytest.mark.parametrize("call", ["fl.steps(loader, accumulate=0)", "fl.evaluate(accuracy=1, f1=1)"])
+@pytest.mark.parametrize(
+    "call", ["fl.steps(loader, accumulate=0)", "fl.evaluate(accuracy=1, f1=1)", "fl.evaluate()"]
+)
 def test_a_senseless_call_is_an_error_everywhere(tmp_path: Path, call: str) -> None:
     path = script(tmp_path, f"{LOADER}\n    {call}")
     done = subprocess.run(

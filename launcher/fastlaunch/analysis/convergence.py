@@ -50,7 +50,7 @@ class HeldOut:
     """Held-out figures at the end of training, as means over the runs of a row that were evaluated there."""
 
     num_runs: int
-    loss: float | None  # None if that of some run was not finite
+    loss: float | None  # None if that of some run was not finite, or not recorded
     metric: str | None = None  # its name; higher is better
     metric_value: float | None = None  # of the last weights on validation data
     test_metric_value: float | None = None  # of the last weights on test data
@@ -254,7 +254,13 @@ def curve(run: RunSummary) -> Mapping[int, Eval]:
 
 
 def at_end(run: RunSummary) -> Eval | None:
-    """Return the evaluation at the end of a run; None if the run did not complete or was not evaluated."""
+    """Return the evaluation at the end of a run; None if it did not complete or recorded no loss there."""
+    end = _scored_at_end(run)
+    return None if end is None or end.has_loss is False else end
+
+
+def _scored_at_end(run: RunSummary) -> Eval | None:
+    """Return the evaluation at the end of a run, even one without a loss."""
     evals = curve(run)
     return evals[max(evals)] if evals and run.status == COMPLETED else None
 
@@ -271,7 +277,7 @@ def is_finite(loss: float | None) -> bool:
 
 def held_out(runs: Sequence[RunSummary]) -> HeldOut | None:
     """Return the figures at the end of runs that are repeats of each other; None if none was evaluated."""
-    ends = [end for run in runs if (end := at_end(run)) is not None]
+    ends = [end for run in runs if (end := _scored_at_end(run)) is not None]
     if not ends:
         return None
     metric = next((end.metric for end in ends if end.metric is not None), None)
@@ -280,8 +286,8 @@ def held_out(runs: Sequence[RunSummary]) -> HeldOut | None:
         loss=mean_if_all(end.loss if is_finite(end.loss) else None for end in ends),
         metric=metric,
         metric_value=mean_if_all(end.metric_value for end in ends),
-        test_metric_value=mean_if_all(_of_test(run, CURRENT) for run in runs if at_end(run)),
-        best_test_metric_value=mean_if_all(_of_test(run, BEST) for run in runs if at_end(run)),
+        test_metric_value=mean_if_all(_of_test(run, CURRENT) for run in runs if _scored_at_end(run)),
+        best_test_metric_value=mean_if_all(_of_test(run, BEST) for run in runs if _scored_at_end(run)),
     )
 
 

@@ -86,9 +86,10 @@ def measured(run: Run) -> str | None:
 
 def _scored(line: Eval) -> str:
     """`accuracy 0.913 and loss 0.241 on validation data, best weights`."""
-    loss = "loss not finite" if line.loss is None else f"loss {line.loss:.4g}"
-    metric = "" if line.metric_value is None else f"{line.metric} {line.metric_value:.4g} and "
-    return f"{metric}{loss} on {line.split} data, {line.weights} weights"
+    scores = [] if line.metric_value is None else [f"{line.metric} {line.metric_value:.4g}"]
+    if line.has_loss is not False:
+        scores.append("loss not finite" if line.loss is None else f"loss {line.loss:.4g}")
+    return f"{' and '.join(scores) or 'no score'} on {line.split} data, {line.weights} weights"
 
 
 def _evaluated(line: Eval) -> str:

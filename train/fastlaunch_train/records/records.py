@@ -34,8 +34,8 @@ from typing import Any, get_args
 
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
 #: are optional: data_identity, num_data_workers, session, round, max_rounds and script in headers, loss_scale
-#: and skipped in steps, utilization in blocks; device lines, too. Until 2026-11 every line had a checksum,
-#: `crc`, which the reader leaves out.
+#: and skipped in steps, utilization in blocks, has_loss in evals; device lines, too. Until 2026-11 every line
+#: had a checksum, `crc`, which the reader leaves out.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
@@ -129,12 +129,13 @@ class Eval:
 
     step: int
     split: str  #: one of SPLITS
-    loss: float | None  #: None: not finite
+    loss: float | None  #: None: not finite, unless `has_loss` is False
     num_samples: int  #: 0: a script's that does not say
     seconds: float  #: 0: a script's within a step, whose time has it
     weights: str = "current"  #: `best`: the weights that scored best on validation
     metric: str | None = None  #: its name, such as accuracy; higher is better
     metric_value: float | None = None
+    has_loss: bool | None = None  #: False: a script's that gives none
 
 
 @dataclass(frozen=True, kw_only=True)

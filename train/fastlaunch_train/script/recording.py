@@ -182,6 +182,7 @@ class Recording:
                     step=step,
                     split=split,
                     loss=_finite(loss),
+                    has_loss=False if loss is None else None,
                     num_samples=num_samples,
                     seconds=seconds,
                     metric=metric,

@@ -66,11 +66,13 @@ def evaluate(
 
     loss, accuracy: numbers; of another metric, of which higher is better, give one by its name. split:
     `validation` or `test`. num_samples: how many were scored, 0 if not known. Raises TypeError for several
-    metrics, ValueError for another split.
+    metrics, ValueError for another split or no number at all.
     """
     named = {name: value for name, value in {"accuracy": accuracy, **metrics}.items() if value is not None}
     if len(named) > 1:
         raise TypeError(f"one metric is recorded, not {', '.join(named)}")
+    if loss is None and not named:
+        raise ValueError("neither a loss nor a metric is given")
     recording = current()
     if recording is not None:
         metric, value = next(iter(named.items()), (None, None))
