@@ -30,7 +30,7 @@ def test_what_is_said_is_taken() -> None:
     ("name", "text"),
     [
         *(("FABRIC", "EFA"), ("PRINT_METRICS", "yes")),
-        ("ROUND", "-1"),
+        *(("ROUND", text) for text in ("-1", "0")),
         *(("ATTEMPT", text) for text in ("0", "1.5", "1000000")),
         ("ALL_REDUCE_FLOOR_GB_PER_S", "low"),
         *(("STOP_GRACE_S", text) for text in ("0", "nan", "soon")),

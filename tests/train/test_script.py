@@ -45,7 +45,7 @@ def test_a_loop_over_steps_is_recorded(tmp_path: Path) -> None:
         time.sleep(0.002)
     assert "torch" not in sys.modules
     """
-    code, output = run(tmp_path, body, FASTLAUNCH_VARIANT='{"amp": "bf16", "lr": "1e-3"}')
+    code, output = run(tmp_path, body, FASTLAUNCH_VARIANT='{"amp": "bf16", "lr": 1e-3}')
     assert (code, output) == (0, "30\n")
     found = record(tmp_path)
     header = found.header
@@ -335,6 +335,23 @@ def test_a_senseless_call_is_an_error_everywhere(tmp_path: Path, call: str) -> N
         [sys.executable, str(path)], env=environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(("ValueError: ", "TypeError: "))
+
+
+def test_a_second_script_of_a_command_is_not_recorded_and_the_run_warns_of_it(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    import subprocess
+    for batch in fl.steps(loader):
+        pass
+    if "second.py" not in sys.argv[0]:
+        open("second.py", "w").write(open(sys.argv[0]).read())
+        subprocess.run([sys.executable, "second.py"])
+    """
+    code, output = run(tmp_path, body)
+    assert code == 0 and "this script is not recorded" in output
+    summary = summarize([record(tmp_path)])
+    assert summary.problems == ()
+    assert summary.warnings[0] == "only the first script of the command is recorded, and not second.py"
+    assert [path for path in (tmp_path / "run").iterdir() if path.is_file()] == [record(tmp_path).path]
 
 
 def test_a_record_that_cannot_be_written_does_not_stop_the_script(tmp_path: Path) -> None:

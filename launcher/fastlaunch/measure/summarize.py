@@ -29,7 +29,7 @@ from fastlaunch.measure.headers import (
 )
 from fastlaunch.measure.steptime import NoTiming, time_attempt
 from fastlaunch.measure.summary import Environment, Figures, Quality, RunSummary, Setup, Startup, Timing
-from fastlaunch_train.records.records import FROM_CACHE, RankRecord
+from fastlaunch_train.records.records import FROM_CACHE, UNRECORDED_PHASE, RankRecord
 
 #: From best to worst; of several ranks, the one that says most about the cause counts.
 _STATUSES = ("completed", "interrupted", "killed", "failed", "nan_loss", "out_of_memory")
@@ -65,6 +65,12 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     problems = contradictions(attempts)
     warnings = [text for record in records for text in record.header["warnings"]]
     warnings += mixed_schemas(attempts)
+    warnings += [
+        f"only the first script of the command is recorded, and not {phase.detail}"
+        for record in records
+        for phase in record.phases
+        if phase.name == UNRECORDED_PHASE
+    ]
     # Without the compression, so that a record says the same after it was compressed.
     cut = [record.path.name.removesuffix(".xz").removesuffix(".gz") for record in records if record.truncated]
     warnings += [f"{name}: the last line is cut" for name in cut]

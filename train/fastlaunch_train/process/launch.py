@@ -35,7 +35,7 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
     # More digits would make a file name that no disk takes.
     attempt = _value(environment, "FASTLAUNCH_ATTEMPT", "1", "[1-9][0-9]{0,5}", "a whole number from 1")
     number, at_most = (
-        _value(environment, name, "0", "0|[1-9][0-9]{0,5}", "a whole number from 1")
+        _value(environment, name, "none", "none|[1-9][0-9]{0,5}", "a whole number from 1")
         for name in ("FASTLAUNCH_ROUND", "FASTLAUNCH_MAX_ROUNDS")
     )
     seconds, default = r"(?!0+(\.0+)?$)[0-9]{1,5}(\.[0-9]+)?", f"{DEFAULT_STOP_GRACE_S:g}"
@@ -45,8 +45,8 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
     )
     return LaunchSettings(
         attempt=int(attempt),
-        round=int(number) or None,
-        max_rounds=int(at_most) or None,
+        round=None if number == "none" else int(number),
+        max_rounds=None if at_most == "none" else int(at_most),
         stop_grace_s=float(grace),
         fabric=_value(environment, "FASTLAUNCH_FABRIC", "any", "any|efa", "any or efa"),
         all_reduce_floor_gb_per_s=float(floor),

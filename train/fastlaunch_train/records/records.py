@@ -44,6 +44,8 @@ FROM_CACHE = "from the compiler's cache"
 FAILED_CHECK = "the recipe fails the check of"
 #: The phase that stands for the whole of a script without steps.
 SCRIPT_PHASE = "script"
+#: The phase whose detail names further scripts of the same command, of which nothing else is recorded.
+UNRECORDED_PHASE = "unrecorded"
 SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")

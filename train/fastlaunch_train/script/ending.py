@@ -7,6 +7,7 @@ from typing import Any
 
 from fastlaunch_train.records.records import (
     SCRIPT_PHASE,
+    UNRECORDED_PHASE,
     Device,
     End,
     Line,
@@ -18,6 +19,9 @@ from fastlaunch_train.records.records import (
     read_record,
     record_path,
 )
+
+#: Where scripts that find the record of another in their place leave their names, a line each.
+_UNRECORDED = "unrecorded-scripts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ def complete_records(
     """
     records = _read(directory, attempt)
     script = Phase(name=SCRIPT_PHASE, seconds=ending.wall_s, step=0)
-    lines: list[Line] = [*filter(None, [restored]), script, *ending.devices]
+    lines: list[Line] = [*filter(None, [restored, _unrecorded(directory)]), script, *ending.devices]
     end = End(status=ending.status, message=ending.message, num_steps=0, peak_memory_gib=None)
     if not records:
         writer = RecordWriter(record_path(directory, rank=rank, attempt=attempt))
@@ -73,6 +77,23 @@ def complete_records(
                 peak_memory_gib=said.peak_memory_gib if said else None,
             ),
         )
+
+
+def note_unrecorded(directory: Path, script: str) -> None:
+    """Note that a script is not recorded, as another one of the command is. Raises OSError."""
+    with (directory / _UNRECORDED).open("a") as file:
+        file.write(f"{script}\n")
+
+
+def _unrecorded(directory: Path) -> Phase | None:
+    """Return what `note_unrecorded` noted, and forget it."""
+    path = directory / _UNRECORDED
+    try:
+        names = dict.fromkeys(path.read_text(errors="replace").splitlines())
+        path.unlink()
+    except OSError:  # none, as a rule
+        return None
+    return Phase(name=UNRECORDED_PHASE, seconds=0.0, step=0, detail=", ".join(names))
 
 
 def _read(directory: Path, attempt: int) -> list[RankRecord]:

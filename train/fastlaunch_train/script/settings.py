@@ -126,7 +126,8 @@ def header(
 
 def _variant(text: str) -> dict[str, str]:
     try:
-        variant = json.loads(text)
+        # A number stays as it is written.
+        variant = json.loads(text, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         variant = None
     if not isinstance(variant, dict) or not all(isinstance(value, str) for value in variant.values()):

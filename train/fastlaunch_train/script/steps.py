@@ -9,9 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.script.ending import note_unrecorded
 from fastlaunch_train.script.recording import Recording, counted
 from fastlaunch_train.script.settings import read_settings
 
@@ -120,7 +122,12 @@ def _open() -> Recording | None:
         settings = read_settings(os.environ, script=sys.argv[0], command=sys.orig_argv)
         if settings is None:
             return None
-        recording = Recording(settings)
+        try:
+            recording = Recording(settings)
+        except FileExistsError:
+            note_unrecorded(settings.records, Path(sys.argv[0]).name)
+            log.warning("warning: this script is not recorded: another one of the same command is")
+            return None
     except (RecipeError, OSError) as error:
         log.warning("warning: this script is not recorded: %s", error)
         return None
