@@ -84,7 +84,9 @@ def test_the_fastest_recipe_is_named_only_if_its_slowest_run_beats_the_others(su
 def test_runs_that_contradict_are_left_out(summary: RunSummary) -> None:
     wrong = run(changed(summary, problems=("the ranks differ",)), 0.2)
     assert run_row(wrong)["note"] == "the ranks differ"
-    assert runs_sentence([wrong]).startswith("No step time: ")
+    for left_out in (wrong, run(summary, state=RunState.FAILED, reason="failed: exit code 4")):
+        assert run_row(left_out)["step_time"] is None
+        assert runs_sentence([left_out]).startswith("No step time: ")
     assert runs_sentence([wrong, wrong, run(summary)]).endswith("; 2 of 3 runs gave no step time.")
 
 

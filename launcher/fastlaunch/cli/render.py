@@ -225,10 +225,13 @@ def _text(value: object) -> str:
 
 
 def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
-    """Return a run under RUN_HEADERS. note: what to say of it; by default why it is as it is."""
+    """Return a run under RUN_HEADERS; its times if `runs_sentence` takes them too.
+
+    note: what to say of it; by default why it is as it is.
+    """
     summary = run.summary
-    step_time = summary.timing.step_time_s if summary else None
-    whole = _time(summary) if summary and not step_time else None
+    step_time = summary.timing.step_time_s if summary and _is_measured(run) else None
+    whole = _time(summary) if summary and _is_whole(summary) else None
     rate = _rate(summary) if summary and step_time else None
     return {
         "run": run.id,
