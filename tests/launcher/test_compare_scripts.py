@@ -10,7 +10,7 @@ import pytest
 from fake_summaries import changed, compared, evaluated, runs
 
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
-from fastlaunch.analysis.convergence import WITHIN, WORSE
+from fastlaunch.analysis.convergence import REFERENCE, WITHIN, WORSE
 from fastlaunch.analysis.lacking import more_runs_command
 from fastlaunch.cli.render import run_row, runs_sentence
 from fastlaunch.core.errors import UnknownName
@@ -140,6 +140,22 @@ def test_held_out_losses_are_paired_by_their_rounds(factor: float, verdict: str)
     assert (row.validity.convergence.verdict, row.validity.convergence.num_pairs) == (verdict, 4)
     assert row.is_barred == (verdict == WORSE)
     assert not warned(comparison, "trains as well")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "verdicts"), [("amp=bf16", {WORSE, REFERENCE}), (None, {WITHIN, REFERENCE})]
+)
+def test_the_named_baseline_is_what_losses_are_compared_with(
+    baseline: str | None, verdicts: set[str]
+) -> None:
+    """The first row trains worse: a named baseline bars it, and it does not bar the baseline."""
+    rounds = [
+        [changed(run.summary, evals=evaluated("bf16", 0, loss).quality.evals) for run in own]
+        for own, loss in ((FP32, 2.1), (BF16, 2.0))
+    ]
+    comparison = compared(*rounds[0], *rounds[1], baseline=baseline)
+    assert {row.validity.convergence.verdict for row in comparison.rows} == verdicts
+    assert [row.is_barred for row in comparison.rows] == [baseline is not None, False]
 
 
 def test_an_option_called_as_one_of_ours_makes_no_other_reference() -> None:

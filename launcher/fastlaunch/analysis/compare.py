@@ -188,7 +188,10 @@ def compare(
     baselines = {}
     for workload, of_workload in workloads.items():
         items = []
-        validities = judge_validity(of_workload, unfit, own_region=prices.region)
+        named = [
+            each for each in of_workload if each.setup.is_script and baseline and _is_named(each, baseline)
+        ]
+        validities = judge_validity(of_workload, unfit, references=named, own_region=prices.region)
         for group, validity in zip(of_workload, validities, strict=True):
             price, warning = price_row(group, prices, catalogue)
             warnings += [warning] if warning else []

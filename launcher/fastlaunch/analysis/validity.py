@@ -97,18 +97,24 @@ class Validity:
 
 
 def judge_validity(
-    groups: Sequence[Group], unfit: Sequence[MeasuredRun], *, own_region: str
+    groups: Sequence[Group],
+    unfit: Sequence[MeasuredRun],
+    *,
+    references: Sequence[Group] = (),
+    own_region: str,
 ) -> list[Validity]:
     """Return the validity of each of `groups`, which are of one workload.
 
-    unfit: runs in no row; one that diverged counts against the row that it would be in. own_region: the
-    user's, which proposed commands need not name.
+    unfit: runs in no row; one that diverged counts against the row that it would be in. references: those of
+    `groups` that come before the others as a reference if they were evaluated, unless recipes of ours were.
+    own_region: the user's, which proposed commands need not name.
     """
     rows = [_runs_of(group, unfit) for group in groups]
-    references = evaluated_rows([runs for runs in rows if not list(_wrong_numerics(runs))])
+    in_order = sorted(zip(groups, rows, strict=True), key=lambda row: row[0] not in references)
+    evaluated = evaluated_rows([runs for _, runs in in_order if not list(_wrong_numerics(runs))])
     places = [place_of(group.runs[0], own_region=own_region) for group in groups]
     return [
-        _validity(runs, reference_of(runs, references), place=place)
+        _validity(runs, reference_of(runs, evaluated), place=place)
         for runs, place in zip(rows, places, strict=True)
     ]
 
