@@ -11,6 +11,9 @@ from fastlaunch.analysis.best import best_of
 from fastlaunch.cli.demo import compared_measurements
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UnknownName
+from fastlaunch.core.plan import NOT_NEEDED, RunState
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.report.overview import all_notes, as_overview, why
 from fastlaunch.report.text import answer, answer_to_json
@@ -106,6 +109,31 @@ def test_what_there_is_to_know_of_a_row() -> None:
     with pytest.raises(UnknownName):
         why(comparison, "nothing")
     assert "one run: a second and third give a verdict" in all_notes(comparison)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("by Ctrl-C", 1), (f"{NOT_NEEDED}it was settled", 0)],
+    ids=["cancelled", "settled without it"],
+)
+def test_a_row_that_measured_nothing_fails(
+    reason: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fake_records import write_run
+
+    write_run(tmp_path / "records", recipe="bf16", step_time_s=0.1)
+    assert run(["runs", "import", str(tmp_path / "records")]) == 0
+    with open_ledger(load_settings()) as ledger:
+        submission = ledger.last_submission()
+        assert submission is not None
+        ledger.add_run(
+            submission, "lost", backend="local", workload="vit-huge", recipe="compile", spec={}, plan={}
+        )
+        ledger.set_state("lost", RunState.CANCELLED, reason)
+    capsys.readouterr()
+    assert run(["compare", "--fail-if-worse", "5"]) == code
+    assert ("compile on vit-huge" in capsys.readouterr().err.splitlines()[-1]) == bool(code)
+    assert run(["compare", "--fail-if-worse", "-3"]) == 2
 
 
 def test_a_row_that_is_worse_by_more_than_allowed_fails(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas
 
     from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.sweep import Saved
 
 
@@ -31,6 +32,28 @@ class Comparison(compare.Comparison):
         from fastlaunch.report.text import answer
 
         return answer(self)
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """The `RECIPE on WORKLOAD` that have runs and no row, unless they were settled without these runs."""
+        measured = {id for row in self.rows for id in row.run_ids}
+
+        def of_row(run: "Run") -> tuple[str, str]:
+            return run.recipe, run.workload
+
+        known = {(of_row(run), run.instance) for run in self.runs if run.id in measured or run.is_unneeded}
+        # A run that never had a machine has no instance.
+        anywhere = {row for row, _ in known}
+        missing = [
+            of_row(run)
+            for run in self.runs
+            if (
+                of_row(run) not in anywhere
+                if run.instance is None
+                else (of_row(run), run.instance) not in known
+            )
+        ]
+        return [f"{recipe} on {workload}" for recipe, workload in dict.fromkeys(missing)]
 
     def __repr__(self) -> str:
         from fastlaunch.report.overview import as_overview

@@ -82,9 +82,9 @@ _MOST_WARNINGS = 8
 @click.option("--notes", is_flag=True, help="Show instead all notes.")
 @click.option(
     "--fail-if-worse",
-    type=float,
+    type=click.FloatRange(min=0),
     metavar="PERCENT",
-    help="Exit with 1 if a row is surely worse than the baseline, by more than this.",
+    help="Exit with 1 if a row is surely worse than the baseline, by more than this, or measured nothing.",
 )
 @click.option(
     "--columns",
@@ -148,11 +148,13 @@ def compare(
         comparison, output, finish=finish, target=target, columns=columns or (), brief=brief, in_full=in_full
     )
     next_command(_next(comparison, output))
-    return EXIT_JOB_FAILED if _is_worse(comparison, fail_if_worse) else EXIT_DONE
+    return EXIT_JOB_FAILED if _fails(comparison, fail_if_worse) else EXIT_DONE
 
 
-def _is_worse(comparison: "Comparison", percent: float | None) -> bool:
-    """Return whether a row is settled to be worse than its baseline by more than that; say which."""
+def _fails(comparison: "Comparison", percent: float | None) -> bool:
+    """Return whether a row is settled to be worse than its baseline by more than that, or has measured
+    nothing; say which.
+    """
     from fastlaunch.analysis.statistics import WORSE
     from fastlaunch.report.text import name_of
 
@@ -166,7 +168,9 @@ def _is_worse(comparison: "Comparison", percent: float | None) -> bool:
             worse.append(f"{name} on {row.setup.workload}")
     if worse:
         click.echo(f"worse than the baseline by more than {percent:g}%: {', '.join(worse)}", err=True)
-    return bool(worse)
+    if missing := comparison.unmeasured:
+        click.echo(f"not measured, so it may be worse than the baseline: {', '.join(missing)}", err=True)
+    return bool(worse or missing)
 
 
 def _print_instead(comparison: "Comparison", output: str, name: str | None) -> None:
