@@ -241,6 +241,8 @@ def test_selectors(filled: Ledger) -> None:
         assert "".join(run.id[-1] for run in filled.select(selectors)) == found, selectors
         brief = filled.fetch_comparable(selectors, all_runs=True)
         assert "".join(run.id[-1] for run in brief) == found, selectors
+    submission = filled.get("aaaa").submission_id
+    assert "".join(run.id[-1] for run in filled.select([submission, "recipe=te-*"])) == "b"
     with pytest.raises(UserError, match="'20261120' fits 2 runs: 20261120-100000-aaaa, 20261120-100001-bbbb"):
         filled.select(["20261120"])
     for name in ("", "zzzz", "aaa", "100000-aaaa-", "%", "*", "a" * 2000, "\udcff", "\0"):

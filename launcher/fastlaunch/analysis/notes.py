@@ -74,8 +74,8 @@ def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
             yield f"{groups[0].setup.workload}{which}: compared {how}"
     if not any(run.quality.evals for group in groups for run in group.summaries):
         yield (
-            f"{groups[0].setup.workload}: trains as well: not known, as no held-out loss is recorded;"
-            " fl.evaluate(loss=...) would"
+            f"{groups[0].setup.workload} records no held-out loss, so nobody knows which rows train as well:"
+            " record it with fl.evaluate(loss=...)"
         )
 
 

@@ -105,7 +105,7 @@ class Difference:
     estimates: tuple[Estimate, ...]
     # Both limits move out by this, since one of the two was still drifting.
     drift: float = 0.0
-    # Whether machines' own differences are in the error: the rows share no round.
+    # Whether the differences of machines, and of sessions, are in the error: the rows share no round.
     is_across_hosts: bool = False
 
     @property

@@ -245,12 +245,21 @@ def _of_method(pair: _Pair) -> Iterator[str]:
     if pair.noise:
         yield f"its runs vary by {_percents(pair.noise)}: judged by its own rounds"
     if difference.is_across_hosts:
-        yield "ran on another machine than the baseline, which alone may account for 2%"
+        what = "in another session" if _on_same_machines(pair) else "on another machine"
+        yield f"ran {what} than the baseline, which alone may account for 2%"
     if difference.drift:
         yield (
             f"its steps or the baseline's were still changing: the interval is wider by "
             f"{100 * difference.drift:.1f}%, and longer runs tell"
         )
+
+
+def _on_same_machines(pair: _Pair) -> bool:
+    row, base = (
+        {(run.environment.host_id, run.setup.instance) for run in item.group.summaries}
+        for item in (pair.row, pair.base)
+    )
+    return row == base and None not in {host for host, _ in row}
 
 
 def _percents(deviations: tuple[float, float]) -> str:

@@ -92,9 +92,10 @@ def variant_label(variant: Mapping[str, str]) -> str:
 
 
 def names_variant(text: str, variant: Mapping[str, str]) -> bool:
-    """Return whether `text` is the variant's label, or some of its `NAME=TEXT`."""
+    """Return whether `text` is the variant's label, or some of its `NAME=TEXT`, by blanks or commas."""
     parts = {f"{name}={value}" for name, value in variant.items()}
-    return text == variant_label(variant) or (bool(text.split()) and parts >= {*text.split()})
+    named = ({*text.split()}, {*text.split(",")})
+    return text == variant_label(variant) or any(words and words <= parts for words in named)
 
 
 #: What a script does is its own, and not known.

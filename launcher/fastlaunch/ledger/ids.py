@@ -90,7 +90,9 @@ def where(
     filters: dict[str, list[str]] = {}
     for selector in selectors:
         field, separator, glob = selector.partition("=")
-        if not separator:
+        if not separator and query("SELECT 1 FROM submissions WHERE id = ?", (_checked(selector),)):
+            filters.setdefault("submission", []).append(selector)
+        elif not separator:
             named.append(named_run(query, selector))
         elif field not in FIELDS:
             raise UnknownName("field to select runs by", field, FIELDS)

@@ -511,9 +511,9 @@ class Ledger:
     def select(self, selectors: Sequence[str] = (), *, submission: str | None = None) -> list[Run]:
         """Return runs, oldest first: those named and those that fit all filters; all without selectors.
 
-        A selector is a run's id, a prefix or last part of it that no other run has, or a filter `field=glob`
-        on workload, recipe, instance, state, submission, sweep, backend or commit; of several filters on one
-        field one must fit. submission: only its runs. Raises UnknownName for an unknown run or field,
+        A selector is a run's id, a prefix or last part of it that no other run has, a submission's id, which
+        is short for `submission=ID`, or a filter `field=glob` on workload, recipe, instance, state, submission,
+        sweep, backend or commit; of several filters on one field one must fit. submission: only its runs. Raises UnknownName for an unknown run or field,
         UserError for a name that fits several runs.
         """
         condition, values = where(self._file.all, selectors, [submission] if submission else None)
