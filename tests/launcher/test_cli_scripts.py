@@ -83,6 +83,18 @@ def test_variants_run_here_in_rounds_and_are_compared(here: Path, capsys: pytest
     assert capsys.readouterr().out.startswith("train.py, amp=fp32: ")
 
 
+def test_what_is_added_to_a_submission_is_of_its_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    write("")
+    assert submit("-L", "t=1,2", script=("train.py", "{t}")) == 0
+    add = ("--add-to", runs()[0].submission_id)
+    assert fastlaunch("submit", "--local", *add) == 2
+    assert fastlaunch("submit", "--instance", "p5.48xlarge", "--dry-run", *add) == 2
+    assert capsys.readouterr().err.count("trains train.py, and these runs would train") == 2
+    assert submit(*add, script=("train.py", "1")) == 0
+    assert "as is is a row of its own: " in capsys.readouterr().err
+    assert len(runs()) == 3
+
+
 def test_a_script_of_one_run_is_shown_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--hang-timeout", "1h", script=("train.py", "{x}")) == 0
     capsys.readouterr()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.announcement import in_words, needs_text, spot_text, travels_text
-from fastlaunch.api.context import AppContext, open_launcher
+from fastlaunch.api.context import AppContext, check_add_to, open_launcher
 from fastlaunch.api.results import CloudDryRun, Runs, Submitted
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue
@@ -57,6 +57,7 @@ def submit_to_cloud(
     request = build_cloud_request(options, cloud, catalogue=catalogue)
     directory = directory_of(request, settings.home) if request.scripts else None
     resolution = resolve_offline(context, request, catalogue)
+    check_add_to(context, options.add_to, _jobs_of(request, resolution.placements[0]))
     ceiling = ceiling_of(request, resolution.placements)
     block = block_of(ceiling.dearest)
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,12 +19,14 @@ from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.terminal import report_line
 from fastlaunch.jobs.machine import Machine, this_machine
 
 if TYPE_CHECKING:
+    from fastlaunch.jobs.spec import JobSpec
     from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.lifecycle.launcher import Launcher
 
@@ -142,6 +144,33 @@ def reconcile_here(ledger: "Ledger", context: AppContext | None = None) -> None:
     if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
         context = context or default_context()
         reconcile(ledger, context.backends, context.settings)
+
+
+def check_add_to(context: AppContext, submission: str | None, jobs: "Sequence[JobSpec]") -> None:
+    """Raise UserError if there is no such submission, or it has no workload of `jobs`. Makes no ledger.
+
+    Reports which of a script's variants are no row of it.
+    """
+    if submission is None:
+        return
+    from fastlaunch.ledger.ledger import open_ledger
+
+    if not (context.settings.home / LEDGER_NAME).exists():
+        raise UserError(f"there is no submission {submission}", "nothing was submitted here yet")
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        ledger.check_submission(submission)
+        runs = ledger.fetch_comparable(submission=submission)
+    workloads = {run.workload for run in runs}
+    if runs and not workloads & {job.workload for job in jobs}:
+        own, added = (", ".join(sorted(names)) for names in (workloads, {job.workload for job in jobs}))
+        raise UserError(
+            f"--add-to: {submission} trains {own}, and these runs would train {added}",
+            "give the same workload, or the same command behind --, or leave out --add-to",
+        )
+    rows = dict.fromkeys(run.recipe for run in runs)
+    for label in dict.fromkeys(job.script.label for job in jobs if job.script):
+        if label not in rows:
+            context.report(f"warning: {label} is a row of its own: {submission} has {', '.join(rows)}")
 
 
 def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:

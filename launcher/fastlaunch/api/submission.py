@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
-from fastlaunch.api.context import AppContext, default_context, open_launcher
+from fastlaunch.api.context import AppContext, check_add_to, default_context, open_launcher
 from fastlaunch.api.options import (
     SubmitArguments,
     arguments,
@@ -19,7 +19,6 @@ from fastlaunch.api.options import (
 from fastlaunch.api.results import DryRun, Runs, Submitted
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
@@ -103,7 +102,6 @@ def _submit(
     cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
     cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
     options = SubmitOptions(region=regions[0], **fields)
-    _check_add_to(context, options)
     if name in BACKENDS:
         from fastlaunch.api.cloud import submit_to_cloud
 
@@ -120,6 +118,7 @@ def _submit(
         options = replace(options, instance=next(iter(instances), "").removeprefix(ML))
     jobs = _build(context, options, image=cloud.image if container else None)
     # In containers there are as many nodes as on AWS.
+    check_add_to(context, options.add_to, jobs.specs)
     num_missing_nodes = 0 if container else cloud.num_nodes - 1
     for line in _rehearsal(options, instances, jobs, num_missing_nodes):
         context.report(line)
@@ -135,18 +134,6 @@ def _submit(
     if not container and options.command is None:
         check_installed(context, jobs)
     return _run(context, runner, specs, options)
-
-
-def _check_add_to(context: AppContext, options: SubmitOptions) -> None:
-    """Raise UserError if there is no submission that these runs would add to. Makes no ledger."""
-    if options.add_to is None:
-        return
-    from fastlaunch.ledger.ledger import open_ledger
-
-    if not (context.settings.home / LEDGER_NAME).exists():
-        raise UserError(f"there is no submission {options.add_to}", "nothing was submitted here yet")
-    with open_ledger(context.settings, clock=context.now) as ledger:
-        ledger.check_submission(options.add_to)
 
 
 def backend_name(

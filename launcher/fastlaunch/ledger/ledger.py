@@ -512,9 +512,11 @@ class Ledger:
         """Return runs, oldest first: those named and those that fit all filters; all without selectors.
 
         A selector is a run's id, a prefix or last part of it that no other run has, a submission's id, which
-        is short for `submission=ID`, or a filter `field=glob` on workload, recipe, instance, state, submission,
-        sweep, backend or commit; of several filters on one field one must fit. submission: only its runs. Raises UnknownName for an unknown run or field,
-        UserError for a name that fits several runs.
+        is short for `submission=ID`, or a filter `field=glob` on workload, recipe, instance, state,
+        submission, sweep, backend or commit; of several filters on one field one must fit.
+        submission: only its runs.
+
+        Raises UnknownName for an unknown run or field, UserError for a name that fits several runs.
         """
         condition, values = where(self._file.all, selectors, [submission] if submission else None)
         return read_runs(self._file, f"{condition} ORDER BY rowid", values)
