@@ -32,6 +32,7 @@ COMMANDS = {
     "workloads": ("catalogue", "The workloads: what can be trained."),
     "experiments": ("catalogue", "The published experiments: lists of runs to repeat."),
     "prices": ("prices", "Instance prices with their dates and sources."),
+    "predict": ("predict", "Throughput of runs that nobody made, from runs that somebody published."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }
 #: What other tools call a command: the command.
@@ -47,6 +48,7 @@ SYNONYMS = {
     **dict.fromkeys(("pull", "fetch", "sync", "download"), "collect"),
     **dict.fromkeys(("tail", "log"), "logs"),
     "models": "workloads",
+    **dict.fromkeys(("forecast", "extrapolate"), "predict"),
 }
 
 

@@ -1,0 +1,408 @@
+"""Predict training throughput from published measurements: by evidence, with a range, or not at all.
+
+The rows have the columns of `COLUMNS`, as text. Only the anchors given and the tables of hardware are used.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fastlaunch.analysis.throughput_model import Array, Features, Fit, Ids
+from fastlaunch.catalog.gpus import Gpu, identify
+
+Row = Mapping[str, str]
+
+COLUMNS = (
+    *("source_repo", "path", "model", "params", "task", "precision", "gpu", "num_gpus", "num_nodes"),
+    *("batch_per_gpu", "seq_or_image", "throughput", "unit", "date", "notes"),
+)
+#: What a prediction adds to its row.
+ADDED = ("predicted", "low", "high", "evidence", "refused")
+#: Classes of evidence, the best first.
+CLASSES = ("A", "B", "B0", "C")
+_COVERAGE = 0.9
+#: Up to how many left-out rows of a class its range leans on those of the other classes.
+_FEW = 20
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second"), 1),
+    **dict.fromkeys(("min", "minute"), 60),
+    **dict.fromkeys(("h", "hr", "hour"), 3600),
+    "day": 86400,
+}
+#: What is not counted, but spent.
+_SPENT = {*_SECONDS, "m", "ms", "millisecond", "us", "usd", "joule"}
+#: Of a usual model, so that a model whose size is not known counts as one: 25M, 7B and 1B weights.
+_USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
+_THINGS = {
+    **dict.fromkeys(("token", "tok", "word"), "tokens"),
+    **dict.fromkeys(("image", "img", "im", "picture"), "images"),
+    **dict.fromkeys(("sample", "example", "sequence", "seq", "sentence", "record"), "samples"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Throughput in the query's unit, summed over its GPUs; `low` to `high` hold one run in 90%."""
+
+    predicted: float
+    low: float
+    high: float
+    # Of CLASSES.
+    evidence: str
+
+
+class Refusal(Exception):
+    """A row for which no number is given, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A row, read."""
+
+    source: str
+    # Model and what is counted, spelt alike.
+    workload: str
+    model: str
+    params: float | None
+    unit: str
+    # Seconds of the unit's time.
+    per_s: float
+    family: str
+    precision: str
+    gpu_name: str
+    gpu: Gpu | None
+    num_gpus: float
+    log_batch: float
+    sequence: float | None
+    year: float
+    task: str
+
+    @property
+    def generation(self) -> str:
+        return self.gpu.generation if self.gpu else self.gpu_name
+
+    @property
+    def peak_tflops(self) -> float:
+        """Return the peak of the format that the products are done in, of a known GPU."""
+        assert self.gpu is not None
+        peaks = self.gpu.peak_tflops
+        formats = {
+            "single": ("tf32", "fp32") if "tf32" in self.precision else ("fp32",),
+            "half": ("bf16", "fp16"),
+            "fp8": ("fp8",),
+            "fp4": ("fp4", "fp8"),
+        }[self.family]
+        return next((peaks[name] for name in formats if name in peaks), max(peaks.values()))
+
+    @property
+    def log_flops(self) -> float | None:
+        """Return the log of FLOPs of a forward and backward pass per unit, up to the unit's constant."""
+        if self.params is None:
+            return None
+        if self.unit == "images":
+            pixels = self.sequence or 224
+            return math.log(6 * self.params) + 2 * math.log(pixels / 224)
+        flops = 6 * self.params
+        if self.sequence and self.sequence >= 64:
+            # A decoder of `params` weights has about (params / 196,608)^(1/3) layers, 128 times as wide.
+            width = 128 * (self.params / 196_608) ** (1 / 3)
+            flops *= 1 + self.sequence / (6 * width)
+            if self.unit == "samples":
+                flops *= self.sequence
+        return math.log(flops)
+
+
+class Predictor:
+    """Measurements, ready to predict from."""
+
+    def __init__(self, anchors: Sequence[Row], identify: Callable[[str], Gpu | None] = identify) -> None:
+        self._identify = identify
+        self.skipped: list[str] = []
+        runs: dict[Config, list[float]] = defaultdict(list)
+        for row in anchors:
+            try:
+                config = read(row, identify)
+                throughput = _positive(row, "throughput")
+                if throughput is None:
+                    raise Refusal("no throughput")
+            except Refusal as refusal:
+                self.skipped.append(str(refusal))
+                continue
+            runs[replace(config, per_s=1.0)].append(math.log(throughput / config.num_gpus / config.per_s))
+        self.configs = tuple(runs)
+        self.log_throughput = np.array([np.median(values) for values in runs.values()])
+        self.num_runs = np.array([len(values) for values in runs.values()], float)
+        self._cells = {(c.workload, c.family, c.generation) for c in self.configs}
+        self._workloads = {c.workload for c in self.configs}
+        self._generations = {c.generation for c in self.configs}
+        self._gpus = {c.gpu_name for c in self.configs}
+        self._formats = {(c.gpu_name, c.family) for c in self.configs}
+
+    def predict(self, queries: Sequence[Row]) -> list[Prediction | str]:
+        """Return for each query its prediction, or the reason why there is none."""
+        answers: list[Prediction | str] = []
+        configs, places = [], []
+        for row in queries:
+            try:
+                config = read(row, self._identify)
+                self._check(config)
+            except Refusal as refusal:
+                answers.append(str(refusal))
+                continue
+            places.append(len(answers))
+            configs.append(config)
+            answers.append("")
+        if not configs:
+            return answers
+        features, likeness = features_of([*self.configs, *configs])
+        num = len(self.configs)
+        fit = Fit(features[:num], self.log_throughput, self.num_runs, likeness)
+        factors = self.calibrate(fit)
+        means, deviations = fit.predict(features[num:])
+        for place, config, mean, deviation in zip(places, configs, means, deviations, strict=True):
+            evidence = self.evidence(config)
+            half = factors[evidence] * deviation
+            scale = config.num_gpus * config.per_s
+            answers[place] = Prediction(
+                predicted=math.exp(mean) * scale,
+                low=math.exp(mean - half) * scale,
+                high=math.exp(mean + half) * scale,
+                evidence=evidence,
+            )
+        return answers
+
+    def evidence(self, config: Config) -> str:
+        """Return the class of evidence, of CLASSES."""
+        if config.workload not in self._workloads:
+            return "B0"
+        if config.generation not in self._generations:
+            return "C"
+        return "A" if (config.workload, config.family, config.generation) in self._cells else "B"
+
+    def _check(self, config: Config) -> None:
+        known = config.gpu_name in self._gpus
+        if config.gpu is None and not known:
+            raise Refusal(f"GPU {config.gpu_name!r} is in no table of hardware and not among the anchors")
+        if config.workload not in self._workloads:
+            if config.params is None:
+                raise Refusal("no anchor has this model and unit, and without params its FLOPs are unknown")
+            if not any(other.unit == config.unit and other.params for other in self.configs):
+                raise Refusal(f"no anchor has this model, or {config.unit} of any model with params")
+        if config.gpu is None:
+            return
+        formats = config.gpu.peak_tflops
+        # A run shows that it works, but for formats that the matrix units lack, which are emulated.
+        if config.family in ("fp8", "fp4") and config.family not in formats:
+            raise Refusal(f"{config.gpu_name} does not support {config.family.upper()}")
+        wanted = re.sub(r"[^a-z0-9]", "", config.precision)
+        if (config.gpu_name, config.family) not in self._formats and (
+            ("bf16" in wanted and "bf16" not in formats) or (wanted == "tf32" and "tf32" not in formats)
+        ):
+            raise Refusal(f"{config.gpu_name} does not support {'BF16' if 'bf16' in wanted else 'TF32'}")
+        if config.params is not None:
+            need_gb = config.params * _bytes_per_weight(config) / 1e9
+            have_gb = config.gpu.memory_gb * config.num_gpus
+            if need_gb > have_gb:
+                raise Refusal(
+                    f"does not fit in memory: weights and gradients take {need_gb:.0f} GB of {have_gb:.0f}"
+                )
+
+    def calibrate(self, fit: Fit) -> dict[str, float]:
+        """Return per class by how many of its deviations a left-out run is off at most, in 90% of them."""
+        scores = {
+            name: np.abs(residuals) / deviations
+            for name, (_, residuals, deviations) in self.left_out(fit).items()
+        }
+        pooled = np.concatenate([scores["A"], scores["B"]])
+        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else 1.645
+        factors = {}
+        for name, own in scores.items():
+            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction.
+            level = min(1.0, _COVERAGE * (1 + 1 / max(1, len(own))))
+            quantile = float(np.quantile(own, level)) if len(own) else prior
+            share = len(own) / (len(own) + _FEW)
+            factors[name] = share * quantile + (1 - share) * prior
+        return factors
+
+    def left_out(self, fit: Fit) -> dict[str, tuple[Ids, Array, Array]]:
+        """Return per class which anchors make it when left out, their residuals, and predicted deviations.
+
+        A: without its (workload, GPU). B: without its (workload, generation). B0: without its workload. C:
+        without its generation.
+        """
+        gpus, generations = defaultdict(set), defaultdict(set)
+        for c in self.configs:
+            gpus[c.workload, c.family, c.generation].add(c.gpu_name)
+            generations[c.workload].add(c.generation)
+        elsewhere = np.array([len(generations[c.workload]) > 1 for c in self.configs], bool)
+        neighbours = [len(gpus[c.workload, c.family, c.generation]) > 1 for c in self.configs]
+        sized = [c.params is not None for c in self.configs]
+        out = {}
+        for name, keys, kept in (
+            ("A", [(c.workload, c.gpu_name) for c in self.configs], np.array(neighbours, bool)),
+            ("B", [(c.workload, c.generation) for c in self.configs], elsewhere),
+            ("B0", [c.workload for c in self.configs], np.array(sized, bool)),
+            ("C", [c.generation for c in self.configs], elsewhere),
+        ):
+            groups = [group for group in _groups(keys) if kept[group].any() and len(group) < len(keys)]
+            residuals, deviations = fit.left_out(groups)
+            rows = np.flatnonzero(kept & np.isfinite(residuals))
+            out[name] = (rows, residuals[rows], deviations[rows])
+        return out
+
+
+def _groups(keys: Sequence[object]) -> list[Ids]:
+    groups: dict[object, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        groups[key].append(index)
+    return [np.array(group) for group in groups.values()]
+
+
+def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> Config:
+    """Return the row, read; raise Refusal with the reason if it names no configuration."""
+    unit, per_s = read_unit(row.get("unit") or "")
+    num_gpus = _positive(row, "num_gpus")
+    if num_gpus is None:
+        raise Refusal("num_gpus is missing")
+    _positive(row, "num_nodes")
+    model = (row.get("model") or "").strip()
+    if not model:
+        raise Refusal("model is missing")
+    name = (row.get("gpu") or "").strip()
+    if not name:
+        raise Refusal("gpu is missing")
+    gpu = identify(name)
+    precision = (row.get("precision") or "").strip().lower()
+    batch = _positive(row, "batch_per_gpu", strict=False)
+    spelt = re.sub(r"[^a-z0-9]", "", model.lower())
+    return Config(
+        source=row.get("source_repo") or "",
+        workload=f"{spelt} {unit}",
+        model=model.lower(),
+        params=_positive(row, "params", strict=False),
+        unit=unit,
+        per_s=per_s,
+        family=precision_family(precision),
+        precision=precision,
+        gpu_name=gpu.name if gpu else name,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        log_batch=math.log(batch) if batch else -100.0,
+        sequence=_positive(row, "seq_or_image", strict=False),
+        year=_year(row.get("date") or ""),
+        task=(row.get("task") or "").lower(),
+    )
+
+
+def read_unit(text: str) -> tuple[str, float]:
+    """Return what is counted and the seconds of its time, of `images/s` or `tokens per minute`."""
+    unit = text.strip().lower()
+    if not unit:
+        raise Refusal("unit is missing")
+    if unit in ("ips", "fps", "tps"):
+        unit = {"ips": "images", "fps": "frames", "tps": "tokens"}[unit] + "/s"
+    match = re.fullmatch(r"([a-z][a-z _-]*?)\s*(?:/|\bper\b)\s*([a-z]+?)s?", unit)
+    thing, period = (match[1].strip(), match[2]) if match else ("", "s")
+    if not thing or period not in _SECONDS or thing.removesuffix("s") in _SPENT:
+        raise Refusal(f"unit {text.strip()!r} is not a throughput, of which more is better")
+    singular = thing.removesuffix("s")
+    return _THINGS.get(singular, singular + "s"), float(_SECONDS[period])
+
+
+def precision_family(precision: str) -> str:
+    """Return `single`, `half`, `fp8` or `fp4`."""
+    precision = precision.replace("ampere", "")
+    if re.search(r"fp4|mxfp4", precision):
+        return "fp4"
+    if re.search(r"fp8|float8|8-?bit|e4m3", precision):
+        return "fp8"
+    if re.search(r"amp|mixed|half|fp16|float16|bf16|bfloat16|16", precision):
+        return "half"
+    if re.search(r"32|single|full|fp64", precision):
+        return "single"
+    return "half"
+
+
+def _bytes_per_weight(config: Config) -> float:
+    text = f"{config.task} {config.precision} {config.model}"
+    if re.search(r"nf4|int4|4bit|qlora", text):
+        return 0.5
+    if re.search(r"int8|8bit", text):
+        return 1
+    return 2 if re.search(r"lora|adapter|peft|prefix", text) else 4
+
+
+def _positive(row: Row, column: str, *, strict: bool = True) -> float | None:
+    """Return the number in `column`, None if there is none; raise Refusal if it is not above 0.
+
+    strict: refuse what is no number; else it counts as missing, as `10@FP16, 4@TF32` does.
+    """
+    text = (row.get(column) or "").strip().lower()
+    try:
+        value = float(text.removesuffix("px").replace("_", "")) if text else None
+    except ValueError:
+        if strict:
+            raise Refusal(f"{column} is {text!r}, which is no number") from None
+        return None
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise Refusal(f"{column} is {text}, which is not above 0")
+    return value
+
+
+def _year(date: str) -> float:
+    """Return years since 2023 of `2024-06-12` or `2024-06`; 0 if there is no date."""
+    match = re.match(r"(20\d\d)(?:-(\d\d))?", date)
+    return int(match[1]) + (int(match[2] or 7) - 1) / 12 - 2023 if match else 0.0
+
+
+def features_of(configs: Sequence[Config]) -> tuple[Features, Array]:
+    """Return the features of configurations, and how alike workloads are, by the ids in the features."""
+
+    def ids(values: Sequence[object]) -> Ids:
+        known = {value: index for index, value in enumerate(dict.fromkeys(values))}
+        return np.array([known[value] for value in values], np.int64)
+
+    log_flops = np.array(
+        [0.0 if c.log_flops is None else c.log_flops - _USUAL_LOG_FLOPS.get(c.unit, 22.5) for c in configs]
+    )
+    workloads = ids([c.workload for c in configs])
+    firsts = np.unique(workloads, return_index=True)[1]
+    features = Features(
+        unit=ids([c.unit for c in configs]),
+        workload=workloads,
+        family=ids([c.family for c in configs]),
+        precision=ids([c.precision for c in configs]),
+        gpu=ids([c.gpu_name for c in configs]),
+        generation=ids([c.generation for c in configs]),
+        source=ids([c.source for c in configs]),
+        peak=np.array([math.log(c.peak_tflops / 312) if c.gpu else 0.0 for c in configs]),
+        bandwidth=np.array([math.log(c.gpu.bandwidth_gb_per_s / 1555) if c.gpu else 0.0 for c in configs]),
+        log_flops=log_flops,
+        log_batch=np.array([c.log_batch for c in configs]),
+        log_sequence=np.array([math.log(c.sequence) if c.sequence else -100.0 for c in configs]),
+        log_gpus=np.array([math.log(c.num_gpus) for c in configs]),
+        years=np.array([c.year for c in configs]),
+    )
+    return features, _likeness([configs[first] for first in firsts], log_flops[firsts])
+
+
+def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:
+    """Return how alike the workloads are, 0 to 1, by name (cosine of its three-letter parts) and size."""
+    grams = [_grams(c.model) for c in configs]
+    vocabulary = {gram: i for i, gram in enumerate(sorted(set().union(*grams)))}
+    counts = np.zeros((len(configs), len(vocabulary)))
+    for row, own in enumerate(grams):
+        counts[row, [vocabulary[gram] for gram in own]] = 1
+    counts /= np.sqrt(counts.sum(axis=1, keepdims=True))
+    size = np.array([c.params is not None for c in configs])
+    near = np.exp(-0.5 * ((log_flops[:, None] - log_flops[None, :]) / 1.5) ** 2)
+    return np.asarray((0.2 + 0.8 * (counts @ counts.T)) * near * (size[:, None] == size[None, :]))
+
+
+def _grams(name: str) -> set[str]:
+    text = f" {re.sub(r'[^a-z0-9]+', ' ', name)} "
+    return {text[i : i + 3] for i in range(len(text) - 2)}

@@ -1,0 +1,74 @@
+"""`fastlaunch predict`: throughput of runs that nobody has made, from those that somebody published."""
+
+import csv
+import io
+import lzma
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
+from fastlaunch.cli.options import output_option
+from fastlaunch.cli.render import print_rows
+from fastlaunch.core.errors import UserError
+
+_NEEDED = ("model", "precision", "gpu", "num_gpus", "unit")
+
+
+@click.command(short_help="Throughput of runs that nobody made, from runs that somebody published.")
+@click.option("--anchors", type=click.Path(path_type=Path), metavar="CSV", help="Measured runs.")
+@click.option("--shipped-anchors", is_flag=True, help="Also the published runs that ship with fastlaunch.")
+@click.option(
+    "--queries", type=click.Path(path_type=Path), required=True, metavar="CSV", help="Runs to predict."
+)
+@output_option
+def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: str) -> None:
+    """Throughput of runs that nobody made, from runs that somebody published.
+
+    Both files have the columns model, params, task, precision, gpu, num_gpus, batch_per_gpu, seq_or_image,
+    unit, date and, for measured runs, throughput, summed over the GPUs; .xz is read, too. Adds predicted, low
+    and high (they hold one run in 90%) to each query, or the reason why it is refused, and the class of
+    evidence: A (measured on this generation of GPU), B (on another one), B0 (this model is not measured, only
+    its size is known), C (nothing is measured on this generation).
+    """
+    from fastlaunch.analysis.predict import ADDED, Prediction, Predictor
+
+    measured = [*_rows(anchors)] if anchors else []
+    if shipped_anchors:
+        measured += _rows(TRAINING_THROUGHPUT)
+    if not anchors and not shipped_anchors:
+        raise UserError("no measured runs", "add --anchors FILE, or --shipped-anchors")
+    rows = _rows(queries)
+    predictor = Predictor(measured)
+    if predictor.skipped:
+        num = f"{len(predictor.skipped)} of {len(measured)}"
+        click.echo(f"{num} anchors cannot be used; the first: {predictor.skipped[0]}", err=True)
+    answers = []
+    for row, answer in zip(rows, predictor.predict(rows), strict=True):
+        added = dict.fromkeys(ADDED, "")
+        if isinstance(answer, Prediction):
+            numbers = {name: f"{getattr(answer, name):.6g}" for name in ("predicted", "low", "high")}
+            added |= {**numbers, "evidence": answer.evidence}
+        else:
+            added["refused"] = answer
+        answers.append({**row, **added})
+    headers = {name: name for name in (*_NEEDED, *ADDED)}
+    print_rows(answers, output=output, headers=headers, shrinkable=("model", "precision", "refused"))
+
+
+def _rows(path: Path) -> list[Mapping[str, str]]:
+    """Return the rows of a CSV file, packed by xz or not; raise UserError if it has not the columns."""
+    try:
+        data = path.read_bytes()
+        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text), strict=True, restval="")
+        rows: list[Mapping[str, str]] = list(reader)
+    except (OSError, lzma.LZMAError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}", "give a CSV file with a header line") from error
+    missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UserError(f"{path} has no column {', '.join(missing)}", "see fastlaunch predict --help")
+    if long := next((number for number, row in enumerate(rows, start=2) if None in row), None):
+        raise UserError(f"{path}, row {long}, has more cells than the header", "quote cells that hold commas")
+    return rows

@@ -1,0 +1,183 @@
+"""How far off predictions of throughput are, on rows that are left out.
+
+    python -m benchmarks.prediction [FILE ...] [--folds 8] (in tests/; about a minute for each file)
+
+Takes the shipped runs without FILE. Leaves out whole (model, GPU) pairs, whole (model, generation) pairs,
+whole models and whole generations, a part of them at a time, predicts them from the rest, and prints by class
+of evidence the error, how many runs lie in their range, how wide it is, and baselines. docs/method.md quotes
+it.
+"""
+
+import argparse
+import csv
+import datetime
+import io
+import lzma
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+from tabulate import tabulate
+
+from fastlaunch.analysis.predict import CLASSES, Config, Prediction, Predictor, Row, read
+from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
+
+#: Mean absolute error by class, in percent.
+GOALS = {"A": 6.0, "B": 9.0}
+BASELINES = ("additive", "bandwidth", "peak")
+#: What is left out: a part of the keys at a time.
+LEFT_OUT: Mapping[str, Callable[[Config], object]] = {
+    "model x GPU": lambda c: (c.workload, c.gpu_name),
+    "model x generation": lambda c: (c.workload, c.generation),
+    "model": lambda c: c.workload,
+    "generation": lambda c: c.generation,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run that was left out. errors: of the prediction and of the baselines, |predicted / true - 1|."""
+
+    model: str
+    evidence: str
+    left_out: str
+    errors: Mapping[str, float]
+    covered: bool
+    width: float
+
+
+def cases(rows: Sequence[Row], num_folds: int, seed: int = 1) -> list[Case]:
+    """Return every row that was left out and predicted."""
+    made = []
+    configs = [read(row) for row in rows]
+    for name, key in LEFT_OUT.items():
+        keys = sorted({repr(key(config)) for config in configs})
+        random.Random(seed).shuffle(keys)
+        num = len(keys) if name == "generation" else num_folds
+        for fold in range(num):
+            out = set(keys[fold::num])
+            held = [repr(key(config)) in out for config in configs]
+            anchors = [row for row, is_held in zip(rows, held, strict=True) if not is_held]
+            queries = [row for row, is_held in zip(rows, held, strict=True) if is_held]
+            predictor = Predictor(anchors)
+            answers = predictor.predict([{**row, "throughput": "", "notes": ""} for row in queries])
+            baseline = _baselines(predictor)
+            for row, answer in zip(queries, answers, strict=True):
+                if isinstance(answer, Prediction):
+                    true = float(row["throughput"])
+                    guesses = {"fastlaunch": answer.predicted, **baseline(read(row))}
+                    made.append(
+                        Case(
+                            model=row["model"],
+                            evidence=answer.evidence,
+                            left_out=name,
+                            errors={method: abs(guess / true - 1) for method, guess in guesses.items()},
+                            covered=answer.low <= true <= answer.high,
+                            width=answer.high / answer.low,
+                        )
+                    )
+    return made
+
+
+def _baselines(predictor: Predictor) -> Callable[[Config], Mapping[str, float]]:
+    """Return a function that gives the baselines' predictions of a configuration, those that have one."""
+    configs, logs = predictor.configs, predictor.log_throughput
+    rows = defaultdict(list)
+    for index, config in enumerate(configs):
+        rows[config.workload, config.family].append(index)
+    keys = {key: i for i, key in enumerate(rows)}
+    gpus = {name: len(keys) + i for i, name in enumerate(dict.fromkeys(c.gpu_name for c in configs))}
+    design = np.zeros((len(configs), len(keys) + len(gpus)))
+    for index, config in enumerate(configs):
+        design[index, [keys[config.workload, config.family], gpus[config.gpu_name]]] = 1
+    ridge = design.T @ design + 1e-3 * np.eye(design.shape[1])
+    effects = np.linalg.solve(ridge, design.T @ (logs - logs.mean()))
+
+    def guess(config: Config) -> Mapping[str, float]:
+        key = (config.workload, config.family)
+        if key not in rows:
+            return {}
+        guesses = {}
+        if config.gpu_name in gpus:
+            guesses["additive"] = logs.mean() + effects[keys[key]] + effects[gpus[config.gpu_name]]
+        others = [index for index in rows[key] if configs[index].gpu]
+        if config.gpu and others:
+            for name, of in (("bandwidth", _bandwidth), ("peak", _peak)):
+                guesses[name] = median(logs[i] + math.log(of(config) / of(configs[i])) for i in others)
+        return {name: math.exp(value) * config.num_gpus * config.per_s for name, value in guesses.items()}
+
+    return guess
+
+
+def _bandwidth(config: Config) -> float:
+    assert config.gpu is not None
+    return config.gpu.bandwidth_gb_per_s
+
+
+def _peak(config: Config) -> float:
+    assert config.gpu is not None
+    return config.peak_tflops
+
+
+def table(made: Sequence[Case]) -> str:
+    """Return a line per class and kind of what is left out."""
+    lines = []
+    for evidence in CLASSES:
+        for left_out in LEFT_OUT:
+            own = [case for case in made if (case.evidence, case.left_out) == (evidence, left_out)]
+            if own:
+                errors = [case.errors["fastlaunch"] for case in own]
+                low, high = _share(own)
+                covered = mean(case.covered for case in own)
+                lines.append(
+                    {
+                        "class": evidence,
+                        "left out": left_out,
+                        "rows": len(own),
+                        "models": len({case.model for case in own}),
+                        "MAPE": f"{mean(errors):.1%}",
+                        "goal": f"{GOALS[evidence]:.0f}%" if evidence in GOALS else "",
+                        "median": f"{median(errors):.1%}",
+                        "in range": f"{covered:.0%} ({low:.0%} to {high:.0%})",
+                        "high/low": f"{median(case.width for case in own):.2f}",
+                        **{name: _baseline(own, name) for name in BASELINES},
+                    }
+                )
+    return tabulate(lines, headers="keys", disable_numparse=True)
+
+
+def _baseline(own: Sequence[Case], name: str) -> str:
+    errors = [case.errors[name] for case in own if name in case.errors]
+    return f"{mean(errors):.1%}" if 2 * len(errors) > len(own) else "-"
+
+
+def _share(own: Sequence[Case], draws: int = 1000) -> tuple[float, float]:
+    """Return the 95% interval of the share in range, resampled by model."""
+    by_model = defaultdict(list)
+    for case in own:
+        by_model[case.model].append(case.covered)
+    sums = np.array([(sum(covered), len(covered)) for covered in by_model.values()])
+    picks = np.random.default_rng(1).integers(len(sums), size=(draws, len(sums)))
+    shares = sums[picks].sum(axis=1)
+    low, high = np.quantile(shares[:, 0] / shares[:, 1], [0.025, 0.975])
+    return float(low), float(high)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, default=[TRAINING_THROUGHPUT])
+    parser.add_argument("--folds", type=int, default=8)
+    options = parser.parse_args()
+    for path in options.files:
+        rows = list(csv.DictReader(io.StringIO(lzma.decompress(path.read_bytes()).decode())))
+        print(f"{path.name}: {len(rows)} rows, {options.folds} folds, {datetime.date.today()}\n")
+        print(table(cases(rows, options.folds)), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Predicting throughput: the model, the classes of evidence, what is refused, the command."""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from fastlaunch.analysis.predict import ADDED, Prediction, Predictor, read_unit
+from fastlaunch.catalog.gpus import identify
+from fastlaunch.cli.main import run
+
+#: Throughput of a model is its own constant times the GPU's: what a matrix of rank 1 is.
+MODELS = {f"net{i}": 100.0 * 1.7**i for i in range(6)}
+GPUS = {"V100-SXM-16GB": 1.0, "V100-SXM-32GB": 1.1, "A100-SXM-40GB": 2.5, "A100-SXM-80GB": 3.0, "H100": 6.0}
+
+
+def row(model: str, gpu: str, **changes: object) -> dict[str, str]:
+    cells = {
+        "model": model,
+        "precision": "amp",
+        "gpu": gpu,
+        "num_gpus": 1,
+        "unit": "images/s",
+        "params": "25e6",
+    }
+    return {name: str(value) for name, value in (cells | changes).items()}
+
+
+def matrix(without: tuple[str, ...] = (), factor: float = 1.0) -> list[dict[str, str]]:
+    """Measurements of net0 on every GPU, and of the other models; net0 not on the GPUs `without`."""
+    return [
+        row(model, gpu, throughput=own * speed * factor)
+        for model, own in MODELS.items()
+        for gpu, speed in GPUS.items()
+        if not (model == "net0" and gpu in without)
+    ]
+
+
+def predicted(anchors: list[dict[str, str]], query: dict[str, str]) -> Prediction:
+    answer = Predictor(anchors).predict([query])[0]
+    assert isinstance(answer, Prediction)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("without", "query", "evidence", "error"),
+    [
+        (("A100-SXM-80GB",), row("net0", "A100-SXM-80GB"), "A", 0.05),
+        (("A100-SXM-40GB", "A100-SXM-80GB"), row("net0", "NVIDIA_A100-SXM4-80GB"), "B", 0.08),
+        (tuple(GPUS), row("net0", "H100"), "B0", None),
+        ((), row("net0", "B200"), "C", None),
+    ],
+)
+def test_rank_one_is_recovered_and_the_range_holds_it(
+    without: tuple[str, ...], query: dict[str, str], evidence: str, error: float | None
+) -> None:
+    answer = predicted(matrix(without), query)
+    assert answer.evidence == evidence
+    assert answer.low < answer.predicted < answer.high
+    true = MODELS["net0"] * GPUS.get(query["gpu"], 3.0)
+    if error is not None:
+        assert abs(answer.predicted / true - 1) < error
+    if evidence in "AB":
+        assert answer.low < true < answer.high
+
+
+def test_eight_gpus_are_about_eight_times_one_and_the_unit_scales() -> None:
+    query = row("net0", "A100-SXM-80GB")
+    answer = predicted(matrix(), query)
+    assert 6 < predicted(matrix(), query | {"num_gpus": "8"}).predicted / answer.predicted < 8.5
+    thousand = predicted(matrix(factor=1000), query)
+    for name in ("predicted", "low", "high"):
+        assert getattr(thousand, name) == pytest.approx(1000 * getattr(answer, name), rel=1e-6)
+    assert predicted(matrix(), query | {"unit": "img per minute"}).predicted == pytest.approx(
+        60 * answer.predicted
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"unit": ""}, "unit is missing"),
+        ({"unit": "s/step"}, "not a throughput"),
+        ({"unit": "ms"}, "not a throughput"),
+        ({"unit": "USD/hour"}, "not a throughput"),
+        ({"precision": "FP8"}, "does not support FP8"),
+        ({"gpu": "H100", "precision": "NVFP4"}, "does not support FP4"),
+        ({"gpu": "Wonder 9"}, "no table of hardware"),
+        ({"num_gpus": "0"}, "not above 0"),
+        ({"num_gpus": "-8"}, "not above 0"),
+        ({"num_gpus": "many"}, "no number"),
+        ({"num_gpus": ""}, "num_gpus is missing"),
+        ({"batch_per_gpu": "-1"}, "not above 0"),
+        ({"params": "nan"}, "not above 0"),
+        ({"model": ""}, "model is missing"),
+        ({"model": "other", "params": ""}, "FLOPs are unknown"),
+        ({"params": "70e9"}, "does not fit in memory"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, str], reason: str) -> None:
+    answer = Predictor(matrix()).predict([row("net0", "A100-SXM-80GB") | changes])[0]
+    assert isinstance(answer, str)
+    assert reason in answer
+
+
+def test_a_gpu_without_figures_is_predicted_from_anchors() -> None:
+    anchors = [
+        *matrix(),
+        *(row(m, "Wonder 9", throughput=own * 5) for m, own in MODELS.items() if m != "net0"),
+    ]
+    answer = predicted(anchors, row("net0", "Wonder 9"))
+    assert answer.evidence == "B"
+    assert answer.low < MODELS["net0"] * 5 < answer.high
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("images/s", ("images", 1.0)),
+        ("img/sec", ("images", 1.0)),
+        ("tokens per second", ("tokens", 1.0)),
+        ("samples/min", ("samples", 60.0)),
+        ("mels/s", ("mels", 1.0)),
+    ],
+)
+def test_units(text: str, unit: tuple[str, float]) -> None:
+    assert read_unit(text) == unit
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA_H100_80GB_HBM3", "H100 SXM 80GB"),
+        ("NVIDIA A100-SXM4-80GB (400W)", "A100 SXM 80GB"),
+        ("A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("A10-24GB", "A10"),
+        ("Tesla_V100-PCIE-32GB", "V100 PCIe 32GB"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("A40", "A40"),
+        ("A4000", "A4000"),
+        ("NVIDIA GH200 480GB", "GH200 96GB"),
+        ("Intel(R) Gaudi(R) 2 AI Accelerator", "Gaudi2"),
+        ("Xeon", None),
+    ],
+)
+def test_gpus_are_known_however_they_are_spelt(text: str, name: str | None) -> None:
+    gpu = identify(text)
+    assert (gpu.name if gpu else None) == name
+
+
+def test_the_command_keeps_order_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queries = [
+        row("net0", "H100", note="a, b"),
+        row("net1", "A100", precision="fp8", note=""),
+        row("net0", "A100-SXM-80GB", note="c"),
+    ]
+    for name, rows in (("anchors", matrix()), ("queries", queries)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    argv = ["predict", "--anchors", str(tmp_path / "anchors.csv"), "--queries", str(tmp_path / "queries.csv")]
+    assert run([*argv, "--output", "csv"]) == 0
+    reader = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    answers = list(reader)
+    assert reader.fieldnames == [*queries[0], *ADDED]
+    assert [{name: answer[name] for name in queries[0]} for answer in answers] == queries
+    assert [bool(answer["refused"]) for answer in answers] == [False, True, False]
+    assert [answers[1][name] for name in ("predicted", "low", "high")] == ["", "", ""]
+    assert math.isfinite(float(answers[0]["predicted"]))
