@@ -3,6 +3,7 @@
 The rows have the columns of `COLUMNS`, as text. Only the anchors given and the tables of hardware are used.
 """
 
+import copy
 import math
 import re
 from collections import defaultdict
@@ -25,6 +26,10 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
 #: Classes of evidence, the best first.
 CLASSES = ("A", "B", "B0", "C")
 _COVERAGE = 0.9
+#: Time grows with the cube of the configurations, memory with the square: this many take some 15 s and 1 GB.
+_MAX_CONFIGS = 3000
+#: A range of more than this factor each way says nothing.
+_MAX_FACTOR = 20
 #: Up to how many left-out rows of a class its range leans on those of the other classes.
 _FEW = 20
 _SECONDS = {
@@ -37,6 +42,8 @@ _SECONDS = {
 _SPENT = {*_SECONDS, "m", "ms", "millisecond", "us", "usd", "joule"}
 #: Of a usual model, so that a model whose size is not known counts as one: 25M, 7B and 1B weights.
 _USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
+#: Pixels a side or tokens, where a row does not say; elsewhere "not said" is a value of its own.
+_USUAL_SEQUENCE = {"images": 224.0, "tokens": 2048.0}
 _THINGS = {
     **dict.fromkeys(("token", "tok", "word"), "tokens"),
     **dict.fromkeys(("image", "img", "im", "picture"), "images"),
@@ -99,6 +106,18 @@ class Config:
         return next((peaks[name] for name in formats if name in peaks), max(peaks.values()))
 
     @property
+    def log_ceiling(self) -> float:
+        """Return the log of tokens/s of a GPU at which a dense model reaches the peak, or infinity.
+
+        4 FLOPs per weight: frozen weights have no gradient. Of other units `params` do not give the FLOPs.
+        """
+        if self.unit != "tokens" or self.params is None or self.gpu is None:
+            return math.inf
+        active = re.search(r"\ba(\d+)b\b", self.model)
+        params = float(active[1]) * 1e9 if active else self.params
+        return math.log(self.peak_tflops * 1e12 / (4 * params))
+
+    @property
     def log_flops(self) -> float | None:
         """Return the log of FLOPs of a forward and backward pass per unit, up to the unit's constant."""
         if self.params is None:
@@ -140,6 +159,12 @@ class Predictor:
         self._workloads = {c.workload for c in self.configs}
         self._generations = {c.generation for c in self.configs}
         self._gpus = {c.gpu_name for c in self.configs}
+        # Their params are not what computes: experts, or a wrong figure.
+        self._sparse = {
+            c.workload
+            for c, value in zip(self.configs, self.log_throughput, strict=True)
+            if value > c.log_ceiling
+        }
         self._formats = {(c.gpu_name, c.family) for c in self.configs}
 
     def predict(self, queries: Sequence[Row]) -> list[Prediction | str]:
@@ -158,22 +183,42 @@ class Predictor:
             answers.append("")
         if not configs:
             return answers
-        features, likeness = features_of([*self.configs, *configs])
-        num = len(self.configs)
-        fit = Fit(features[:num], self.log_throughput, self.num_runs, likeness)
-        factors = self.calibrate(fit)
+        near = self._near(configs)
+        features, likeness = features_of([*near.configs, *configs])
+        num = len(near.configs)
+        fit = Fit(features[:num], near.log_throughput, near.num_runs, likeness)
+        factors = near.calibrate(fit)
         means, deviations = fit.predict(features[num:])
         for place, config, mean, deviation in zip(places, configs, means, deviations, strict=True):
             evidence = self.evidence(config)
             half = factors[evidence] * deviation
+            if half > math.log(_MAX_FACTOR):
+                answers[place] = (
+                    f"nothing like it is measured: the range would exceed a factor {_MAX_FACTOR} each way"
+                )
+                continue
+            ceiling = math.inf if config.workload in self._sparse else config.log_ceiling
+            log_low, log_mean, log_high = mean - half, min(mean, ceiling), min(mean + half, ceiling)
             scale = config.num_gpus * config.per_s
             answers[place] = Prediction(
-                predicted=math.exp(mean) * scale,
-                low=math.exp(mean - half) * scale,
-                high=math.exp(mean + half) * scale,
+                predicted=math.exp(log_mean) * scale,
+                low=math.exp(min(log_low, log_mean)) * scale,
+                high=math.exp(log_high) * scale,
                 evidence=evidence,
             )
         return answers
+
+    def _near(self, queries: Sequence[Config]) -> "Predictor":
+        """Return a predictor from the anchors that tell most, `_MAX_CONFIGS` of them at most."""
+        if len(self.configs) <= _MAX_CONFIGS:
+            return self
+        workloads = {query.workload for query in queries}
+        drawn = np.random.default_rng(0).permutation(len(self.configs)).tolist()
+        kept = sorted(drawn, key=lambda index: self.configs[index].workload not in workloads)[:_MAX_CONFIGS]
+        near = copy.copy(self)
+        near.configs = tuple(self.configs[index] for index in kept)
+        near.log_throughput, near.num_runs = self.log_throughput[kept], self.num_runs[kept]
+        return near
 
     def evidence(self, config: Config) -> str:
         """Return the class of evidence, of CLASSES."""
@@ -316,6 +361,9 @@ def read_unit(text: str) -> tuple[str, float]:
 def precision_family(precision: str) -> str:
     """Return `single`, `half`, `fp8` or `fp4`."""
     precision = precision.replace("ampere", "")
+    # "FP8/AMP mix": whichever of them the GPU has.
+    if "mix" in precision and "amp" in precision:
+        return "half"
     if re.search(r"fp4|mxfp4", precision):
         return "fp4"
     if re.search(r"fp8|float8|8-?bit|e4m3", precision):
@@ -382,8 +430,9 @@ def features_of(configs: Sequence[Config]) -> tuple[Features, Array]:
         peak=np.array([math.log(c.peak_tflops / 312) if c.gpu else 0.0 for c in configs]),
         bandwidth=np.array([math.log(c.gpu.bandwidth_gb_per_s / 1555) if c.gpu else 0.0 for c in configs]),
         log_flops=log_flops,
+        loose=np.array([float(c.unit not in _USUAL_LOG_FLOPS) for c in configs]),
         log_batch=np.array([c.log_batch for c in configs]),
-        log_sequence=np.array([math.log(c.sequence) if c.sequence else -100.0 for c in configs]),
+        log_sequence=np.array([math.log(c.sequence or _USUAL_SEQUENCE.get(c.unit, 1e-40)) for c in configs]),
         log_gpus=np.array([math.log(c.num_gpus) for c in configs]),
         years=np.array([c.year for c in configs]),
     )
@@ -391,7 +440,7 @@ def features_of(configs: Sequence[Config]) -> tuple[Features, Array]:
 
 
 def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:
-    """Return how alike the workloads are, 0 to 1, by name (cosine of its three-letter parts) and size."""
+    """Return how alike the workloads are, 0 to 1, by name (cosine of its trigrams), size and task."""
     grams = [_grams(c.model) for c in configs]
     vocabulary = {gram: i for i, gram in enumerate(sorted(set().union(*grams)))}
     counts = np.zeros((len(configs), len(vocabulary)))
@@ -400,7 +449,9 @@ def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:
     counts /= np.sqrt(counts.sum(axis=1, keepdims=True))
     size = np.array([c.params is not None for c in configs])
     near = np.exp(-0.5 * ((log_flops[:, None] - log_flops[None, :]) / 1.5) ** 2)
-    return np.asarray((0.2 + 0.8 * (counts @ counts.T)) * near * (size[:, None] == size[None, :]))
+    tasks = np.array([c.task for c in configs])
+    task = np.where(tasks[:, None] == tasks[None, :], 1.0, 0.4)
+    return np.asarray((0.2 + 0.8 * (counts @ counts.T)) * near * task * np.equal.outer(size, size))
 
 
 def _grams(name: str) -> set[str]:
