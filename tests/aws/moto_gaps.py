@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 import moto_nodes
+import moto_prices
 from sent_request import SentRequest
 
 if TYPE_CHECKING:
@@ -123,18 +124,6 @@ def _console_output(server: "MotoServer", request: SentRequest) -> "Answer":
     return xml("GetConsoleOutput", f"<instanceId>{instance_id}</instanceId>{output}")
 
 
-def _spot_prices(server: "MotoServer", request: SentRequest) -> "Answer":
-    zone, kind = request.parameters.get("AvailabilityZone"), request.parameters.get("InstanceType.1")
-    items = [
-        f"<item><availabilityZone>{place}</availabilityZone><instanceType>{name}</instanceType>"
-        f"<productDescription>Linux/UNIX</productDescription><spotPrice>{usd:.6f}</spotPrice>"
-        "<timestamp>2026-11-21T09:00:00.000Z</timestamp></item>"
-        for (region, name, place), usd in server.spot_prices.items()
-        if region == request.region and kind in (None, name) and zone in (None, place)
-    ]
-    return xml("DescribeSpotPriceHistory", f"<spotPriceHistorySet>{''.join(items)}</spotPriceHistorySet>")
-
-
 def _create_placement_group(server: "MotoServer", request: SentRequest) -> "Answer":
     name = request.parameters["GroupName"]
     key = (request.region, name)
@@ -241,7 +230,9 @@ def _as_json(data: Mapping[str, Any]) -> "Answer":
 
 _ANSWERS = {
     ("ec2", "GetConsoleOutput"): _console_output,
-    ("ec2", "DescribeSpotPriceHistory"): _spot_prices,
+    ("ec2", "DescribeSpotPriceHistory"): moto_prices.spot_history,
+    ("ec2", "DescribeCapacityBlockOfferings"): moto_prices.block_offerings,
+    ("pricing", "GetProducts"): moto_prices.get_products,
     ("ec2", "CreatePlacementGroup"): _create_placement_group,
     ("ec2", "DescribePlacementGroups"): _describe_placement_groups,
     ("ec2", "DeletePlacementGroup"): _delete_placement_group,

@@ -18,6 +18,7 @@ from typing import Any
 
 import moto_gaps
 import moto_nodes
+from moto_prices import PriceLists
 from moto_training_jobs import TrainingJobs
 from sent_request import SentRequest, read_request
 
@@ -97,6 +98,7 @@ class MotoServer:
         self.training_jobs = TrainingJobs()
         self.quotas: dict[tuple[str, str], float] = {}
         self.default_quotas: dict[tuple[str, str], float] = {}
+        self.price_lists = PriceLists()
         self.spot_prices: dict[tuple[str, str, str], float] = {}
         self.images: dict[tuple[str, str, str, str], str] = {}
         self.denied: set[str] = set()

@@ -61,7 +61,12 @@ def test_capacity_blocks_are_no_spot_and_reasons_have_their_code_once(stubbed_aw
 def test_of_a_zones_spot_prices_the_newest_counts(stubbed_aws: StubbedAws) -> None:
     history = [("a", 1, "9.0"), ("a", 3, "20.0"), ("a", 2, "1.0"), ("b", 0, "21.5")]
     prices = [
-        {"AvailabilityZone": f"us-east-1{zone}", "Timestamp": THEN + timedelta(hours=hour), "SpotPrice": usd}
+        {
+            "InstanceType": "p5.48xlarge",
+            "AvailabilityZone": f"us-east-1{zone}",
+            "Timestamp": THEN + timedelta(hours=hour),
+            "SpotPrice": usd,
+        }
         for zone, hour, usd in history
     ]
     for page in ({"SpotPriceHistory": prices[:2], "NextToken": "more"}, {"SpotPriceHistory": prices[2:]}):

@@ -53,7 +53,7 @@ def submit_to_cloud(
     Both are resolved and planned offline first. Raises UserError for what is wrong without asking AWS.
     """
     settings, now = context.settings, context.now()
-    catalogue = load_catalogue(settings.prices)
+    catalogue = load_catalogue(*settings.price_files())
     request = build_cloud_request(options, cloud, catalogue=catalogue)
     directory = directory_of(request, settings.home) if request.scripts else None
     resolution = resolve_offline(context, request, catalogue)

@@ -72,7 +72,7 @@ def compare(
         region=settings.region,
     )
     runs = _stored_runs(settings, selectors, every_run=every_run)
-    catalogue = load_catalogue(Path(prices) if prices else settings.prices)
+    catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     return compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
 
 
@@ -82,7 +82,7 @@ def compare_at_own_prices(settings: "Settings", runs: "Sequence[Run]") -> Compar
     from fastlaunch.catalog.load import load_catalogue
 
     request = PriceRequest(today=datetime.date.today(), region=settings.region)
-    return compared(runs, request, load_catalogue(settings.prices))
+    return compared(runs, request, load_catalogue(*settings.price_files()))
 
 
 def compared(
@@ -157,7 +157,7 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
                 runs = [*ledger.fetch_comparable(submission=options.add_to), *runs]
         comparison = compare_runs(
             [measured for run in runs if (measured := measured_run(run, settings.region))],
-            catalogue=load_catalogue(settings.prices),
+            catalogue=load_catalogue(*settings.price_files()),
             prices=PriceRequest(today=datetime.date.today(), region=settings.region),
         )
         judged = [(row, row.verdict.in_batch or row.verdict) for row in comparison.rows]

@@ -51,7 +51,7 @@ def prices(
 
     settings = (context or default_context()).settings
     day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or datetime.date.today()
-    catalogue = load_catalogue(Path(prices) if prices else settings.prices)
+    catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     instances = _matching(catalogue, instance)
     where = region or settings.region
     chosen = _select(catalogue, instances, region=where, service=service, day=day, history=history)

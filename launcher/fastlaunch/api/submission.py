@@ -175,7 +175,7 @@ def _build(context: AppContext, options: SubmitOptions, *, image: str | None) ->
     if options.instance is not None or context.machine.devices:
         from fastlaunch.catalog.load import load_catalogue
 
-        catalogue = load_catalogue(context.settings.prices)
+        catalogue = load_catalogue(*context.settings.price_files())
     return build_jobs(options, machine=context.machine, catalogue=catalogue, image=image)
 
 

@@ -64,7 +64,7 @@ class SweepPlan:
 
 
 def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
-    catalogue = load_catalogue(context.settings.prices) if context.machine.devices else None
+    catalogue = load_catalogue(*context.settings.price_files()) if context.machine.devices else None
     types = types_here(options, context.machine, catalogue)
     ((name, swept),) = types.items()
     assert swept.options is not None
@@ -98,7 +98,7 @@ def plan_on_aws(
 ) -> SweepPlan:
     from fastlaunch.api.cloud import ceiling_of, directory_of, resolve_offline
 
-    catalogue = load_catalogue(context.settings.prices)
+    catalogue = load_catalogue(*context.settings.price_files())
     types = types_on_aws(options, cloud, catalogue)
     requests = {
         name: build_cloud_request(swept.options, replace(cloud, instances=(name,)), catalogue=catalogue)

@@ -3,6 +3,7 @@
 from fastlaunch.aws.ec2 import Ec2Calls
 from fastlaunch.aws.ecr import EcrCalls
 from fastlaunch.aws.iam import IamCalls
+from fastlaunch.aws.pricing import PricingCalls
 from fastlaunch.aws.quotas import QuotaCalls
 from fastlaunch.aws.s3 import S3Calls
 from fastlaunch.aws.sagemaker import SageMakerCalls
@@ -10,5 +11,15 @@ from fastlaunch.aws.scheduler import SchedulerCalls
 from fastlaunch.aws.sns import SnsCalls
 
 
-class Aws(Ec2Calls, S3Calls, EcrCalls, IamCalls, QuotaCalls, SageMakerCalls, SchedulerCalls, SnsCalls):
+class Aws(
+    Ec2Calls,
+    S3Calls,
+    EcrCalls,
+    IamCalls,
+    PricingCalls,
+    QuotaCalls,
+    SageMakerCalls,
+    SchedulerCalls,
+    SnsCalls,
+):
     """AWS in every region; see `session.AwsSession` for what all calls have in common."""

@@ -61,6 +61,16 @@ class Reservation:
     ends_at: datetime | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockOffering:
+    """A capacity block that EC2 sells now."""
+
+    zone: str
+    starts_at: datetime
+    # Of an instance: the fee over instances and hours.
+    usd_per_hour: float
+
+
 class Ec2Calls(AwsSession):
     # Instances
 
@@ -179,23 +189,55 @@ class Ec2Calls(AwsSession):
 
     def spot_price_usd(self, region: str, instance_type: str, zone: str | None) -> tuple[float, str] | None:
         """Return the spot price per hour and its zone: the cheapest zone unless given. None if unknown."""
+        # No price changes after now.
+        changes = self.spot_changes(region, [instance_type], self._now(), zone)
+        return min(((prices[-1][1], name) for (_, name), prices in changes.items()), default=None)
+
+    def spot_changes(
+        self, region: str, instance_types: Sequence[str], since: datetime, zone: str | None = None
+    ) -> dict[tuple[str, str], list[tuple[datetime, float]]]:
+        """Return when the spot price became which USD per hour, by instance type and zone, the oldest first.
+
+        The first of each is what held at `since`, if the price is older.
+        """
         pages = self.paginate(
             "ec2",
             region,
             "DescribeSpotPriceHistory",
-            InstanceTypes=[instance_type],
+            InstanceTypes=list(instance_types),
             ProductDescriptions=["Linux/UNIX"],
-            # No price changes after now, and EC2 adds the last change before it, for each zone.
-            StartTime=self._now(),
+            # EC2 adds the last change before it, for each zone.
+            StartTime=since,
             **({"AvailabilityZone": zone} if zone else {}),
         )
-        newest: dict[str, tuple[datetime, float]] = {}
-        for page in pages:
-            for each in page["SpotPriceHistory"]:
-                known = newest.get(each["AvailabilityZone"])
-                if known is None or each["Timestamp"] > known[0]:
-                    newest[each["AvailabilityZone"]] = each["Timestamp"], float(each["SpotPrice"])
-        return min(((usd, name) for name, (_, usd) in newest.items()), default=None)
+        changes: dict[tuple[str, str], list[tuple[datetime, float]]] = {}
+        for each in (each for page in pages for each in page["SpotPriceHistory"]):
+            offer = each["InstanceType"], each["AvailabilityZone"]
+            changes.setdefault(offer, []).append((each["Timestamp"], float(each["SpotPrice"])))
+        return {offer: sorted(prices) for offer, prices in changes.items()}
+
+    def block_offerings(self, region: str, instance_type: str, hours: int) -> list[BlockOffering]:
+        """Return the capacity blocks of one instance that EC2 offers for so many hours."""
+        pages = self.paginate(
+            "ec2",
+            region,
+            "DescribeCapacityBlockOfferings",
+            subject=instance_type,
+            InstanceType=instance_type,
+            InstanceCount=1,
+            CapacityDurationHours=hours,
+        )
+        return [
+            BlockOffering(
+                zone=each["AvailabilityZone"],
+                starts_at=each["StartDate"],
+                usd_per_hour=float(each["UpfrontFee"])
+                / (each["CapacityBlockDurationHours"] * each["InstanceCount"]),
+            )
+            for page in pages
+            for each in page["CapacityBlockOfferings"]
+            if each.get("CurrencyCode", "USD") == "USD"
+        ]
 
     def reservation(self, region: str, id: str) -> Reservation | None:
         """Return the capacity reservation of this id, None if there is none in the region."""

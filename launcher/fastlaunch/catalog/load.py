@@ -1,4 +1,4 @@
-"""The price file: `instance_prices.yaml`, or one of the user's own put over it.
+"""The price file: `instance_prices.yaml`, what `fastlaunch prices update` puts over it, and the user's own.
 
     schema: 1
     accelerators: {NAME: {memory_gib, bandwidth_tb_per_s, compute_capability?, peak_tflops, formats, ...}}
@@ -9,8 +9,10 @@
 Every section may be left out.
 """
 
+import datetime
 import functools
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS, Accelerator, InstanceType
@@ -22,26 +24,34 @@ from fastlaunch.core.yaml_file import YamlFile
 SCHEMA = 1
 
 
-def load_catalogue(user_file: Path | None = None) -> Catalogue:
-    """Return the shipped catalogue with the entries of the user's file put over it, one by one.
+def load_catalogue(*files: Path) -> Catalogue:
+    """Return the shipped catalogue with the entries of the files put over it, the lowest file first.
 
     An entry with the same name (for a price: instance, service, region, purchase option and date) replaces
-    the shipped one; any other is added. Raises BadFile, with the line, for a file with a fault.
+    the one below; any other is added. A price also ends those of the file below that are newer, so that an
+    update never takes the place of the user's own. Raises BadFile, with the line, for a file with a fault.
     """
-    catalogue = _shipped()
-    if user_file is None:
-        return catalogue
-    user = read_catalogue(user_file, known=catalogue)
-    prices = {price.key: price for price in (*catalogue.prices, *user.prices)}
-    volume_prices = {
-        (price.region, price.as_of): price for price in (*catalogue.volume_prices, *user.volume_prices)
-    }
-    return Catalogue(
-        accelerators={**catalogue.accelerators, **user.accelerators},
-        instances={**catalogue.instances, **user.instances},
-        prices=tuple(prices.values()),
-        volume_prices=tuple(volume_prices.values()),
-    )
+    catalogue, layered = _shipped(), list[Price]()
+    for path in files:
+        upper = read_catalogue(path, known=catalogue)
+        starts: dict[tuple[str, ...], datetime.date] = {}
+        for price in upper.prices:
+            starts[price.key[:4]] = min(price.as_of, starts.get(price.key[:4], price.as_of))
+        layered = [
+            price for price in layered if price.key[:4] not in starts or price.as_of < starts[price.key[:4]]
+        ]
+        layered.extend(upper.prices)
+        volume_prices = {
+            (price.region, price.as_of): price for price in (*catalogue.volume_prices, *upper.volume_prices)
+        }
+        catalogue = Catalogue(
+            accelerators={**catalogue.accelerators, **upper.accelerators},
+            instances={**catalogue.instances, **upper.instances},
+            prices=catalogue.prices,
+            volume_prices=tuple(volume_prices.values()),
+        )
+    prices = {price.key: price for price in (*catalogue.prices, *layered)}
+    return replace(catalogue, prices=tuple(prices.values())) if files else catalogue
 
 
 @functools.cache

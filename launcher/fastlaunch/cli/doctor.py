@@ -71,7 +71,7 @@ def doctor(
         click.echo(shipped("docs/setup.md").read_text(encoding="utf-8"), nl=False)
         return EXIT_DONE
     context = app_context()
-    catalogue = load_catalogue(context.settings.prices)
+    catalogue = load_catalogue(*context.settings.price_files())
     cloud = CloudOptions(
         instances=instances or (),
         regions=regions or split_names(context.settings.region),

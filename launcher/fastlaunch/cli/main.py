@@ -31,8 +31,8 @@ COMMANDS = {
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),
     "workloads": ("catalogue", "The workloads: what can be trained."),
     "experiments": ("catalogue", "The published experiments: lists of runs to repeat."),
-    "prices": ("prices", "Instance prices with their dates and sources."),
     "predict": ("predict", "Throughput of runs that nobody made, from runs that somebody published."),
+    "prices": ("prices", "Instance prices with their dates and sources; update them."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }
 #: What other tools call a command: the command.

@@ -13,14 +13,19 @@ import click
 from fastlaunch.api import listing as api
 from fastlaunch.api.results import Prices
 from fastlaunch.catalog.prices import SERVICES
-from fastlaunch.cli.options import DATE, next_command, output_option
+from fastlaunch.cli.context import app_context
+from fastlaunch.cli.options import DATE, next_command, output_option, profile_option
 from fastlaunch.cli.render import print_rows
+from fastlaunch.core.errors import EXIT_CLOUD_REFUSED
+from fastlaunch.core.units import split_names
 
 #: Sources are hard to read in longer lines.
 _COLUMNS = 100
 
 
-@click.command(short_help="Instance prices with their dates and sources.")
+@click.group(
+    invoke_without_command=True, short_help="Instance prices with their dates and sources; update them."
+)
 @click.option(
     "--instance", "instance_glob", default="*", metavar="GLOB", help="Such as 'p5*'.  [default: all]"
 )
@@ -32,7 +37,9 @@ _COLUMNS = 100
 )
 @click.option("--all", "history", is_flag=True, help="Also the prices that were in force before.")
 @output_option
+@click.pass_context
 def prices(
+    ctx: click.Context,
     instance_glob: str,
     region_glob: str | None,
     service: str | None,
@@ -47,6 +54,8 @@ def prices(
     date until the next one. FILE (or `prices` in the config file) has the layout of instance_prices.yaml and
     is put over it entry by entry.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     chosen = api.prices(
         instance_glob, region=region_glob, service=service, as_of=as_of, prices=price_file, history=history
     )
@@ -58,6 +67,55 @@ def prices(
     else:
         _print_table(rows)
     _print_hints(chosen, history=history)
+
+
+@prices.command("update", short_help="Ask AWS what everything costs now.")
+@click.option("--region", "regions", metavar="R,...", help="[default: yours, and those in the config file]")
+@output_option
+@profile_option
+def update(regions: str | None, output: str) -> int:
+    """Ask AWS what the known instance types cost now, and keep it in FASTLAUNCH_HOME.
+
+    On demand on EC2 and for SageMaker training, by the AWS Price List API; spot by zone; and capacity blocks
+    of a day. Prints what changed. What AWS does not say stays as it was, with its old date, and the exit code
+    is 3. A price file of your own goes over it.
+    """
+    from fastlaunch.api.price_update import update_prices
+
+    found = update_prices(split_names(regions or ""), context=app_context())
+    rows = [
+        {
+            "change": change.kind,
+            "instance": change.instance,
+            "service": change.service,
+            "region": change.region,
+            "from": change.from_usd_per_hour,
+            "to": change.to_usd_per_hour,
+            "percent": None if change.percent is None else round(change.percent, 2),
+        }
+        for change in found.changes
+    ]
+    if output == "json":
+        fields = {"unchanged": found.num_unchanged, "market": found.num_market, "failures": found.failures}
+        click.echo(json.dumps({"schema": 1, "changes": rows, **fields}, indent=2))
+    elif rows or output == "csv":
+        cells = [
+            {
+                **row,
+                "from": "" if row["from"] is None else f"{row['from']:g}",
+                "to": "" if row["to"] is None else f"{row['to']:g}",
+                "percent": "" if row["percent"] is None else f"{row['percent']:+.1f}%",
+            }
+            for row in rows
+        ]
+        headers = {name: name for name in cells[0]} | {"from": "from $/h", "to": "to $/h"} if cells else None
+        print_rows(cells if output == "table" else rows, output=output, headers=headers)
+    same = f"{len(rows)} changed, {found.num_unchanged} the same"
+    click.echo(f"{same}; {found.num_market} prices of spot and capacity blocks.", err=True)
+    for failure in found.failures:
+        click.echo(f"not updated: {failure}", err=True)
+    next_command("fastlaunch prices update" if found.failures else "fastlaunch prices")
+    return EXIT_CLOUD_REFUSED if found.failures else 0
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:

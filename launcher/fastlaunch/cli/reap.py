@@ -289,7 +289,7 @@ def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, 
 
         today = context.now().date()
         try:
-            catalogue = load_catalogue(context.settings.prices)
+            catalogue = load_catalogue(*context.settings.price_files())
         except UserError as error:
             # The machines are gone by now: only their cost is not known.
             click.echo(f"warning: prices are not known: {error.message}", err=True)

@@ -256,7 +256,7 @@ def _tracked_runs(chosen: Sequence[Run], settings: Settings) -> "Iterator[Tracke
     from fastlaunch.measure.outcome import read_records
     from fastlaunch.report.tracked_run import tracked_run
 
-    catalogue = load_catalogue(settings.prices)
+    catalogue = load_catalogue(*settings.price_files())
     request = PriceRequest(today=datetime.date.today(), region=settings.region)
     for run in chosen:
         measured = measured_run(run, settings.region)

@@ -32,7 +32,8 @@ DEFAULT_AMI_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
 
-
+#: In the home: what `fastlaunch prices update` writes.
+UPDATED_PRICES = "prices.yaml"
 #: As botocore 1.44.5 takes a bucket's name (handlers.py).
 _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 #: What S3's keys and IAM's policies hold without any quoting.
@@ -97,6 +98,14 @@ class Settings:
         if not 0 <= self.discount < 1:
             raise UserError(f"discount is {self.discount}", "give a fraction such as 0.12 for 12%")
         check_tags(self.tags)
+
+    def price_files(self, own: Path | None = None) -> tuple[Path, ...]:
+        """Return the price files over the shipped one, the lowest first: the updated one and the user's.
+
+        own: a file that takes the place of the config file's.
+        """
+        updated, own = self.home / UPDATED_PRICES, own or self.prices
+        return *((updated,) if updated.exists() else ()), *((own,) if own else ())
 
     def region_settings(self, region: str) -> RegionSettings:
         """Return what jobs in the region use: the defaults, if the config file does not name it."""

@@ -35,7 +35,7 @@ def list_price(
     elif purchase == "spot":
         return None
     with suppress(UserError):
-        return load_catalogue(settings.prices).price(
+        return load_catalogue(*settings.price_files()).price(
             placement.instance.name,
             service=placement.backend,
             region=placement.region,

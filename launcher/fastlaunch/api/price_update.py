@@ -1,0 +1,182 @@
+"""`prices update`: the price lists of AWS, laid over the shipped prices."""
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastlaunch.api.context import AppContext, default_context
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.pricing import Product
+from fastlaunch.catalog.load import load_catalogue, read_catalogue
+from fastlaunch.catalog.prices import SERVICES, Catalogue, Price
+from fastlaunch.catalog.updates import (
+    MARKET_PRICES,
+    MarketPrice,
+    PriceChange,
+    by_time,
+    price_changes,
+    read_market,
+    with_newer,
+    write_market,
+    write_prices,
+)
+from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.home import make_folder
+from fastlaunch.core.locks import held
+from fastlaunch.core.settings import UPDATED_PRICES
+from fastlaunch.core.units import is_region
+
+#: Over which spot's median and 90th percentile are taken.
+SPOT_DAYS = 7
+#: Of the capacity blocks that are asked for.
+BLOCK_HOURS = 24
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class PriceUpdate:
+    """What an update found. What it could not find out stays as it was, with its old date."""
+
+    changes: list[PriceChange] = field(default_factory=list)
+    #: On demand; and of spot and capacity blocks, which are new each time.
+    num_unchanged: int = 0
+    num_market: int = 0
+    #: What was not updated, and why.
+    failures: list[str] = field(default_factory=list)
+
+
+def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = None) -> PriceUpdate:
+    """Bring the prices of the regions up to date: on demand, SageMaker training, spot, capacity blocks.
+
+    regions: the user's own by default, and those that the config file names under `aws`. Raises UserError for
+    a name that is none. What AWS refuses is among the failures.
+    """
+    context = context or default_context()
+    settings = context.settings
+    chosen = tuple(dict.fromkeys(regions or (settings.region, *settings.aws)))
+    for region in chosen:
+        if not is_region(region):
+            raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
+    make_folder(settings.home)
+    with held(settings.home / f"{UPDATED_PRICES}.lock"):
+        return _update(context, chosen)
+
+
+def _update(context: AppContext, regions: Sequence[str]) -> PriceUpdate:
+    path, market_path = (context.settings.home / name for name in (UPDATED_PRICES, MARKET_PRICES))
+    # Without the user's own prices, which are not AWS's.
+    known = load_catalogue(*((path,) if path.exists() else ()))
+    before = read_catalogue(path, known).prices if path.exists() else ()
+    market = read_market(market_path)
+    update, now = PriceUpdate(), context.now()
+    listed: list[Price] = []
+    for region in regions:
+        for service in SERVICES:
+            listed += _on_demand(context.aws, known, service, region, now.date(), update)
+        for purchase, look in (("spot", _spot), ("capacity-block", _blocks)):
+            prices = _tried(f"{purchase} in {region}", update, lambda: look(context.aws, known, region, now))  # noqa: B023
+            if prices is not None:
+                market = [each for each in market if (each.region, each.purchase) != (region, purchase)]
+                market += prices
+                update.num_market += len(prices)
+    # Nothing is written before all has been asked for: an update that is killed changes nothing.
+    if listed:
+        write_prices(path, with_newer(before, listed))
+    if update.num_market:
+        write_market(market_path, market)
+    return update
+
+
+def _tried(what: str, update: PriceUpdate, look: Callable[[], T]) -> T | None:
+    try:
+        return look()
+    except CloudRefused as error:
+        update.failures.append(f"{what}: {error.message}")
+        return None
+
+
+def _on_demand(
+    aws: Aws, known: Catalogue, service: str, region: str, today: datetime.date, update: PriceUpdate
+) -> list[Price]:
+    products = _tried(f"{service} in {region}", update, lambda: aws.products(service, region))
+    if products is None:
+        return []
+    by_instance: dict[str, list[Product]] = {}
+    for product in products:
+        if product.instance in known.instances:
+            by_instance.setdefault(product.instance, []).append(product)
+    if not by_instance:
+        update.failures.append(f"{service} in {region}: the price list has none of the instance types")
+        return []
+    prices: list[Price] = []
+    unknown: dict[str, str] = {}
+    for instance, (product, *more) in by_instance.items():
+        skus = ", ".join(each.sku for each in (product, *more))
+        if more:
+            unknown[instance] = f"the price list has {1 + len(more)} prices, and one is expected: {skus}"
+        elif not product.usd_per_hour:
+            unknown[instance] = f"the price list has no price in USD per hour: {skus}"
+        else:
+            prices.append(
+                Price(
+                    instance=instance,
+                    service=service,
+                    region=region,
+                    usd_per_hour=product.usd_per_hour,
+                    as_of=today,
+                    source=f"AWS Price List API, {region}, SKU {product.sku}",
+                )
+            )
+    update.failures += [f"{service} {name} in {region}: {why}" for name, why in unknown.items()]
+    changes = list(price_changes(known, prices, service=service, region=region, unknown=unknown, today=today))
+    update.changes += changes
+    update.num_unchanged += len(prices) - sum(change.kind != "gone" for change in changes)
+    return prices
+
+
+def _sold(known: Catalogue, purchase: str) -> list[str]:
+    return [name for name, instance in known.instances.items() if purchase in instance.purchase_options]
+
+
+def _spot(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> list[MarketPrice]:
+    since = now - datetime.timedelta(days=SPOT_DAYS)
+    changes = aws.spot_changes(region, _sold(known, "spot"), since)
+    return [
+        MarketPrice(
+            instance=instance,
+            region=region,
+            zone=zone,
+            purchase="spot",
+            usd_per_hour=prices[-1][1],
+            median_usd_per_hour=by_time(prices, since=since, now=now, share=0.5),
+            p90_usd_per_hour=by_time(prices, since=since, now=now, share=0.9),
+            at=now.isoformat(timespec="seconds"),
+        )
+        for (instance, zone), prices in sorted(changes.items())
+    ]
+
+
+def _blocks(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> list[MarketPrice]:
+    """Return the cheapest capacity block of each instance type and zone."""
+    cheapest: dict[tuple[str, str], float] = {}
+    for instance in _sold(known, "capacity-block"):
+        # EC2 refuses a type that the region does not have.
+        offerings = (
+            aws.block_offerings(region, instance, BLOCK_HOURS) if aws.zones_offering(region, instance) else ()
+        )
+        for each in offerings:
+            offer = instance, each.zone
+            cheapest[offer] = min(each.usd_per_hour, cheapest.get(offer, each.usd_per_hour))
+    return [
+        MarketPrice(
+            instance=instance,
+            region=region,
+            zone=zone,
+            purchase="capacity-block",
+            usd_per_hour=usd,
+            at=now.isoformat(timespec="seconds"),
+        )
+        for (instance, zone), usd in sorted(cheapest.items())
+    ]

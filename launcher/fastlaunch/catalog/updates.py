@@ -1,0 +1,182 @@
+"""What `fastlaunch prices update` keeps in the home, and what a look at AWS changes in it.
+
+prices.yaml   on-demand prices in the layout of instance_prices.yaml, dated with the day of the look
+market.yaml   what changes by the hour: spot prices by zone, and capacity blocks on offer
+"""
+
+import datetime
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fastlaunch.catalog.hardware import check_positive
+from fastlaunch.catalog.load import check_schema
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import make_folder, private
+from fastlaunch.core.yaml_file import YamlFile
+
+MARKET_PRICES = "market.yaml"
+#: Prices that differ by less are the same, given with more or fewer digits.
+_SAME = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarketPrice:
+    """What an hour of an instance costs in a zone now, on spot or in a capacity block on offer."""
+
+    instance: str
+    region: str
+    zone: str
+    purchase: str
+    usd_per_hour: float
+    # Of spot, over the days before `at`, by time; None for a block.
+    median_usd_per_hour: float | None = None
+    p90_usd_per_hour: float | None = None
+    # When AWS gave it: ISO 8601 with a time zone.
+    at: str
+
+    def __post_init__(self) -> None:
+        check_positive(f"usd_per_hour of {self.instance}", self.usd_per_hour)
+        try:
+            is_dated = self.given_at.tzinfo is not None
+        except ValueError:
+            is_dated = False
+        if not is_dated:
+            raise UserError(f"at is {self.at!r}", "give a time such as 2026-11-24T09:30:00+00:00")
+
+    @property
+    def given_at(self) -> datetime.datetime:
+        return datetime.datetime.fromisoformat(self.at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceChange:
+    """How a price differs from the one in force before. None: there was, or is, none."""
+
+    kind: Literal["added", "changed", "gone"]
+    instance: str
+    service: str
+    region: str
+    from_usd_per_hour: float | None
+    to_usd_per_hour: float | None
+
+    @property
+    def percent(self) -> float | None:
+        if not self.from_usd_per_hour or self.to_usd_per_hour is None:
+            return None
+        return 100 * (self.to_usd_per_hour / self.from_usd_per_hour - 1)
+
+
+def price_changes(
+    known: Catalogue,
+    prices: Sequence[Price],
+    *,
+    service: str,
+    region: str,
+    unknown: Collection[str],
+    today: datetime.date,
+) -> Iterator[PriceChange]:
+    """Yield what a look at one service in one region changes.
+
+    known: the prices before it. prices: on demand, at most one per instance. unknown: instances whose price
+    the look could not find out.
+    """
+    now = {price.instance: price.usd_per_hour for price in prices}
+    for instance in known.instances:
+        price = known.find_price(instance, service=service, region=region, on=today)
+        before, after = price.usd_per_hour if price else None, now.get(instance)
+        if instance in unknown or (before is None and after is None):
+            continue
+        if before is not None and after is not None and abs(after - before) <= _SAME * before:
+            continue
+        yield PriceChange(
+            kind="added" if before is None else "gone" if after is None else "changed",
+            instance=instance,
+            service=service,
+            region=region,
+            from_usd_per_hour=before,
+            to_usd_per_hour=after,
+        )
+
+
+def with_newer(before: Sequence[Price], newer: Sequence[Price]) -> list[Price]:
+    """Return the prices with newer ones added; of those that stayed the same only the first and the last."""
+    offers: dict[tuple[Any, ...], list[Price]] = {}
+    prices = {price.key: price for price in (*before, *newer)}
+    for price in sorted(prices.values(), key=lambda price: price.as_of):
+        kept = offers.setdefault(price.key[:4], [])
+        if len(kept) > 1 and kept[-2].usd_per_hour == kept[-1].usd_per_hour == price.usd_per_hour:
+            kept.pop()
+        kept.append(price)
+    return [price for _, kept in sorted(offers.items()) for price in kept]
+
+
+def write_prices(path: Path, prices: Sequence[Price]) -> None:
+    """Replace the file of updated prices at once. Raises UserError if it cannot be written."""
+    entries = [
+        {**{key: value for key, value in price.to_json().items() if key != "inferred"}, "as_of": price.as_of}
+        for price in prices
+    ]
+    _write(path, "prices", entries)
+
+
+def read_market(path: Path) -> list[MarketPrice]:
+    """Return the market prices in the file, none if there is no file. Raises BadFile for one with a fault."""
+    if not path.exists():
+        return []
+    file = YamlFile(path)
+    file.refuse_unknown(known=["schema", "market"])
+    check_schema(file, 1)
+    return [file.record(MarketPrice, "market", index) for index, _ in enumerate(file.items("market"))]
+
+
+def write_market(path: Path, prices: Sequence[MarketPrice]) -> None:
+    """Replace the file of market prices at once. Raises UserError if it cannot be written."""
+    entries = [{key: value for key, value in asdict(price).items() if value is not None} for price in prices]
+    _write(path, "market", entries)
+
+
+def _write(path: Path, section: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    import yaml
+
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        make_folder(path.parent)
+        with open(partial, "w", encoding="utf-8", opener=private) as file:
+            file.write("# Written by `fastlaunch prices update`; a price file of your own goes over it.\n")
+            file.write(f"schema: 1\n{section}:\n")
+            for entry in entries:
+                line = yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=10**6)
+                file.write(f"  - {line}")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}", "the old prices stay") from None
+
+
+def by_time(
+    changes: Sequence[tuple[datetime.datetime, float]],
+    *,
+    since: datetime.datetime,
+    now: datetime.datetime,
+    share: float,
+) -> float:
+    """Return the price that held, or a lower one, for this share of the time from `since` to `now`.
+
+    changes: when the price became which, the oldest first, at least one.
+    """
+    ends = [at for at, _ in changes[1:]] + [now]
+    lasted = [
+        (usd, max(0.0, (end - max(start, since)).total_seconds()))
+        for (start, usd), end in zip(changes, ends, strict=True)
+    ]
+    left_s = share * sum(seconds for _, seconds in lasted)
+    for usd, seconds in sorted(lasted):
+        left_s -= seconds
+        if left_s <= 0 < seconds:
+            return usd
+    return changes[-1][1]

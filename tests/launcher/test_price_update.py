@@ -1,0 +1,217 @@
+"""`fastlaunch prices update` against price lists as AWS gives them, and what is left after a failure."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fastlaunch.api.context import AppContext
+from fastlaunch.aws.client import Aws
+from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.catalog.prices import Price
+from fastlaunch.catalog.updates import by_time, read_market, with_newer
+from fastlaunch.cli.main import run
+from fastlaunch.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from moto_server import MotoServer
+
+NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
+TODAY = NOW.date()
+P5 = ("p5.48xlarge", "55.0400000000")
+#: Prices in us-east-1 before and after the night of 4 June 2025, of aws/karpenter-provider-aws
+#: (zz_generated.pricing, its git history, Apache-2.0). Its own table showed the second ones on 23 June.
+JUNE_2025 = {
+    "p4d.24xlarge": ("32.7726", "21.957642"),
+    "p4de.24xlarge": ("40.96575", "27.44705"),
+    "p5.48xlarge": ("98.32", "55.04"),
+    "p5en.48xlarge": ("84.80", "63.296"),
+    "g5.xlarge": ("1.006", "1.006"),
+}
+
+Update = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def update(aws: Aws, aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> Update:
+    """Return the exit code of an update on a day, and its JSON."""
+
+    def call(now: datetime = NOW) -> tuple[int, dict[str, Any]]:
+        from moto_prices import product
+
+        if not any('"ml.' in text for text in aws_server.price_lists.products):
+            aws_server.price_lists.products.append(product("ml.p5.48xlarge", "63.296"))
+        context = AppContext(settings=load_settings(), backends={}, connect=lambda: aws, now=lambda: now)
+        capsys.readouterr()
+        code = run(["prices", "update", "--output", "json"], obj=context)
+        return code, json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def in_force(on: date = TODAY, instance: str = "p5.48xlarge", service: str = "ec2") -> Price:
+    catalogue = load_catalogue(*load_settings().price_files())
+    return catalogue.price(instance, service=service, on=on)
+
+
+def test_an_update_notices_a_change_at_once_and_a_failed_one_never_looks_fresh(
+    update: Update, aws_server: "MotoServer"
+) -> None:
+    from moto_prices import product
+
+    lists = aws_server.price_lists
+    for day, column in ((2, 0), (9, 1)):
+        lists.products = [product(name, usd[column]) for name, usd in JUNE_2025.items()]
+        code, found = update(datetime(2025, 6, day, tzinfo=UTC))
+        assert code == 0
+        changed = {row["instance"]: row["percent"] for row in found["changes"] if row["change"] == "changed"}
+        assert changed == (
+            {}
+            if column == 0
+            else {"p4d.24xlarge": -33, "p4de.24xlarge": -33, "p5.48xlarge": -44.02, "p5en.48xlarge": -25.36}
+        )
+    assert in_force(date(2025, 6, 8)).usd_per_hour == 98.32
+    assert in_force(date(2025, 6, 9)).usd_per_hour == 55.04
+    aws_server.refuse("GetProducts", "AccessDeniedException", "no")
+    code, found = update(datetime(2025, 6, 16, tzinfo=UTC))
+    assert code == 3 and "AccessDenied" in found["failures"][0]
+    assert in_force(date(2025, 6, 16)).as_of == date(2025, 6, 9)
+
+
+def test_what_is_ambiguous_is_not_guessed(update: Update, aws_server: "MotoServer") -> None:
+    from moto_prices import product
+
+    aws_server.price_lists.products = [
+        product(*P5),
+        # Of another kind, which the filters leave out.
+        product("p5.48xlarge", "0", marketoption="CapacityBlock"),
+        product("p5.48xlarge", "60", operatingSystem="Windows"),
+        product("g5.xlarge", "1.1", sku="A"),
+        product("g5.xlarge", "1.2", sku="B"),
+        product("g6.xlarge", "5.0", currency="CNY", sku="C"),
+        product("p4d.24xlarge", "22.1"),
+        product("m5.large", "0.096"),
+        product("ml.p5.48xlarge", "70"),
+        product("ml.p5.48xlarge", "90", platoinstancetype="Hosting"),
+    ]
+    aws_server.refuse("GetProducts", "ThrottlingException", "slow down", times=1)
+    code, found = update()
+    assert code == 3
+    assert [failure.partition(":")[0] for failure in found["failures"]] == [
+        "ec2 g5.xlarge in us-east-1",
+        "ec2 g6.xlarge in us-east-1",
+    ]
+    assert "A, B" in found["failures"][0]
+    changes = {(row["instance"], row["service"]): row for row in found["changes"]}
+    assert changes["p4d.24xlarge", "ec2"]["change"] == "changed"
+    assert changes["p4de.24xlarge", "ec2"]["change"] == "gone"
+    assert not {("g5.xlarge", "ec2"), ("p5.48xlarge", "ec2")} & changes.keys()
+    # What is the same has a new date all the same; what was not found out, or is gone, keeps its old one.
+    assert in_force().as_of == TODAY and in_force(service="sagemaker").usd_per_hour == 70
+    assert (
+        in_force(instance="g5.xlarge").as_of == in_force(instance="p4de.24xlarge").as_of == date(2026, 7, 20)
+    )
+
+
+def test_an_answer_that_breaks_off_changes_nothing_of_that_list(
+    update: Update, aws_server: "MotoServer"
+) -> None:
+    from moto_prices import product
+
+    aws_server.price_lists.products = [product(*P5), product("p4d.24xlarge", "1")[:-40]]
+    code, found = update()
+    assert code == 3 and "cannot be read" in found["failures"][0]
+    assert in_force().as_of == date(2026, 7, 20) and in_force(service="sagemaker").as_of == TODAY
+
+
+def test_spot_and_capacity_blocks_are_kept_by_zone(
+    update: Update, aws_server: "MotoServer", isolated: Path
+) -> None:
+    from moto_prices import product
+
+    lists = aws_server.price_lists
+    lists.products = [product(*P5)]
+    lists.spot = [
+        ("p5.48xlarge", "us-east-1a", f"2026-11-{day}T12:00:00.000Z", usd)
+        for day, usd in (("16", 9.0), ("20", 20.0), ("24", 30.0))
+    ]
+    lists.blocks = [
+        ("p5.48xlarge", "us-east-1b", "2026-11-25T11:30:00.000Z", 24, usd) for usd in (900.0, 720.0)
+    ]
+    assert update()[0] == 0
+    spot, block = read_market(isolated / "market.yaml")
+    assert (spot.zone, spot.usd_per_hour, spot.median_usd_per_hour, spot.p90_usd_per_hour) == (
+        *("us-east-1a", 30.0, 20.0, 20.0),
+    )
+    assert (block.purchase, block.zone, block.usd_per_hour) == ("capacity-block", "us-east-1b", 30.0)
+
+
+@pytest.mark.slow
+def test_an_update_that_is_killed_leaves_what_was(
+    update: Update, aws_server: "MotoServer", isolated: Path
+) -> None:
+    from moto_prices import product
+
+    aws_server.price_lists.products = [product(*P5)]
+    assert update()[0] == 0
+    before = {path.name: path.read_bytes() for path in isolated.iterdir()}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def kill(action: str) -> None:
+        if action == "DescribeSpotPriceHistory":
+            os.kill(started[0].pid, signal.SIGKILL)
+
+    aws_server.price_lists.products = [product("p5.48xlarge", "1")]
+    aws_server.price_lists.when_asked = kill
+    started.append(subprocess.Popen([sys.executable, "-m", "fastlaunch", "prices", "update"]))
+    assert started[0].wait(timeout=60) == -signal.SIGKILL
+    assert {name: (isolated / name).read_bytes() for name in before} == before
+    aws_server.price_lists.when_asked = lambda action: None
+    update()
+    assert in_force().usd_per_hour == 1
+
+
+def price(day: int, usd: float) -> Price:
+    return Price(
+        instance="p5.48xlarge",
+        service="ec2",
+        region="us-east-1",
+        usd_per_hour=usd,
+        as_of=date(2026, 11, day),
+        source="test",
+    )
+
+
+def test_of_a_price_that_stays_the_first_and_the_last_day_are_kept() -> None:
+    kept: list[Price] = []
+    for day, usd in enumerate((5.0, 5.0, 5.0, 4.0, 4.0, 4.0, 5.0), start=1):
+        kept = with_newer(kept, [price(day, usd)])
+    assert [(one.as_of.day, one.usd_per_hour) for one in kept] == [(1, 5), (3, 5), (4, 4), (6, 4), (7, 5)]
+
+
+@pytest.mark.parametrize(("share", "usd"), [(0.0, 1.0), (0.25, 1.0), (0.26, 2.0), (0.74, 2.0), (0.9, 3.0)])
+def test_shares_of_a_spot_price_are_of_time(share: float, usd: float) -> None:
+    day = [datetime(2026, 11, number, tzinfo=UTC) for number in range(1, 8)]
+    changes = [(day[0], 3.0), (day[3], 2.0), (day[5], 1.0)]
+    assert by_time(changes, since=day[2], now=day[6], share=share) == usd
+
+
+def test_the_users_own_price_stays_over_a_newer_update(isolated: Path) -> None:
+    entry = "- {instance: p5.48xlarge, service: ec2, region: us-east-1, source: x, "
+    isolated.mkdir()
+    (isolated / "prices.yaml").write_text(
+        f"prices:\n{entry} usd_per_hour: 50, as_of: 2026-10-01}}\n"
+        f"{entry} usd_per_hour: 51, as_of: 2026-11-01}}\n"
+    )
+    assert in_force().usd_per_hour == 51
+    (isolated.parent / "own.yaml").write_text(f"prices:\n{entry} usd_per_hour: 40, as_of: 2026-10-15}}\n")
+    (isolated.parent / "config.yaml").write_text("prices: own.yaml\n")
+    assert [in_force(date(2026, 10, day)).usd_per_hour for day in (14, 15)] == [50, 40]
+    assert in_force().usd_per_hour == 40
