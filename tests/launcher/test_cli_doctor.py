@@ -23,6 +23,12 @@ BASE = "2.13-cu133-amzn2023"
 AWS = Aws(attempts=1, timeouts_s=(5, 20))
 
 
+#: As an update writes it.
+FRESH = """prices:
+- {instance: p5.48xlarge, service: ec2, region: us-east-1, usd_per_hour: 55.04, as_of: 2026-11-20, source: x}
+- {instance: p5.48xlarge, service: sagemaker, region: us-east-1, usd_per_hour: 63,
+   as_of: 2026-11-20, source: x}
+"""
 ROLE = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
 
 
@@ -39,6 +45,8 @@ def account(aws_server: MotoServer, isolated: Path) -> MotoServer:
     (main,) = (table for table in ec2.route_tables.values() if table.vpc_id == vpc.id)
     ec2.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
     configure(isolated, region)
+    isolated.mkdir(exist_ok=True)
+    (isolated / "prices.yaml").write_text(FRESH)
     return aws_server
 
 
@@ -58,7 +66,7 @@ def checks(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dic
 
 
 def test_where_all_is_there_it_ends_with_0_and_the_next_command(
-    account: MotoServer, capsys: pytest.CaptureFixture[str]
+    account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert doctor(*TYPE) == 0
     out, err = capsys.readouterr()
@@ -71,6 +79,9 @@ def test_where_all_is_there_it_ends_with_0_and_the_next_command(
     assert (changed.action, changed.parameters["Key"]) == ("PutObject", "fastlaunch/doctor/written-by-doctor")
     twice = {name for name, count in account.counts().items() if count > 1}
     assert twice <= {"GetCallerIdentity", "GetInstanceProfile", "SimulatePrincipalPolicy"}
+    (isolated / "prices.yaml").unlink()
+    old = checks(capsys, *TYPE)["price"]
+    assert old["result"] == "warning" and "fastlaunch prices update" in old["hint"]
 
 
 @pytest.mark.parametrize(

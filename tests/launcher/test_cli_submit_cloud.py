@@ -152,7 +152,8 @@ def test_a_dry_run_answers_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "left out: p5.48xlarge in eu-north-1: no ec2 on-demand price" in answers["where"]
     assert answers["cost"].startswith(
         "at most $137.24 of instance time and volumes: (2 h + 10 min) x "
-        "($63.296 + $0.046)/h, the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20."
+        "($63.296 + $0.046)/h, the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20. "
+        "the oldest price used is of 2026-07-20, "
     )
     assert "its own timer after 2 h" in answers["ends"] and "in the account" not in answers["ends"]
     assert answers["missing"].startswith("nothing")
@@ -421,6 +422,17 @@ prices:
   - {instance: g4dn.xlarge, service: ec2, region: us-east-1, usd_per_hour: 0.526, as_of: 2026-01-01,
     source: somebody's own}
 """
+
+
+def test_prices_older_than_the_config_file_allows_are_refused(
+    isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argv in (DRY, ("sweep", *DRY[1:], "--max-cost", "500")):
+        for age, code in (("1h", 2), ("100000d", 0)):
+            (isolated.parent / "config.yaml").write_text(f"max_price_age: {age}\n")
+            assert fastlaunch(*argv, "--instance", "p5.48xlarge", "--recipe", "bf16") == code
+            err = capsys.readouterr().err
+            assert ("max_price_age" in err and "fastlaunch prices update" in err) is (code == 2)
 
 
 def test_bf16_on_a_gpu_that_emulates_it_is_warned_of_before_it_is_paid_for(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 import pytest
@@ -42,6 +42,14 @@ from fastlaunch.core.settings import RegionSettings
 from fastlaunch.placement.check import Check, Result
 from fastlaunch.placement.checks import DOCTOR_KEY, checks, usable
 
+#: As after an update on the day before.
+FRESH = replace(
+    catalogue(),
+    prices=tuple(
+        replace(price, as_of=NOW.date() - timedelta(days=1)) if price.as_of.year == 2026 else price
+        for price in catalogue().prices
+    ),
+)
 SPOT: dict[str, Any] = {"purchase": "spot", "checkpoint_every": 50}
 
 
@@ -55,7 +63,7 @@ def run(
 ) -> list[Check]:
     """Every check of a job in us-east-1, whose part of the config file is `here`."""
     config = {"settings": settings(us_east_1=here)} if here else {}
-    found = lookup(aws, **{**config, **(looked_up or {})})
+    found = lookup(aws, **{"catalogue": FRESH, **config, **(looked_up or {})})
     return checks(context(found, *instances, **changes), placements)
 
 
@@ -257,15 +265,15 @@ def test_a_regions_fault_concerns_that_region_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("today", "result"), [(date(2027, 1, 16), Result.OK), (date(2027, 1, 17), Result.WARNING)]
+    ("today", "result"), [(date(2026, 11, 27), Result.OK), (date(2026, 11, 28), Result.WARNING)]
 )
-def test_a_price_older_than_180_days_is_a_warning(today: date, result: Result) -> None:
+def test_a_price_older_than_7_days_is_a_warning(today: date, result: Result) -> None:
     now = datetime.combine(today, time(12), tzinfo=UTC)
     assert check("price", looked_up={"now": now}).result is result
 
 
 def test_an_old_price_file_is_a_warning() -> None:
-    newest = max(price.as_of for price in catalogue().prices if price.service == "ec2")
+    newest = max(price.as_of for price in FRESH.prices if price.service == "ec2")
     later = datetime(newest.year + 1, 12, 31, tzinfo=UTC)
     assert str(newest) in check("price file").message
     assert check("price file", looked_up={"now": later}).result is Result.WARNING

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,15 @@ import pytest
 from fastlaunch.api.context import AppContext
 from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.catalog.prices import Price
-from fastlaunch.catalog.updates import by_time, read_market, with_newer
+from fastlaunch.catalog.prices import Price, age_note
+from fastlaunch.catalog.updates import (
+    MarketPrice,
+    by_time,
+    read_market,
+    with_newer,
+    write_market,
+    write_prices,
+)
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 
@@ -176,6 +184,24 @@ def test_an_update_that_is_killed_leaves_what_was(
     aws_server.price_lists.when_asked = lambda action: None
     update()
     assert in_force().usd_per_hour == 1
+
+
+@pytest.mark.parametrize(("days", "is_old"), [(7, False), (8, True)])
+def test_prices_are_old_after_a_week_and_those_of_markets_after_an_hour(
+    days: int, is_old: bool, isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    isolated.mkdir()
+    at = NOW - timedelta(minutes=61 if is_old else 59)
+    spot = {"instance": "p5.48xlarge", "region": "eu-west-3", "zone": "eu-west-3a", "purchase": "spot"}
+    write_market(isolated / "market.yaml", [MarketPrice(**spot, usd_per_hour=20, at=at.isoformat())])
+    write_prices(isolated / "prices.yaml", [replace(price(1, 5.0), region="eu-west-3")])
+    now = datetime(2026, 11, 1 + days, 23, tzinfo=UTC)
+    for clock, service in ((now, "ec2"), (NOW, "spot")):
+        context = AppContext(settings=load_settings(), backends={}, now=lambda clock=clock: clock)
+        assert run(["prices", "check", "--output", "json"], obj=context) == 0
+        rows = {(row["service"], row["region"]): row for row in json.loads(capsys.readouterr().out)}
+        assert rows[service, "eu-west-3"]["old"] is is_old
+    assert (age_note([now.date(), date(2026, 11, 1)], now.date()) is not None) is is_old
 
 
 def price(day: int, usd: float) -> Price:

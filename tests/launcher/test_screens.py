@@ -8,10 +8,12 @@ import io
 import os
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fastlaunch.api.context import default_context
 from fastlaunch.cli.demo import of_one_gpu
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
@@ -29,6 +31,8 @@ COMMANDS = {
 #: Prose: on a wider screen it is the same.
 UP_TO_120 = ("dry-run", "submit-help")
 MAX_LINES = 40
+#: Which decides how old prices are.
+NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
 
 def golden(name: str, width: int) -> Path:
@@ -48,7 +52,8 @@ def screen(name: str, width: int) -> str:
             )
     shown = io.StringIO()
     with redirect_stdout(shown), redirect_stderr(shown):
-        assert run(COMMANDS[name].split()) == 0
+        argv = tuple(COMMANDS[name].split())
+        assert run([*argv], replace(default_context(argv), now=lambda: NOW)) == 0
     return shown.getvalue().replace(str(datetime.date.today()), "YYYY-MM-DD")
 
 

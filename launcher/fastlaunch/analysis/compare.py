@@ -31,7 +31,7 @@ from fastlaunch.analysis.pooling import (
 from fastlaunch.analysis.statistics import LEVEL, mean_of, t_quantile
 from fastlaunch.analysis.validity import Validity, judge_validity
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH, PricedGroup, Verdict, exp, judge
-from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.catalog.prices import Catalogue, Price, age_note
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.measure.summary import Interval, Setup
 
@@ -203,6 +203,10 @@ def compare(
         baselines[workload] = base.group.setup.recipe
         judged = zip(items, _with_batches(items, judge(items, base), baseline), strict=True)
         rows += [_row(item, verdict, catalogue) for item, verdict in judged]
+    if prices.as_of is None:
+        charged = (row.price for row in rows if row.price and row.price.basis in ("listed", "named"))
+        old = age_note((price.as_of for price in charged), prices.today)
+        warnings += [old] if old else []
     return Comparison(
         rows=tuple(rows),
         baselines=baselines,

@@ -11,10 +11,10 @@ from fastlaunch.api.announcement import in_words, needs_text, spot_text, travels
 from fastlaunch.api.context import AppContext, check_add_to, open_launcher
 from fastlaunch.api.results import CloudDryRun, Runs, Submitted
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.catalog.prices import Catalogue, age_note, check_age
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import by_reason
+from fastlaunch.core.units import by_reason, parse_duration_s
 from fastlaunch.images.working_directory import WorkingDirectory, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
@@ -116,7 +116,14 @@ def resolve_offline(context: AppContext, request: CloudRequest, catalogue: Catal
     )
     resolution = resolve(request, lookup)
     check_plans(request, resolution.placements)
+    if (max_age := context.settings.max_price_age) is not None:
+        max_age_s = parse_duration_s(max_age)
+        check_age(price_dates(resolution), now.date(), datetime.timedelta(seconds=max_age_s))
     return resolution
+
+
+def price_dates(resolution: Resolution) -> list[datetime.date]:
+    return [datetime.date.fromisoformat(place.price_as_of) for place in resolution.placements]
 
 
 def _jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
@@ -159,6 +166,7 @@ def _dry_run(
         sites=resolution.placements,
         skipped=resolution.skipped,
         ceiling=ceiling,
+        old_prices=age_note(price_dates(resolution), context.now().date()),
         expected=expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue),
         cloud=request.cloud,
         lacks_scheduler=site.backend == "ec2" and request.cloud.account_timer and not is_named,

@@ -49,8 +49,9 @@ def prices(
     """
     from fastlaunch.catalog.load import load_catalogue
 
-    settings = (context or default_context()).settings
-    day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or datetime.date.today()
+    context = context or default_context()
+    settings = context.settings
+    day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or context.now().date()
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     instances = _matching(catalogue, instance)
     where = region or settings.region

@@ -9,7 +9,7 @@ from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.pricing import Product
 from fastlaunch.catalog.load import load_catalogue, read_catalogue
-from fastlaunch.catalog.prices import SERVICES, Catalogue, Price
+from fastlaunch.catalog.prices import OLD_PRICE_DAYS, SERVICES, Catalogue, Price
 from fastlaunch.catalog.updates import (
     MARKET_PRICES,
     MarketPrice,
@@ -31,6 +31,8 @@ from fastlaunch.core.units import is_region
 SPOT_DAYS = 7
 #: Of the capacity blocks that are asked for.
 BLOCK_HOURS = 24
+#: Spot prices and capacity blocks change by the hour.
+MAX_MARKET_AGE = datetime.timedelta(hours=1)
 
 T = TypeVar("T")
 
@@ -45,6 +47,50 @@ class PriceUpdate:
     num_market: int = 0
     #: What was not updated, and why.
     failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceAge:
+    """How old the prices of a service, or of a market, in a region are."""
+
+    #: `ec2`, `sagemaker`, `spot`, `capacity-block`
+    service: str
+    region: str
+    num_prices: int
+    #: When the oldest was given: a day, or of a market price the time.
+    oldest: str
+    age_hours: float
+    is_old: bool
+
+
+def price_ages(*, context: AppContext | None = None) -> list[PriceAge]:
+    """Return how old the prices in force are, those of AWS's markets after the listed ones."""
+    context = context or default_context()
+    settings, now = context.settings, context.now()
+    dates: dict[tuple[str, str], dict[str, datetime.datetime]] = {}
+    for price in sorted(load_catalogue(*settings.price_files()).prices, key=lambda price: price.as_of):
+        if price.as_of <= now.date():
+            day = datetime.datetime.combine(price.as_of, datetime.time(), now.tzinfo)
+            offer = f"{price.instance} {price.purchase}"
+            dates.setdefault((price.service, price.region), {})[offer] = day
+    for each in read_market(settings.home / MARKET_PRICES):
+        dates.setdefault((each.purchase, each.region), {})[f"{each.instance} {each.zone}"] = each.given_at
+    ages = []
+    for (service, region), given in dates.items():
+        oldest, is_listed = min(given.values()), service in SERVICES
+        age = now - oldest
+        limit = datetime.timedelta(days=OLD_PRICE_DAYS + 1) if is_listed else MAX_MARKET_AGE
+        ages.append(
+            PriceAge(
+                service=service,
+                region=region,
+                num_prices=len(given),
+                oldest=oldest.date().isoformat() if is_listed else oldest.isoformat(timespec="minutes"),
+                age_hours=round(age / datetime.timedelta(hours=1), 1),
+                is_old=age >= limit if is_listed else age > limit,
+            )
+        )
+    return ages
 
 
 def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = None) -> PriceUpdate:

@@ -158,6 +158,8 @@ class CloudDryRun(DryRun):
     #: Places that were left out, and why.
     skipped: Sequence[tuple[str, str]]
     ceiling: "CostCeiling"
+    #: How old the oldest price is, where it is old.
+    old_prices: str | None
     #: What it will probably take, by runs like it; in words why that is not known.
     expected: "Expected | str" = field(repr=False)
     cloud: "CloudOptions" = field(repr=False)

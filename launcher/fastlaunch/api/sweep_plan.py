@@ -3,13 +3,14 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.announcement import travels_text
 from fastlaunch.api.context import AppContext
 from fastlaunch.api.submission import check_installed
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.catalog.prices import Catalogue, age_note
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, build_jobs
@@ -96,7 +97,7 @@ def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
 def plan_on_aws(
     context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
 ) -> SweepPlan:
-    from fastlaunch.api.cloud import ceiling_of, directory_of, resolve_offline
+    from fastlaunch.api.cloud import ceiling_of, directory_of, price_dates, resolve_offline
 
     catalogue = load_catalogue(*context.settings.price_files())
     types = types_on_aws(options, cloud, catalogue)
@@ -110,10 +111,9 @@ def plan_on_aws(
         directory = directory_of(next(iter(requests.values())), context.settings.home)
     searched = searches(types, cloud, catalogue) if AUTO in options.batch_sizes else {}
     requests = {**_search_requests(searched, cloud, catalogue), **requests}
-    ceilings = {
-        name: ceiling_of(request, resolve_offline(context, request, catalogue).placements)
-        for name, request in requests.items()
-    }
+    resolutions = {name: resolve_offline(context, request, catalogue) for name, request in requests.items()}
+    ceilings = {name: ceiling_of(request, resolutions[name].placements) for name, request in requests.items()}
+    old = age_note(chain(*map(price_dates, resolutions.values())), context.now().date())
     if max_cost_usd is not None:
         first_usd = sum(ceiling.usd for name, ceiling in ceilings.items() if is_batch_search(name))
         least_usd = first_usd + min(ceilings[name].usd for name in ceilings if not is_batch_search(name))
@@ -125,9 +125,10 @@ def plan_on_aws(
                 * bool(first_usd),
                 "give more, or shorter --max-hours",
             )
+    caveats = [each for request in requests.values() for each in request.caveats]
     return SweepPlan(
         types=types,
-        warnings=tuple(dict.fromkeys(each for request in requests.values() for each in request.caveats)),
+        warnings=(*dict.fromkeys(caveats), *([old] if old else ())),
         make=partial(_parts_on_aws, context, requests, catalogue, ceilings, directory),
         ceilings=ceilings,
         searched_on=tuple(searched),

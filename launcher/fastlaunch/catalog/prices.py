@@ -5,7 +5,7 @@ An unknown price is an error: never 0, and never that of another region. Spot pr
 """
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -15,6 +15,9 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import parse_date
 
 SERVICES = ("ec2", "sagemaker")
+#: Prices change rarely and much; what is older is said wherever money is.
+OLD_PRICE_DAYS = 7
+UPDATE_COMMAND = "fastlaunch prices update"
 
 #: Where a price comes from: a price list, the bill of the run, an instance that the user named for it
 #: (--price-as), or the user (--usd-per-hour).
@@ -190,6 +193,28 @@ class Catalogue:
         known = sorted({price.key[1:4] for price in self.prices if price.instance == instance})
         listing = ", ".join(" ".join(offer) for offer in known) or "none of this instance"
         return f"known: {listing}; add it to a price file of your own: `prices: FILE` in the config file"
+
+
+def age_note(dates: Iterable[datetime.date], today: datetime.date) -> str | None:
+    """Return how old the oldest of the prices used is, and what to type; None where none is old.
+
+    dates: `as_of` of the prices.
+    """
+    oldest = min(dates, default=today)
+    age_days = (today - oldest).days
+    if age_days <= OLD_PRICE_DAYS:
+        return None
+    return f"the oldest price used is of {oldest}, {age_days} days ago: type `{UPDATE_COMMAND}`"
+
+
+def check_age(dates: Iterable[datetime.date], today: datetime.date, max_age: datetime.timedelta) -> None:
+    """Raise UserError if the oldest of the prices used is older than the config file allows."""
+    oldest = min(dates, default=today)
+    if today - oldest > max_age:
+        raise UserError(
+            f"the oldest price used is of {oldest}, older than `max_price_age` in the config file allows",
+            f"type: {UPDATE_COMMAND}; a price in a file of your own gets a new `as_of`",
+        )
 
 
 def _folded(device_name: str) -> str:

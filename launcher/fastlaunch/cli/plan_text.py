@@ -80,11 +80,13 @@ def plan_text(dry_run: CloudDryRun) -> str:
             where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
     ends = _ends(site, cloud, lacks_scheduler=dry_run.lacks_scheduler)
+    old = [f"{dry_run.old_prices}."] if dry_run.old_prices else []
+    cost = [f"{dry_run.ceiling}.", *old, _expected(dry_run.expected, jobs), NOT_COUNTED]
     lines = [
         *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
         *_topic("where", where, width),
         *_topic("travels", travels, width),
-        *_topic("cost", [f"{dry_run.ceiling}.", _expected(dry_run.expected, jobs), NOT_COUNTED], width),
+        *_topic("cost", cost, width),
         *_topic("ends", [ends, *spot_text(jobs)], width),
         *_missing(plan, site, width, lacks_scheduler=dry_run.lacks_scheduler),
         *_topic("request", [_request(plan)], width),

@@ -12,7 +12,7 @@ import click
 
 from fastlaunch.api import listing as api
 from fastlaunch.api.results import Prices
-from fastlaunch.catalog.prices import SERVICES
+from fastlaunch.catalog.prices import SERVICES, UPDATE_COMMAND, age_note
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import DATE, next_command, output_option, profile_option
 from fastlaunch.cli.render import print_rows
@@ -57,7 +57,13 @@ def prices(
     if ctx.invoked_subcommand is not None:
         return
     chosen = api.prices(
-        instance_glob, region=region_glob, service=service, as_of=as_of, prices=price_file, history=history
+        instance_glob,
+        region=region_glob,
+        service=service,
+        as_of=as_of,
+        prices=price_file,
+        history=history,
+        context=app_context(),
     )
     rows = chosen.to_json()
     if output == "json":
@@ -66,7 +72,33 @@ def prices(
         print_rows([{**row, "inferred": str(row["inferred"]).lower()} for row in rows], output="csv")
     else:
         _print_table(rows)
-    _print_hints(chosen, history=history)
+    _print_hints(chosen, history=history, is_dated=as_of is not None)
+
+
+@prices.command("check", short_help="What is old of the prices.")
+@output_option
+@profile_option
+def check(output: str) -> None:
+    """Show by service and region how old the prices in force are: old after 7 days, spot's after an hour."""
+    from fastlaunch.api.price_update import price_ages
+
+    ages = price_ages(context=app_context())
+    rows = [
+        {
+            "service": age.service,
+            "region": age.region,
+            "prices": age.num_prices,
+            "oldest": age.oldest,
+            "age_hours": age.age_hours,
+            "old": age.is_old,
+        }
+        for age in ages
+    ]
+    cells = [{**row, "old": "old" if row["old"] else ""} for row in rows]
+    print_rows(cells if output == "table" else rows, output=output)
+    num_old = sum(age.is_old for age in ages)
+    click.echo(f"{num_old} of {len(ages)} are old.", err=True)
+    next_command(UPDATE_COMMAND if num_old else "fastlaunch prices")
 
 
 @prices.command("update", short_help="Ask AWS what everything costs now.")
@@ -143,8 +175,11 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         click.echo(textwrap.fill(f"[{number}] {note}", width, subsequent_indent="    "))
 
 
-def _print_hints(chosen: Prices, *, history: bool) -> None:
+def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     """Print what the prices leave out and what to type next, on stderr."""
+    in_force = {price.key[:4]: price.as_of for price in chosen}
+    if note := None if is_dated else age_note(in_force.values(), chosen.as_of):
+        click.echo(f"warning: {note}", err=True)
     if chosen.unpriced:
         names = chosen.unpriced
         listing = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

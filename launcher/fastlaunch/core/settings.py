@@ -4,8 +4,8 @@
     FASTLAUNCH_CONFIG   the config file; default: config.yaml in the platform's user config folder
 
 The config file may hold `prices` (a price file of your own), `region`, `discount` (the fraction of the list
-price that this account does not pay), `tags` (of all that is started) and `aws`, which says for each region
-where jobs may run:
+price that this account does not pay), `max_price_age`, `tags` (of all that is started) and `aws`, which says
+for each region where jobs may run:
 
     aws:
       us-east-1:
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fastlaunch.core.conventions import check_tags
 from fastlaunch.core.errors import BadFile, UserError
-from fastlaunch.core.units import DEFAULT_REGION, is_region
+from fastlaunch.core.units import DEFAULT_REGION, is_region, parse_duration_s
 from fastlaunch.core.yaml_file import YamlFile
 
 #: SSM public parameter of the machine image: the driver, docker and the container toolkit, no framework.
@@ -89,6 +89,8 @@ class Settings:
     region: str = DEFAULT_REGION
     # Fraction of the list price that is not paid.
     discount: float = 0.0
+    # Such as `7d`: `submit` and `sweep` refuse older prices. None for any age.
+    max_price_age: str | None = None
     # Of machines, their volumes and network interfaces, and training jobs.
     tags: Mapping[str, str] = field(default_factory=dict)
     # By region.
@@ -98,6 +100,11 @@ class Settings:
         if not 0 <= self.discount < 1:
             raise UserError(f"discount is {self.discount}", "give a fraction such as 0.12 for 12%")
         check_tags(self.tags)
+        if self.max_price_age is not None:
+            try:
+                parse_duration_s(self.max_price_age)
+            except UserError as error:
+                raise UserError(f"max_price_age: {error.message}", error.hint) from None
 
     def price_files(self, own: Path | None = None) -> tuple[Path, ...]:
         """Return the price files over the shipped one, the lowest first: the updated one and the user's.

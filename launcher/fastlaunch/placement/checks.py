@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.protocol import SERVICES
 from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import OLD_PRICE_DAYS, UPDATE_COMMAND
 from fastlaunch.catalog.rates import dearest_rate
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
 from fastlaunch.core.settings import RegionSettings
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
 _NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group", "input")
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
 DOCTOR_KEY = "doctor/written-by-doctor"
-#: A list price older than this is worth a look: AWS changed those of its GPUs about once a year.
-OLD_PRICE_DAYS = 180
 
 _ROLES = {"ec2": "the machine's role", "sagemaker": "SageMaker's execution role"}
 
@@ -535,12 +534,10 @@ def _dated(job: CheckContext, message: str, as_of: datetime.date) -> str | Findi
     age_days = (job.lookup.today - as_of).days
     if age_days <= OLD_PRICE_DAYS:
         return message
-    where = "sagemaker/ai" if job.cloud.backend == "sagemaker" else "ec2"
     return Finding(
         Result.WARNING,
         f"{message}, {age_days} days ago",
-        f"look at aws.amazon.com/{where}/pricing, and put what changed into a price file of your own "
-        "(`prices: FILE` in the config file)",
+        f"ask AWS for today's: {UPDATE_COMMAND}",
     )
 
 
