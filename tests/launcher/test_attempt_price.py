@@ -14,9 +14,10 @@ from sagemaker_builders import training_job, training_site
 
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import AttemptStatus
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.plan import Plan
-from fastlaunch.core.settings import Settings
+from fastlaunch.core.settings import AccountRate, Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
@@ -80,10 +81,29 @@ def test_a_discount_is_one_on_list_prices_only() -> None:
     on_demand = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
     in_block = list_price(block_site(), "capacity-block", settings=SETTINGS, today=TODAY)
     assert on_demand is not None
-    assert paid_usd_per_hour(on_demand, 0.1) == pytest.approx(49.536)
-    assert paid_usd_per_hour(in_block, 0.1) == 40.0
-    assert paid_usd_per_hour(replace(on_demand, purchase="spot"), 0.1) == 55.04
-    assert paid_usd_per_hour(None, 0.1) is None
+    assert paid_usd_per_hour(on_demand, SETTINGS) == pytest.approx(49.536)
+    assert paid_usd_per_hour(in_block, SETTINGS) == 40.0
+    assert paid_usd_per_hour(replace(on_demand, purchase="spot"), SETTINGS) == 55.04
+    assert paid_usd_per_hour(None, SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "service", "usd"),
+    [
+        ({"p5": AccountRate(discount=0.5)}, "ec2", 27.52),
+        ({"p5": AccountRate(sunk=True), "p5.48xlarge": AccountRate(usd_per_hour=40.0)}, "ec2", 40.0),
+        ({"p5": AccountRate(sunk=True)}, "ec2", 0.0),
+        ({"p5": AccountRate(sunk=True)}, "sagemaker", 49.536),
+        ({"ml.p5": AccountRate(sunk=True)}, "sagemaker", 0.0),
+        ({"p5en": AccountRate(sunk=True)}, "ec2", 49.536),
+    ],
+)
+def test_a_familys_rate_takes_the_place_of_the_discount(
+    rates: dict[str, AccountRate], service: str, usd: float
+) -> None:
+    price = load_catalogue().price("p5.48xlarge", on=date(2026, 11, 21))
+    paid = paid_usd_per_hour(replace(price, service=service), replace(SETTINGS, rates=rates))
+    assert paid == pytest.approx(usd)
 
 
 SPOT = AttemptStatus(

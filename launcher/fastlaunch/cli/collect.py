@@ -13,9 +13,11 @@ from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_table, table
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
+from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 from fastlaunch.lifecycle.collect import as_json, checkpoints, collected, summary_of
 
 if TYPE_CHECKING:
+    from fastlaunch.catalog.prices import Price
     from fastlaunch.ledger.ledger import Ledger, Run
 
 _HEADERS = {
@@ -83,10 +85,16 @@ def _report(
         collected(run, attempts, home),
         home=home,
         now=context.now(),
-        discount=context.settings.discount,
+        discount=_discount(run.price, context),
         stored=stored,
         refused=own,
     )
+
+
+def _discount(price: "Price | None", context: AppContext) -> float:
+    """Return the fraction of the list price that is not paid."""
+    paid = paid_usd_per_hour(price, context.settings)
+    return 0.0 if price is None or paid is None else round(1 - paid / price.usd_per_hour, 6)
 
 
 def _print(reports: Sequence[Mapping[str, Any]], context: AppContext) -> None:

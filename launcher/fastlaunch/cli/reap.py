@@ -286,6 +286,7 @@ def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, 
     ]
     if listed:
         from fastlaunch.catalog.load import load_catalogue
+        from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
         today = context.now().date()
         try:
@@ -300,7 +301,8 @@ def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, 
                 price = catalogue.price(name, region=machine.region, service=service, on=today)
             except UserError:
                 continue
-            prices[machine.id] = price.usd_per_hour * (1 - context.settings.discount)
+            paid = paid_usd_per_hour(price, context.settings)
+            prices[machine.id] = price.usd_per_hour if paid is None else paid
     return prices
 
 

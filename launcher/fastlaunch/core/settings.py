@@ -4,8 +4,8 @@
     FASTLAUNCH_CONFIG   the config file; default: config.yaml in the platform's user config folder
 
 The config file may hold `prices` (a price file of your own), `region`, `discount` (the fraction of the list
-price that this account does not pay), `max_price_age`, `tags` (of all that is started) and `aws`, which says
-for each region where jobs may run:
+price that this account does not pay), `rates`, `max_price_age`, `tags` (of all that is started) and `aws`,
+which says for each region where jobs may run:
 
     aws:
       us-east-1:
@@ -15,6 +15,7 @@ for each region where jobs may run:
         subnets: {us-east-1a: subnet-0a, us-east-1b: subnet-0b}
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -79,6 +80,26 @@ class RegionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AccountRate:
+    """What this account pays for an instance family or type on demand; one of the three."""
+
+    # Fraction of the list price that is not paid, by a Savings Plan for one.
+    discount: float | None = None
+    # Of one type.
+    usd_per_hour: float | None = None
+    # Paid already, used or not, as a reservation is: an hour more costs nothing.
+    sunk: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.discount is not None) + (self.usd_per_hour is not None) + self.sunk != 1:
+            raise UserError("a rate has not one of `discount`, `usd_per_hour` and `sunk: true`", "give one")
+        if self.discount is not None and not 0 <= self.discount < 1:
+            raise UserError(f"discount is {self.discount}", "give a fraction such as 0.12 for 12%")
+        if self.usd_per_hour is not None and not 0 < self.usd_per_hour < math.inf:
+            raise UserError(f"usd_per_hour is {self.usd_per_hour:g}", "give more than 0, or `sunk: true`")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The environment and the config file."""
 
@@ -89,6 +110,8 @@ class Settings:
     region: str = DEFAULT_REGION
     # Fraction of the list price that is not paid.
     discount: float = 0.0
+    # By instance family or type, such as p5, ml.p5 or p5.48xlarge; the type counts first, `discount` last.
+    rates: Mapping[str, AccountRate] = field(default_factory=dict)
     # Such as `7d`: `submit` and `sweep` refuse older prices. None for any age.
     max_price_age: str | None = None
     # Of machines, their volumes and network interfaces, and training jobs.
@@ -114,6 +137,14 @@ class Settings:
         updated, own = self.home / UPDATED_PRICES, own or self.prices
         return *((updated,) if updated.exists() else ()), *((own,) if own else ())
 
+    def paid_usd_per_hour(self, instance: str, list_usd_per_hour: float) -> float:
+        """Return what an hour on demand costs this account. instance: with `ml.` on SageMaker."""
+        family = instance.rpartition(".")[0]
+        rate = self.rates.get(instance) or self.rates.get(family) or AccountRate(discount=self.discount)
+        if rate.usd_per_hour is not None:
+            return rate.usd_per_hour
+        return 0.0 if rate.discount is None else list_usd_per_hour * (1 - rate.discount)
+
     def region_settings(self, region: str) -> RegionSettings:
         """Return what jobs in the region use: the defaults, if the config file does not name it."""
         return self.aws.get(region, RegionSettings())
@@ -131,7 +162,8 @@ def load_settings() -> Settings:
         return Settings(home=home)
     file = YamlFile(path)
     aws = {region: _region(file, region) for region in file.mapping("aws")}
-    settings = file.record(Settings, without=("aws",), home=home, aws=aws)
+    rates = {name: _rate(file, name) for name in file.mapping("rates")}
+    settings = file.record(Settings, without=("aws", "rates"), home=home, aws=aws, rates=rates)
     if settings.prices is None:
         return settings
     return replace(settings, prices=path.parent / _expand(str(settings.prices)))
@@ -180,6 +212,14 @@ def config_path() -> Path:
 
     named = os.environ.get("FASTLAUNCH_CONFIG")
     return _expand(named) if named else platformdirs.user_config_path("fastlaunch") / "config.yaml"
+
+
+def _rate(file: YamlFile, name: str) -> AccountRate:
+    rate = file.record(AccountRate, "rates", name)
+    if rate.usd_per_hour is not None and "." not in name.removeprefix("ml."):
+        problem = f"`rates.{name}` is of a whole family, whose types cost different amounts"
+        raise file.fault(problem, "rates", name, hint=f"name a type such as {name}.48xlarge, or a `discount`")
+    return rate
 
 
 def _region(file: YamlFile, region: str) -> RegionSettings:

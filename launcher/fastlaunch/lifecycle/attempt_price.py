@@ -45,11 +45,14 @@ def list_price(
     return None
 
 
-def paid_usd_per_hour(price: Price | None, discount: float) -> float | None:
-    """Return what an hour is billed: the discount is on list prices, not on spot or a block's fee."""
+def paid_usd_per_hour(price: Price | None, settings: Settings) -> float | None:
+    """Return what an hour is billed: the account's rates are on demand, not of spot or a block's fee."""
     if price is None:
         return None
-    return price.usd_per_hour * (1 - discount if price.purchase == "on-demand" else 1)
+    if price.purchase != "on-demand":
+        return price.usd_per_hour
+    name = f"ml.{price.instance}" if price.service == "sagemaker" else price.instance
+    return settings.paid_usd_per_hour(name, price.usd_per_hour)
 
 
 def managed_spot_price(listed: Price, aws_status: AttemptStatus) -> Price | None:

@@ -113,7 +113,7 @@ class Provisioner:
             attempt_id, _ = self.ledger.add_attempt(
                 list(jobs),
                 max_minutes=max_minutes,
-                usd_per_hour=paid_usd_per_hour(price, self.settings.discount),
+                usd_per_hour=paid_usd_per_hour(price, self.settings),
                 account=identity.account,
                 partition=identity.partition,
                 make_plan=lambda n: backend.plan(jobs, attempt=n),
