@@ -116,7 +116,6 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     ("typed", "command"),
     [
         *(("launch", "submit"), ("down", "cancel"), ("stop", "cancel"), ("ls", "runs"), ("queue", "status")),
-        *(("offer", "prices"), ("offers", "prices"), ("check", "doctor"), ("cleanup", "reap")),
         ("pull", "collect"),
     ],
 )

@@ -20,6 +20,7 @@ from fastlaunch.catalog.prices import Price, age_note
 from fastlaunch.catalog.updates import (
     MarketPrice,
     by_time,
+    interruption,
     read_market,
     with_newer,
     write_market,
@@ -140,7 +141,7 @@ def test_an_answer_that_breaks_off_changes_nothing_of_that_list(
 
 
 def test_spot_and_capacity_blocks_are_kept_by_zone(
-    update: Update, aws_server: "MotoServer", isolated: Path
+    update: Update, aws_server: "MotoServer", isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from moto_prices import product
 
@@ -158,6 +159,17 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
     assert (spot.zone, spot.usd_per_hour, spot.median_usd_per_hour, spot.p90_usd_per_hour) == (
         *("us-east-1a", 30.0, 20.0, 20.0),
     )
+    context = AppContext(settings=load_settings(), backends={}, now=lambda: NOW)
+    capsys.readouterr()
+    assert run(["offers", "--gpu", "h100:8", "--output", "json"], obj=context) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["purchase"], row["place"], row["usd_per_gpu"], row["interruption"]) for row in rows] == [
+        ("spot", "us-east-1a", 3.75, interruption("p5.48xlarge", "us-east-1")),
+        ("capacity-block", "us-east-1b", 3.75, None),
+        ("on-demand", "us-east-1", 6.88, None),
+    ]
+    assert rows[0]["interruption"] is not None
+    assert run(["offers", "--gpu", "h100:8", "--spot", "--region", "eu-west-1"], obj=context) == 2
     assert (block.purchase, block.zone, block.usd_per_hour) == ("capacity-block", "us-east-1b", 30.0)
 
 

@@ -5,9 +5,11 @@ market.yaml   what changes by the hour: spot prices by zone, and capacity blocks
 """
 
 import datetime
+import functools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,6 +139,21 @@ def write_market(path: Path, prices: Sequence[MarketPrice]) -> None:
     """Replace the file of market prices at once. Raises UserError if it cannot be written."""
     entries = [{key: value for key, value in asdict(price).items() if value is not None} for price in prices]
     _write(path, "market", entries)
+
+
+@functools.cache
+def _interruptions() -> Mapping[str, Mapping[str, str]]:
+    import yaml
+
+    text = (files("fastlaunch.catalog") / "spot_interruption.yaml").read_text(encoding="utf-8")
+    instances: Mapping[str, Mapping[str, str]] = yaml.safe_load(text)["instances"]
+    return instances
+
+
+def interruption(instance: str, region: str) -> str | None:
+    """Return AWS's bucket of how often spot is taken back there in a month, such as `5-10%`, if known."""
+    buckets = _interruptions().get(instance, {})
+    return next((bucket for bucket, regions in buckets.items() if region in regions.split()), None)
 
 
 def _write(path: Path, section: str, entries: Sequence[Mapping[str, Any]]) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "experiments": ("catalogue", "The published experiments: lists of runs to repeat."),
     "predict": ("predict", "Throughput of runs that nobody made, from runs that somebody published."),
     "prices": ("prices", "Instance prices with their dates and sources; update them."),
+    "offers": ("prices", "What EC2 sells where, and for how much."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }
 #: What other tools call a command: the command.
@@ -42,13 +43,14 @@ SYNONYMS = {
     **dict.fromkeys(("down", "stop", "kill", "delete"), "cancel"),
     **dict.fromkeys(("ls", "list", "history", "show"), "runs"),
     **dict.fromkeys(("queue", "ps", "jobs"), "status"),
-    **dict.fromkeys(("offer", "offers", "price", "instances", "gpus", "catalog"), "prices"),
+    **dict.fromkeys(("price", "instances", "gpus", "catalog"), "prices"),
     **dict.fromkeys(("check", "diagnose", "setup"), "doctor"),
     **dict.fromkeys(("cleanup", "clean", "prune", "gc"), "reap"),
     **dict.fromkeys(("pull", "fetch", "sync", "download"), "collect"),
     **dict.fromkeys(("tail", "log"), "logs"),
     "models": "workloads",
     **dict.fromkeys(("forecast", "extrapolate"), "predict"),
+    "offer": "offers",
 }
 
 

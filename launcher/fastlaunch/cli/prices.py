@@ -189,3 +189,50 @@ def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     else:
         following = f"fastlaunch prices --instance {chosen[0].instance} --all"
     next_command(following)
+
+
+@click.command(short_help="What EC2 sells where, and for how much.")
+@click.option("--gpu", metavar="NAME[:N]", help="Such as H100, or H100:8 for types with eight.")
+@click.option("--spot", is_flag=True, help="Spot alone.")
+@click.option("--region", metavar="R", help="[default: yours, or us-east-1]")
+@click.option("--all-regions", is_flag=True, help="Every region whose prices are known.")
+@click.option(
+    "--sort",
+    type=click.Choice(["usd-per-gpu", "usd-per-hour"]),
+    default="usd-per-gpu",
+    help="The cheapest first.",
+)
+@output_option
+@profile_option
+def offers(
+    gpu: str | None, spot: bool, region: str | None, all_regions: bool, sort: str, output: str
+) -> None:
+    """What EC2 sells where, and for how much, by the prices known here; `prices update` asks for new ones.
+
+    On demand by region, spot and capacity blocks by zone. Interruption is the share of spot instances that
+    AWS took back in a month, by Spot Advisor on 2025-06-28. `fastlaunch doctor` asks for your quota.
+    """
+    from fastlaunch.api import price_update
+
+    found = price_update.offers(gpu, spot=spot, region=region, all_regions=all_regions, context=app_context())
+    key = sort.replace("-", "_")
+    rows = sorted(({**vars(offer), "quota": None} for offer in found), key=lambda row: float(row[key]))
+    if output == "table":
+        cells = [
+            {
+                "instance": row["instance"],
+                "gpus": row["gpus"],
+                "purchase": row["purchase"],
+                "place": row["place"],
+                "$/h": f"{row['usd_per_hour']:.4f}",
+                "$/GPU-h": f"{row['usd_per_gpu']:.4f}",
+                "as of": row["as_of"],
+                "quota": "not known",
+                "interruption": row["interruption"],
+            }
+            for row in rows
+        ]
+        print_rows(cells, output=output, droppable=("quota", "gpus"))
+    else:
+        print_rows(rows, output=output)
+    next_command(f"fastlaunch doctor --instance {rows[0]['instance']}")
