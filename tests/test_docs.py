@@ -124,7 +124,8 @@ def test_a_pages_offline_commands_and_dry_runs_succeed(
         words = words_of(line)
         is_dry = words[:1] == ["submit"] and "--dry-run" in words
         # A line with a $ is filled in by the shell.
-        if (is_dry or set(words[:1]) & OFFLINE) and "$" not in line:
+        is_offline = set(words[:1]) & OFFLINE and words[:2] != ["prices", "update"]
+        if (is_dry or is_offline) and "$" not in line:
             assert run(shlex.split(line)[1:] if "--" in line.split() else words) == 0, line
 
 

@@ -92,7 +92,7 @@ def test_arguments_and_the_command_line_say_the_same(name: str, given: dict[str,
     with click.Context(group) as context:
         command = group.get_command(context, name)
         assert command is not None
-        parsed = command.make_context(name, shlex.split(words)).params
+        parsed = command.make_context(name, shlex.split(words), **group.context_settings).params
     parsed["recipes"] = tuple(part for text in parsed["recipes"] for part in text.split(","))
     assert {key: parsed[key] for key in taken} == taken
 

@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import pytest
 import yaml
 from fake_train.launcher import fastlaunch
 
 from fastlaunch.cli.job_file import COMMAND, job_options
+from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.cli.options import NAMES
 from fastlaunch.cli.submit import submit
 
@@ -61,8 +63,13 @@ def schema() -> dict[str, Any]:
     }
 
 
+def context_of(argv: list[str]) -> click.Context:
+    # click keeps a command's help option as the first context named it.
+    return submit.make_context("submit", argv, **group.context_settings)
+
+
 def parsed(path: Path, *argv: str) -> dict[str, Any]:
-    return submit.make_context("submit", [str(path), *argv]).params
+    return context_of([str(path), *argv]).params
 
 
 @pytest.fixture
@@ -77,7 +84,7 @@ def test_a_file_says_what_options_say_and_those_typed_count_before_it(job: Path)
     typed += ["--repeats", "2", "--no-account-timer", "--env", "HF_HUB_OFFLINE=1"]
     typed += ["--input", "images=s3://acme-data/imagenet", "-L", "amp=bf16,fp32", "-L", "lr=1e-3"]
     typed += ["--", "python", "train.py", "--amp", "{amp}", "--lr", "{lr}"]
-    whole = submit.make_context("submit", typed).params
+    whole = context_of(typed).params
     assert parsed(job) == whole
     changed = parsed(
         job, "--instance", "g6e.xlarge", "--repeats", "1", "--env", "A=b", "--", "python", "x.py"
@@ -87,9 +94,9 @@ def test_a_file_says_what_options_say_and_those_typed_count_before_it(job: Path)
         "command": ("python", "x.py"),
     }
     here = parsed(job, "--local")
-    assert here == submit.make_context("submit", ["--local", *typed[6:8], *typed[13:]]).params
+    assert here == context_of(["--local", *typed[6:8], *typed[13:]]).params
     job.write_text("command: [python, 'my train.py']\nlocal: true\nno-account-timer: false\n")
-    assert parsed(job) == submit.make_context("submit", ["--local", "--", "python", "my train.py"]).params
+    assert parsed(job) == context_of(["--local", "--", "python", "my train.py"]).params
 
 
 @pytest.mark.parametrize(
