@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.rounds import Verdicts
 
 
-#: Of warnings so many are shown with an error.
+#: Of warnings so many are shown.
 _MOST = 8
 
 
@@ -117,7 +117,9 @@ def compared(
     )
     if not found.rows:
         raise UserError(
-            "\n  ".join(["there is nothing to compare: no run of these has a step time", *_first(warnings)]),
+            "\n  ".join(
+                ["there is nothing to compare: no run of these has a step time", *first_of(warnings)]
+            ),
             "`fastlaunch runs list` shows why; to compare all there are: fastlaunch compare --every-run",
         )
     of_all = {**vars(found), "warnings": warnings}
@@ -203,7 +205,8 @@ def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
     )
 
 
-def _first(lines: Sequence[str]) -> list[str]:
+def first_of(lines: Sequence[str]) -> list[str]:
+    """Return the first few of many warnings, and how many more there are."""
     return [*lines[:_MOST], *([f"and {len(lines) - _MOST} more of these"] if len(lines) > _MOST else [])]
 
 

@@ -28,8 +28,6 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 if TYPE_CHECKING:
     from fastlaunch.api.compared import Comparison
 
-_MOST_WARNINGS = 8
-
 
 @click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
@@ -247,10 +245,8 @@ def _print(
 
 def _print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings on stderr, the first few of many."""
-    for warning in warnings[:_MOST_WARNINGS]:
+    for warning in api.first_of(warnings):
         click.echo(f"warning: {warning}", err=True)
-    if len(warnings) > _MOST_WARNINGS:
-        click.echo(f"warning: and {len(warnings) - _MOST_WARNINGS} more of these", err=True)
 
 
 def _next(comparison: "Comparison", output: str) -> str:

@@ -146,7 +146,7 @@ def update(regions: str | None, output: str) -> int:
     click.echo(f"{same}; {found.num_market} prices of spot and capacity blocks.", err=True)
     for failure in found.failures:
         click.echo(f"not updated: {failure}", err=True)
-    next_command("fastlaunch prices update" if found.failures else "fastlaunch prices")
+    next_command(UPDATE_COMMAND if found.failures else "fastlaunch prices")
     return EXIT_CLOUD_REFUSED if found.failures else 0
 
 
