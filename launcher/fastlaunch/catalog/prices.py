@@ -74,6 +74,8 @@ class Price:
 _FREE_MIB_PER_S = 125
 #: A month's price buys fewer hours in February than in any other month.
 _FEWEST_HOURS_PER_MONTH = 28 * 24
+#: Of 365 days in 12 months.
+_MEAN_HOURS_PER_MONTH = 730
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +92,17 @@ class VolumePrice:
         for name in ("usd_per_gib_month", "usd_per_mib_per_s_month"):
             check_positive(f"{name} in {self.region}", getattr(self, name))
 
-    def max_usd_per_hour(self, *, gib: int, mib_per_s: int) -> float:
+    def max_usd_per_hour(self, *, gib: float, mib_per_s: float) -> float:
         """Return the most that an hour of such a volume costs, with no more operations than are free."""
-        extra_mib_per_s = max(0, mib_per_s - _FREE_MIB_PER_S)
-        per_month = gib * self.usd_per_gib_month + extra_mib_per_s * self.usd_per_mib_per_s_month
-        return per_month / _FEWEST_HOURS_PER_MONTH
+        return self._usd_per_month(gib, mib_per_s) / _FEWEST_HOURS_PER_MONTH
+
+    def usd_per_hour(self, *, gib: float, mib_per_s: float) -> float:
+        """Return what an hour of such a volume costs in a month of mean length."""
+        return self._usd_per_month(gib, mib_per_s) / _MEAN_HOURS_PER_MONTH
+
+    def _usd_per_month(self, gib: float, mib_per_s: float) -> float:
+        extra_mib_per_s = max(0.0, mib_per_s - _FREE_MIB_PER_S)
+        return gib * self.usd_per_gib_month + extra_mib_per_s * self.usd_per_mib_per_s_month
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,210 @@
+"""Hours and dollars of a training, part by part: known answers by hand."""
+
+import datetime
+import math
+from dataclasses import replace
+
+import pytest
+
+from fastlaunch.analysis.cost_to_train import (
+    Assumptions,
+    CostToTrain,
+    Purchase,
+    Training,
+    cost_to_train,
+    total,
+)
+from fastlaunch.analysis.finish import Account, Repeated
+from fastlaunch.catalog.prices import Price, VolumePrice
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.summary import Interval
+
+#: A dollar a second, of a node.
+DOLLAR = Price(
+    instance="p5.48xlarge",
+    service="ec2",
+    region="us-east-1",
+    usd_per_hour=3600.0,
+    as_of=datetime.date(2026, 7, 20),
+    source="list",
+)
+ON_DEMAND = Purchase(price=DOLLAR)
+BLOCK = Purchase(price=replace(DOLLAR, purchase="capacity-block"))
+#: 1,000 s of steps, 900 to 1,250 s.
+TRAINING = Training(
+    samples=Interval(value=100_000),
+    samples_per_s=Interval(value=100, low=80, high=100_000 / 900),
+    source="3 runs",
+)
+NOTHING = Assumptions(boot_s=0, pull_s=0, build_s=0, compile_s=0, warmup_s=0)
+#: 10 s a step of 1,000 samples.
+ACCOUNT = Account(
+    step_time_s=Interval(value=10),
+    once_s={"boot": 60.0, "pull": None, "build": 5.0, "compile": 7.0, "warmup": 2.0},
+    between={
+        "evaluations": Repeated(s_per_step=0.5, once_s=3.0, every=10),
+        "checkpoints": Repeated(s_per_step=0.25, every=100),
+    },
+)
+
+
+def seconds(cost: CostToTrain) -> dict[str, float]:
+    return {part.name: part.seconds.value for part in cost.parts if part.seconds}
+
+
+def dollars(cost: CostToTrain) -> dict[str, float]:
+    return {part.name: part.usd.value for part in cost.parts}
+
+
+def interval(quantity: Interval) -> tuple[float | None, float | None, float | None]:
+    return quantity.value, quantity.low, quantity.high
+
+
+def test_steps_alone_cost_their_time_on_all_nodes() -> None:
+    training = replace(TRAINING, num_nodes=2)
+    cost = cost_to_train(training, ON_DEMAND, assumptions=Assumptions(), steps_only=True)
+    (part,) = cost.parts
+    assert part.name == "steps" and part.evidence == "measured" and part.source == "3 runs"
+    assert interval(cost.hours) == pytest.approx((1000 / 3600, 900 / 3600, 1250 / 3600))
+    assert interval(cost.usd) == pytest.approx((2000, 1800, 2500))
+
+
+def test_what_was_measured_counts_before_what_is_assumed_and_what_is_given_before_both() -> None:
+    training = replace(TRAINING, account=ACCOUNT, samples_per_step=1000)
+    assumptions = Assumptions(waiting_s=40, build_s=11, pull_s=13, given=frozenset({"build_s"}))
+    cost = cost_to_train(training, ON_DEMAND, assumptions=assumptions)
+    # 100 steps: evaluations take 3 + 100 x 0.5 s, checkpoints 100 x 0.25 s.
+    expected = {
+        **{"waiting": 40, "boot": 60, "pull": 13, "build": 11, "compile": 7, "warmup": 2},
+        **{"steps": 1000, "evaluations": 53, "checkpoints": 25},
+    }
+    assert seconds(cost) == expected
+    assert {part.name for part in cost.parts if part.seconds and part.evidence == "assumed"} == {
+        *("waiting", "pull", "build"),
+    }
+    assert cost.hours.value == pytest.approx(sum(expected.values()) / 3600)
+    # Waiting is not billed.
+    assert cost.usd.value == pytest.approx(sum(expected.values()) - 40)
+    assert dollars(cost)["waiting"] == 0
+
+
+def test_the_parts_sum_to_the_total_and_the_plain_total_is_the_same() -> None:
+    volume = VolumePrice(
+        region="us-east-1",
+        usd_per_gib_month=0.08,
+        usd_per_mib_per_s_month=0.04,
+        as_of=datetime.date(2026, 7, 20),
+        source="list",
+    )
+    training = replace(TRAINING, account=ACCOUNT, samples_per_step=1000, num_nodes=4)
+    assumptions = Assumptions(waiting_s=60, storage_gib=100, transfer_gb=10)
+    for purchase in (ON_DEMAND, BLOCK):
+        bought = replace(purchase, volume=volume)
+        cost = cost_to_train(training, bought, assumptions=assumptions)
+        assert sum(seconds(cost).values()) == pytest.approx(cost.hours.value * 3600)
+        assert sum(dollars(cost).values()) == pytest.approx(cost.usd.value)
+        plain = total(training, bought, assumptions=assumptions)
+        assert vars(plain).items() <= vars(cost).items()
+
+
+def test_compiling_is_assumed_of_a_recipe_that_compiles_alone() -> None:
+    for compiles, expected in ((True, 20), (False, 0)):
+        cost = cost_to_train(
+            replace(TRAINING, compiles=compiles), ON_DEMAND, assumptions=Assumptions(compile_s=20)
+        )
+        assert seconds(cost)["compile"] == expected
+
+
+def test_checkpoints_come_once_in_every_so_much_training_and_evaluations_so_often() -> None:
+    assumptions = replace(NOTHING, checkpoint_s=5, checkpoint_every_s=100, evaluation_s=7, evaluations=3)
+    cost = cost_to_train(TRAINING, ON_DEMAND, assumptions=assumptions)
+    assert seconds(cost)["checkpoints"] == pytest.approx(50) and seconds(cost)["evaluations"] == 21
+    # Checkpoints grow with the time of the steps: 5% more, also at the ends of the interval.
+    assert interval(cost.usd) == pytest.approx((1071, 21 + 1.05 * 900, 21 + 1.05 * 1250))
+
+
+def test_two_inputs_with_an_interval_are_independent() -> None:
+    training = replace(TRAINING, samples=Interval(value=100_000, low=90_000, high=120_000))
+    hours = total(training, ON_DEMAND, assumptions=NOTHING).hours
+    assert hours.low == pytest.approx((1000 - math.hypot(100, 100)) / 3600)
+    assert hours.high == pytest.approx((1000 + math.hypot(200, 250)) / 3600)
+
+
+def test_a_speed_without_an_interval_gives_none() -> None:
+    training = replace(TRAINING, samples_per_s=Interval(value=100))
+    cost = cost_to_train(training, ON_DEMAND, assumptions=NOTHING)
+    assert interval(cost.usd) == (1000, None, None)
+
+
+def test_volumes_cost_their_month_s_part_and_storage_and_transfer_their_price() -> None:
+    # (200 x 0.08 + 375 x 0.04) / 730 = $0.042466 an hour.
+    volume = VolumePrice(
+        region="us-east-1",
+        usd_per_gib_month=0.08,
+        usd_per_mib_per_s_month=0.04,
+        as_of=datetime.date(2026, 7, 20),
+        source="list",
+    )
+    assumptions = replace(
+        NOTHING,
+        **{"storage_gib": 1000, "storage_months": 2, "storage_usd_per_gib_month": 0.02},
+        **{"transfer_gb": 50, "transfer_usd_per_gb": 0.1},
+    )
+    cost = cost_to_train(
+        replace(TRAINING, num_nodes=2), Purchase(price=DOLLAR, volume=volume), assumptions=assumptions
+    )
+    assert dollars(cost)["volumes"] == pytest.approx(2 * 1000 / 3600 * 31 / 730)
+    assert dollars(cost)["storage"] == 40 and dollars(cost)["transfer"] == 5
+    evidence = {part.name: part.evidence for part in cost.parts}
+    assert evidence["volumes"] == "listed" and evidence["storage"] == "assumed"
+
+
+def test_an_hour_costs_what_the_account_pays_and_nothing_where_that_is_sunk() -> None:
+    for paid, usd in ((1800.0, 500), (0.0, 0)):
+        cost = total(TRAINING, Purchase(price=DOLLAR, usd_per_hour=paid), assumptions=NOTHING)
+        assert cost.usd.value == usd
+        assert cost.hours.value == pytest.approx(1000 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("hours", "days"), [(20, 1), (23.6, 2), (14 * 24 - 0.5, 14), (14 * 24, 21), (182 * 24 - 0.5, 182)]
+)
+def test_a_capacity_block_is_the_shortest_that_fits_and_is_paid_as_a_whole(hours: float, days: int) -> None:
+    training = replace(TRAINING, samples=Interval(value=hours * 360_000), samples_per_s=Interval(value=100))
+    cost = cost_to_train(training, BLOCK, assumptions=NOTHING)
+    assert cost.block_hours == 24 * days
+    assert cost.fee_usd == cost.usd.value == pytest.approx(24 * days * 3600)
+    assert cost.effective_usd.value == pytest.approx(hours * 3600)
+    assert dollars(cost)["unused block"] == pytest.approx((24 * days - hours) * 3600)
+
+
+def test_a_capacity_block_holds_the_upper_end_of_the_interval() -> None:
+    training = replace(
+        TRAINING, samples=Interval(value=20 * 360_000), samples_per_s=Interval(value=100, low=80, high=125)
+    )
+    cost = cost_to_train(training, BLOCK, assumptions=NOTHING)
+    # 16 to 25 h.
+    assert cost.block_hours == 48
+    # The fee is the same, however long the training takes.
+    assert interval(cost.usd) == pytest.approx((48 * 3600,) * 3)
+    (unused,) = (part.usd for part in cost.parts if part.name == "unused block")
+    assert interval(unused) == pytest.approx((28 * 3600, 23 * 3600, 32 * 3600))
+
+
+def test_steps_only_charges_a_capacity_block_by_the_hour() -> None:
+    cost = cost_to_train(TRAINING, BLOCK, assumptions=NOTHING, steps_only=True)
+    assert cost.usd.value == 1000 and cost.fee_usd is None
+
+
+def test_a_training_that_no_capacity_block_holds_is_refused() -> None:
+    long = replace(TRAINING, samples=Interval(value=183 * 24 * 360_000))
+    with pytest.raises(UserError):
+        total(long, BLOCK, assumptions=NOTHING)
+    with pytest.raises(UserError):
+        total(TRAINING, BLOCK, assumptions=replace(NOTHING, block_hours=0.7))
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_an_assumption_is_a_number_of_0_or_more(value: float) -> None:
+    with pytest.raises(UserError):
+        Assumptions(boot_s=value)
