@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastlaunch.api.comparison import compare
+    from fastlaunch.api.estimation import estimate
     from fastlaunch.api.listing import prices, runs
     from fastlaunch.api.options import SubmitArguments, SweepArguments
     from fastlaunch.api.submission import submit
@@ -18,6 +19,7 @@ _API = {
     "submit": "api.submission",
     "sweep": "api.sweep",
     "compare": "api.comparison",
+    "estimate": "api.estimation",
     "runs": "api.listing",
     "prices": "api.listing",
     "SubmitArguments": "api.options",
@@ -30,6 +32,7 @@ __all__ = [
     "UserError",
     "__version__",
     "compare",
+    "estimate",
     "prices",
     "runs",
     "submit",

@@ -10,14 +10,15 @@ interval, measured or assumed. Without an interval of samples per second a total
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from fastlaunch.analysis.cost import SECONDS_PER_HOUR
 from fastlaunch.analysis.finish import ONCE, Account
 from fastlaunch.catalog.prices import Price, VolumePrice
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.units import parse_duration_s
 from fastlaunch.measure.summary import Interval
 
 Evidence = Literal["measured", "predicted", "listed", "assumed"]
@@ -28,8 +29,8 @@ CAPACITY_BLOCK = "capacity-block"
 BLOCK_END_HOURS = 0.5
 _BLOCK_DAYS: tuple[int, ...] = (*range(1, 15), *range(21, 183, 7))
 
-_NEVER_MEASURED = "no such measurement is shipped"
-_SHIPPED = "90% of the shipped runs, on one H200, took less (2026-11)"
+_NEVER_MEASURED = "a guess, not measured"
+_SHIPPED = "90% of the shipped runs took less (one H200, 2026-11)"
 
 
 def _assumed(default: float, what: str, source: str) -> Any:
@@ -54,8 +55,11 @@ class Assumptions:
     evaluations: float = _assumed(0.0, "how many of them", "none is asked for")
     checkpoint_s: float = _assumed(30.0, "writing one checkpoint", _NEVER_MEASURED)
     checkpoint_every_s: float = _assumed(0.0, "from one to the next; 0 for none", "none is asked for")
+    scaling: float = _assumed(
+        1.0, "of a GPU's throughput, what is kept on other numbers of GPUs than measured", "linear"
+    )
     volume_gib: float = _assumed(200.0, "root volume of a node", "what submit asks for")
-    volume_mib_per_s: float = _assumed(500.0, "its throughput", "what submit asks for")
+    volume_mibps: float = _assumed(500.0, "its throughput in MiB/s", "what submit asks for")
     storage_gib: float = _assumed(0.0, "data and checkpoints kept in S3", "nothing is kept")
     storage_months: float = _assumed(1.0, "for how long", "a month")
     storage_usd_per_gib_month: float = _assumed(
@@ -74,7 +78,9 @@ class Assumptions:
         for name in ASSUMED:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"{name} is assumed to be {value:g}", "give 0 or more")
+                raise UserError(f"{name.removesuffix('_s')} is assumed to be {value:g}", "give 0 or more")
+        if not self.scaling:
+            raise UserError("no throughput is kept with a scaling of 0", "give more, such as 0.95")
 
 
 #: What can be assumed: field -> (what it is, where the default is from).
@@ -83,6 +89,32 @@ ASSUMED: Mapping[str, tuple[str, str]] = {
     for each in fields(Assumptions)
     if each.metadata
 }
+
+
+def parse_assumptions(texts: Iterable[str]) -> Assumptions:
+    """Return what `boot=300s`, `waiting=2h` or `storage_gib=500` says; times are seconds without a unit.
+
+    Raises UserError for other text, UnknownName for a name that nothing has.
+    """
+    by_name = {name.removesuffix("_s"): name for name in ASSUMED}
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{text!r} is not NAME=VALUE", "give one such as boot=300s")
+        if name not in by_name:
+            raise UnknownName("assumption", name, by_name)
+        values[by_name[name]] = _number(value, is_time=by_name[name].endswith("_s"))
+    return Assumptions(**values, given=frozenset(values))
+
+
+def _number(text: str, *, is_time: bool) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        if is_time:
+            return parse_duration_s(text)
+        raise UserError(f"{text!r} is not a number", "give one such as 12 or 0.5") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +128,7 @@ class Training:
     num_nodes: int = 1
     #: Of runs like it: the seconds before, and between, the steps. None if only the speed is known.
     account: Account | None = None
+    account_source: str = ""
     samples_per_step: float = 1.0  # of all nodes, as in the account
     compiles: bool = True  # whether compiling is assumed where it was not measured
 
@@ -245,7 +278,7 @@ def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> li
         key = f"{name}_s"
         measured = account.once_s[name] if account else None
         if measured is not None and key not in given:
-            lines.append(_Line(name, measured, 0.0, 0.0, "measured", training.source))
+            lines.append(_Line(name, measured, 0.0, 0.0, "measured", training.account_source))
         elif name == "compile" and not training.compiles and key not in given:
             lines.append(_Line(name, 0.0, 0.0, 0.0, "assumed", "the recipe does not compile"))
         else:
@@ -284,7 +317,7 @@ def _between(
     measured = training.account.between[name] if training.account else None
     if measured is not None and not given:
         per_sample_s = measured.s_per_step / training.samples_per_step
-        return _Line(name, measured.once_s, per_sample_s, 0.0, "measured", training.source)
+        return _Line(name, measured.once_s, per_sample_s, 0.0, "measured", training.account_source)
     source = "as given" if given else ASSUMED[keys[1]][1]
     return _Line(name, fixed_s, 0.0, per_step_time, "assumed", source)
 
@@ -337,9 +370,7 @@ def _volume_usd_per_s(training: Training, purchase: Purchase, assumptions: Assum
     """Return what a second of all nodes' volumes costs; 0 where no price is known."""
     if purchase.volume is None:
         return 0.0
-    per_hour = purchase.volume.usd_per_hour(
-        gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mib_per_s
-    )
+    per_hour = purchase.volume.usd_per_hour(gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps)
     return per_hour * training.num_nodes / SECONDS_PER_HOUR
 
 

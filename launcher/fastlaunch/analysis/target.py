@@ -162,7 +162,7 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
         num_seeds=len(by_seed),
         num_reached=len(reached),
         times_s=known,
-        time_s=None if reason else _mean_time(list(known.values())),
+        time_s=None if reason else mean_over_seeds(list(known.values())),
         usd_per_s=usd_per_second(row.price, row.setup.num_nodes) if row.price else None,
         reason=reason,
     )
@@ -228,11 +228,11 @@ def _why_no_mean(
     return "a step time is not known" if num_timed < num_reached else None
 
 
-def _mean_time(times_s: Sequence[float]) -> Interval:
+def mean_over_seeds(values: Sequence[float]) -> Interval:
     """Return the mean with its 95% interval; seeds are not taken to lie closer than repeats do."""
-    mean = sum(times_s) / len(times_s)
-    deviation = max(FLOOR * mean, stdev(times_s))
-    half_width = t_quantile(0.975, len(times_s) - 1) * deviation / math.sqrt(len(times_s))
+    mean = sum(values) / len(values)
+    deviation = max(FLOOR * mean, stdev(values))
+    half_width = t_quantile(0.975, len(values) - 1) * deviation / math.sqrt(len(values))
     return Interval(value=mean, low=max(0.0, mean - half_width), high=mean + half_width)
 
 

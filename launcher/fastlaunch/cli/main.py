@@ -31,6 +31,7 @@ COMMANDS = {
     "recipes": ("catalogue", "The recipes: how a workload can be trained."),
     "workloads": ("catalogue", "The workloads: what can be trained."),
     "experiments": ("catalogue", "The published experiments: lists of runs to repeat."),
+    "estimate": ("estimate", "What a training will take and cost, before anything runs."),
     "predict": ("predict", "Throughput of runs that nobody made, from runs that somebody published."),
     "prices": ("prices", "Instance prices with their dates and sources; update them."),
     "offers": ("prices", "What EC2 sells where, and for how much."),
@@ -49,6 +50,7 @@ SYNONYMS = {
     **dict.fromkeys(("pull", "fetch", "sync", "download"), "collect"),
     **dict.fromkeys(("tail", "log"), "logs"),
     "models": "workloads",
+    "cost": "estimate",
     **dict.fromkeys(("forecast", "extrapolate"), "predict"),
     "offer": "offers",
 }

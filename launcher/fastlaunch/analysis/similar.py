@@ -1,0 +1,121 @@
+"""Which measured row says most of a training that nobody has run, and what that training is by it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fastlaunch.analysis.compare import Row
+from fastlaunch.analysis.cost import accelerator_of, samples_per_s
+from fastlaunch.analysis.cost_to_train import Assumptions, Training
+from fastlaunch.analysis.finish import account_of_row
+from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.units import counted
+from fastlaunch.measure.summary import Interval
+from fastlaunch_train.recipes.recipes import RECIPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A training that is to be estimated. `is_measured_by` says which rows can tell something of it."""
+
+    recipe: str | None  # a label, or a variant of a script; None for any
+    instance: InstanceType
+    num_nodes: int
+    batch_size: int | None  # per GPU; None for the one that is measured
+
+    @property
+    def num_gpus(self) -> int:
+        return self.instance.num_accelerators * self.num_nodes
+
+    def is_measured_by(self, row: Row, catalogue: Catalogue) -> bool:
+        """Return whether the row has a speed, of this recipe, on the GPU of this instance type."""
+        accelerator = accelerator_of(row.setup, catalogue)
+        return (
+            rate_of(row) is not None
+            and (self.recipe is None or row.setup.is_named(self.recipe))
+            and accelerator is not None
+            and accelerator.name == self.instance.accelerator
+        )
+
+    def distance(self, row: Row) -> tuple[bool, float, float, bool, int]:
+        """Return how far the row is from it, to be compared: GPUs, batch, instance type, kind, repeats."""
+        batch = row.setup.batch_size_per_gpu
+        by_batch = abs(math.log(batch / self.batch_size)) if batch and self.batch_size else 0.0
+        return (
+            row.setup.num_nodes != self.num_nodes,
+            abs(math.log(row.setup.num_gpus / self.num_gpus)),
+            by_batch,
+            row.setup.instance != self.instance.name,
+            -row.num_runs,
+        )
+
+
+def rate_of(row: Row) -> Interval | None:
+    """Return samples per second, or steps per second of a script that does not say its samples."""
+    if row.speed.samples_per_s is None and row.speed.step_time_s is not None:
+        return samples_per_s(row.speed.step_time_s, 1.0)
+    return row.speed.samples_per_s
+
+
+def samples_of_step(row: Row) -> float:
+    """Return samples of a step over all ranks; 1 where a step is what is counted."""
+    return samples_per_step(row.group) if row.group.measure == STEP else 1.0
+
+
+def unit_of(row: Row) -> str:
+    """Return what `samples` counts: images, sequences, or steps of a script that does not say."""
+    return "steps" if row.group.measure == BARE_STEP else row.setup.sample_unit
+
+
+def nearest(rows: Iterable[Row], wanted: Wanted, catalogue: Catalogue) -> Row | None:
+    """Return the row that is most like what is wanted; None if none has its recipe and GPU."""
+    return min(
+        (row for row in rows if wanted.is_measured_by(row, catalogue)), key=wanted.distance, default=None
+    )
+
+
+def training_like(
+    row: Row, wanted: Wanted, *, samples: Interval, source: str, assumptions: Assumptions
+) -> Training:
+    """Return the training by the row; on another number of GPUs its speed is scaled, which is assumed.
+
+    source: where the row is from, in words.
+    """
+    rate = rate_of(row)
+    assert rate is not None
+    factor = wanted.num_gpus / row.setup.num_gpus
+    recipe = RECIPES.get(row.setup.recipe.split(" ")[0])
+    speed_source = source
+    if factor != 1:
+        # How well it scales has no interval, so neither has the speed.
+        rate = Interval(value=rate.value * factor * assumptions.scaling)
+        how = f"{assumptions.scaling:.0%} of linear" if assumptions.scaling != 1 else "linear"
+        speed_source += f", {how} from {counted(row.setup.num_gpus, 'GPU')} to {wanted.num_gpus}"
+    return Training(
+        samples=samples,
+        samples_per_s=rate,
+        evidence="measured" if factor == 1 else "assumed",
+        source=speed_source,
+        num_nodes=wanted.num_nodes,
+        account=account_of_row(row),
+        account_source=source,
+        samples_per_step=samples_of_step(row) * factor,
+        compiles=recipe is None or recipe.compiles,
+    )
+
+
+def differences(row: Row, wanted: Wanted) -> list[str]:
+    """Return in words how the row is unlike what is wanted."""
+    setup, found = row.setup, []
+    if setup.num_nodes != wanted.num_nodes:
+        found.append(
+            f"measured on {counted(setup.num_nodes, 'node')}: what the network between"
+            f" {counted(wanted.num_nodes, 'node')} takes is not known"
+        )
+    if wanted.batch_size and setup.batch_size_per_gpu and setup.batch_size_per_gpu != wanted.batch_size:
+        found.append(f"measured at batch {setup.batch_size_per_gpu} per GPU, not {wanted.batch_size}")
+    if row.is_barred:
+        found.append(f"its recipe is not ranked by compare: {row.validity.failures[0]}")
+    return found

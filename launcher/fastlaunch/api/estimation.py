@@ -1,0 +1,411 @@
+"""`estimate`: what a training will take and cost before anything runs, from measurements like it."""
+
+import datetime
+import glob
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch.api.context import AppContext, default_context
+from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
+from fastlaunch.catalog.rates import check_sold
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.core.units import parse_date
+from fastlaunch.jobs.options import ML
+from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis import compare
+    from fastlaunch.analysis.compare import Row
+    from fastlaunch.analysis.cost_to_train import Assumptions, CostToTrain
+    from fastlaunch.analysis.pooling import MeasuredRun
+    from fastlaunch.analysis.similar import Wanted
+    from fastlaunch.core.settings import Settings
+    from fastlaunch.measure.summary import Interval
+
+#: The recipe of `submit`, where none is given.
+DEFAULT_RECIPE = "bf16"
+#: Of what was measured, so much is named.
+_MOST_NAMED = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a training will take and cost: `print(estimate)` says it in a sentence."""
+
+    workload: str
+    recipe: str
+    instance: str  # with `ml.` on SageMaker
+    num_nodes: int
+    batch_size: int | None  # per GPU, at which it was measured; None where a script does not say
+    samples: "Interval"
+    sample_unit: str
+    cost: "CostToTrain"
+    price: Price
+    paid_usd_per_hour: float
+    assumptions: "Assumptions"
+    notes: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        """Hours and dollars in a sentence."""
+        from fastlaunch.report.cost_to_train import sentence
+
+        return sentence(self.cost, **self._names)
+
+    @property
+    def _names(self) -> dict[str, Any]:
+        return {
+            "what": f"{self.workload} with {self.recipe}",
+            "where": f"{f'{self.num_nodes} x ' if self.num_nodes > 1 else ''}{self.instance}",
+            "samples": self.samples,
+            "unit": self.sample_unit,
+            "purchase": self.price.purchase,
+        }
+
+    def __str__(self) -> str:
+        return self.answer
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, the shape of `fastlaunch estimate --output json`."""
+        from fastlaunch.report.cost_to_train import cost_to_json
+
+        return {
+            "schema": 1,
+            "answer": self.answer,
+            "workload": self.workload,
+            "recipe": self.recipe,
+            "instance": self.instance,
+            "num_nodes": self.num_nodes,
+            "batch_size_per_gpu": self.batch_size,
+            "samples": vars(self.samples),
+            "sample_unit": self.sample_unit,
+            "price": self.price.to_json(),
+            "paid_usd_per_hour": self.paid_usd_per_hour,
+            **cost_to_json(self.cost),
+            "assumptions": {name: value for name, value in vars(self.assumptions).items() if name != "given"},
+            "assumptions_given": sorted(self.assumptions.given),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long to train: one of these."""
+
+    samples: int | None = None
+    epochs: float | None = None
+    tokens: int | None = None
+    target: str | None = None  # such as `accuracy=0.9`, on held-out data
+
+    def __post_init__(self) -> None:
+        given = [name for name, value in vars(self).items() if value is not None]
+        if len(given) != 1:
+            raise UserError(
+                f"how long to train is given {'twice' if given else 'nowhere'}",
+                "give one of --samples, --epochs, --tokens and --target",
+            )
+        if self.target is None and not next(value for value in vars(self).values() if value is not None) > 0:
+            raise UserError(f"--{given[0]} is not above 0", "give more than 0")
+
+
+def estimate(
+    workload: str,
+    instance: str,
+    *,
+    recipe: str | None = None,
+    num_nodes: int = 1,
+    batch_size: int | None = None,
+    samples: int | None = None,
+    epochs: float | None = None,
+    tokens: int | None = None,
+    target: str | None = None,
+    purchase: str = "on-demand",
+    region: str | None = None,
+    usd_per_hour: float | None = None,
+    assume: Mapping[str, Any] | Sequence[str] = (),
+    prices_as_of: datetime.date | str | None = None,
+    steps_only: bool = False,
+    context: AppContext | None = None,
+) -> Estimate:
+    """Return what a training will take and cost, from runs like it in the ledger, or those that are shipped.
+
+    workload: a workload of ours, or the name of a script. recipe: its label, or a script's variant; without
+    one, bf16, or the only one that was measured. instance: such as `p5.48xlarge`, or `ml.p5.48xlarge` on
+    SageMaker. Give one of samples, epochs, tokens and target (`accuracy=0.9`). usd_per_hour: what an hour of
+    a machine costs, in place of its price. assume: `boot=300s` each; `fastlaunch estimate --assume help`
+    lists the names. steps_only: nothing but the steps.
+
+    Raises UserError if nothing like it was measured, or a price or a number is not known.
+    """
+    from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions
+    from fastlaunch.analysis.similar import Wanted, differences, training_like, unit_of
+    from fastlaunch.catalog.load import load_catalogue
+
+    context = context or default_context()
+    settings, today = context.settings, context.now().date()
+    length = Length(samples=samples, epochs=epochs, tokens=tokens, target=target)
+    if num_nodes < 1:
+        raise UserError(f"--num-nodes is {num_nodes}", "give 1 or more")
+    texts = [f"{name}={value}" for name, value in assume.items()] if isinstance(assume, Mapping) else assume
+    assumptions = parse_assumptions(texts)
+    as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
+    catalogue = load_catalogue(*settings.price_files())
+    kind = catalogue.instance(instance.removeprefix(ML))
+    service, region = "sagemaker" if instance.startswith(ML) else "ec2", region or settings.region
+    check_sold(kind, purchase, math.inf)
+    if usd_per_hour is not None:
+        price = _given_price(kind.name, service, region, purchase, usd_per_hour, today)
+    else:
+        price = _price(catalogue, settings, kind.name, service, region, purchase, as_of=as_of, today=today)
+    paid = paid_usd_per_hour(price, settings) if price.basis != "given" else price.usd_per_hour
+    assert paid is not None
+    wanted = Wanted(recipe=recipe, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
+    measured = _most_like(context, workload, wanted, catalogue)
+    row = measured.row
+    count = _samples(context, length, measured, wanted)
+    cost = cost_to_train(
+        training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions),
+        Purchase(
+            price=price,
+            usd_per_hour=paid,
+            volume=catalogue.find_volume_price(region, on=as_of or today) if service == "ec2" else None,
+        ),
+        assumptions=assumptions,
+        steps_only=steps_only,
+    )
+    old = age_note([price.as_of], today) if as_of is None and price.basis != "given" else None
+    return Estimate(
+        workload=workload,
+        recipe=row.setup.recipe,
+        instance=instance,
+        num_nodes=num_nodes,
+        batch_size=row.setup.batch_size_per_gpu,
+        samples=count,
+        sample_unit=unit_of(row),
+        cost=cost,
+        price=price,
+        paid_usd_per_hour=paid,
+        assumptions=assumptions,
+        notes=(*differences(row, wanted), *([old] if old else [])),
+    )
+
+
+def _given_price(
+    instance: str, service: str, region: str, purchase: str, usd_per_hour: float, today: datetime.date
+) -> Price:
+    return Price(
+        instance=instance,
+        service=service,
+        region=region,
+        purchase=purchase,
+        usd_per_hour=usd_per_hour,
+        as_of=today,
+        source="--usd-per-hour",
+        basis="given",
+    )
+
+
+def _price(
+    catalogue: Catalogue,
+    settings: "Settings",
+    instance: str,
+    service: str,
+    region: str,
+    purchase: str,
+    *,
+    as_of: datetime.date | None,
+    today: datetime.date,
+) -> Price:
+    """Return the price of one machine; of spot and capacity blocks the cheapest zone's, as last asked for.
+
+    Raises UserError if none is known.
+    """
+    from fastlaunch.catalog.updates import MARKET_PRICES, read_market
+
+    if purchase == "on-demand":
+        return catalogue.price(instance, service=service, region=region, on=as_of or today)
+    offers = [
+        each
+        for each in read_market(settings.home / MARKET_PRICES)
+        if (each.instance, each.region, each.purchase, service) == (instance, region, purchase, "ec2")
+    ]
+    if not offers or as_of is not None:
+        when = f" of {as_of}" if as_of else ""
+        raise UserError(
+            f"no {purchase} price{when} of {instance} in {region} is known",
+            f"type: {UPDATE_COMMAND} --region {region}; or give --usd-per-hour",
+        )
+    # What spot costs over a training is its median, not what it costs now.
+    offer = min(offers, key=lambda each: each.median_usd_per_hour or each.usd_per_hour)
+    median = offer.median_usd_per_hour
+    return Price(
+        instance=instance,
+        service=service,
+        region=region,
+        purchase=purchase,
+        usd_per_hour=median or offer.usd_per_hour,
+        as_of=offer.given_at.date(),
+        source=f"{'median spot price' if median else 'offer'} in {offer.zone}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """The row that is most like the training, and where it is from."""
+
+    row: "Row"
+    comparison: "compare.Comparison"
+    source: str  # in words
+
+
+def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: Catalogue) -> _Measured:
+    """Return the most similar row, of the user's own if there is one.
+
+    Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
+    """
+    from fastlaunch.analysis.compare import compare
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.similar import nearest, rate_of
+
+    known: dict[str, None] = {}
+    for name, runs in _sources(context, workload):
+        request = PriceRequest(today=context.now().date(), region=context.settings.region)
+        comparison = compare(runs, catalogue=catalogue, prices=request)
+        fitting = [row for row in comparison.rows if wanted.is_measured_by(row, catalogue)]
+        recipes = dict.fromkeys(row.setup.recipe for row in fitting)
+        if wanted.recipe is None and len(recipes) > 1:
+            if DEFAULT_RECIPE not in recipes:
+                raise UserError(
+                    f"{workload} was measured with {len(recipes)} recipes",
+                    f"give --recipe, one of: {', '.join(recipes)}",
+                )
+            fitting = [row for row in fitting if row.setup.recipe == DEFAULT_RECIPE]
+        row = nearest(fitting, wanted, catalogue)
+        if row is not None:
+            return _Measured(row=row, comparison=comparison, source=_words(row, name))
+        known |= {f"{row.setup.recipe} on {row.place}": None for row in comparison.rows if rate_of(row)}
+    what = f"{workload} with {wanted.recipe}" if wanted.recipe else workload
+    where = f"{wanted.instance.accelerator}, which {wanted.instance.name} has"
+    if known:
+        shown = [*known][:_MOST_NAMED]
+        more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+        hint = f"measured: {', '.join(shown)}{more}; or measure it: "
+    else:
+        hint = "measure it: "
+    command = f"fastlaunch submit --workload {workload} --instance {wanted.instance.name}"
+    raise UserError(f"no run of {what} on {where} was measured", hint + command)
+
+
+def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[MeasuredRun]]]":
+    """Yield measured runs of the workload, each source with a word: the user's own first."""
+    from fastlaunch.analysis.pooling import MeasuredRun
+    from fastlaunch.api.comparison import measured_run
+    from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
+
+    if (context.settings.home / LEDGER_NAME).exists():
+        from fastlaunch.ledger.ledger import open_ledger
+
+        with open_ledger(context.settings, clock=context.now) as ledger:
+            runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
+        own = [found for run in runs if (found := measured_run(run, context.settings.region))]
+        if own:
+            yield "of your", own
+    shipped = {
+        **shipped_summaries(),
+        **{
+            f"{path.stem}-{number}": summary
+            for path in shipped_figures()
+            for number, summary in enumerate(read_published(path), start=1)
+        },
+    }
+    yield (
+        "shipped",
+        [
+            MeasuredRun(run_id=run_id, summary=summary)
+            for run_id, summary in shipped.items()
+            if summary.setup.workload == workload
+        ],
+    )
+
+
+def _words(row: "Row", source: str) -> str:
+    """Return `3 of your runs, 2026-11-21`, or what was published. source: `of your`, `shipped`."""
+    days = [run.summary.environment.measured_on for run in row.runs if run.summary.environment.measured_on]
+    last = f", {max(days)}" if days else ""
+    if row.sources:
+        return f"{row.sources[0].partition(',')[0]}{last}"
+    return f"{row.num_runs} {source} {'run' if row.num_runs == 1 else 'runs'}{last}"
+
+
+def _samples(context: AppContext, length: Length, measured: _Measured, wanted: "Wanted") -> "Interval":
+    """Return how many samples that is, with an interval where it is a target. Raises UserError."""
+    from fastlaunch.analysis.similar import samples_of_step, unit_of
+    from fastlaunch.measure.summary import Interval
+
+    row = measured.row
+    if length.samples is not None:
+        return Interval(value=length.samples)
+    if length.tokens is not None:
+        return Interval(value=length.tokens / _tokens_of_sample(row))
+    if length.epochs is not None:
+        return Interval(value=length.epochs * _samples_of_epoch(context, row))
+    assert length.target is not None
+    if wanted.num_gpus != row.setup.num_gpus:
+        raise UserError(
+            f"on {wanted.num_gpus} GPUs the batch is another than on the {row.setup.num_gpus} that reached"
+            " the target, and may need more samples",
+            "give --samples",
+        )
+    return _samples_to(length.target, measured, samples_of_step(row), unit_of(row))
+
+
+def _tokens_of_sample(row: "Row") -> float:
+    timings = [run.summary.timing for run in row.runs]
+    for timing in timings:
+        if timing.tokens_per_step and timing.samples_per_step:
+            return timing.tokens_per_step / timing.samples_per_step
+    if row.setup.sequence_length:
+        return row.setup.sequence_length
+    raise UserError(f"how many tokens a sample of {row.setup.workload} has is not known", "give --samples")
+
+
+def _samples_of_epoch(context: AppContext, row: "Row") -> float:
+    """Return the size of the data set, by runs of whole epochs. Raises UserError without one."""
+    from fastlaunch.analysis.similar import samples_of_step
+
+    if (context.settings.home / LEDGER_NAME).exists():
+        from fastlaunch.ledger.ledger import open_ledger
+
+        with open_ledger(context.settings, clock=context.now) as ledger:
+            for run_id in ledger.existing(row.run_ids):
+                run = ledger.get(run_id)
+                epochs = (run.spec or {}).get("epochs")
+                if epochs and run.summary and run.summary.status == "completed":
+                    return run.summary.num_steps * samples_of_step(row) / int(epochs)
+    raise UserError(
+        f"how many samples the data of {row.setup.workload} have is not known: no such run did whole epochs",
+        "give --samples",
+    )
+
+
+def _samples_to(target: str, measured: _Measured, samples_per_step: float, unit: str) -> "Interval":
+    """Return how many samples the row's seeds took to the target. Raises UserError unless all reached it."""
+    from fastlaunch.analysis.cost import scaled
+    from fastlaunch.analysis.target import mean_over_seeds, parse_target, usd_to_target
+
+    results = usd_to_target(measured.comparison, parse_target(target))
+    result = next(each for each in results if each.row is measured.row)
+    if result.time_s is None:
+        raise UserError(
+            f"how many {unit} {measured.row.setup.recipe} takes to {target} is not known: {result.reason}",
+            "give --samples",
+        )
+    by_seed: dict[int | None, list[int]] = {}
+    for run in result.runs:
+        if run.step is not None:
+            by_seed.setdefault(run.seed, []).append(run.step)
+    steps = mean_over_seeds([sum(each) / len(each) for each in by_seed.values()])
+    return scaled(steps, samples_per_step)

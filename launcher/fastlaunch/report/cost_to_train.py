@@ -1,0 +1,111 @@
+"""What a training takes and costs, as a sentence, as rows of a table and as plain data."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastlaunch.analysis.cost_to_train import CostToTrain
+from fastlaunch.analysis.finish import WORDS
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.data import quantity_to_json
+from fastlaunch.report.text import about, dollars, limits, number
+
+_BOUGHT = {"on-demand": "on demand", "spot": "on spot", "capacity-block": "in a capacity block"}
+
+
+def sentence(cost: CostToTrain, *, what: str, where: str, samples: Interval, unit: str, purchase: str) -> str:
+    """Return `100,000,000 images of vit-huge with bf16 on p5.48xlarge take 9.84 h ±0.3% and cost ...`."""
+    (steps,) = (part for part in cost.parts if part.name == "steps")
+    text = (
+        f"{about(samples.value)} {unit} of {what} on {where} take {number(cost.hours.value)} h"
+        f"{_limits(cost.hours)} and cost {_usd(cost.usd)} {_BOUGHT[purchase]}"
+    )
+    if cost.fee_usd is not None:
+        text += f" of {cost.block_hours:g} h; the hours used come to {_usd(cost.effective_usd)}"
+    return f"{text}, by {steps.source}." if steps.evidence == "measured" else f"{text}. {_speed(cost)}"
+
+
+def _speed(cost: CostToTrain) -> str:
+    (steps,) = (part for part in cost.parts if part.name == "steps")
+    return f"The speed is {steps.evidence}: {steps.source}."
+
+
+def _limits(quantity: Interval) -> str:
+    return limits(quantity, 1.0, number) if quantity.value else ""
+
+
+def _usd(quantity: Interval) -> str:
+    return f"${dollars(quantity.value)}{limits(quantity, 1.0, dollars) if quantity.value else ''}"
+
+
+def part_rows(cost: CostToTrain) -> list[dict[str, Any]]:
+    """Return a row for each part and one for the total, as numbers."""
+    rows: list[dict[str, Any]] = [
+        {
+            "part": WORDS.get(part.name, part.name),
+            "seconds": part.seconds.value if part.seconds else None,
+            "usd": part.usd.value,
+            "evidence": part.evidence,
+            "source": part.source,
+        }
+        for part in cost.parts
+    ]
+    total = {"part": "total", "seconds": 3600 * cost.hours.value, "usd": cost.usd.value}
+    return [*rows, {**total, "evidence": None, "source": None}]
+
+
+def cells(cost: CostToTrain) -> list[dict[str, str]]:
+    """Return the rows as words, without the parts that take nothing."""
+    return [
+        {
+            "part": row["part"],
+            "time": "" if row["seconds"] is None else duration(row["seconds"]),
+            "$": dollars(row["usd"]) if row["usd"] else "0",
+            "known": row["evidence"] or "",
+            "source": row["source"] or "",
+        }
+        for row in part_rows(cost)
+        if row["seconds"] or row["usd"]
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Return `45 s`, `12 min`, `9.84 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{number(seconds / 3600)} h"
+
+
+def notes(cost: CostToTrain) -> Iterator[str]:
+    """Yield what the table leaves out: parts of which none is taken for granted, intervals."""
+    none = [
+        WORDS.get(part.name, part.name)
+        for part in cost.parts
+        if not part.usd.value and not (part.seconds and part.seconds.value)
+    ]
+    if none:
+        yield f"nothing is counted for {', '.join(none)}; see `fastlaunch estimate --assume help`"
+    if cost.hours.low is None:
+        yield "there is no interval: the speed has none"
+    else:
+        yield "± is the 95% interval of the speed; parts that come once have none"
+
+
+def cost_to_json(cost: CostToTrain) -> dict[str, Any]:
+    """Return plain data: hours and dollars, and the parts, each with its interval."""
+    return {
+        "hours": quantity_to_json(cost.hours),
+        "usd": quantity_to_json(cost.usd),
+        "effective_usd": quantity_to_json(cost.effective_usd),
+        "block_hours": cost.block_hours,
+        "block_fee_usd": cost.fee_usd,
+        "parts": [
+            {
+                "name": part.name,
+                "seconds": quantity_to_json(part.seconds),
+                "usd": quantity_to_json(part.usd),
+                "evidence": part.evidence,
+                "source": part.source,
+            }
+            for part in cost.parts
+        ],
+    }

@@ -1,0 +1,200 @@
+"""`fastlaunch estimate`: from which measurements a training is estimated, how long it is, what is refused."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_summaries import PLAIN, changed
+
+import fastlaunch
+from fastlaunch.analysis.cost_to_train import ASSUMED, parse_assumptions
+from fastlaunch.api.estimation import Estimate
+from fastlaunch.cli.main import run
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch_train.records.records import Eval
+
+THEN = "2023-11-15"
+NODE = {"instance": "p5.48xlarge", "device_name": "NVIDIA H100 80GB HBM3", "num_gpus": 8}
+
+
+def measured(step_time_s: float, **changes: Any) -> RunSummary:
+    """A run of batch 64 on each of eight H100."""
+    timing = {"step_time_s": Interval(value=step_time_s), "samples_per_step": 512.0}
+    return changed(PLAIN, **{**NODE, **timing, "build_s": 5.0, **changes})
+
+
+def imported(*summaries: RunSummary) -> None:
+    """Put runs into the ledger."""
+    with open_ledger(load_settings()) as ledger:
+        ledger.add_imported(
+            [(summary, Path("records")) for summary in summaries],
+            submission_id=ledger.add_submission("fastlaunch runs import"),
+            run_ids=[f"run-{number}" for number, _ in enumerate(summaries)],
+        )
+
+
+def estimate(instance: str = "p5.48xlarge", **arguments: Any) -> Estimate:
+    given = {"samples": 100_000_000, **arguments}
+    return fastlaunch.estimate("vit-huge", instance, prices_as_of=THEN, **given)
+
+
+def part(estimate: Estimate, name: str) -> Any:
+    return next(part for part in estimate.cost.parts if part.name == name)
+
+
+def test_own_runs_on_the_same_machine_are_measured_with_their_interval() -> None:
+    imported(*(measured(0.2 * off, seed=seed) for seed, off in enumerate((0.99, 1.0, 1.01))))
+    found = estimate()
+    steps = part(found, "steps")
+    assert steps.evidence == "measured" and "your" in steps.source
+    assert steps.seconds.value == pytest.approx(1e8 / 512 * 0.2, rel=1e-4)
+    assert found.cost.hours.low is not None and found.cost.hours.low < found.cost.hours.value
+    assert part(found, "build").evidence == "measured" and part(found, "build").seconds.value == 5
+    assert part(found, "boot").evidence == "assumed"
+
+
+def test_the_article_s_rows_cost_what_they_did() -> None:
+    # 0.21651 s for 1,024 images at $98.32, and 0.3321 s for 512 at $32.77.
+    new = estimate("p5.48xlarge", recipe="te-article-fp8", steps_only=True)
+    old = estimate("p4d.24xlarge", recipe="te-article", steps_only=True)
+    assert new.cost.usd.value == pytest.approx(1e8 / 1024 * 0.21651 / 3600 * 98.32, rel=1e-4)
+    assert new.cost.usd.value / old.cost.usd.value == pytest.approx(1 - 0.022, abs=5e-4)
+    assert new.cost.hours.low is None
+
+
+def test_another_number_of_gpus_is_scaled_which_is_assumed() -> None:
+    imported(measured(0.2))
+    for scaling, assume in ((1.0, ()), (0.9, ("scaling=0.9",))):
+        found = estimate(num_nodes=2, assume=assume, steps_only=True)
+        steps = part(found, "steps")
+        assert steps.evidence == "assumed" and steps.seconds.low is None
+        assert steps.seconds.value == pytest.approx(1e8 / 1024 * 0.2 / scaling)
+    assert any("network" in note for note in found.notes)
+
+
+def test_the_batch_that_is_nearest_counts_and_is_told() -> None:
+    imported(
+        measured(0.2),
+        measured(0.35, batch_size_per_gpu=128, samples_per_step=1024.0),
+        measured(0.7, batch_size_per_gpu=256, samples_per_step=2048.0),
+    )
+    found = estimate(batch_size=100)
+    assert found.batch_size == 128 and any("128" in note for note in found.notes)
+    assert estimate(batch_size=256).notes == ()
+
+
+def test_what_nobody_measured_is_an_error_that_names_what_was() -> None:
+    with pytest.raises(UserError, match="A10G") as error:
+        estimate("g5.xlarge")
+    assert "H200" in str(error.value.hint)
+    with pytest.raises(UserError):
+        estimate(recipe="no-such")
+    with pytest.raises(UnknownName):
+        estimate("p99.metal")
+
+
+def test_without_a_recipe_bf16_counts_or_the_only_one() -> None:
+    # On p5 the article has three recipes, bf16 among them.
+    assert estimate().recipe == "bf16"
+    imported(
+        measured(0.2, recipe="te-fp8"), measured(0.2, instance="p5e.48xlarge", device_name="NVIDIA H200")
+    )
+    assert estimate().recipe == "te-fp8"
+
+
+def test_of_several_recipes_without_bf16_one_has_to_be_named() -> None:
+    imported(measured(0.2, recipe="te-fp8"), measured(0.2, recipe="compile"))
+    with pytest.raises(UserError, match="2 recipes"):
+        estimate()
+
+
+@pytest.mark.parametrize("length", [{}, {"samples": 1, "tokens": 1}, {"samples": 0}, {"epochs": -1.0}])
+def test_a_training_is_as_long_as_one_number_says(length: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        fastlaunch.estimate("vit-huge", "p5.48xlarge", **length)
+
+
+def test_tokens_are_counted_by_those_of_a_sample() -> None:
+    imported(measured(0.2, tokens_per_step=51_200.0), measured(0.2, recipe="fp32", sequence_length=50))
+    for recipe, samples in (("bf16", 10), ("fp32", 20)):
+        assert estimate(samples=None, tokens=1000, recipe=recipe).samples.value == samples
+    with pytest.raises(UserError, match="tokens"):
+        estimate("p4d.24xlarge", recipe="te-article", samples=None, tokens=1000)
+
+
+def test_epochs_need_a_run_of_whole_epochs() -> None:
+    imported(measured(0.2))
+    with pytest.raises(UserError, match="epochs"):
+        estimate(samples=None, epochs=2)
+
+
+def test_a_target_takes_as_many_samples_as_the_seeds_that_reached_it() -> None:
+    def scored(seed: int, step: int) -> RunSummary:
+        evals = (Eval(step=step, seconds=1.0, split="validation", loss=2.0, num_samples=10),)
+        return measured(0.2, seed=seed, evals=evals)
+
+    imported(scored(0, 90), scored(1, 100), scored(2, 110))
+    found = estimate(samples=None, target="loss=2.5")
+    # 100 steps, and 4.303 x 10 / sqrt(3) of these to each side.
+    assert found.samples.value == pytest.approx(51_200)
+    assert found.samples.high == pytest.approx(51_200 + 4.303 * 10 / 3**0.5 * 512, rel=1e-4)
+    assert part(found, "steps").seconds.high is not None
+    for arguments in ({"target": "loss=1.5"}, {"target": "loss=2.5", "num_nodes": 2}):
+        with pytest.raises(UserError):
+            estimate(samples=None, **arguments)
+
+
+def test_a_price_can_be_given_and_that_of_spot_has_to_be_known() -> None:
+    found = estimate(usd_per_hour=1.0, steps_only=True)
+    assert found.cost.usd.value == pytest.approx(found.cost.hours.value)
+    with pytest.raises(UserError, match="spot price"):
+        estimate(purchase="spot")
+
+
+def test_the_account_s_rates_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text("rates: {p5: {sunk: true}}\n")
+    monkeypatch.setenv("FASTLAUNCH_CONFIG", str(tmp_path / "config.yaml"))
+    found = estimate()
+    assert found.cost.hours.value > 0 and part(found, "steps").usd.value == 0
+
+
+def printed(capsys: pytest.CaptureFixture[str], argv: Sequence[str], code: int = 0) -> str:
+    assert run(["estimate", *argv]) == code
+    return capsys.readouterr().out
+
+
+def test_the_answer_comes_first_and_the_json_has_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--instance", "p5.48xlarge", "--samples", "100M", "--prices-as-of", THEN]
+    table = printed(capsys, argv)
+    data = json.loads(printed(capsys, [*argv, "--output", "json"]))
+    assert " ".join(table.split("\n\n")[0].split()) == data["answer"]
+    assert sum(part["usd"]["value"] for part in data["parts"]) == pytest.approx(data["usd"]["value"])
+    assert data["price"]["as_of"] <= THEN and datetime.date.fromisoformat(data["price"]["as_of"])
+    lines = printed(capsys, [*argv, "--output", "csv"]).splitlines()
+    assert len(lines) == len(data["parts"]) + 2
+    assert run(["estimate", "--samples", "3"]) == 2
+
+
+def test_the_help_on_assumptions_lists_all_that_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(printed(capsys, ["--assume", "help", "--output", "json"]))
+    assert len(rows) == len(ASSUMED)
+    for row in rows:
+        assumptions = parse_assumptions([f"{row['name']}=0.5"])
+        (name,) = assumptions.given
+        assert getattr(assumptions, name) == 0.5
+
+
+def test_assumptions_are_read_with_their_units() -> None:
+    assumptions = parse_assumptions(["boot=5min", "waiting=2h", "storage_gib=500"])
+    assert (assumptions.boot_s, assumptions.waiting_s, assumptions.storage_gib) == (300, 7200, 500)
+    for text in ("boot", "boot=soon", "storage_gib=5GiB", "boot=-1"):
+        with pytest.raises(UserError):
+            parse_assumptions([text])
+    with pytest.raises(UnknownName):
+        parse_assumptions(["boots=3"])
