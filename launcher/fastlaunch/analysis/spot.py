@@ -1,0 +1,620 @@
+"""What a job takes on spot: losses, rework, restarts, waiting for capacity, the rest on demand.
+
+`expected_spot` gives means in closed form, for losses that come as a Poisson process: Daly's complete model
+(Future Generation Computer Systems 22, 2006), and the one for checkpoints that are written at the notice.
+`forecast_spot` simulates instead: ranges, the chance to meet a deadline, the way that an observed market
+clusters, and what is not known of it.
+
+EC2 bills no spot machine that it takes back in its first hour; it gives two minutes' notice.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlaunch.analysis.statistics import regularised_beta
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.measure.summary import Interval
+
+Array = NDArray[np.float64]
+
+HOUR_S = 3600.0
+#: From EC2's notice to its end of the machine.
+NOTICE_S = 120.0
+#: From one look for capacity to the next, where there was none.
+RETRY_S = 600.0
+#: A range holds the middle nine of ten jobs.
+LOW, HIGH = 0.05, 0.95
+#: A simulated job that takes this many times its work is not waited for.
+_GIVES_UP = 200.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotMarket:
+    """Spot of one instance type in one place: how often one is lost, and how often one can be had.
+
+    Intervals are 95%. spells: seconds with capacity and then without, in the order in which they came; empty
+    where only rates are known.
+    """
+
+    losses_per_hour: Interval  # of one instance
+    available: Interval  # share of time in which one can be had
+    evidence: str  # `trace`, `own runs` or `given`
+    source: str
+    num_losses: int | None = None  # that were seen; None if the rates were given
+    spells: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        losses, share = self.losses_per_hour.value, self.available.value
+        if not (math.isfinite(losses) and losses >= 0):
+            raise UserError(f"{losses:g} losses per hour are no rate", "give 0 or more, such as 0.2")
+        if not 0 < share <= 1:
+            raise UserError(f"{share:g} is no share of time", "give more than 0 and at most 1, such as 0.8")
+        if losses == 0 and share < 1:
+            raise UserError(
+                f"spot that is never lost is had all the time, not {share:.0%} of it",
+                "give losses above 0 per hour, or an availability of 1",
+            )
+
+    @property
+    def wait_s(self) -> float:
+        """How long a spell without capacity lasts on average: as many come as losses."""
+        losses, share = self.losses_per_hour.value, self.available.value
+        return 0.0 if losses == 0 else (1 - share) / (share * losses) * HOUR_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotJob:
+    """A job as spot treats it. The first start is known to the caller and no part of what spot adds."""
+
+    work_s: float  # of steps and evaluations, without checkpoints
+    restart_s: float  # from a new machine to its first new step: boot, pull, compile, loading
+    checkpoint_s: float  # to write one
+    every_s: float | None  # work between two checkpoints; None: none is written
+    num_nodes: int = 1
+    notice_s: float = NOTICE_S  # that the cloud gives; 0 if it promises none, as SageMaker
+
+    def __post_init__(self) -> None:
+        for name in ("restart_s", "checkpoint_s", "notice_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise UserError(f"{name} is {getattr(self, name):g}", "give seconds, 0 or more")
+        if not (math.isfinite(self.work_s) and self.work_s > 0):
+            raise UserError(f"{self.work_s:g} s of work are no job", "give seconds above 0")
+        if self.every_s is not None and not self.every_s > 0:
+            raise UserError(f"{self.every_s:g} s between checkpoints", "give seconds above 0")
+
+    @property
+    def saves_at_notice(self) -> bool:
+        """Whether a checkpoint is written between notice and end. Half of the time is for the upload."""
+        return self.every_s is not None and self.notice_s > 0 and self.checkpoint_s <= self.notice_s / 2
+
+    @property
+    def run_s(self) -> float:
+        """Work and checkpoints, without any loss."""
+        return self.work_s + (0.0 if self.every_s is None else self.work_s / self.every_s * self.checkpoint_s)
+
+    @property
+    def segment_s(self) -> float:
+        """From one checkpoint to the next, written; the whole job if it writes none."""
+        return self.run_s if self.every_s is None else self.every_s + self.checkpoint_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotTime:
+    """Mean seconds of a job on spot, by part."""
+
+    work_s: float
+    checkpoints_s: float
+    rework_s: float  # work that was done again
+    restarts_s: float  # all starts but the first, and the machines' last minutes, after the notice
+    waiting_s: float  # without a machine
+    on_demand_s: float  # of the rest, after spot was given up; its part of work and checkpoints included
+    free_s: float  # of machines that were taken back in their first hour
+    num_losses: float
+
+    @property
+    def spot_s(self) -> float:
+        """With a spot machine."""
+        return self.work_s + self.checkpoints_s + self.rework_s + self.restarts_s
+
+    @property
+    def billed_s(self) -> float:
+        """Of spot machines."""
+        return self.spot_s - self.free_s
+
+    @property
+    def total_s(self) -> float:
+        return self.spot_s + self.waiting_s + self.on_demand_s
+
+
+def young_interval_s(checkpoint_s: float, losses_per_hour: float, num_nodes: int = 1) -> float:
+    """Return the work between checkpoints at which a job takes least; infinity if nothing is ever lost.
+
+    Young's square root (Communications of the ACM 17, 1974) with the two terms that Daly adds (2006), which
+    count once writing is no longer short against the mean time between losses.
+    """
+    losses_per_s = losses_per_hour * num_nodes / HOUR_S
+    if losses_per_s == 0:
+        return math.inf
+    mean_s = 1 / losses_per_s
+    if checkpoint_s >= 2 * mean_s:
+        return mean_s
+    ratio = math.sqrt(checkpoint_s / (2 * mean_s))
+    return math.sqrt(2 * checkpoint_s * mean_s) * (1 + ratio / 3 + ratio**2 / 9) - checkpoint_s
+
+
+def steps_between(interval_s: float, step_time_s: float) -> int:
+    """Return what to give as --checkpoint-every: whole steps in the interval, at least 1."""
+    return max(1, int(interval_s / step_time_s))
+
+
+def check_checkpoints(job: SpotJob, market: SpotMarket, step_time_s: float) -> None:
+    """Raise UserError for a job without checkpoints that is longer than the mean time to a loss."""
+    losses_per_s = market.losses_per_hour.value * job.num_nodes / HOUR_S
+    if job.every_s is not None or (job.restart_s + job.work_s) * losses_per_s <= 1:
+        return
+    interval_s = young_interval_s(job.checkpoint_s, market.losses_per_hour.value, job.num_nodes)
+    raise UserError(
+        f"a job of {(job.restart_s + job.work_s) / HOUR_S:.1f} h without checkpoints would hardly end on spot"
+        f" that is lost every {1 / losses_per_s / HOUR_S:.1f} h",
+        f"add --checkpoint-every {steps_between(interval_s, step_time_s)}, or take --purchase on-demand",
+    )
+
+
+def expected_spot(job: SpotJob, market: SpotMarket, *, retry_s: float = RETRY_S) -> SpotTime:
+    """Return what the job takes on average if losses are a Poisson process and nothing is run on demand.
+
+    Any lost node stops all. A machine that is lost is followed by a spell without capacity, of the market's
+    mean length; capacity is looked for at once and then every `retry_s`.
+    """
+    rate = market.losses_per_hour.value * job.num_nodes / HOUR_S
+    segment_s, run_s = job.segment_s, job.run_s
+    # How often a start is begun until one is through, and how long that takes.
+    starts, start_s = _exp(rate * job.restart_s), _lost_s(rate, job.restart_s)
+    if job.saves_at_notice:
+        lost_running, rework_s = rate * run_s, 0.0
+    else:
+        num_segments = run_s / segment_s if segment_s else 0.0
+        lost_running = num_segments * (_exp(rate * segment_s) - 1)
+        rework_s = num_segments * _lost_s(rate, segment_s) - run_s
+    # The first start is one more, of which only what it takes beyond an undisturbed one counts here.
+    num_losses = lost_running * starts + starts - 1
+    restarts_s = (lost_running + 1) * start_s - job.restart_s + num_losses * job.notice_s
+    machine_s = job.restart_s + run_s + rework_s + restarts_s
+    wait_s = _looking_s(market, rate, retry_s)
+    return SpotTime(
+        work_s=job.work_s,
+        checkpoints_s=run_s - job.work_s,
+        rework_s=rework_s,
+        restarts_s=restarts_s,
+        waiting_s=(num_losses + 1 - market.available.value) * wait_s,
+        on_demand_s=0.0,
+        # Of several nodes only the one that was taken is free: that is not counted.
+        free_s=_free_s(rate, machine_s) if job.num_nodes == 1 else 0.0,
+        num_losses=num_losses,
+    )
+
+
+def _exp(exponent: float) -> float:
+    """Return infinity for a job that would, for all purposes, never end."""
+    return math.exp(exponent) if exponent < 700 else math.inf
+
+
+def _lost_s(rate: float, length_s: float) -> float:
+    """Return how long it takes until `length_s` went by without a loss, losses being `rate` per second."""
+    return length_s if rate == 0 else (_exp(rate * length_s) - 1) / rate
+
+
+def _looking_s(market: SpotMarket, rate: float, retry_s: float) -> float:
+    """Return how long a job without capacity looks for it: exact for spells of exponential length."""
+    if market.wait_s == 0:
+        return 0.0
+    if retry_s == 0:
+        return market.wait_s
+    ends = 1 / market.wait_s
+    has_it = ends / (ends + rate) * -math.expm1(-(ends + rate) * retry_s)
+    return retry_s / has_it
+
+
+def _free_s(rate: float, machine_s: float) -> float:
+    """Return the mean time of machines that are lost in their first hour, of `machine_s` with machines."""
+    if rate == 0 or not math.isfinite(machine_s):
+        return 0.0
+
+    # A loss at time t ends a life that began at the last loss before t, or at 0.
+    def short(hours_s: float) -> float:
+        return (1 - (1 + rate * hours_s) * math.exp(-rate * hours_s)) / rate
+
+    if machine_s >= HOUR_S:
+        first = _mean_first(rate, HOUR_S)
+        return first + rate * (machine_s - HOUR_S) * short(HOUR_S)
+    return _mean_first(rate, machine_s)
+
+
+def _mean_first(rate: float, until_s: float) -> float:
+    """Return the mean time that lies before the last loss within `until_s`."""
+    return until_s - -math.expm1(-rate * until_s) / rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """Go on on demand in time for a deadline, whatever spot does.
+
+    As long as there is no machine: once what is left of the deadline is what the rest takes on demand, its
+    start included, and what one more loss could cost.
+    """
+
+    deadline_s: float  # from the request on, the first start included
+    start_s: float  # of the machine on demand
+
+    def latest_s(self, job: SpotJob, rest_s: Array) -> Array:
+        """Return until when to look for spot, by the work and checkpoints that are still to do."""
+        # A machine that is lost at the worst moment takes its start, its last minutes, and a segment.
+        lost_s = job.restart_s + job.notice_s + (0.0 if job.saves_at_notice else job.segment_s)
+        return self.deadline_s - self.start_s - lost_s - rest_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotForecast:
+    """Simulated jobs: seconds of each, from the request on, the first start included."""
+
+    mean: SpotTime
+    total_s: Array  # infinity for one that does not end in any reasonable time
+    billed_s: Array  # of spot
+    on_demand_s: Array
+    num_nodes: int
+
+    def chance(self, deadline_s: float) -> float:
+        """Return the share of jobs that end by then."""
+        return float(np.mean(self.total_s <= deadline_s))
+
+    def deadline_s(self, chance: float) -> float:
+        """Return by when so large a share of jobs has ended."""
+        return float(np.quantile(self.total_s, chance, method="higher"))
+
+    def time_s(self) -> Interval:
+        """Return the mean time to the end, and between what nine of ten jobs lie."""
+        return _range(self.total_s)
+
+    def usd(self, spot_usd_per_hour: float, on_demand_usd_per_hour: float) -> Interval:
+        """Return the mean cost, and between what nine of ten jobs lie. Prices are of one node."""
+        spot, on_demand = self.billed_s * spot_usd_per_hour, self.on_demand_s * on_demand_usd_per_hour
+        return _range((spot + on_demand) * self.num_nodes / HOUR_S)
+
+
+def _range(values: Array) -> Interval:
+    low, high = np.quantile(values, (LOW, HIGH), method="inverted_cdf")
+    return Interval(value=float(np.mean(values)), low=float(low), high=float(high))
+
+
+def forecast_spot(
+    job: SpotJob,
+    market: SpotMarket,
+    *,
+    fallback: Fallback | None = None,
+    retry_s: float = RETRY_S,
+    num_jobs: int = 2000,
+    seed: int = 0,
+) -> SpotForecast:
+    """Return what simulated jobs take, begun at any moment of the market's life.
+
+    Spells follow each other as they were observed, from a random moment on; without observed ones their
+    lengths are exponential. Each job draws how far the observed means may be from the true ones.
+    """
+    spells = _Spells(market, job.num_nodes, num_jobs, np.random.default_rng(seed))
+    up_s, gap_s = spells.first()
+    rest_s = np.full(num_jobs, job.run_s)
+    clock_s, waiting_s, spot_s, starts_s, rework_s, free_s, on_demand_s, num_losses = np.zeros((8, num_jobs))
+    limit_s = _GIVES_UP * (job.restart_s + job.run_s)
+    going = np.arange(num_jobs)
+    while going.size:
+        # A spell that begins and ends between two looks is not seen.
+        look_s = gap_s if retry_s == 0 else np.ceil(gap_s / retry_s) * retry_s
+        life_s = gap_s + up_s - look_s
+        sees, gives_up = life_s > 0, np.zeros(going.size, dtype=bool)
+        if fallback is not None:
+            left_s = fallback.latest_s(job, rest_s[going]) - clock_s[going]
+            gives_up = np.where(sees, look_s, gap_s + up_s) > left_s
+            at = going[gives_up]
+            waiting_s[at] += np.maximum(0.0, left_s[gives_up])
+            on_demand_s[at] = fallback.start_s + rest_s[at]
+            clock_s[at] += np.maximum(0.0, left_s[gives_up]) + on_demand_s[at]
+        # A machine starts and works until its job is done, or until the notice.
+        has_machine = sees & ~gives_up
+        at, life = going[has_machine], life_s[has_machine]
+        work_s = np.maximum(0.0, life - job.notice_s - job.restart_s)
+        is_done = work_s >= rest_s[at]
+        work_s = np.where(is_done, rest_s[at], work_s)
+        saves_all = is_done | job.saves_at_notice
+        saved_s = np.where(saves_all, work_s, np.floor(work_s / job.segment_s) * job.segment_s)
+        used_s = np.where(is_done, job.restart_s + work_s, life)
+        waiting_s[at] += look_s[has_machine]
+        clock_s[at] += look_s[has_machine] + used_s
+        spot_s[at] += used_s
+        starts_s[at] += used_s - work_s
+        rework_s[at] += work_s - saved_s
+        rest_s[at] -= saved_s
+        num_losses[at] += ~is_done
+        # Of several nodes only the one that was taken is free: that is not counted.
+        free_s[at] += np.where(~is_done & (life < HOUR_S) & (job.num_nodes == 1), life, 0.0)
+        missed_s = np.where(sees, 0.0, gap_s + up_s)
+        is_endless = ~gives_up & (clock_s[going] + missed_s > limit_s)
+        clock_s[going[is_endless]] = np.inf
+        stays = ~gives_up & ~is_endless
+        stays[np.flatnonzero(has_machine)[is_done]] = False
+        going = going[stays]
+        up_s, gap_s = spells.after(going)
+        gap_s = gap_s + missed_s[stays]
+    has_started = spot_s > 0
+    done_s = job.run_s - np.where(on_demand_s > 0, rest_s, 0.0)
+    first_s = 0.0 if fallback is None else fallback.start_s
+    mean = SpotTime(
+        work_s=float(np.mean(done_s)) * job.work_s / job.run_s,
+        checkpoints_s=float(np.mean(done_s)) * (1 - job.work_s / job.run_s),
+        rework_s=float(np.mean(rework_s)),
+        restarts_s=float(np.mean(starts_s - has_started * job.restart_s)),
+        waiting_s=float(np.mean(waiting_s)),
+        on_demand_s=float(np.mean(on_demand_s - ~has_started * first_s)),
+        free_s=float(np.mean(free_s)),
+        num_losses=float(np.mean(num_losses)),
+    )
+    return SpotForecast(
+        mean=mean,
+        total_s=clock_s,
+        billed_s=spot_s - free_s,
+        on_demand_s=on_demand_s,
+        num_nodes=job.num_nodes,
+    )
+
+
+class _Spells:
+    """The spells with and without capacity that simulated jobs meet.
+
+    Any lost node stops a job, so spells of one instance are shorter for several.
+    """
+
+    def __init__(self, market: SpotMarket, num_nodes: int, num_jobs: int, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._observed = np.array(market.spells) / (num_nodes, 1) if market.spells else None
+        rate = market.losses_per_hour.value * num_nodes / HOUR_S
+        self._means = (math.inf if rate == 0 else 1 / rate, market.wait_s)
+        # How far the observed means may be from the true ones.
+        self._factors = np.ones((2, num_jobs))
+        if market.num_losses is not None and rate > 0:
+            for kind in (0, 1):
+                number = effective_number([spell[kind] for spell in market.spells], market.num_losses)
+                self._factors[kind] = number / rng.gamma(number + 0.5, size=num_jobs)
+        if self._observed is not None:
+            self._means = tuple(np.mean(self._observed, axis=0))
+        self._next = np.zeros(num_jobs, dtype=np.int64)
+
+    def first(self) -> tuple[Array, Array]:
+        """Return the first spell with capacity, and what lies before it, from a random moment on."""
+        num_jobs = self._factors.shape[1]
+        if math.isinf(self._means[0]):
+            return np.full(num_jobs, math.inf), np.zeros(num_jobs)
+        up, down = (self._factors.T * self._means).T
+        is_up = self._rng.random(num_jobs) * (up + down) < up
+        if self._observed is None:
+            up_s, gap_s = self._rng.exponential((up, down))
+            return up_s, np.where(is_up, 0.0, gap_s)
+        up_s, gap_s = np.zeros((2, num_jobs))
+        for kind, at in ((0, np.flatnonzero(is_up)), (1, np.flatnonzero(~is_up))):
+            until = np.cumsum(self._observed[:, kind])
+            moments = self._rng.random(at.size) * until[-1]
+            index = np.minimum(np.searchsorted(until, moments, side="right"), until.size - 1)
+            (up_s, gap_s)[kind][at] = (until[index] - moments) * self._factors[kind][at]
+            self._next[at] = index
+        at = np.flatnonzero(~is_up)
+        up_s[at] = self._advance(at)
+        return up_s, gap_s
+
+    def after(self, jobs: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Return the next spell with capacity of each of `jobs`, and the one without before it."""
+        if self._observed is None:
+            up_s, gap_s = self._rng.exponential((self._factors[:, jobs].T * self._means).T)
+            return up_s, gap_s
+        gap_s = self._observed[self._next[jobs], 1] * self._factors[1][jobs]
+        return self._advance(jobs), gap_s
+
+    def _advance(self, jobs: NDArray[np.int64]) -> Array:
+        assert self._observed is not None
+        self._next[jobs] = (self._next[jobs] + 1) % len(self._observed)
+        lengths: Array = self._observed[self._next[jobs], 0] * self._factors[0][jobs]
+        return lengths
+
+
+def effective_number(lengths_s: Sequence[float], number: int) -> float:
+    """Return how many independent spells of exponential length would tell as much of their mean."""
+    if len(lengths_s) < 2:
+        return float(number)
+    spread = float(np.var(lengths_s, ddof=1)) / float(np.mean(lengths_s)) ** 2 if any(lengths_s) else 1.0
+    return number / max(1.0, spread)
+
+
+def market_of_rates(losses_per_hour: float, available: float, *, source: str) -> SpotMarket:
+    """Return a market as the user gives it. Raises UserError for numbers that cannot be."""
+    return SpotMarket(
+        losses_per_hour=Interval(value=losses_per_hour),
+        available=Interval(value=available),
+        evidence="given",
+        source=source,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotUse:
+    """A request of one's own for spot machines."""
+
+    hours: float  # of each machine; 0 if it got none
+    num_nodes: int
+    is_taken: bool  # the cloud took them back
+    is_first: bool  # of its job, so not just after a loss, when capacity is short
+
+
+def market_of_runs(uses: Sequence[SpotUse], *, source: str) -> SpotMarket:
+    """Return what one's own spot requests say. Raises UserError if that is nothing.
+
+    Losses per instance-hour, one for each attempt that was taken; available is the share of first requests
+    that got their machines.
+    """
+    hours = sum(use.hours * use.num_nodes for use in uses)
+    num_losses = sum(use.is_taken for use in uses)
+    first = [use.hours > 0 for use in uses if use.is_first]
+    if not hours or not any(first):
+        raise UserError(
+            "none of your runs had a spot machine, so how often one is lost is not known",
+            "give a trace, or losses per hour and availability",
+        )
+    return SpotMarket(
+        losses_per_hour=poisson_interval(num_losses, hours),
+        available=binomial_interval(sum(first), len(first)),
+        evidence="own runs",
+        source=source,
+        num_losses=num_losses,
+    )
+
+
+def read_trace(lines: Iterable[str], *, source: str) -> SpotMarket:
+    """Return what a trace of capacity says: CSV with the columns `time`, `state` and, of several, `place`.
+
+    A line says that from `time` (ISO 8601, UTC if it names no zone) on, one instance could be had in `place`
+    (`up`) or not (`down`); the last line of a place ends its observation. Going from up to down is a loss.
+    Raises BadFile for other text, and for a trace in which nothing was up.
+    """
+    reader = csv.DictReader(lines)
+    missing = {"time", "state"} - set(reader.fieldnames or ())
+    if missing:
+        raise BadFile(source, f"no column {' or '.join(sorted(missing))}", hint=_TRACE_HINT)
+    places: dict[str, list[tuple[datetime, bool]]] = {}
+    for row in reader:
+        try:
+            time = datetime.fromisoformat(row["time"].strip())
+            is_up = {"up": True, "down": False}[row["state"].strip().lower()]
+        except (ValueError, KeyError, AttributeError):
+            raise BadFile(source, "no time and state", line=reader.line_num, hint=_TRACE_HINT) from None
+        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time
+        seen = places.setdefault(row.get("place") or "", [])
+        if seen and time < seen[-1][0]:
+            raise BadFile(source, "earlier than the line before", line=reader.line_num, hint=_TRACE_HINT)
+        seen.append((time, is_up))
+    return market_of_states(
+        [
+            [((end - start).total_seconds(), is_up) for (start, is_up), (end, _) in pairwise(seen)]
+            for seen in places.values()
+        ],
+        source=source,
+    )
+
+
+_TRACE_HINT = "give CSV with the columns time,state, such as 2026-11-24T08:00:00,up, in the order of time"
+
+
+def market_of_states(places: Sequence[Sequence[tuple[float, bool]]], *, source: str) -> SpotMarket:
+    """Return the market by what was seen in some places: seconds, and whether one could be had, in order."""
+    spells: list[tuple[float, float]] = []
+    up_s = down_s = 0.0
+    for place in places:
+        merged: list[tuple[float, bool]] = []
+        for seconds, is_up in place:
+            if merged and merged[-1][1] == is_up:
+                merged[-1] = (merged[-1][0] + seconds, is_up)
+            elif seconds > 0:
+                merged.append((seconds, is_up))
+        up_s += sum(seconds for seconds, is_up in merged if is_up)
+        down_s += sum(seconds for seconds, is_up in merged if not is_up)
+        # The end is joined to the beginning, so that no spell is cut; a place in one state has no spells.
+        if len(merged) % 2:
+            *merged, (seconds, is_up) = merged
+            merged = [(merged[0][0] + seconds, is_up), *merged[1:]] if merged else []
+        if merged and not merged[0][1]:
+            merged = [*merged[1:], merged[0]]
+        lengths = [seconds for seconds, _ in merged]
+        spells += zip(lengths[::2], lengths[1::2], strict=True)
+    if not up_s:
+        raise BadFile(source, "nothing was up", hint="give a longer trace, or rates")
+    number = effective_number([up for up, _ in spells], len(spells))
+    lacks = effective_number([down for _, down in spells], len(spells))
+    return SpotMarket(
+        losses_per_hour=poisson_interval(len(spells), up_s / HOUR_S, number),
+        available=_share_of(up_s, down_s, number, lacks),
+        evidence="trace",
+        source=source,
+        num_losses=len(spells),
+        spells=tuple(spells),
+    )
+
+
+def _share_of(up_s: float, down_s: float, number: float, lacks: float) -> Interval:
+    """Return up's share of time. number, lacks: of independent spells; they give the logit's variance."""
+    if not (down_s and number and lacks):
+        return Interval(value=up_s / (up_s + down_s))
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(1 / number + 1 / lacks)
+    shares = [1 / (1 + down_s / up_s * math.exp(shift)) for shift in (half, 0.0, -half)]
+    return Interval(low=shares[0], value=shares[1], high=shares[2])
+
+
+def poisson_interval(number: int, hours: float, effective: float | None = None) -> Interval:
+    """Return events per hour with the exact interval of a Poisson process (Garwood, Biometrika 28, 1936).
+
+    None seen counts as half a one. effective: of independent events, where they come in clusters.
+    """
+    counts = float(number) if effective is None else effective
+    scale = number / counts if counts else 1.0
+    return Interval(
+        value=max(number, 0.5) / hours,
+        low=gamma_quantile(0.025, counts) * scale / hours if counts else 0.0,
+        high=gamma_quantile(0.975, counts + 1) * scale / hours,
+    )
+
+
+def binomial_interval(number: int, of: int) -> Interval:
+    """Return the share with the exact interval of Clopper and Pearson (Biometrika 26, 1934).
+
+    All of them count as half a one less.
+    """
+
+    def solve(level: float, a: float, b: float) -> float:
+        return _solved(lambda share: regularised_beta(share, a, b), level, 0.0, 1.0)
+
+    return Interval(
+        value=min(number, of - 0.5) / of,
+        low=solve(0.025, number, of - number + 1) if number else 0.0,
+        high=solve(0.975, number + 1, of - number) if number < of else 1.0,
+    )
+
+
+def gamma_quantile(p: float, shape: float) -> float:
+    """Return the point that a gamma variable of scale 1 stays below with probability p."""
+    high = shape + 1.0
+    while _gamma_cdf(high, shape) < p:
+        high *= 2
+    return _solved(lambda x: _gamma_cdf(x, shape), p, 0.0, high)
+
+
+def _gamma_cdf(x: float, shape: float) -> float:
+    """Return the regularised lower incomplete gamma function, by its series."""
+    if x <= 0:
+        return 0.0
+    term = total = 1 / shape
+    n = shape
+    while term > 1e-16 * total:
+        n += 1
+        term *= x / n
+        total += term
+    return math.exp(shape * math.log(x) - x - math.lgamma(shape)) * total
+
+
+def _solved(function: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Return where a rising function has the value, by halving."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < value else (low, middle)
+    return (low + high) / 2
