@@ -15,6 +15,13 @@ from fastlaunch.analysis.cost_to_train import (
     total,
 )
 from fastlaunch.analysis.finish import Account, Repeated
+from fastlaunch.analysis.spot import (
+    SpotJob,
+    SpotMarket,
+    expected_spot,
+    market_of_rates,
+    young_interval_s,
+)
 from fastlaunch.catalog.prices import Price, VolumePrice
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval
@@ -208,3 +215,77 @@ def test_a_training_that_no_capacity_block_holds_is_refused() -> None:
 def test_an_assumption_is_a_number_of_0_or_more(value: float) -> None:
     with pytest.raises(UserError):
         Assumptions(boot_s=value)
+
+
+def spot_market(losses_per_hour: float, available: float = 1.0) -> SpotMarket:
+    return market_of_rates(losses_per_hour, available, source="test")
+
+
+#: Half the price.
+ON_SPOT = Purchase(price=replace(DOLLAR, purchase="spot", usd_per_hour=1800.0), market=spot_market(0.5))
+
+
+def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work() -> None:
+    assumptions = replace(
+        NOTHING, boot_s=100, checkpoint_s=90, checkpoint_every_s=600, given=frozenset({"checkpoint_every_s"})
+    )
+    job = SpotJob(work_s=1000, restart_s=100, checkpoint_s=90, every_s=600)
+    time = expected_spot(job, spot_market(0.5))
+    cost = cost_to_train(TRAINING, ON_SPOT, assumptions=assumptions)
+    parts = seconds(cost)
+    assert parts["steps"] == pytest.approx(1000) and time.rework_s > 0
+    assert (parts["rework"], parts["restarts"]) == pytest.approx((time.rework_s, time.restarts_s))
+    assert cost.hours.value == pytest.approx((100 + time.total_s) / 3600)
+    assert cost.usd.value == pytest.approx((100 + time.billed_s) / 2)
+    assert dollars(cost)["not billed"] == pytest.approx(-time.free_s / 2)
+    assert sum(seconds(cost).values()) == pytest.approx(cost.hours.value * 3600)
+    assert sum(dollars(cost).values()) == pytest.approx(cost.usd.value)
+    assert vars(total(TRAINING, ON_SPOT, assumptions=assumptions)).items() <= vars(cost).items()
+
+
+def test_spot_s_checkpoints_come_at_young_s_interval_unless_it_is_given() -> None:
+    # sqrt(2 x 8 s x 2 h) less 8 s, with Daly's terms.
+    cost = total(TRAINING, ON_SPOT, assumptions=replace(NOTHING, checkpoint_s=8))
+    assert cost.checkpoint_every_s == pytest.approx(young_interval_s(8, 0.5))
+    given = replace(NOTHING, checkpoint_every_s=300, given=frozenset({"checkpoint_every_s"}))
+    assert total(TRAINING, ON_SPOT, assumptions=given).checkpoint_every_s == 300
+
+
+def test_spot_without_checkpoints_is_refused_beyond_the_mean_time_to_a_loss() -> None:
+    without = replace(NOTHING, given=frozenset({"checkpoint_every_s"}))
+    assert total(TRAINING, ON_SPOT, assumptions=without).checkpoint_every_s is None
+    with pytest.raises(UserError, match="checkpoints"):
+        total(replace(TRAINING, samples=Interval(value=800_000)), ON_SPOT, assumptions=without)
+
+
+def test_spot_whose_losses_are_not_known_is_refused() -> None:
+    with pytest.raises(UserError, match="not known"):
+        total(TRAINING, replace(ON_SPOT, market=None), assumptions=NOTHING)
+    # Published steps are compared by the price alone.
+    steps = total(TRAINING, replace(ON_SPOT, market=None), assumptions=NOTHING, steps_only=True)
+    assert steps.usd.value == 500
+
+
+def test_what_is_not_known_of_losses_widens_the_interval() -> None:
+    assumptions = replace(NOTHING, boot_s=100, checkpoint_s=90)
+    sure = total(TRAINING, ON_SPOT, assumptions=assumptions).hours
+    market = replace(spot_market(0.5), losses_per_hour=Interval(value=0.5, low=0.0, high=2.0))
+    unsure = total(TRAINING, replace(ON_SPOT, market=market), assumptions=assumptions).hours
+    assert sure.low and sure.high and unsure.low and unsure.high
+    assert unsure.value == sure.value
+    assert unsure.high > sure.high and unsure.low < sure.low
+    mean = total(TRAINING, ON_SPOT, assumptions=assumptions, with_interval=False).hours
+    assert interval(mean) == (sure.value, None, None)
+
+
+def test_with_a_deadline_the_rest_is_done_on_demand() -> None:
+    scarce = replace(ON_SPOT, market=spot_market(2.0, 0.1), on_demand_usd_per_hour=3600.0)
+    assumptions = replace(NOTHING, boot_s=60, deadline_s=2000)
+    cost = cost_to_train(
+        replace(TRAINING, samples_per_s=Interval(value=100)), scarce, assumptions=assumptions
+    )
+    assert seconds(cost)["on demand"] > 100
+    assert dollars(cost)["on demand"] == pytest.approx(seconds(cost)["on demand"])
+    assert cost.hours.value < total(TRAINING, scarce, assumptions=replace(NOTHING, boot_s=60)).hours.value
+    with pytest.raises(UserError):
+        total(TRAINING, replace(scarce, on_demand_usd_per_hour=None), assumptions=assumptions)

@@ -6,13 +6,15 @@ or assumed. Waiting for capacity takes time and is not billed.
 Intervals: samples and samples per second are the inputs that have one. An input moves all parts that depend
 on it together, and the inputs are independent of each other. So the deviation of a total is the root of the
 sum of squares, over the inputs, of what each moves it, above and below separately. One-off parts have no
-interval, measured or assumed. Without an interval of samples per second a total has none.
+interval, measured or assumed. Without an interval of samples per second a total has none. On spot, how often
+a machine is lost and how often one can be had are inputs, too; means are carried, not one training's luck.
 """
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fastlaunch.analysis.cost import SECONDS_PER_HOUR
 from fastlaunch.analysis.finish import ONCE, Account
@@ -21,8 +23,11 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import parse_duration_s
 from fastlaunch.measure.summary import Interval
 
+if TYPE_CHECKING:
+    from fastlaunch.analysis.spot import SpotJob, SpotMarket
+
 Evidence = Literal["measured", "predicted", "listed", "assumed"]
-CAPACITY_BLOCK = "capacity-block"
+CAPACITY_BLOCK, SPOT = "capacity-block", "spot"
 
 #: EC2 ends the instances of a capacity block half an hour before the block ends.
 #: docs.aws.amazon.com/AWSEC2, "Capacity Blocks for ML", as are the lengths below, read 2026-11.
@@ -69,6 +74,12 @@ class Assumptions:
     transfer_usd_per_gb: float = _assumed(
         0.09, "price of that", "to the internet, us-east-1, first 10 TB: aws.amazon.com/ec2/pricing/on-demand"
     )
+    spot_losses_per_hour: float = _assumed(
+        0.0, "of an instance on spot", "your own runs or --spot-trace: never guessed"
+    )
+    spot_available: float = _assumed(1.0, "share of time in which spot can be had", "given with the losses")
+    restart_s: float = _assumed(0.0, "start of the next machine on spot; 0: as the first", "as measured")
+    deadline_s: float = _assumed(0.0, "on spot: on demand in time to end by then; 0 for never", "none")
     block_hours: float = _assumed(
         0.0, "length of the capacity block; 0 for the shortest that fits", "AWS sells whole days"
     )
@@ -141,6 +152,8 @@ class Purchase:
     #: What an hour of a node costs this account if that is not the price; 0 where it is sunk.
     usd_per_hour: float | None = None
     volume: VolumePrice | None = None  # None if not known: volumes are not counted then
+    market: "SpotMarket | None" = None  # of spot: how often it is lost, and can be had
+    on_demand_usd_per_hour: float | None = None  # of a node, where a deadline ends the search for spot
 
     @property
     def paid_usd_per_hour(self) -> float:
@@ -167,6 +180,7 @@ class Total:
     block_hours: float | None = None  # of the capacity block that is bought
     fee_usd: float | None = None  # of the whole block: sunk, once it is bought
     effective_usd: Interval  # without the part of the block that is not used
+    checkpoint_every_s: float | None = None  # on spot: work between two, measured, given or Young's; or none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +230,22 @@ class _Inputs(NamedTuple):
 
 
 def total(
-    training: Training, purchase: Purchase, *, assumptions: Assumptions, steps_only: bool = False
+    training: Training,
+    purchase: Purchase,
+    *,
+    assumptions: Assumptions,
+    steps_only: bool = False,
+    with_interval: bool = True,
 ) -> Total:
     """Return what `cost_to_train` does without its parts, by the same lines: for thousands of candidates.
 
-    It adds up the lines' numbers and makes no object of a part, which costs a sixth of the time.
+    It adds up the lines' numbers and makes no object of a part, which costs a sixth of the time. On spot an
+    interval costs eight times as much as the mean; a deadline is simulated, which takes milliseconds.
     """
-    return _total(_lines(training, assumptions, steps_only), training, purchase, assumptions, steps_only)
+    lines = _lines(training, assumptions, steps_only)
+    if purchase.price.purchase == SPOT and not steps_only:
+        return _OnSpot(lines, training, purchase, assumptions, with_interval).total()
+    return _total(lines, training, purchase, assumptions, steps_only)
 
 
 def cost_to_train(
@@ -232,9 +255,12 @@ def cost_to_train(
 
     steps_only: without waiting, boot and all else that is not a step, as published figures are compared; a
     capacity block is then charged by the hour.
-    Raises UserError for a training that no capacity block is long enough for.
+    Raises UserError for a training that no capacity block is long enough for, and on spot where losses are
+    not known, or come too often for a training without checkpoints.
     """
     lines = _lines(training, assumptions, steps_only)
+    if purchase.price.purchase == SPOT and not steps_only:
+        return _OnSpot(lines, training, purchase, assumptions).cost()
     whole = _total(lines, training, purchase, assumptions, steps_only)
     inputs = _inputs(training)
     usd_per_s = _usd_per_s(training, purchase)
@@ -249,7 +275,10 @@ def cost_to_train(
         for line in lines
     ]
     if not steps_only:
-        parts += _other_parts(lines, training, purchase, assumptions)
+        volumes = inputs.spread(
+            *_sums(_billed(lines)), factor=_volume_usd_per_s(training, purchase, assumptions)
+        )
+        parts += _other_parts(volumes, purchase, assumptions)
     if whole.fee_usd is not None:
         used = inputs.spread(*_sums(_billed(lines)), factor=usd_per_s)
         unused = Part(
@@ -447,20 +476,15 @@ def _transfer_usd(assumptions: Assumptions) -> float:
     return assumptions.transfer_gb * assumptions.transfer_usd_per_gb
 
 
-def _other_parts(
-    lines: list[_Line], training: Training, purchase: Purchase, assumptions: Assumptions
-) -> list[Part]:
+def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions) -> list[Part]:
     """Return what costs money and takes no time: volumes, storage, transfer."""
     volume = purchase.volume
-    volumes_usd = _inputs(training).spread(
-        *_sums(_billed(lines)), factor=_volume_usd_per_s(training, purchase, assumptions)
-    )
     storage, transfer = _storage_usd(assumptions), _transfer_usd(assumptions)
     return [
         Part(
             name="volumes",
             seconds=None,
-            usd=volumes_usd,
+            usd=volumes,
             evidence="listed" if volume else "assumed",
             source=f"{volume.source}, {volume.as_of}" if volume else "not counted: no price is known",
         ),
@@ -487,3 +511,211 @@ def _source(assumptions: Assumptions, key: str) -> str:
 
 def _block_evidence(assumptions: Assumptions) -> Evidence:
     return "assumed" if "block_hours" in assumptions.given else "listed"
+
+
+def spot_job(training: Training, purchase: Purchase, assumptions: Assumptions) -> "SpotJob":
+    """Return the training as `spot.forecast_spot` simulates it."""
+    return _OnSpot(_lines(training, assumptions, False), training, purchase, assumptions).job
+
+
+class _OnSpot:
+    """A training on spot in numbers: mean seconds by part, and how far each input moves them.
+
+    Raises UserError if losses are not known, or come too often for a training without checkpoints.
+    """
+
+    #: What losses change, in seconds. Of the last, EC2 bills nothing.
+    parts = ("steps", "evaluations", "checkpoints", "rework", "restarts", "no capacity", "on demand", "free")
+
+    def __init__(
+        self,
+        lines: list[_Line],
+        training: Training,
+        purchase: Purchase,
+        assumptions: Assumptions,
+        with_interval: bool = True,
+    ) -> None:
+        from fastlaunch.analysis.spot import check_checkpoints
+
+        if purchase.market is None:
+            raise UserError(
+                "how often spot is lost is not known: no run of yours had spot of this type",
+                "give --spot-trace FILE, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8",
+            )
+        self.market = purchase.market
+        self.training, self.purchase, self.assumptions = training, purchase, assumptions
+        *before, self.steps, self.evaluations, self.checkpoints = lines
+        self.waiting, *self.start = before
+        self.start_s = sum(line.fixed_s for line in self.start)
+        self.checkpoint_s, self.every_s, self.how_often = self._checkpoints()
+        inputs = _inputs(training)
+        losses, available = self.market.losses_per_hour, self.market.available
+        at = (inputs.samples, inputs.s_per_sample, losses.value, self.market.wait_s)
+        self.job = self._job(inputs.samples, inputs.s_per_sample)
+        check_checkpoints(self.job, self.market, training.samples_per_step * inputs.s_per_sample)
+        self.mean = self._seconds(*at)
+        if not all(map(math.isfinite, self.mean)):
+            raise UserError(
+                "on spot that is lost so often the training would never end", "take --purchase on-demand"
+            )
+        #: Seconds at both ends of each input that has an interval; None without one of speed.
+        self.moved: list[tuple[tuple[float, ...], tuple[float, ...]]] | None = []
+        ranges = (
+            (inputs.fewest, inputs.most),
+            (inputs.shortest, inputs.longest),
+            (losses.low, losses.high),
+            (_wait_s(losses.value, available.high), _wait_s(losses.value, available.low)),
+        )
+        if not with_interval or any(map(math.isnan, (*ranges[0], *ranges[1]))):
+            self.moved = None
+            return
+        for number, (low, high) in enumerate(ranges):
+            if low is not None and high is not None and low != high:
+                ends = [[*at[:number], end, *at[number + 1 :]] for end in (low, high)]
+                self.moved.append((self._seconds(*ends[0]), self._seconds(*ends[1])))
+
+    def _checkpoints(self) -> tuple[float, float | None, str]:
+        """Return seconds of a checkpoint, work between two, None for none, and where that is from."""
+        from fastlaunch.analysis.spot import young_interval_s
+
+        assumptions, account = self.assumptions, self.training.account
+        measured = account.between["checkpoints"] if account else None
+        seconds = assumptions.checkpoint_s
+        if measured and measured.every and "checkpoint_s" not in assumptions.given:
+            seconds = measured.s_per_step * measured.every
+        if "checkpoint_every_s" in assumptions.given:
+            return seconds, assumptions.checkpoint_every_s or None, "as given"
+        losses = self.market.losses_per_hour.value
+        every_s = young_interval_s(seconds, losses, self.training.num_nodes)
+        if math.isinf(every_s):
+            return seconds, None, "none: nothing is lost"
+        return seconds, every_s, f"every {every_s / 60:.3g} min of work: Young's interval"
+
+    def _job(self, samples: float, s_per_sample: float) -> "SpotJob":
+        from fastlaunch.analysis.spot import SpotJob
+
+        evaluations_s = self.evaluations.fixed_s + samples * self.evaluations.per_sample_s
+        return SpotJob(
+            work_s=samples * s_per_sample + evaluations_s,
+            restart_s=self.assumptions.restart_s or self.start_s,
+            checkpoint_s=self.checkpoint_s,
+            every_s=self.every_s,
+            num_nodes=self.training.num_nodes,
+        )
+
+    def _seconds(
+        self, samples: float, s_per_sample: float, losses_per_hour: float, wait_s: float
+    ) -> tuple[float, ...]:
+        """Return mean seconds of `parts`. wait_s: how long it is until there is capacity again."""
+        from fastlaunch.analysis.spot import Fallback, expected_spot, forecast_spot
+
+        job, deadline_s = self._job(samples, s_per_sample), self.assumptions.deadline_s
+        market = replace(
+            self.market,
+            losses_per_hour=Interval(value=losses_per_hour),
+            available=Interval(value=1 / (1 + losses_per_hour * wait_s / SECONDS_PER_HOUR)),
+        )
+        if deadline_s:
+            fallback = Fallback(deadline_s=deadline_s - self.waiting.fixed_s, start_s=self.start_s)
+            time = forecast_spot(job, market, fallback=fallback).mean
+        else:
+            time = expected_spot(job, market)
+        steps_s = samples * s_per_sample * time.work_s / job.work_s
+        return (
+            steps_s,
+            time.work_s - steps_s,
+            *(time.checkpoints_s, time.rework_s, time.restarts_s, time.waiting_s, time.on_demand_s),
+            time.free_s,
+        )
+
+    def _sum(self, *weights: float, fixed: float = 0.0) -> Interval:
+        """Return fixed + the sum of weights x seconds of `parts`, with its interval."""
+
+        def weighted(seconds: tuple[float, ...]) -> float:
+            return fixed + sum(weight * each for weight, each in zip(weights, seconds, strict=True) if weight)
+
+        value = weighted(self.mean)
+        if self.moved is None:
+            return Interval(value=value)
+        off = [(weighted(low) - value, weighted(high) - value) for low, high in self.moved]
+        below = math.hypot(*(min(0.0, *each) for each in off))
+        above = math.hypot(*(max(0.0, *each) for each in off))
+        return Interval(value=value, low=value - below, high=value + above)
+
+    def _usd_per_s(self) -> tuple[float, ...]:
+        """Return what a second of each of `parts` costs on all nodes, without volumes."""
+        spot, fallback = _usd_per_s(self.training, self.purchase), self.purchase.on_demand_usd_per_hour
+        if self.assumptions.deadline_s and fallback is None:
+            raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")
+        on_demand = (fallback or 0.0) * self.training.num_nodes / SECONDS_PER_HOUR
+        return (spot,) * 5 + (0.0, on_demand, -spot)
+
+    def _volumes(self) -> Interval:
+        per_s = _volume_usd_per_s(self.training, self.purchase, self.assumptions)
+        return self._sum(*(per_s,) * 5, 0.0, per_s, 0.0, fixed=per_s * self.start_s)
+
+    def total(self) -> Total:
+        hour = 1 / SECONDS_PER_HOUR
+        usd_per_s = self._usd_per_s()
+        per_s = _volume_usd_per_s(self.training, self.purchase, self.assumptions)
+        volumes = (*(per_s,) * 5, 0.0, per_s, 0.0)
+        kept_usd = _storage_usd(self.assumptions) + _transfer_usd(self.assumptions)
+        usd = self._sum(
+            *map(operator.add, usd_per_s, volumes),
+            fixed=kept_usd + (usd_per_s[0] + per_s) * self.start_s,
+        )
+        return Total(
+            hours=self._sum(*(hour,) * 7, 0.0, fixed=hour * (self.waiting.fixed_s + self.start_s)),
+            usd=usd,
+            effective_usd=usd,
+            checkpoint_every_s=self.every_s,
+        )
+
+    def cost(self) -> CostToTrain:
+        usd_per_s = self._usd_per_s()
+        market: tuple[Evidence, str] = (
+            "assumed" if self.market.evidence == "given" else "measured",
+            f"spot by {self.market.source}",
+        )
+        known: list[tuple[Evidence, str]] = [
+            (self.steps.evidence, self.steps.source),
+            (self.evaluations.evidence, self.evaluations.source),
+            ("assumed", self.how_often),
+            *(market,) * 5,
+        ]
+        parts = [
+            Part(
+                name=line.name,
+                seconds=_exactly(line.fixed_s),
+                usd=_exactly(0.0 if line is self.waiting else line.fixed_s * usd_per_s[0]),
+                evidence=line.evidence,
+                source=line.source,
+            )
+            for line in (self.waiting, *self.start)
+        ]
+        for number, (name, (evidence, source)) in enumerate(zip(self.parts, known, strict=True)):
+            alone = [float(each == number) for each in range(len(self.parts))]
+            parts.append(
+                Part(
+                    name="not billed" if name == "free" else name,
+                    seconds=None if name == "free" else self._sum(*alone),
+                    usd=self._sum(*map(operator.mul, alone, usd_per_s)),
+                    evidence=evidence,
+                    source="EC2 bills no machine that it takes in its first hour"
+                    if name == "free"
+                    else source,
+                )
+            )
+        parts += _other_parts(self._volumes(), self.purchase, self.assumptions)
+        return CostToTrain(**vars(self.total()), parts=tuple(parts))
+
+
+def _wait_s(losses_per_hour: float, available: float | None) -> float | None:
+    """Return how long a spell without capacity lasts, as many as losses, at this share of time with it."""
+    if available is None:
+        return None
+    return (1 / available - 1) / losses_per_hour * SECONDS_PER_HOUR if losses_per_hour else 0.0
+
+
+def _exactly(value: float) -> Interval:
+    return Interval(value=value, low=value, high=value)
