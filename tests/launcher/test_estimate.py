@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ec2_builders
 import pytest
+from attempt_builders import add_attempt
 from fake_summaries import PLAIN, changed
 
 import fastlaunch
 from fastlaunch.analysis.cost_to_train import ASSUMED, parse_assumptions
 from fastlaunch.api.estimation import Estimate
+from fastlaunch.backends.ec2.plan import plan_ec2
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summary import Interval, RunSummary
@@ -162,6 +166,52 @@ def test_the_account_s_rates_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FASTLAUNCH_CONFIG", str(tmp_path / "config.yaml"))
     found = estimate()
     assert found.cost.hours.value > 0 and part(found, "steps").usd.value == 0
+
+
+def on_spot(**arguments: Any) -> Estimate:
+    return estimate(purchase="spot", usd_per_hour=20.0, **arguments)
+
+
+def test_spot_by_a_trace_and_by_rates(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    # Lost once in six hours of eight.
+    hours = (("00", "up"), ("06", "down"), ("08", "up"))
+    trace.write_text("time,state\n" + "".join(f"2026-11-24T{at}:00:00,{state}\n" for at, state in hours))
+    by_trace = on_spot(spot_trace=trace)
+    assert part(by_trace, "restarts").evidence == "measured"
+    by_rates = on_spot(assume={"spot_losses_per_hour": 1 / 6, "spot_available": 0.75})
+    assert part(by_rates, "restarts").evidence == "assumed"
+    assert by_rates.cost.hours.value == pytest.approx(by_trace.cost.hours.value)
+    assert by_rates.cost.checkpoint_every_s is not None
+    assert any("--checkpoint-every" in note for note in by_rates.notes)
+    with pytest.raises(UserError):
+        on_spot(spot_trace=tmp_path / "none.csv")
+
+
+def test_spot_by_one_s_own_runs_of_the_same_type_in_the_same_region() -> None:
+    with pytest.raises(UserError, match="not known"):
+        on_spot()
+    with open_ledger(load_settings()) as ledger:
+        for hours, reason in ((3.0, "EC2 took the spot instance back"), (5.0, None), (0.0, "no capacity")):
+            attempt = add_attempt(
+                ledger,
+                ec2_builders.job(purchase="spot"),
+                plan=lambda jobs, n: plan_ec2(
+                    jobs,
+                    attempt=n,
+                    placement=ec2_builders.site(),
+                    max_minutes=60,
+                    render=ec2_builders.bootstrap_as_text,
+                ),
+            )
+            state = RunState.INTERRUPTED if reason else RunState.COMPLETED
+            ledger.end_attempt(attempt.id, state, reason=reason, lived_s=hours * 3600)
+    found = on_spot()
+    by_rates = on_spot(assume={"spot_losses_per_hour": 1 / 8, "spot_available": 2 / 3})
+    assert found.cost.hours.value == pytest.approx(by_rates.cost.hours.value)
+    assert part(found, "restarts").evidence == "measured"
+    with pytest.raises(UserError, match="not known"):
+        on_spot(region="us-west-2")
 
 
 def printed(capsys: pytest.CaptureFixture[str], argv: Sequence[str], code: int = 0) -> str:

@@ -5,23 +5,25 @@ import glob
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
 from fastlaunch.catalog.rates import check_sold
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import parse_date
+from fastlaunch.core.units import counted, parse_date
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
 if TYPE_CHECKING:
     from fastlaunch.analysis import compare
     from fastlaunch.analysis.compare import Row
-    from fastlaunch.analysis.cost_to_train import Assumptions, CostToTrain
+    from fastlaunch.analysis.cost_to_train import Assumptions, CostToTrain, Purchase, Training
     from fastlaunch.analysis.pooling import MeasuredRun
     from fastlaunch.analysis.similar import Wanted
+    from fastlaunch.analysis.spot import SpotMarket, SpotUse
     from fastlaunch.core.settings import Settings
     from fastlaunch.measure.summary import Interval
 
@@ -126,6 +128,7 @@ def estimate(
     region: str | None = None,
     usd_per_hour: float | None = None,
     assume: Mapping[str, Any] | Sequence[str] = (),
+    spot_trace: Path | str | None = None,
     prices_as_of: datetime.date | str | None = None,
     steps_only: bool = False,
     context: AppContext | None = None,
@@ -136,7 +139,9 @@ def estimate(
     one, bf16, or the only one that was measured. instance: such as `p5.48xlarge`, or `ml.p5.48xlarge` on
     SageMaker. Give one of samples, epochs, tokens and target (`accuracy=0.9`). usd_per_hour: what an hour of
     a machine costs, in place of its price. assume: `boot=300s` each; `fastlaunch estimate --assume help`
-    lists the names. steps_only: nothing but the steps.
+    lists the names. spot_trace: a CSV of when spot could be had; without one, and without
+    `spot_losses_per_hour` assumed, your own runs on spot of this type in this region say how often it is
+    lost. steps_only: nothing but the steps.
 
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
@@ -166,16 +171,16 @@ def estimate(
     measured = _most_like(context, workload, wanted, catalogue)
     row = measured.row
     count = _samples(context, length, measured, wanted)
-    cost = cost_to_train(
-        training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions),
-        Purchase(
-            price=price,
-            usd_per_hour=paid,
-            volume=catalogue.find_volume_price(region, on=as_of or today) if service == "ec2" else None,
-        ),
-        assumptions=assumptions,
-        steps_only=steps_only,
+    training = training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions)
+    on_demand = catalogue.find_price(kind.name, service=service, region=region, on=as_of or today)
+    bought = Purchase(
+        price=price,
+        usd_per_hour=paid,
+        volume=catalogue.find_volume_price(region, on=as_of or today) if service == "ec2" else None,
+        market=_market(context, kind.name, region, assumptions, spot_trace) if purchase == "spot" else None,
+        on_demand_usd_per_hour=paid_usd_per_hour(on_demand, settings),
     )
+    cost = cost_to_train(training, bought, assumptions=assumptions, steps_only=steps_only)
     old = age_note([price.as_of], today) if as_of is None and price.basis != "given" else None
     return Estimate(
         workload=workload,
@@ -189,8 +194,88 @@ def estimate(
         price=price,
         paid_usd_per_hour=paid,
         assumptions=assumptions,
-        notes=(*differences(row, wanted), *([old] if old else [])),
+        notes=(
+            *differences(row, wanted),
+            *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
+            *([old] if old else []),
+        ),
     )
+
+
+def _market(
+    context: AppContext, instance: str, region: str, assumptions: "Assumptions", trace: Path | str | None
+) -> "SpotMarket | None":
+    """Return how often spot is lost: by a trace, as given, or by one's own runs; None if none says."""
+    from fastlaunch.analysis.spot import market_of_rates, market_of_runs, read_trace
+
+    if trace is not None:
+        try:
+            with Path(trace).open(encoding="utf-8", newline="") as lines:
+                return read_trace(lines, source=str(trace))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadFile(trace, f"cannot be read: {error}") from None
+    if "spot_losses_per_hour" in assumptions.given:
+        return market_of_rates(
+            assumptions.spot_losses_per_hour, assumptions.spot_available, source="--assume"
+        )
+    uses = _spot_uses(context, instance, region)
+    if not any(use.hours for use in uses):
+        return None
+    return market_of_runs(uses, source=f"{counted(len(uses), 'request')} of your own in {region}")
+
+
+def _spot_uses(context: AppContext, instance: str, region: str) -> "list[SpotUse]":
+    """Return one's own requests for spot of this type, as far as they have ended."""
+    if not (context.settings.home / LEDGER_NAME).exists():
+        return []
+    from fastlaunch.analysis.spot import SpotUse
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.lifecycle.resume import is_taken
+
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        runs = ledger.fetch_comparable([f"instance={glob.escape(instance)}", "backend=ec2"])
+        attempts = {
+            attempt.id: attempt
+            for run in runs
+            if run.purchase == "spot"
+            for attempt in ledger.attempts_of(run.id)
+            if (attempt.instance, attempt.region) == (instance, region) and attempt.ended_at
+        }
+    return [
+        SpotUse(
+            hours=(attempt.billing.lived_s or 0.0) / 3600,
+            num_nodes=attempt.num_nodes,
+            is_taken=is_taken(attempt),
+            is_first=attempt.n == 1,
+        )
+        for attempt in attempts.values()
+    ]
+
+
+def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumptions") -> Iterator[str]:
+    """Yield how often to write checkpoints, and between what nine of ten such trainings lie."""
+    from fastlaunch.analysis.cost_to_train import spot_job
+    from fastlaunch.analysis.spot import Fallback, forecast_spot, steps_between
+
+    assert bought.market is not None
+    job = spot_job(training, bought, assumptions)
+    step_time_s = training.samples_per_step / training.samples_per_s.value
+    if job.every_s is not None:
+        steps = steps_between(job.every_s, step_time_s)
+        yield f"to write checkpoints as often, submit with --checkpoint-every {steps}"
+    deadline_s = assumptions.deadline_s - assumptions.waiting_s
+    fallback = Fallback(deadline_s=deadline_s, start_s=job.restart_s) if assumptions.deadline_s else None
+    forecast = forecast_spot(job, bought.market, fallback=fallback)
+    hours = forecast.time_s()
+    usd = forecast.usd(bought.paid_usd_per_hour, bought.on_demand_usd_per_hour or 0.0)
+    if all(value is not None and math.isfinite(value) for value in (*vars(hours).values(), usd.high)):
+        assert hours.low is not None and hours.high is not None
+        yield (
+            f"of 2,000 simulated, nine of ten end after {hours.low / 3600:.3g} to {hours.high / 3600:.3g} h"
+            f" and cost ${usd.low:,.2f} to ${usd.high:,.2f}, volumes and data apart"
+        )
+    if fallback is not None:
+        yield f"{forecast.chance(deadline_s):.1%} of those end by the deadline"
 
 
 def _given_price(

@@ -3,6 +3,7 @@
 import datetime
 import json
 import textwrap
+from pathlib import Path
 
 import click
 
@@ -56,6 +57,12 @@ from fastlaunch.core.errors import UserError
     multiple=True,
     help="Count this before what was measured or is assumed: boot=5min. `--assume help` lists the names.",
 )
+@click.option(
+    "--spot-trace",
+    type=click.Path(path_type=Path),
+    metavar="CSV",
+    help="When spot could be had: time,state (up, down).  [default: by your own runs on spot]",
+)
 @click.option("--prices-as-of", type=DATE, metavar="DATE", help="The prices of this day.  [default: today]")
 @click.option("--steps-only", is_flag=True, help="No waiting, boot or other part but the steps.")
 @output_option
@@ -73,6 +80,7 @@ def estimate(
     region: str | None,
     usd_per_hour: float | None,
     assume: tuple[str, ...],
+    spot_trace: Path | None,
     prices_as_of: datetime.date | None,
     steps_only: bool,
     output: str,
@@ -102,6 +110,7 @@ def estimate(
         region=region,
         usd_per_hour=usd_per_hour,
         assume=assume,
+        spot_trace=spot_trace,
         prices_as_of=prices_as_of,
         steps_only=steps_only,
         context=app_context(),
