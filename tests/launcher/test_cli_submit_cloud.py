@@ -54,8 +54,9 @@ def test_dry_run_is_one_object_with_the_request(capsys: pytest.CaptureFixture[st
     plan = plan_of(capsys, "--recipe", "te-fp8")
     assert list(plan) == [
         *("backend", "operation", "request", "placeholders"),
-        *("max_cost_usd", "usd_per_hour", "price_as_of", "region", "objects"),
+        *("max_cost_usd", "usd_per_hour", "price_as_of", "region", "objects", "expected"),
     ]
+    assert plan["expected"]["usd"] is None and plan["expected"]["unknown"]
     assert (plan["backend"], plan["operation"], plan["region"]) == ("ec2", "RunInstances", "us-east-1")
     assert plan["placeholders"] == [
         *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "owner", "root-device"),
@@ -196,6 +197,9 @@ def test_the_expected_cost_is_of_runs_like_it_or_not_known(
     published = cost_of(capsys, "--recipe", "bf16")
     assert "expected: about $0.61, for 40 s of building, compiling and training;" in published
     assert "199 ms for bf16 on vit-huge at batch 64, by the article on FP8" in published
+    data = plan_of(capsys, "--recipe", "bf16")["expected"]
+    assert data["usd"] == pytest.approx(200 * 0.199 * 55.086 / 3600, rel=1e-3)
+    assert [each["step_time_s"] for each in data["steps"]] == [0.199]
     # Neither at another batch nor with another recipe.
     assert "expected: not known" in cost_of(capsys, "--recipe", "bf16", "--batch-size", "32")
     assert "expected: not known" in cost_of(capsys, "--recipe", "bf16,te-fp8")

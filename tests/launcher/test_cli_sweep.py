@@ -53,6 +53,8 @@ def test_the_matrix_names_cells_ceilings_and_what_is_left_out(capsys: pytest.Cap
     # What that cannot run is fitted where there is the least memory but for it: 45 GB.
     further = "batch size on g6e.12xlarge"
     assert ceilings[further] == pytest.approx(ceilings["g6e.12xlarge"] * 70 / 130)
+    # At the largest batch that fits, nothing was measured.
+    assert planned["expected_usd"] == {}
     assert list(ceilings) == ["batch size", further, "p4d.24xlarge", "p5.48xlarge", "g6e.12xlarge"]
     assert fastlaunch(*argv) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -5,11 +5,11 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.conventions import FIRST_LOOK
-from fastlaunch.core.units import counted, size_text
+from fastlaunch.core.units import counted, duration_text, in_ms, size_text
 from fastlaunch.images.requirements import read_requirements
 from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
 from fastlaunch.jobs.options import CloudOptions, given_inputs
@@ -19,6 +19,7 @@ from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
+    from fastlaunch.lifecycle.expected import Expected
 
 #: Of lists that may be long so many entries are shown.
 MOST = 4
@@ -134,6 +135,34 @@ def spot_text(jobs: Sequence[JobSpec]) -> list[str]:
         "If AWS takes its machine, another goes on with what the script saved in $FASTLAUNCH_OUTPUT when "
         "fl.checkpoint_due() or fl.stop_requested() said so, and finds there; else it starts anew."
     ]
+
+
+def expected_text(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
+    """Return `expected: about $12.30, for 2 h of ... training`, or why that is not known."""
+    if isinstance(expected, str):
+        return f"expected: not known, {expected}."
+    rates = {"spot": ", at the most that spot may cost", "capacity-block": " of the block's fee"}
+    rate = rates.get(jobs[0].terms.purchase, "")
+    runs = f" in {'all ' if jobs[0].max_rounds else ''}{len(jobs)} runs" if len(jobs) > 1 else ""
+    start = "; starting the machine, which was not measured, comes on top"
+    if expected.start_s is not None:
+        start = f", after {duration_text(expected.start_s)} in which the machine starts"
+    times = some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
+    return (
+        f"expected: about ${expected.usd:,.2f}{rate}, for {duration_text(expected.training_s)} of building, "
+        f"compiling and training{runs}{start}. Step times: {times}."
+    )
+
+
+def expected_json(expected: "Expected | str") -> dict[str, Any]:
+    """Return the same as plain data."""
+    if isinstance(expected, str):
+        return {"usd": None, "unknown": expected}
+    steps = [
+        {"job": name, "step_time_s": step_time_s, "source": source}
+        for name, step_time_s, source in expected.steps
+    ]
+    return {**vars(expected), "steps": steps}
 
 
 def some(names: Sequence[str], separator: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.api.announcement import in_words, needs_text, spot_text, travels_text
+from fastlaunch.api.announcement import expected_text, in_words, needs_text, spot_text, travels_text
 from fastlaunch.api.context import AppContext, check_add_to, open_launcher
 from fastlaunch.api.results import CloudDryRun, Runs, Submitted
 from fastlaunch.catalog.load import load_catalogue
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.container_images import BaseImage
     from fastlaunch.ledger.ledger import Ledger
-    from fastlaunch.lifecycle.expected import Source
+    from fastlaunch.lifecycle.expected import Expected, Source
     from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.placement.prepare import Prepared
 
@@ -87,7 +87,7 @@ def submit_to_cloud(
         directory=directory,
     )
     check_plans(prepared.request, prepared.placements)
-    return _submit(context, prepared, yes=yes, directory=directory)
+    return _submit(context, prepared, catalogue, yes=yes, directory=directory)
 
 
 def directory_of(request: CloudRequest, home: Path) -> WorkingDirectory:
@@ -151,8 +151,6 @@ def _dry_run(
     directory: WorkingDirectory | None,
 ) -> CloudDryRun:
     """Return the plan at the first site, with what the dearest site may cost."""
-    from fastlaunch.lifecycle.expected import expected
-
     site = resolution.placements[0]
     jobs = _jobs_of(request, site)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
@@ -167,11 +165,28 @@ def _dry_run(
         skipped=resolution.skipped,
         ceiling=ceiling,
         old_prices=age_note(price_dates(resolution), context.now().date()),
-        expected=expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue),
+        expected=expected_at(context, jobs, site, catalogue),
         cloud=request.cloud,
         lacks_scheduler=site.backend == "ec2" and request.cloud.account_timer and not is_named,
         directory=directory,
     )
+
+
+def expected_at(
+    context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
+) -> "Expected | str":
+    """Return what the jobs will probably take at the site; in words why that is not known."""
+    from fastlaunch.lifecycle.expected import expected
+
+    return expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue)
+
+
+def expected_usd(
+    context: AppContext, request: CloudRequest, site: "Placement", catalogue: Catalogue
+) -> float | None:
+    """Return what the request's jobs will probably cost at the site; None if that is not known."""
+    found = expected_at(context, _jobs_of(request, site), site, catalogue)
+    return None if isinstance(found, str) else found.usd
 
 
 def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
@@ -217,13 +232,20 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
 
 
 def _submit(
-    context: AppContext, prepared: "Prepared", *, yes: bool, directory: WorkingDirectory | None
+    context: AppContext,
+    prepared: "Prepared",
+    catalogue: Catalogue,
+    *,
+    yes: bool,
+    directory: WorkingDirectory | None,
 ) -> Submitted:
     from fastlaunch.placement.prepare import upload_code
 
     submission = submission_of(context, prepared)
+    jobs = _jobs_of(prepared.request, prepared.placements[0])
+    expected = expected_text(expected_at(context, jobs, prepared.placements[0], catalogue), jobs)
     with open_launcher(context, context.cloud_backends) as launcher:
-        context.report("\n".join(_announcement(prepared, launcher.ledger, directory)))
+        context.report("\n".join(_announcement(prepared, launcher.ledger, directory, expected)))
         context.confirm("Start it?", yes=yes)
         upload_code(prepared, context.aws)
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
@@ -247,8 +269,10 @@ def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
     )
 
 
-def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDirectory | None) -> list[str]:
-    """Return lines on what is going to be done, what speaks against it, and last what it may cost."""
+def _announcement(
+    prepared: "Prepared", ledger: "Ledger", directory: WorkingDirectory | None, expected: str
+) -> list[str]:
+    """Return lines on what is going to be done, what speaks against it, and last what it will cost."""
     from fastlaunch.lifecycle.resume import slow_checkpoint
 
     first, *others = prepared.placements
@@ -275,7 +299,7 @@ def _announcement(prepared: "Prepared", ledger: "Ledger", directory: WorkingDire
             lines.append(
                 "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
             )
-    return [*lines, str(ceiling_of(prepared.request, prepared.placements)), NOT_COUNTED]
+    return [*lines, expected, str(ceiling_of(prepared.request, prepared.placements)), NOT_COUNTED]
 
 
 def warnings_of(prepared: "Prepared") -> list[str]:

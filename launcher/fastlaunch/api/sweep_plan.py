@@ -47,6 +47,8 @@ class SweepPlan:
     make: "Callable[[Collection[str]], tuple[list[Part], dict[str, UserError]]]"
     #: By part, the most that it costs; empty on this machine.
     ceilings: "Mapping[str, CostCeiling]" = field(default_factory=dict)
+    #: By instance type, what its runs will probably cost, where runs like them were measured.
+    expected_usd: Mapping[str, float] = field(default_factory=dict)
     #: The instance types on which the batch size is searched for.
     searched_on: tuple[str, ...] = ()
     #: Of all parts together.
@@ -97,7 +99,7 @@ def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
 def plan_on_aws(
     context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
 ) -> SweepPlan:
-    from fastlaunch.api.cloud import ceiling_of, directory_of, price_dates, resolve_offline
+    from fastlaunch.api.cloud import ceiling_of, directory_of, expected_usd, price_dates, resolve_offline
 
     catalogue = load_catalogue(*context.settings.price_files())
     types = types_on_aws(options, cloud, catalogue)
@@ -113,6 +115,11 @@ def plan_on_aws(
     requests = {**_search_requests(searched, cloud, catalogue), **requests}
     resolutions = {name: resolve_offline(context, request, catalogue) for name, request in requests.items()}
     ceilings = {name: ceiling_of(request, resolutions[name].placements) for name, request in requests.items()}
+    expected = {
+        name: expected_usd(context, request, resolutions[name].placements[0], catalogue)
+        for name, request in requests.items()
+        if name in types
+    }
     old = age_note(chain(*map(price_dates, resolutions.values())), context.now().date())
     if max_cost_usd is not None:
         first_usd = sum(ceiling.usd for name, ceiling in ceilings.items() if is_batch_search(name))
@@ -131,6 +138,7 @@ def plan_on_aws(
         warnings=(*dict.fromkeys(caveats), *([old] if old else ())),
         make=partial(_parts_on_aws, context, requests, catalogue, ceilings, directory),
         ceilings=ceilings,
+        expected_usd={name: usd for name, usd in expected.items() if usd is not None},
         searched_on=tuple(searched),
         max_cost_usd=max_cost_usd,
         directory=directory,
@@ -231,7 +239,9 @@ def in_lines(plan: SweepPlan) -> list[str]:
         lines.append(f"auto: a short run{where} first finds the largest batch that fits all recipes{least}")
     if plan.directory:
         lines += [" ".join(["travels:", *travels_text(plan.directory)[:-1], "--output json lists all."])]
-    lines += [f"{name}: {ceiling}" for name, ceiling in plan.ceilings.items()]
+    for name, ceiling in plan.ceilings.items():
+        usd = plan.expected_usd.get(name)
+        lines.append(f"{name}: {ceiling}" + ("" if usd is None else f"; expected: about ${usd:,.2f}"))
     if plan.ceilings:
         total = f"all together: at most ${plan.total_usd:,.2f}"
         if plan.max_cost_usd is not None and plan.total_usd > plan.max_cost_usd:

@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from fastlaunch.api.announcement import MOST, in_words, needs_text, some, spot_text, travels_text
+from fastlaunch.api.announcement import (
+    MOST,
+    expected_json,
+    expected_text,
+    in_words,
+    needs_text,
+    some,
+    spot_text,
+    travels_text,
+)
 from fastlaunch.api.results import CloudDryRun
 from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
-from fastlaunch.core.units import by_reason, counted, in_ms
+from fastlaunch.core.units import by_reason, counted
 from fastlaunch.images.working_directory import shown
 from fastlaunch.jobs.options import CloudOptions
 from fastlaunch.jobs.spec import JobSpec
@@ -26,7 +35,6 @@ from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
-    from fastlaunch.lifecycle.expected import Expected
 
 _USER_DATA = "UserData"
 #: Longer lines are hard to read.
@@ -53,7 +61,8 @@ def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, sho
         for reason in by_reason(dry_run.skipped):
             click.echo(f"left out: {reason}", err=True)
         files = {"files": [file.path for file in directory.files]} if directory else {}
-        click.echo(json.dumps({**plan.to_json(), **files}, indent=2))
+        expected = {"expected": expected_json(dry_run.expected)}
+        click.echo(json.dumps({**plan.to_json(), **expected, **files}, indent=2))
     elif show == "files":
         if directory is None:
             raise UserError(
@@ -81,7 +90,7 @@ def plan_text(dry_run: CloudDryRun) -> str:
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
     ends = _ends(site, cloud, lacks_scheduler=dry_run.lacks_scheduler)
     old = [f"{dry_run.old_prices}."] if dry_run.old_prices else []
-    cost = [f"{dry_run.ceiling}.", *old, _expected(dry_run.expected, jobs), NOT_COUNTED]
+    cost = [f"{dry_run.ceiling}.", *old, expected_text(dry_run.expected, jobs), NOT_COUNTED]
     lines = [
         *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
         *_topic("where", where, width),
@@ -116,28 +125,6 @@ def _wrapped(text: str, width: int, more: int = 0) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _expected(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
-    if isinstance(expected, str):
-        return f"expected: not known, {expected}."
-    rates = {"spot": ", at the most that spot may cost", "capacity-block": " of the block's fee"}
-    rate = rates.get(jobs[0].terms.purchase, "")
-    runs = f" in {'all ' if jobs[0].max_rounds else ''}{len(jobs)} runs" if len(jobs) > 1 else ""
-    start = "; starting the machine, which was not measured, comes on top"
-    if expected.start_s is not None:
-        start = f", after {_duration(expected.start_s)} in which the machine starts"
-    times = some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
-    return (
-        f"expected: about ${expected.usd:,.2f}{rate}, for {_duration(expected.training_s)} of building, "
-        f"compiling and training{runs}{start}. Step times: {times}."
-    )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{seconds / 3600:,.3g} h"
 
 
 def _ends(site: "Placement", cloud: CloudOptions, *, lacks_scheduler: bool) -> str:

@@ -174,7 +174,13 @@ def _print_plan(plan: SweepPlan, *, output: str) -> None:
         ]
         ceilings = {name: ceiling.usd for name, ceiling in plan.ceilings.items()}
         files = {"files": [file.path for file in plan.directory.files]} if plan.directory else {}
-        data = {"cells": cells, "ceilings_usd": ceilings, "max_cost_usd": plan.max_cost_usd, **files}
+        data = {
+            "cells": cells,
+            "ceilings_usd": ceilings,
+            "expected_usd": plan.expected_usd,
+            "max_cost_usd": plan.max_cost_usd,
+            **files,
+        }
         click.echo(json.dumps(data, indent=2))
         return
     click.echo(f"{_plan_text(plan)}\n\nPlanned, not started: at most {counted(plan.num_runs, 'run')}.")

@@ -92,6 +92,13 @@ def in_ms(seconds: float) -> str:
     return f"{rounded(seconds * 1000)} ms"
 
 
+def duration_text(seconds: float) -> str:
+    """Format a span of time: `45 s`, `12 min`, `9.84 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{rounded(seconds / 3600)} h"
+
+
 def size_text(num_bytes: int) -> str:
     """`1.5 GiB`, `340 KiB`, `12 B`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastlaunch.analysis.cost_to_train import CostToTrain
 from fastlaunch.analysis.finish import WORDS
+from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import quantity_to_json
 from fastlaunch.report.text import about, dollars, limits, number
@@ -58,7 +59,7 @@ def cells(cost: CostToTrain) -> list[dict[str, str]]:
     return [
         {
             "part": row["part"],
-            "time": "" if row["seconds"] is None else duration(row["seconds"]),
+            "time": "" if row["seconds"] is None else duration_text(row["seconds"]),
             "$": dollars(row["usd"]) if row["usd"] else "0",
             "known": row["evidence"] or "",
             "source": row["source"] or "",
@@ -66,13 +67,6 @@ def cells(cost: CostToTrain) -> list[dict[str, str]]:
         for row in part_rows(cost)
         if row["seconds"] or row["usd"]
     ]
-
-
-def duration(seconds: float) -> str:
-    """Return `45 s`, `12 min`, `9.84 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{number(seconds / 3600)} h"
 
 
 def notes(cost: CostToTrain) -> Iterator[str]:
