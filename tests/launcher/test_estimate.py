@@ -9,10 +9,11 @@ from typing import Any
 import ec2_builders
 import pytest
 from attempt_builders import add_attempt
-from fake_summaries import PLAIN, changed
+from fake_summaries import CATALOGUE, PLAIN, TODAY, changed, compared
 
 import fastlaunch
-from fastlaunch.analysis.cost_to_train import ASSUMED, parse_assumptions
+from fastlaunch.analysis.cost_to_train import ASSUMED, Training, parse_assumptions
+from fastlaunch.analysis.similar import Wanted, predicted_like
 from fastlaunch.api.estimation import Estimate
 from fastlaunch.backends.ec2.plan import plan_ec2
 from fastlaunch.cli.main import run
@@ -94,13 +95,46 @@ def test_the_batch_that_is_nearest_counts_and_is_told() -> None:
 
 
 def test_what_nobody_measured_is_an_error_that_names_what_was() -> None:
-    with pytest.raises(UserError, match="A10G") as error:
-        estimate("g5.xlarge")
-    assert "H200" in str(error.value.hint)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="no-such") as error:
         estimate(recipe="no-such")
+    assert "bf16" in str(error.value.hint)
     with pytest.raises(UnknownName):
         estimate("p99.metal")
+
+
+def on_other_gpus(instance: str, *, recipe: str = "bf16", precision: str = "bf16") -> Training:
+    """The training on an instance type, predicted from runs on an H200 and on eight H100 and A100."""
+    rows = compared(
+        *(
+            measured(step_time_s, recipe=recipe, precision=precision, **place)
+            for step_time_s, place in (
+                (0.2, NODE),
+                (0.41, {"instance": "p4d.24xlarge", "device_name": None}),
+                (0.17, {"instance": "p5en.48xlarge", "device_name": "NVIDIA H200"}),
+            )
+        )
+    ).rows
+    kind = CATALOGUE.instance(instance)
+    return predicted_like(
+        rows,
+        Wanted(recipe=recipe, instance=kind, num_nodes=1, batch_size=64),
+        batch_size=64,
+        samples=Interval(value=1e8),
+        published=[],
+        catalogue=CATALOGUE,
+        today=TODAY,
+    )
+
+
+def test_on_a_gpu_of_a_generation_that_was_measured_it_is_predicted_with_a_range() -> None:
+    training = on_other_gpus("p4de.24xlarge")
+    rate = training.samples_per_s
+    assert training.evidence == "predicted" and "class A" in training.source
+    # As fast as on the A100 of 40 GB or faster, and slower than on the H100.
+    assert 512 / 0.45 < rate.value < 512 / 0.2
+    assert rate.low is not None and rate.high is not None and rate.low < rate.value < rate.high
+    with pytest.raises(UserError, match="FP8"):
+        on_other_gpus("p4de.24xlarge", recipe="te-fp8", precision="fp8")
 
 
 def test_without_a_recipe_bf16_counts_or_the_only_one() -> None:

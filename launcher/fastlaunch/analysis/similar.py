@@ -1,7 +1,8 @@
 """Which measured row says most of a training that nobody has run, and what that training is by it."""
 
+import datetime
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastlaunch.analysis.compare import Row
@@ -11,9 +12,11 @@ from fastlaunch.analysis.finish import account_of_row
 from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.workloads.registry import WORKLOADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +32,15 @@ class Wanted:
     def num_gpus(self) -> int:
         return self.instance.num_accelerators * self.num_nodes
 
+    def has_recipe_of(self, row: Row) -> bool:
+        """Return whether the row has a speed, of this recipe, on whatever GPU."""
+        return rate_of(row) is not None and (self.recipe is None or row.setup.is_named(self.recipe))
+
     def is_measured_by(self, row: Row, catalogue: Catalogue) -> bool:
         """Return whether the row has a speed, of this recipe, on the GPU of this instance type."""
         accelerator = accelerator_of(row.setup, catalogue)
-        return (
-            rate_of(row) is not None
-            and (self.recipe is None or row.setup.is_named(self.recipe))
-            and accelerator is not None
-            and accelerator.name == self.instance.accelerator
-        )
+        on_it = accelerator is not None and accelerator.name == self.instance.accelerator
+        return on_it and self.has_recipe_of(row)
 
     def distance(self, row: Row) -> tuple[bool, float, float, bool, int]:
         """Return how far the row is from it, to be compared: GPUs, batch, instance type, kind, repeats."""
@@ -69,13 +72,6 @@ def unit_of(row: Row) -> str:
     return "steps" if row.group.measure == BARE_STEP else row.setup.sample_unit
 
 
-def nearest(rows: Iterable[Row], wanted: Wanted, catalogue: Catalogue) -> Row | None:
-    """Return the row that is most like what is wanted; None if none has its recipe and GPU."""
-    return min(
-        (row for row in rows if wanted.is_measured_by(row, catalogue)), key=wanted.distance, default=None
-    )
-
-
 def training_like(
     row: Row, wanted: Wanted, *, samples: Interval, source: str, assumptions: Assumptions
 ) -> Training:
@@ -104,6 +100,81 @@ def training_like(
         samples_per_step=samples_of_step(row) * factor,
         compiles=recipe is None or recipe.compiles,
     )
+
+
+def predicted_like(
+    rows: Sequence[Row],
+    wanted: Wanted,
+    *,
+    batch_size: int | None,
+    samples: Interval,
+    published: Sequence[Mapping[str, str]],
+    catalogue: Catalogue,
+    today: datetime.date,
+) -> Training:
+    """Return the training on a GPU on which nobody measured it, by `rows` of its recipe on other GPUs.
+
+    published: other runs to predict from, as `analysis.predict` reads them. The interval holds one run in
+    90%. Raises UserError with the reason where it cannot be predicted.
+    """
+    from fastlaunch.analysis.predict import Predictor
+
+    anchors = [anchor for row in rows if (anchor := _anchor(row, catalogue))]
+    query = {
+        **_anchor_of(rows[0], wanted.instance.accelerator),
+        "num_gpus": str(wanted.num_gpus),
+        "num_nodes": str(wanted.num_nodes),
+        "batch_per_gpu": str(batch_size or ""),
+        "date": today.isoformat(),
+    }
+    (found,) = Predictor([*published, *anchors]).predict([query])
+    if isinstance(found, str):
+        raise UserError(
+            f"nobody measured {rows[0].setup.recipe} on {wanted.instance.accelerator}, and it cannot be"
+            f" predicted: {found}",
+            "take another recipe, or an instance type that can be predicted or was measured",
+        )
+    recipe = RECIPES.get(rows[0].setup.recipe.split(" ")[0])
+    return Training(
+        samples=samples,
+        samples_per_s=Interval(value=found.predicted, low=found.low, high=found.high),
+        evidence="predicted",
+        source=f"class {found.evidence}, by {counted(len(anchors), 'row')} of it on other GPUs",
+        num_nodes=wanted.num_nodes,
+        samples_per_step=float((batch_size or 1) * wanted.num_gpus),
+        compiles=recipe is None or recipe.compiles,
+    )
+
+
+def _anchor(row: Row, catalogue: Catalogue) -> dict[str, str] | None:
+    """Return a measured row as `analysis.predict` reads it; None where its GPU is not known."""
+    accelerator, rate = accelerator_of(row.setup, catalogue), rate_of(row)
+    if accelerator is None or rate is None:
+        return None
+    days = [run.summary.environment.measured_on for run in row.runs if run.summary.environment.measured_on]
+    return {
+        **_anchor_of(row, accelerator.name),
+        "throughput": f"{rate.value:.9g}",
+        "date": max(days, default=""),
+    }
+
+
+def _anchor_of(row: Row, gpu: str) -> dict[str, str]:
+    setup = row.setup
+    info = WORKLOADS.get(setup.workload)
+    return {
+        "source_repo": "own",
+        "model": setup.workload,
+        "params": str((info and info.num_parameters) or ""),
+        "precision": setup.precision or "",
+        "gpu": gpu,
+        "num_gpus": str(setup.num_gpus),
+        "num_nodes": str(setup.num_nodes),
+        "batch_per_gpu": str(setup.batch_size_per_gpu or ""),
+        "seq_or_image": str(setup.sequence_length or ""),
+        "unit": f"{unit_of(row)}/s",
+        **dict.fromkeys(("path", "task", "notes"), ""),
+    }
 
 
 def differences(row: Row, wanted: Wanted) -> list[str]:

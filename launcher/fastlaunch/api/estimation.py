@@ -1,8 +1,11 @@
 """`estimate`: what a training will take and cost before anything runs, from measurements like it."""
 
+import csv
 import datetime
 import glob
+import lzma
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +149,7 @@ def estimate(
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
     from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions
-    from fastlaunch.analysis.similar import Wanted, differences, training_like, unit_of
+    from fastlaunch.analysis.similar import Wanted, differences, predicted_like, training_like, unit_of
     from fastlaunch.catalog.load import load_catalogue
 
     context = context or default_context()
@@ -171,7 +174,19 @@ def estimate(
     measured = _most_like(context, workload, wanted, catalogue)
     row = measured.row
     count = _samples(context, length, measured, wanted)
-    training = training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions)
+    if measured.elsewhere:
+        context.report(f"nobody measured {row.setup.recipe} on {kind.accelerator}: predicting it")
+        training = predicted_like(
+            measured.elsewhere,
+            wanted,
+            batch_size=batch_size or row.setup.batch_size_per_gpu,
+            samples=count,
+            published=_published_throughput(),
+            catalogue=catalogue,
+            today=today,
+        )
+    else:
+        training = training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions)
     on_demand = catalogue.find_price(kind.name, service=service, region=region, on=as_of or today)
     bought = Purchase(
         price=price,
@@ -187,7 +202,7 @@ def estimate(
         recipe=row.setup.recipe,
         instance=instance,
         num_nodes=num_nodes,
-        batch_size=row.setup.batch_size_per_gpu,
+        batch_size=(measured.elsewhere and batch_size) or row.setup.batch_size_per_gpu,
         samples=count,
         sample_unit=unit_of(row),
         cost=cost,
@@ -195,7 +210,7 @@ def estimate(
         paid_usd_per_hour=paid,
         assumptions=assumptions,
         notes=(
-            *differences(row, wanted),
+            *(differences(row, wanted) if not measured.elsewhere else ()),
             *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
             *([old] if old else []),
         ),
@@ -278,6 +293,14 @@ def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumpti
         yield f"{forecast.chance(deadline_s):.1%} of those end by the deadline"
 
 
+def _published_throughput() -> list[Mapping[str, str]]:
+    """Return the published runs that come with fastlaunch, as rows of text."""
+    from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
+
+    with lzma.open(TRAINING_THROUGHPUT, "rt", encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
 def _given_price(
     instance: str, service: str, region: str, purchase: str, usd_per_hour: float, today: datetime.date
 ) -> Price:
@@ -344,6 +367,8 @@ class _Measured:
     row: "Row"
     comparison: "compare.Comparison"
     source: str  # in words
+    #: The rows of the recipe, where none is on the GPU that is wanted.
+    elsewhere: "tuple[Row, ...]" = ()
 
 
 def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: Catalogue) -> _Measured:
@@ -351,37 +376,47 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
 
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
     """
-    from fastlaunch.analysis.compare import compare
+    from fastlaunch.analysis import compare as compare_runs
     from fastlaunch.analysis.cost import PriceRequest
-    from fastlaunch.analysis.similar import nearest, rate_of
+    from fastlaunch.analysis.similar import rate_of
 
-    known: dict[str, None] = {}
+    request = PriceRequest(today=context.now().date(), region=context.settings.region)
+    elsewhere: list[tuple[str, compare_runs.Comparison]] = []
     for name, runs in _sources(context, workload):
-        request = PriceRequest(today=context.now().date(), region=context.settings.region)
-        comparison = compare(runs, catalogue=catalogue, prices=request)
+        comparison = compare_runs.compare(runs, catalogue=catalogue, prices=request)
         fitting = [row for row in comparison.rows if wanted.is_measured_by(row, catalogue)]
-        recipes = dict.fromkeys(row.setup.recipe for row in fitting)
-        if wanted.recipe is None and len(recipes) > 1:
-            if DEFAULT_RECIPE not in recipes:
-                raise UserError(
-                    f"{workload} was measured with {len(recipes)} recipes",
-                    f"give --recipe, one of: {', '.join(recipes)}",
-                )
-            fitting = [row for row in fitting if row.setup.recipe == DEFAULT_RECIPE]
-        row = nearest(fitting, wanted, catalogue)
-        if row is not None:
+        if fitting:
+            row = min(_of_one_recipe(fitting, workload), key=wanted.distance)
             return _Measured(row=row, comparison=comparison, source=_words(row, name))
-        known |= {f"{row.setup.recipe} on {row.place}": None for row in comparison.rows if rate_of(row)}
+        elsewhere.append((name, comparison))
+    for name, comparison in elsewhere:
+        others = [row for row in comparison.rows if wanted.has_recipe_of(row)]
+        if others:
+            others = _of_one_recipe(others, workload)
+            row = min(others, key=wanted.distance)
+            source = _words(row, name)
+            return _Measured(row=row, comparison=comparison, source=source, elsewhere=tuple(others))
     what = f"{workload} with {wanted.recipe}" if wanted.recipe else workload
-    where = f"{wanted.instance.accelerator}, which {wanted.instance.name} has"
-    if known:
-        shown = [*known][:_MOST_NAMED]
-        more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-        hint = f"measured: {', '.join(shown)}{more}; or measure it: "
-    else:
-        hint = "measure it: "
-    command = f"fastlaunch submit --workload {workload} --instance {wanted.instance.name}"
-    raise UserError(f"no run of {what} on {where} was measured", hint + command)
+    rows = [row for _, comparison in elsewhere for row in comparison.rows if rate_of(row)]
+    known = [*dict.fromkeys(row.setup.recipe for row in rows)]
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    measured = f"measured: {', '.join(known[:_MOST_NAMED])}{more}; or " if known else ""
+    recipe = f" --recipe {shlex.quote(wanted.recipe)}" if wanted.recipe else ""
+    command = f"fastlaunch submit --workload {workload}{recipe} --instance {wanted.instance.name}"
+    raise UserError(f"no run of {what} was measured", f"{measured}measure it: {command}")
+
+
+def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
+    """Return the rows if they share a recipe, else those of bf16. Raises UserError without it."""
+    recipes = dict.fromkeys(row.setup.recipe for row in rows)
+    if len(recipes) == 1:
+        return [*rows]
+    if DEFAULT_RECIPE not in recipes:
+        raise UserError(
+            f"{workload} was measured with {len(recipes)} recipes",
+            f"give --recipe, one of: {', '.join(recipes)}",
+        )
+    return [row for row in rows if row.setup.recipe == DEFAULT_RECIPE]
 
 
 def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[MeasuredRun]]]":

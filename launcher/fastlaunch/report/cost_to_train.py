@@ -81,7 +81,9 @@ def notes(cost: CostToTrain) -> Iterator[str]:
     if cost.hours.low is None:
         yield "there is no interval: the speed has none"
     else:
-        yield "± is the 95% interval of the speed; parts that come once have none"
+        (steps,) = (part for part in cost.parts if part.name == "steps")
+        what = "the range holds one run in 90%" if steps.evidence == "predicted" else "± is a 95% interval"
+        yield f"{what}, by the speed's; parts that come once have none"
 
 
 def cost_to_json(cost: CostToTrain) -> dict[str, Any]:
