@@ -186,11 +186,31 @@ def test_another_text_is_no_trace(text: str) -> None:
 
 
 def test_clustered_spells_tell_less_of_their_mean() -> None:
-    assert effective_number([1.0, 1.0, 1.0], 3) == 3
-    assert effective_number([1.0] * 9 + [91.0], 10) == pytest.approx(10 / 8.1)
+    assert effective_number([1.0, 1.0, 1.0]) == 3
+    # Variance 900 at a mean of 11.
+    assert effective_number([91.0] + [1.0] * 8) == pytest.approx(9 / (900 / 121))
+    # Batches of four with the means 1, 5, 1, 5: variance 16 / 3, times four, at a mean of 3.
+    assert effective_number(2 * (4 * [1.0] + 4 * [5.0])) == pytest.approx(16 / (64 / 3 / 9))
     places = [[(HOUR_S * hours, True), (HOUR_S, False)] for hours in (1,) * 9 + (91,)]
     market = market_of_states(places, source="test")
     losses = market.losses_per_hour
     assert losses.value == pytest.approx(0.1)
     assert losses.low is not None and losses.high is not None
     assert losses.high - losses.low > 0.2
+
+
+def test_a_forecast_from_few_spells_promises_less() -> None:
+    short = market_of_states(
+        [[(HOUR_S * (1 + n % 3), True), (HOUR_S, False)] * 1 for n in range(20)], source="test"
+    )
+    forecast = forecast_spot(QUICK, short)
+    assert forecast.num_spells == 20
+    by = forecast.deadline_s(0.9)
+    assert (forecast.total_s <= by).mean() == pytest.approx(0.9 * 21 / 20, abs=2e-3)
+    assert forecast.chance(by) == pytest.approx(0.9, abs=2e-3)
+    assert forecast.deadline_s(0.99) == math.inf
+
+
+def test_a_deadline_that_on_demand_misses_too_is_refused() -> None:
+    with pytest.raises(UserError, match="on demand"):
+        forecast_spot(QUICK, MARKET, fallback=Fallback(deadline_s=QUICK.work_s, start_s=600))

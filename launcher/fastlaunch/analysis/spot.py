@@ -30,8 +30,8 @@ HOUR_S = 3600.0
 NOTICE_S = 120.0
 #: From one look for capacity to the next, where there was none.
 RETRY_S = 600.0
-#: A range holds the middle nine of ten jobs.
-LOW, HIGH = 0.05, 0.95
+#: A range holds so many jobs.
+IN_RANGE = 0.9
 #: A simulated job that takes this many times its work is not waited for.
 _GIVES_UP = 200.0
 
@@ -270,28 +270,40 @@ class SpotForecast:
     billed_s: Array  # of spot
     on_demand_s: Array
     num_nodes: int
+    num_spells: float  # that were observed, as many as are independent; infinity for given rates
+    fallback: Fallback | None
 
     def chance(self, deadline_s: float) -> float:
-        """Return the share of jobs that end by then."""
-        return float(np.mean(self.total_s <= deadline_s))
+        """Return how likely the job ends by then."""
+        share = float(np.mean(self.total_s <= deadline_s))
+        if self.fallback and deadline_s >= self.fallback.deadline_s:
+            return share
+        return share / self._widening
 
     def deadline_s(self, chance: float) -> float:
-        """Return by when so large a share of jobs has ended."""
-        return float(np.quantile(self.total_s, chance, method="higher"))
+        """Return by when the job ends with this chance; infinity if too little was observed to say."""
+        level = chance * self._widening
+        by_spot = float(np.quantile(self.total_s, level, method="higher")) if level <= 1 else math.inf
+        return min(by_spot, self.fallback.deadline_s) if self.fallback else by_spot
+
+    @property
+    def _widening(self) -> float:
+        """The next spell is longer than all `n` observed ones with chance 1 / (n + 1)."""
+        return 1 + 1 / self.num_spells
 
     def time_s(self) -> Interval:
         """Return the mean time to the end, and between what nine of ten jobs lie."""
-        return _range(self.total_s)
+        return self._range(self.total_s)
 
     def usd(self, spot_usd_per_hour: float, on_demand_usd_per_hour: float) -> Interval:
         """Return the mean cost, and between what nine of ten jobs lie. Prices are of one node."""
         spot, on_demand = self.billed_s * spot_usd_per_hour, self.on_demand_s * on_demand_usd_per_hour
-        return _range((spot + on_demand) * self.num_nodes / HOUR_S)
+        return self._range((spot + on_demand) * self.num_nodes / HOUR_S)
 
-
-def _range(values: Array) -> Interval:
-    low, high = np.quantile(values, (LOW, HIGH), method="inverted_cdf")
-    return Interval(value=float(np.mean(values)), low=float(low), high=float(high))
+    def _range(self, values: Array) -> Interval:
+        half = min(1.0, IN_RANGE * self._widening) / 2
+        low, high = np.quantile(values, (0.5 - half, 0.5 + half), method="inverted_cdf")
+        return Interval(value=float(np.mean(values)), low=float(low), high=float(high))
 
 
 def forecast_spot(
@@ -306,8 +318,16 @@ def forecast_spot(
     """Return what simulated jobs take, begun at any moment of the market's life.
 
     Spells follow each other as they were observed, from a random moment on; without observed ones their
-    lengths are exponential. Each job draws how far the observed means may be from the true ones.
+    lengths are exponential. Each job draws how far the observed means may be from the true ones. Raises
+    UserError for a deadline that cannot be met on demand either.
     """
+    if fallback is not None and fallback.deadline_s < fallback.start_s + job.run_s:
+        needs_h = (fallback.start_s + job.run_s) / HOUR_S
+        raise UserError(
+            f"the job takes {needs_h:.1f} h on demand, longer than its deadline of"
+            f" {fallback.deadline_s / HOUR_S:.1f} h",
+            "give a later one, or a faster instance or more nodes",
+        )
     spells = _Spells(market, job.num_nodes, num_jobs, np.random.default_rng(seed))
     up_s, gap_s = spells.first()
     rest_s = np.full(num_jobs, job.run_s)
@@ -371,6 +391,8 @@ def forecast_spot(
         billed_s=spot_s - free_s,
         on_demand_s=on_demand_s,
         num_nodes=job.num_nodes,
+        num_spells=spells.number,
+        fallback=fallback,
     )
 
 
@@ -385,12 +407,19 @@ class _Spells:
         self._observed = np.array(market.spells) / (num_nodes, 1) if market.spells else None
         rate = market.losses_per_hour.value * num_nodes / HOUR_S
         self._means = (math.inf if rate == 0 else 1 / rate, market.wait_s)
-        # How far the observed means may be from the true ones.
+        # How far the observed means may be from the true ones. Stretches of a history vary less than the
+        # future does, by as much again: all of them have its mean.
         self._factors = np.ones((2, num_jobs))
+        self.number = math.inf
         if market.num_losses is not None and rate > 0:
             for kind in (0, 1):
-                number = effective_number([spell[kind] for spell in market.spells], market.num_losses)
-                self._factors[kind] = number / rng.gamma(number + 0.5, size=num_jobs)
+                number = max(market.num_losses, 0.5)
+                shape = number
+                if market.spells:
+                    number = effective_number([spell[kind] for spell in market.spells])
+                    shape = number / 2
+                self.number = min(self.number, number)
+                self._factors[kind] = shape / rng.gamma(shape + 1, size=num_jobs)
         if self._observed is not None:
             self._means = tuple(np.mean(self._observed, axis=0))
         self._next = np.zeros(num_jobs, dtype=np.int64)
@@ -431,12 +460,19 @@ class _Spells:
         return lengths
 
 
-def effective_number(lengths_s: Sequence[float], number: int) -> float:
-    """Return how many independent spells of exponential length would tell as much of their mean."""
-    if len(lengths_s) < 2:
-        return float(number)
-    spread = float(np.var(lengths_s, ddof=1)) / float(np.mean(lengths_s)) ** 2 if any(lengths_s) else 1.0
-    return number / max(1.0, spread)
+def effective_number(lengths_s: Sequence[float]) -> float:
+    """Return how many independent spells of exponential length would tell as much of their mean.
+
+    Fewer than there are if long spells follow long ones: by the means of batches, a root of as many.
+    """
+    lengths = np.array(lengths_s)
+    number = float(lengths.size)
+    if number < 2 or not lengths.any():
+        return number
+    size = int(math.sqrt(number))
+    batches = lengths[: lengths.size // size * size].reshape(-1, size).mean(axis=1)
+    variances = (float(np.var(lengths, ddof=1)), float(np.var(batches, ddof=1)) * size)
+    return number / max(1.0, *(each / float(np.mean(lengths)) ** 2 for each in variances))
 
 
 def market_of_rates(losses_per_hour: float, available: float, *, source: str) -> SpotMarket:
@@ -540,8 +576,7 @@ def market_of_states(places: Sequence[Sequence[tuple[float, bool]]], *, source: 
         spells += zip(lengths[::2], lengths[1::2], strict=True)
     if not up_s:
         raise BadFile(source, "nothing was up", hint="give a longer trace, or rates")
-    number = effective_number([up for up, _ in spells], len(spells))
-    lacks = effective_number([down for _, down in spells], len(spells))
+    number, lacks = (effective_number([spell[kind] for spell in spells]) for kind in (0, 1))
     return SpotMarket(
         losses_per_hour=poisson_interval(len(spells), up_s / HOUR_S, number),
         available=_share_of(up_s, down_s, number, lacks),
