@@ -9,7 +9,6 @@ from fastlaunch.analysis.spot import (
     HOUR_S,
     Fallback,
     SpotJob,
-    SpotUse,
     binomial_interval,
     check_checkpoints,
     effective_number,
@@ -140,18 +139,14 @@ def test_intervals_of_counts_are_exact() -> None:
     assert binomial_interval(10, 10).value == 0.95
 
 
-def test_own_runs_count_losses_by_instance_hour_and_first_requests() -> None:
-    uses = [
-        SpotUse(hours=5, num_nodes=2, is_taken=True, is_first=True),
-        SpotUse(hours=0, num_nodes=2, is_taken=False, is_first=False),
-        SpotUse(hours=10, num_nodes=1, is_taken=True, is_first=False),
-        SpotUse(hours=0, num_nodes=1, is_taken=False, is_first=True),
-    ]
-    market = market_of_runs(uses, source="ledger")
-    assert market.losses_per_hour.value == pytest.approx(0.1)
-    assert market.available.value == 0.5
+def test_own_runs_give_losses_by_instance_hour_and_the_share_of_requests_met_at_once() -> None:
+    market = market_of_runs(instance_hours=20, num_losses=2, num_asked=2, num_granted=1, source="runs")
+    assert (market.losses_per_hour.value, market.available.value) == (0.1, 0.5)
+    # None seen counts as half a one.
+    lucky = market_of_runs(instance_hours=20, num_losses=0, num_asked=4, num_granted=4, source="runs")
+    assert (lucky.losses_per_hour.value, lucky.available.value) == (0.025, 0.875)
     with pytest.raises(UserError):
-        market_of_runs(uses[3:], source="ledger")
+        market_of_runs(instance_hours=0, num_losses=0, num_asked=3, num_granted=0, source="runs")
 
 
 TRACE = """time,state,place

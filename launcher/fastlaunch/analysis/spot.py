@@ -485,33 +485,22 @@ def market_of_rates(losses_per_hour: float, available: float, *, source: str) ->
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpotUse:
-    """A request of one's own for spot machines."""
+def market_of_runs(
+    *, instance_hours: float, num_losses: int, num_asked: int, num_granted: int, source: str
+) -> SpotMarket:
+    """Return what one's own spot runs say. Raises UserError if that is nothing.
 
-    hours: float  # of each machine; 0 if it got none
-    num_nodes: int
-    is_taken: bool  # the cloud took them back
-    is_first: bool  # of its job, so not just after a loss, when capacity is short
-
-
-def market_of_runs(uses: Sequence[SpotUse], *, source: str) -> SpotMarket:
-    """Return what one's own spot requests say. Raises UserError if that is nothing.
-
-    Losses per instance-hour, one for each attempt that was taken; available is the share of first requests
-    that got their machines.
+    num_asked: jobs that asked for their first machines, num_granted: those that had them at once. Just after
+    a loss capacity is short more often than usual, so what is asked for then does not count.
     """
-    hours = sum(use.hours * use.num_nodes for use in uses)
-    num_losses = sum(use.is_taken for use in uses)
-    first = [use.hours > 0 for use in uses if use.is_first]
-    if not hours or not any(first):
+    if not instance_hours or not num_granted:
         raise UserError(
-            "none of your runs had a spot machine, so how often one is lost is not known",
-            "give a trace, or losses per hour and availability",
+            f"{source} had no spot machine, so how often one is lost is not known",
+            "give a trace of capacity, or losses per hour and availability",
         )
     return SpotMarket(
-        losses_per_hour=poisson_interval(num_losses, hours),
-        available=binomial_interval(sum(first), len(first)),
+        losses_per_hour=poisson_interval(num_losses, instance_hours),
+        available=binomial_interval(num_granted, num_asked),
         evidence="own runs",
         source=source,
         num_losses=num_losses,

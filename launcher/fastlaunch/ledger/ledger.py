@@ -473,6 +473,15 @@ class Ledger:
         """Return the attempt as it stands now."""
         return read_attempts(self._file, "id = ?", (attempt_id,))[0]
 
+    def spot_attempts(self, instance: str, region: str) -> list[Attempt]:
+        """Return the attempts at EC2 spot of the type, oldest first."""
+        return read_attempts(
+            self._file,
+            "backend = 'ec2' AND instance = ? AND region = ? AND id IN (SELECT attempt_id FROM attempt_runs"
+            " JOIN runs ON runs.id = run_id WHERE json_extract(spec, '$.purchase') = 'spot')",
+            (instance, region),
+        )
+
     def unfinished_attempts(self, backend: str) -> list[Attempt]:
         """Return the backend's attempts that have not ended, oldest first."""
         return read_attempts(self._file, "backend = ? AND ended_at IS NULL", (backend,))

@@ -1,0 +1,83 @@
+"""Spot as one's own runs and traces show it."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from attempt_builders import add_attempt
+from ec2_builders import job
+
+from fastlaunch.api.context import AppContext
+from fastlaunch.api.spot_market import spot_market
+from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.settings import Settings
+from fastlaunch.jobs.spec import Terms
+from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.lifecycle.finish import TAKEN_BY_EC2
+
+START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+NO_CAPACITY = "AWS refused ec2:RunInstances: InsufficientInstanceCapacity"
+
+
+class Scene:
+    """A ledger whose clock is set by hand, with attempts at p5.48xlarge in us-east-1."""
+
+    def __init__(self, home: Path) -> None:
+        self.now = START
+        self.context = AppContext(settings=Settings(home=home), backends={}, now=lambda: self.now)
+        self.ledger = Ledger(self.context.settings.home / "ledger.sqlite", clock=lambda: self.now)
+
+    def ask(
+        self, reason: str, *, lived_h: float | None = None, purchase: str = "spot", of: str | None = None
+    ) -> str:
+        """Note an attempt that ended so, of a new run or at run `of`; return the run's id."""
+        machines = {"InstanceType": "p5.48xlarge", "MaxCount": 2}
+        plan = Plan(backend="ec2", operation="x", region="us-east-1", request=machines)
+        if of is None:
+            spec = replace(job(), terms=Terms(purchase=purchase))
+            attempt_id = add_attempt(self.ledger, spec, plan=lambda jobs, n: plan).id
+        else:
+            attempt_id, _ = self.ledger.add_attempt([of], make_plan=lambda n: plan)
+        if lived_h is not None:
+            self.ledger.set_handle(attempt_id, {"token": "x"})
+        lived_s = None if lived_h is None else lived_h * 3600
+        self.ledger.end_attempt(attempt_id, RunState.INTERRUPTED, reason=reason, lived_s=lived_s)
+        return self.ledger.attempt(attempt_id).run_ids[0]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_own_runs_tell_losses_and_whether_first_requests_are_met(scene: Scene) -> None:
+    taken = scene.ask(f"{TAKEN_BY_EC2}its machine back", lived_h=3)
+    scene.ask(NO_CAPACITY, of=taken)
+    scene.now += timedelta(minutes=30)
+    scene.ask("completed", lived_h=2, of=taken)
+    # Another zone had it; later would have been too late.
+    scene.ask("completed", lived_h=5, of=scene.ask(NO_CAPACITY))
+    late = scene.ask(NO_CAPACITY)
+    scene.now += timedelta(minutes=30)
+    scene.ask("completed", lived_h=0, of=late)
+    # Neither says anything of spot's capacity.
+    scene.ask("AWS refused ec2:RunInstances: VcpuLimitExceeded")
+    scene.ask("completed", lived_h=90, purchase="on-demand")
+    market = spot_market("p5.48xlarge", context=scene.context)
+    assert market.losses_per_hour.value == pytest.approx(1 / 20)
+    assert market.available.value == pytest.approx(2 / 3)
+    with pytest.raises(UserError):
+        spot_market("p4d.24xlarge", context=scene.context)
+    with pytest.raises(UserError):
+        spot_market("p5.48xlarge", region="eu-west-1", context=scene.context)
+
+
+def test_a_trace_is_read_from_its_file(scene: Scene, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = ("time,state", "2026-11-01T00:00,up", "2026-11-01T03:00,down", "2026-11-01T04:00,up")
+    trace.write_text("\n".join(lines), encoding="utf-8")
+    assert spot_market("p5.48xlarge", trace=trace, context=scene.context).available.value == 0.75
+    with pytest.raises(BadFile):
+        spot_market("p5.48xlarge", trace=tmp_path / "none.csv", context=scene.context)
