@@ -222,28 +222,27 @@ def test_spot_by_a_trace_and_by_rates(tmp_path: Path) -> None:
         on_spot(spot_trace=tmp_path / "none.csv")
 
 
-def test_spot_by_one_s_own_runs_of_the_same_type_in_the_same_region() -> None:
+def test_spot_by_one_s_own_runs_and_never_by_a_guess() -> None:
     with pytest.raises(UserError, match="not known"):
         on_spot()
     with open_ledger(load_settings()) as ledger:
-        for hours, reason in ((3.0, "EC2 took the spot instance back"), (5.0, None), (0.0, "no capacity")):
-            attempt = add_attempt(
-                ledger,
-                ec2_builders.job(purchase="spot"),
-                plan=lambda jobs, n: plan_ec2(
-                    jobs,
-                    attempt=n,
-                    placement=ec2_builders.site(),
-                    max_minutes=60,
-                    render=ec2_builders.bootstrap_as_text,
-                ),
-            )
-            state = RunState.INTERRUPTED if reason else RunState.COMPLETED
-            ledger.end_attempt(attempt.id, state, reason=reason, lived_s=hours * 3600)
-    found = on_spot()
-    by_rates = on_spot(assume={"spot_losses_per_hour": 1 / 8, "spot_available": 2 / 3})
-    assert found.cost.hours.value == pytest.approx(by_rates.cost.hours.value)
-    assert part(found, "restarts").evidence == "measured"
+        attempt = add_attempt(
+            ledger,
+            ec2_builders.job(purchase="spot"),
+            plan=lambda jobs, n: plan_ec2(
+                jobs,
+                attempt=n,
+                placement=ec2_builders.site(),
+                max_minutes=60,
+                render=ec2_builders.bootstrap_as_text,
+            ),
+        )
+        ledger.set_handle(attempt.id, {"instance_id": "i-1"})
+        ledger.end_attempt(attempt.id, RunState.COMPLETED, lived_s=20 * 3600)
+    # None lost counts as half a one, and one of one that was had as half of it.
+    by_rates = on_spot(assume={"spot_losses_per_hour": 0.5 / 20, "spot_available": 0.5})
+    assert on_spot().cost.hours.value == pytest.approx(by_rates.cost.hours.value)
+    assert part(on_spot(), "restarts").evidence == "measured"
     with pytest.raises(UserError, match="not known"):
         on_spot(region="us-west-2")
 

@@ -26,6 +26,8 @@ from fastlaunch.measure.summary import Interval
 if TYPE_CHECKING:
     from fastlaunch.analysis.spot import SpotJob, SpotMarket
 
+HOW_TO_GIVE_LOSSES = "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8"
+
 Evidence = Literal["measured", "predicted", "listed", "assumed"]
 CAPACITY_BLOCK, SPOT = "capacity-block", "spot"
 
@@ -540,7 +542,7 @@ class _OnSpot:
         if purchase.market is None:
             raise UserError(
                 "how often spot is lost is not known: no run of yours had spot of this type",
-                "give --spot-trace FILE, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8",
+                HOW_TO_GIVE_LOSSES,
             )
         self.market = purchase.market
         self.training, self.purchase, self.assumptions = training, purchase, assumptions

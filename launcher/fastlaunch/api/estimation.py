@@ -16,7 +16,7 @@ from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
 from fastlaunch.catalog.rates import check_sold
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import counted, parse_date
+from fastlaunch.core.units import parse_date
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost_to_train import Assumptions, CostToTrain, Purchase, Training
     from fastlaunch.analysis.pooling import MeasuredRun
     from fastlaunch.analysis.similar import Wanted
-    from fastlaunch.analysis.spot import SpotMarket, SpotUse
+    from fastlaunch.analysis.spot import SpotMarket
     from fastlaunch.core.settings import Settings
     from fastlaunch.measure.summary import Interval
 
@@ -192,7 +192,9 @@ def estimate(
         price=price,
         usd_per_hour=paid,
         volume=catalogue.find_volume_price(region, on=as_of or today) if service == "ec2" else None,
-        market=_market(context, kind.name, region, assumptions, spot_trace) if purchase == "spot" else None,
+        market=spot_market(context, kind.name, region, assumptions, spot_trace)
+        if purchase == "spot"
+        else None,
         on_demand_usd_per_hour=paid_usd_per_hour(on_demand, settings),
     )
     cost = cost_to_train(training, bought, assumptions=assumptions, steps_only=steps_only)
@@ -217,54 +219,26 @@ def estimate(
     )
 
 
-def _market(
+def spot_market(
     context: AppContext, instance: str, region: str, assumptions: "Assumptions", trace: Path | str | None
 ) -> "SpotMarket | None":
     """Return how often spot is lost: by a trace, as given, or by one's own runs; None if none says."""
-    from fastlaunch.analysis.spot import market_of_rates, market_of_runs, read_trace
+    from fastlaunch.analysis.cost_to_train import HOW_TO_GIVE_LOSSES
+    from fastlaunch.analysis.spot import market_of_rates
+    from fastlaunch.api import spot_market as observed
 
-    if trace is not None:
-        try:
-            with Path(trace).open(encoding="utf-8", newline="") as lines:
-                return read_trace(lines, source=str(trace))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadFile(trace, f"cannot be read: {error}") from None
-    if "spot_losses_per_hour" in assumptions.given:
+    if trace is None and "spot_losses_per_hour" in assumptions.given:
         return market_of_rates(
             assumptions.spot_losses_per_hour, assumptions.spot_available, source="--assume"
         )
-    uses = _spot_uses(context, instance, region)
-    if not any(use.hours for use in uses):
+    if trace is None and not (context.settings.home / LEDGER_NAME).exists():
         return None
-    return market_of_runs(uses, source=f"{counted(len(uses), 'request')} of your own in {region}")
-
-
-def _spot_uses(context: AppContext, instance: str, region: str) -> "list[SpotUse]":
-    """Return one's own requests for spot of this type, as far as they have ended."""
-    if not (context.settings.home / LEDGER_NAME).exists():
-        return []
-    from fastlaunch.analysis.spot import SpotUse
-    from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.lifecycle.resume import is_taken
-
-    with open_ledger(context.settings, clock=context.now) as ledger:
-        runs = ledger.fetch_comparable([f"instance={glob.escape(instance)}", "backend=ec2"])
-        attempts = {
-            attempt.id: attempt
-            for run in runs
-            if run.purchase == "spot"
-            for attempt in ledger.attempts_of(run.id)
-            if (attempt.instance, attempt.region) == (instance, region) and attempt.ended_at
-        }
-    return [
-        SpotUse(
-            hours=(attempt.billing.lived_s or 0.0) / 3600,
-            num_nodes=attempt.num_nodes,
-            is_taken=is_taken(attempt),
-            is_first=attempt.n == 1,
-        )
-        for attempt in attempts.values()
-    ]
+    try:
+        return observed.spot_market(instance, region=region, trace=trace, context=context)
+    except BadFile:
+        raise
+    except UserError as error:
+        raise UserError(error.message, HOW_TO_GIVE_LOSSES) from None
 
 
 def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumptions") -> Iterator[str]:
