@@ -5,7 +5,6 @@ import datetime
 import glob
 import lzma
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
-from fastlaunch.catalog.rates import check_sold
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import parse_date
@@ -109,11 +107,11 @@ class Length:
         given = [name for name, value in vars(self).items() if value is not None]
         if len(given) != 1:
             raise UserError(
-                f"how long to train is given {'twice' if given else 'nowhere'}",
+                f"how long to train is {'said twice' if given else 'not said'}",
                 "give one of --samples, --epochs, --tokens and --target",
             )
-        if self.target is None and not next(value for value in vars(self).values() if value is not None) > 0:
-            raise UserError(f"--{given[0]} is not above 0", "give more than 0")
+        if self.target is None and not 0 < getattr(self, given[0]) < math.inf:
+            raise UserError(f"--{given[0]} is not a number above 0", "give more than 0")
 
 
 def estimate(
@@ -163,7 +161,9 @@ def estimate(
     catalogue = load_catalogue(*settings.price_files())
     kind = catalogue.instance(instance.removeprefix(ML))
     service, region = "sagemaker" if instance.startswith(ML) else "ec2", region or settings.region
-    check_sold(kind, purchase, math.inf)
+    if purchase not in kind.purchase_options:
+        sold = " or ".join(kind.purchase_options)
+        raise UserError(f"AWS sells {kind.name} as {sold}, not {purchase}", "give --purchase, one of these")
     if usd_per_hour is not None:
         price = _given_price(kind.name, service, region, purchase, usd_per_hour, today)
     else:
@@ -193,7 +193,7 @@ def estimate(
         usd_per_hour=paid,
         volume=catalogue.find_volume_price(region, on=as_of or today) if service == "ec2" else None,
         market=spot_market(context, kind.name, region, assumptions, spot_trace)
-        if purchase == "spot"
+        if purchase == "spot" and not steps_only
         else None,
         on_demand_usd_per_hour=paid_usd_per_hour(on_demand, settings),
     )
@@ -353,6 +353,7 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
     from fastlaunch.analysis import compare as compare_runs
     from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.analysis.similar import rate_of
+    from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
     request = PriceRequest(today=context.now().date(), region=context.settings.region)
     elsewhere: list[tuple[str, compare_runs.Comparison]] = []
@@ -374,10 +375,15 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
     rows = [row for _, comparison in elsewhere for row in comparison.rows if rate_of(row)]
     known = [*dict.fromkeys(row.setup.recipe for row in rows)]
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
-    measured = f"measured: {', '.join(known[:_MOST_NAMED])}{more}; or " if known else ""
-    recipe = f" --recipe {shlex.quote(wanted.recipe)}" if wanted.recipe else ""
-    command = f"fastlaunch submit --workload {workload}{recipe} --instance {wanted.instance.name}"
-    raise UserError(f"no run of {what} was measured", f"{measured}measure it: {command}")
+    if known:
+        hint = f"measured: {', '.join(known[:_MOST_NAMED])}{more}"
+    else:
+        try:
+            workload_info(workload)
+        except WorkloadError as error:
+            raise UserError(error.message, f"{error.hint}; or a script that was measured") from None
+        hint = f"measure it: fastlaunch submit --workload {workload} --instance {wanted.instance.name}"
+    raise UserError(f"no run of {what} was measured", hint)
 
 
 def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
