@@ -40,7 +40,6 @@ def imported(*summaries: RunSummary) -> None:
         ledger.add_imported(
             [(summary, Path("records")) for summary in summaries],
             submission_id=ledger.add_submission("fastlaunch runs import"),
-            run_ids=[f"run-{number}" for number, _ in enumerate(summaries)],
         )
 
 
@@ -170,6 +169,29 @@ def test_epochs_need_a_run_of_whole_epochs() -> None:
     imported(measured(0.2))
     with pytest.raises(UserError, match="epochs"):
         estimate(samples=None, epochs=2)
+    with open_ledger(load_settings()) as ledger:
+        ledger.add_run(
+            ledger.add_submission("fastlaunch submit"),
+            "whole",
+            **{"backend": "ec2", "workload": "vit-huge", "recipe": "bf16", "instance": "p5.48xlarge"},
+            **{"spec": {"epochs": 4}, "plan": None, "directory": None},
+        )
+        ledger.set_summary("whole", measured(0.2, num_steps=200))
+    # 200 steps of 512 images in four epochs.
+    assert estimate(samples=None, epochs=2).samples.value == 2 * 50 * 512
+
+
+def test_a_script_s_variant_is_estimated_in_steps_where_it_does_not_say_its_samples() -> None:
+    script = {"workload": "train.py", "precision": "unknown", "batch_size_per_gpu": None}
+    imported(
+        *(
+            measured(step_time_s, recipe=f"amp={amp}", variant={"amp": amp}, samples_per_step=None, **script)
+            for step_time_s, amp in ((0.2, "bf16"), (1.2, "fp32"))
+        )
+    )
+    found = fastlaunch.estimate("train.py", "p5.48xlarge", recipe="amp=fp32", samples=1000, steps_only=True)
+    assert found.sample_unit == "steps"
+    assert found.cost.hours.value == pytest.approx(1200 / 3600)
 
 
 def test_a_target_takes_as_many_samples_as_the_seeds_that_reached_it() -> None:

@@ -34,7 +34,7 @@ DEFAULT_RECIPE = "bf16"
 _MOST_NAMED = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate:
     """What a training will take and cost: `print(estimate)` says it in a sentence."""
 
@@ -68,7 +68,7 @@ class Estimate:
             "purchase": self.price.purchase,
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.answer
 
     def to_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from fastlaunch.analysis.cost import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.cost_to_train import CostToTrain
 from fastlaunch.analysis.finish import WORDS
 from fastlaunch.core.units import duration_text
@@ -40,18 +41,24 @@ def _usd(quantity: Interval) -> str:
 
 def part_rows(cost: CostToTrain) -> list[dict[str, Any]]:
     """Return a row for each part and one for the total, as numbers."""
-    rows: list[dict[str, Any]] = [
+    rows = [
         {
             "part": WORDS.get(part.name, part.name),
-            "seconds": part.seconds.value if part.seconds else None,
-            "usd": part.usd.value,
+            **_limited("seconds", part.seconds),
+            **_limited("usd", part.usd),
             "evidence": part.evidence,
             "source": part.source,
         }
         for part in cost.parts
     ]
-    total = {"part": "total", "seconds": 3600 * cost.hours.value, "usd": cost.usd.value}
-    return [*rows, {**total, "evidence": None, "source": None}]
+    seconds = _limited("seconds", scaled(cost.hours, SECONDS_PER_HOUR))
+    total = {"part": "total", **seconds, **_limited("usd", cost.usd), "evidence": None, "source": None}
+    return [*rows, total]
+
+
+def _limited(name: str, quantity: Interval | None) -> dict[str, float | None]:
+    value = quantity_to_json(quantity) or dict.fromkeys(("value", "low", "high"))
+    return {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
 
 
 def cells(cost: CostToTrain) -> list[dict[str, str]]:
@@ -94,6 +101,7 @@ def cost_to_json(cost: CostToTrain) -> dict[str, Any]:
         "effective_usd": quantity_to_json(cost.effective_usd),
         "block_hours": cost.block_hours,
         "block_fee_usd": cost.fee_usd,
+        "checkpoint_every_s": cost.checkpoint_every_s,
         "parts": [
             {
                 "name": part.name,
