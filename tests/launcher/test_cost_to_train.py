@@ -3,6 +3,7 @@
 import datetime
 import math
 from dataclasses import replace
+from statistics import quantiles
 
 import pytest
 
@@ -14,7 +15,7 @@ from fastlaunch.analysis.cost_to_train import (
     cost_to_train,
     total,
 )
-from fastlaunch.analysis.finish import Account, Repeated
+from fastlaunch.analysis.finish import Account, Repeated, account_of_run
 from fastlaunch.analysis.spot import (
     SpotJob,
     SpotMarket,
@@ -24,6 +25,7 @@ from fastlaunch.analysis.spot import (
 )
 from fastlaunch.catalog.prices import Price, VolumePrice
 from fastlaunch.core.errors import UserError
+from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.measure.summary import Interval
 
 #: A dollar a second, of a node.
@@ -32,6 +34,13 @@ DOLLAR = Price(
     service="ec2",
     region="us-east-1",
     usd_per_hour=3600.0,
+    as_of=datetime.date(2026, 7, 20),
+    source="list",
+)
+VOLUME = VolumePrice(
+    region="us-east-1",
+    usd_per_gib_month=0.08,
+    usd_per_mib_per_s_month=0.04,
     as_of=datetime.date(2026, 7, 20),
     source="list",
 )
@@ -96,17 +105,10 @@ def test_what_was_measured_counts_before_what_is_assumed_and_what_is_given_befor
 
 
 def test_the_parts_sum_to_the_total_and_the_plain_total_is_the_same() -> None:
-    volume = VolumePrice(
-        region="us-east-1",
-        usd_per_gib_month=0.08,
-        usd_per_mib_per_s_month=0.04,
-        as_of=datetime.date(2026, 7, 20),
-        source="list",
-    )
     training = replace(TRAINING, account=ACCOUNT, samples_per_step=1000, num_nodes=4)
     assumptions = Assumptions(waiting_s=60, storage_gib=100, transfer_gb=10)
     for purchase in (ON_DEMAND, BLOCK):
-        bought = replace(purchase, volume=volume)
+        bought = replace(purchase, volume=VOLUME)
         cost = cost_to_train(training, bought, assumptions=assumptions)
         assert sum(seconds(cost).values()) == pytest.approx(cost.hours.value * 3600)
         assert sum(dollars(cost).values()) == pytest.approx(cost.usd.value)
@@ -145,20 +147,13 @@ def test_a_speed_without_an_interval_gives_none() -> None:
 
 def test_volumes_cost_their_month_s_part_and_storage_and_transfer_their_price() -> None:
     # (200 x 0.08 + 375 x 0.04) / 730 = $0.042466 an hour.
-    volume = VolumePrice(
-        region="us-east-1",
-        usd_per_gib_month=0.08,
-        usd_per_mib_per_s_month=0.04,
-        as_of=datetime.date(2026, 7, 20),
-        source="list",
-    )
     assumptions = replace(
         NOTHING,
         **{"storage_gib": 1000, "storage_months": 2, "storage_usd_per_gib_month": 0.02},
         **{"transfer_gb": 50, "transfer_usd_per_gb": 0.1},
     )
     cost = cost_to_train(
-        replace(TRAINING, num_nodes=2), Purchase(price=DOLLAR, volume=volume), assumptions=assumptions
+        replace(TRAINING, num_nodes=2), Purchase(price=DOLLAR, volume=VOLUME), assumptions=assumptions
     )
     assert dollars(cost)["volumes"] == pytest.approx(2 * 1000 / 3600 * 31 / 730)
     assert dollars(cost)["storage"] == 40 and dollars(cost)["transfer"] == 5
@@ -289,3 +284,16 @@ def test_with_a_deadline_the_rest_is_done_on_demand() -> None:
     assert cost.hours.value < total(TRAINING, scarce, assumptions=replace(NOTHING, boot_s=60)).hours.value
     with pytest.raises(UserError):
         total(TRAINING, replace(scarce, on_demand_usd_per_hour=None), assumptions=assumptions)
+
+
+def test_nine_of_ten_shipped_runs_took_less_than_is_assumed() -> None:
+    runs = [run for run in shipped_summaries().values() if run.timing.step_time_s]
+    accounts = [account for run in runs if (account := account_of_run(run))]
+    compiles = [run.startup.compile_s for run in runs if run.startup.compile_s is not None]
+    taken = {
+        "build_s": [each for account in accounts if (each := account.once_s["build"]) is not None],
+        "compile_s": compiles,
+        "warmup_s": [each for account in accounts if (each := account.once_s["warmup"]) is not None],
+    }
+    for name, seconds in taken.items():
+        assert quantiles(seconds, n=10)[-1] == pytest.approx(getattr(Assumptions(), name), rel=0.2)

@@ -90,7 +90,7 @@ def test_the_batch_that_is_nearest_counts_and_is_told() -> None:
     )
     found = estimate(batch_size=100)
     assert found.batch_size == 128 and any("128" in note for note in found.notes)
-    assert estimate(batch_size=256).notes == ()
+    assert not any("batch" in note for note in estimate(batch_size=256).notes)
 
 
 def test_what_nobody_measured_is_an_error_that_names_what_was() -> None:

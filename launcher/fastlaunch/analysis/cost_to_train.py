@@ -40,7 +40,7 @@ _NEVER_MEASURED = "a guess, not measured"
 _SHIPPED = "90% of the shipped runs took less (one H200, 2026-11)"
 
 
-def _assumed(default: float, what: str, source: str) -> Any:
+def _assumed(default: float | None, what: str, source: str) -> Any:
     """Return a field of Assumptions. source: where its default is from."""
     return field(default=default, metadata={"what": what, "source": source})
 
@@ -76,8 +76,8 @@ class Assumptions:
     transfer_usd_per_gb: float = _assumed(
         0.09, "price of that", "to the internet, us-east-1, first 10 TB: aws.amazon.com/ec2/pricing/on-demand"
     )
-    spot_losses_per_hour: float = _assumed(
-        0.0, "of an instance on spot", "your own runs or --spot-trace: never guessed"
+    spot_losses_per_hour: float | None = _assumed(
+        None, "of an instance on spot", "your own runs, or --spot-trace"
     )
     spot_available: float = _assumed(1.0, "share of time in which spot can be had", "given with the losses")
     restart_s: float = _assumed(0.0, "start of the next machine on spot; 0: as the first", "as measured")
@@ -90,7 +90,7 @@ class Assumptions:
     def __post_init__(self) -> None:
         for name in ASSUMED:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if value is not None and not (math.isfinite(value) and value >= 0):
                 raise UserError(f"{name.removesuffix('_s')} is assumed to be {value:g}", "give 0 or more")
         if not self.scaling:
             raise UserError("no throughput is kept with a scaling of 0", "give more, such as 0.95")
@@ -291,7 +291,7 @@ def cost_to_train(
                 low=None if used.high is None else whole.fee_usd - used.high,
                 high=None if used.low is None else whole.fee_usd - used.low,
             ),
-            evidence=_block_evidence(assumptions),
+            evidence="assumed" if "block_hours" in assumptions.given else "listed",
             source=f"block of {whole.block_hours:g} h, paid as a whole",
         )
         parts.append(unused)
@@ -481,7 +481,6 @@ def _transfer_usd(assumptions: Assumptions) -> float:
 def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions) -> list[Part]:
     """Return what costs money and takes no time: volumes, storage, transfer."""
     volume = purchase.volume
-    storage, transfer = _storage_usd(assumptions), _transfer_usd(assumptions)
     return [
         Part(
             name="volumes",
@@ -490,29 +489,18 @@ def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions
             evidence="listed" if volume else "assumed",
             source=f"{volume.source}, {volume.as_of}" if volume else "not counted: no price is known",
         ),
-        Part(
-            name="storage",
-            seconds=None,
-            usd=Interval(value=storage, low=storage, high=storage),
-            evidence="assumed",
-            source=_source(assumptions, "storage_gib"),
-        ),
-        Part(
-            name="transfer",
-            seconds=None,
-            usd=Interval(value=transfer, low=transfer, high=transfer),
-            evidence="assumed",
-            source=_source(assumptions, "transfer_gb"),
+        *(
+            Part(name=name, seconds=None, usd=_exactly(usd), evidence="assumed", source=source)
+            for name, usd, source in (
+                ("storage", _storage_usd(assumptions), _source(assumptions, "storage_gib")),
+                ("transfer", _transfer_usd(assumptions), _source(assumptions, "transfer_gb")),
+            )
         ),
     ]
 
 
 def _source(assumptions: Assumptions, key: str) -> str:
     return "as given" if key in assumptions.given else ASSUMED[key][1]
-
-
-def _block_evidence(assumptions: Assumptions) -> Evidence:
-    return "assumed" if "block_hours" in assumptions.given else "listed"
 
 
 def spot_job(training: Training, purchase: Purchase, assumptions: Assumptions) -> "SpotJob":

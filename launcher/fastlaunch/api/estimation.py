@@ -214,9 +214,17 @@ def estimate(
         notes=(
             *(differences(row, wanted) if not measured.elsewhere else ()),
             *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
+            _price_note(price, paid),
             *([old] if old else []),
         ),
     )
+
+
+def _price_note(price: Price, paid_usd_per_hour: float) -> str:
+    """Return `a node costs $55.04/h: AWS price list, ...`, and what the account pays if that is other."""
+    paid = "" if paid_usd_per_hour == price.usd_per_hour else f", of which you pay ${paid_usd_per_hour:g}"
+    when = "" if price.basis == "given" else f", {price.as_of}"
+    return f"a machine costs ${price.usd_per_hour:g}/h{paid}: {price.source}{when}"
 
 
 def spot_market(
@@ -227,7 +235,7 @@ def spot_market(
     from fastlaunch.analysis.spot import market_of_rates
     from fastlaunch.api import spot_market as observed
 
-    if trace is None and "spot_losses_per_hour" in assumptions.given:
+    if trace is None and assumptions.spot_losses_per_hour is not None:
         return market_of_rates(
             assumptions.spot_losses_per_hour, assumptions.spot_available, source="--assume"
         )

@@ -135,14 +135,22 @@ def _print(found: Estimate, output: str) -> None:
         click.echo(bulleted([*found.notes, *notes(found.cost)], width))
 
 
+def _default(name: str) -> str:
+    """Return the default of an assumption with its unit; nothing where it is never guessed."""
+    from fastlaunch.analysis.cost_to_train import Assumptions
+
+    value = getattr(Assumptions(), name)
+    return "" if value is None else f"{value:g}{' s' if name.endswith('_s') else ''}"
+
+
 def _print_assumptions(output: str) -> None:
     """Print what --assume can set, the default and where that is from."""
-    from fastlaunch.analysis.cost_to_train import ASSUMED, Assumptions
+    from fastlaunch.analysis.cost_to_train import ASSUMED
 
     rows = [
         {
             "name": name.removesuffix("_s"),
-            "default": f"{getattr(Assumptions(), name):g}{' s' if name.endswith('_s') else ''}",
+            "default": _default(name),
             "what": what,
             "from": source,
         }

@@ -23,12 +23,9 @@ def sentence(cost: CostToTrain, *, what: str, where: str, samples: Interval, uni
     )
     if cost.fee_usd is not None:
         text += f" of {cost.block_hours:g} h; the hours used come to {_usd(cost.effective_usd)}"
-    return f"{text}, by {steps.source}." if steps.evidence == "measured" else f"{text}. {_speed(cost)}"
-
-
-def _speed(cost: CostToTrain) -> str:
-    (steps,) = (part for part in cost.parts if part.name == "steps")
-    return f"The speed is {steps.evidence}: {steps.source}."
+    if steps.evidence == "measured":
+        return f"{text}, by {steps.source}."
+    return f"{text}. The speed is {steps.evidence}: {steps.source}."
 
 
 def _limits(quantity: Interval) -> str:
