@@ -16,6 +16,7 @@ from fastlaunch.analysis.cost_to_train import ASSUMED, Training, parse_assumptio
 from fastlaunch.analysis.similar import Wanted, predicted_like
 from fastlaunch.api.estimation import Estimate
 from fastlaunch.backends.ec2.plan import plan_ec2
+from fastlaunch.catalog.updates import MARKET_PRICES, MarketPrice, write_market
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.plan import RunState
@@ -215,6 +216,32 @@ def test_a_price_can_be_given_and_that_of_spot_has_to_be_known() -> None:
     assert found.cost.usd.value == pytest.approx(found.cost.hours.value)
     with pytest.raises(UserError, match="spot price"):
         estimate(purchase="spot")
+
+
+def market_price(purchase: str, zone: str, usd_per_hour: float, **more: Any) -> MarketPrice:
+    given = {"instance": "p5.48xlarge", "region": "us-east-1", "at": "2026-11-24T09:00:00+00:00"}
+    return MarketPrice(**given, purchase=purchase, zone=zone, usd_per_hour=usd_per_hour, **more)
+
+
+def test_spot_costs_its_median_and_a_block_its_offer_in_the_cheapest_zone() -> None:
+    write_market(
+        load_settings().home / MARKET_PRICES,
+        [
+            market_price("spot", "us-east-1a", 10.0, median_usd_per_hour=20.0, p90_usd_per_hour=30.0),
+            market_price("spot", "us-east-1b", 25.0, median_usd_per_hour=19.0, p90_usd_per_hour=30.0),
+            market_price("capacity-block", "us-east-1a", 31.5),
+        ],
+    )
+    arguments: dict[str, Any] = {"samples": 100_000_000}
+    assume = {"spot_losses_per_hour": 0.1, "spot_available": 0.9}
+    spot = fastlaunch.estimate("vit-huge", "p5.48xlarge", purchase="spot", assume=assume, **arguments)
+    assert spot.price.usd_per_hour == 19.0
+    block = fastlaunch.estimate("vit-huge", "p5.48xlarge", purchase="capacity-block", **arguments)
+    assert block.cost.fee_usd == pytest.approx(24 * 31.5)
+    assert "24 h" in block.answer and part(block, "unused block").usd.value > 0
+    # What either costs on another day nobody kept.
+    with pytest.raises(UserError, match="spot price of"):
+        estimate(purchase="spot", assume=assume)
 
 
 def test_the_account_s_rates_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

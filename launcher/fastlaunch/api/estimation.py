@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from fastlaunch.analysis import compare
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.cost_to_train import Assumptions, CostToTrain, Purchase, Training
-    from fastlaunch.analysis.pooling import MeasuredRun
+    from fastlaunch.analysis.pooling import MeasuredRun, Offer
     from fastlaunch.analysis.similar import Wanted
     from fastlaunch.analysis.spot import SpotMarket
-    from fastlaunch.core.settings import Settings
     from fastlaunch.measure.summary import Interval
 
 #: The recipe of `submit`, where none is given.
@@ -147,6 +146,7 @@ def estimate(
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
     from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions
+    from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.similar import Wanted, differences, predicted_like, training_like, unit_of
     from fastlaunch.catalog.load import load_catalogue
 
@@ -164,10 +164,8 @@ def estimate(
     if purchase not in kind.purchase_options:
         sold = " or ".join(kind.purchase_options)
         raise UserError(f"AWS sells {kind.name} as {sold}, not {purchase}", "give --purchase, one of these")
-    if usd_per_hour is not None:
-        price = _given_price(kind.name, service, region, purchase, usd_per_hour, today)
-    else:
-        price = _price(catalogue, settings, kind.name, service, region, purchase, as_of=as_of, today=today)
+    offer = Offer(service, region, purchase)
+    price, old = _price(context, catalogue, offer, kind.name, as_of=as_of, usd_per_hour=usd_per_hour)
     paid = paid_usd_per_hour(price, settings) if price.basis != "given" else price.usd_per_hour
     assert paid is not None
     wanted = Wanted(recipe=recipe, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
@@ -198,7 +196,6 @@ def estimate(
         on_demand_usd_per_hour=paid_usd_per_hour(on_demand, settings),
     )
     cost = cost_to_train(training, bought, assumptions=assumptions, steps_only=steps_only)
-    old = age_note([price.as_of], today) if as_of is None and price.basis != "given" else None
     return Estimate(
         workload=workload,
         recipe=row.setup.recipe,
@@ -221,10 +218,10 @@ def estimate(
 
 
 def _price_note(price: Price, paid_usd_per_hour: float) -> str:
-    """Return `a node costs $55.04/h: AWS price list, ...`, and what the account pays if that is other."""
+    """Return `a machine costs $55.04/h as of 2026-07-20: AWS price list, ...`, and what the account pays."""
     paid = "" if paid_usd_per_hour == price.usd_per_hour else f", of which you pay ${paid_usd_per_hour:g}"
-    when = "" if price.basis == "given" else f", {price.as_of}"
-    return f"a machine costs ${price.usd_per_hour:g}/h{paid}: {price.source}{when}"
+    when = "" if price.basis == "given" else f" as of {price.as_of}"
+    return f"a machine costs ${price.usd_per_hour:g}/h{when}{paid}: {price.source}"
 
 
 def spot_market(
@@ -283,63 +280,62 @@ def _published_throughput() -> list[Mapping[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def _given_price(
-    instance: str, service: str, region: str, purchase: str, usd_per_hour: float, today: datetime.date
-) -> Price:
-    return Price(
-        instance=instance,
-        service=service,
-        region=region,
-        purchase=purchase,
-        usd_per_hour=usd_per_hour,
-        as_of=today,
-        source="--usd-per-hour",
-        basis="given",
-    )
-
-
 def _price(
+    context: AppContext,
     catalogue: Catalogue,
-    settings: "Settings",
+    offer: "Offer",
     instance: str,
-    service: str,
-    region: str,
-    purchase: str,
     *,
     as_of: datetime.date | None,
-    today: datetime.date,
-) -> Price:
-    """Return the price of one machine; of spot and capacity blocks the cheapest zone's, as last asked for.
+    usd_per_hour: float | None,
+) -> tuple[Price, str | None]:
+    """Return the price of one machine, and how old it is, if it is old.
 
-    Raises UserError if none is known.
+    Of spot and capacity blocks that is the cheapest zone's, as last asked for. usd_per_hour: given instead of
+    it. Raises UserError if none is known.
     """
+    from fastlaunch.api.price_update import MAX_MARKET_AGE
     from fastlaunch.catalog.updates import MARKET_PRICES, read_market
 
-    if purchase == "on-demand":
-        return catalogue.price(instance, service=service, region=region, on=as_of or today)
+    now, (service, region, purchase) = context.now(), offer
+    if usd_per_hour is not None:
+        given = Price(
+            **offer._asdict(),
+            instance=instance,
+            usd_per_hour=usd_per_hour,
+            as_of=now.date(),
+            source="--usd-per-hour",
+            basis="given",
+        )
+        return given, None
+    day = as_of or now.date()
+    price = catalogue.find_price(instance, **offer._asdict(), on=day)
+    if purchase == "on-demand" or price is not None:
+        price = price or catalogue.price(instance, **offer._asdict(), on=day)
+        return price, age_note([price.as_of], day) if as_of is None else None
     offers = [
         each
-        for each in read_market(settings.home / MARKET_PRICES)
+        for each in read_market(context.settings.home / MARKET_PRICES)
         if (each.instance, each.region, each.purchase, service) == (instance, region, purchase, "ec2")
     ]
+    how = f"{UPDATE_COMMAND} --region {region}"
     if not offers or as_of is not None:
         when = f" of {as_of}" if as_of else ""
         raise UserError(
             f"no {purchase} price{when} of {instance} in {region} is known",
-            f"type: {UPDATE_COMMAND} --region {region}; or give --usd-per-hour",
+            f"type: {how}; or give --usd-per-hour",
         )
     # What spot costs over a training is its median, not what it costs now.
-    offer = min(offers, key=lambda each: each.median_usd_per_hour or each.usd_per_hour)
-    median = offer.median_usd_per_hour
-    return Price(
+    best = min(offers, key=lambda each: each.median_usd_per_hour or each.usd_per_hour)
+    price = Price(
+        **offer._asdict(),
         instance=instance,
-        service=service,
-        region=region,
-        purchase=purchase,
-        usd_per_hour=median or offer.usd_per_hour,
-        as_of=offer.given_at.date(),
-        source=f"{'median spot price' if median else 'offer'} in {offer.zone}",
+        usd_per_hour=best.median_usd_per_hour or best.usd_per_hour,
+        as_of=best.given_at.date(),
+        source=f"{'median' if best.median_usd_per_hour else 'offered'} in {best.zone}, {best.at}",
     )
+    is_old = now - best.given_at > MAX_MARKET_AGE
+    return price, f"the {purchase} price is older than an hour: type `{how}`" if is_old else None
 
 
 @dataclass(frozen=True, kw_only=True)
