@@ -1,13 +1,14 @@
 """How far off forecasts of a job's cost and end on spot are, on replayed traces of capacity.
 
-    python -m benchmarks.spot [FILE ...] [--traces 20] [--days 28] (in tests/)
+    python -m benchmarks.spot [FILE ...] [--traces 40] [--days 7] (in tests/; some minutes)
 
 Makes traces to published statistics: losses per instance-hour and share of time with capacity. A forecast is
 made from the first days of a trace, and jobs are replayed on the days after them. The replay steps through
 the trace by itself; it has nothing of the forecast's formulas. A cell is a kind of market, a pair of
 statistics and a job; its mean cost is over all its traces. docs/method.md quotes what this prints.
 
-FILE: instead, traces in the form of github.com/skypilot-org/spot-traces, each split in the middle.
+FILE: instead, traces in the form of github.com/skypilot-org/spot-traces. At twelve moments of their second
+half a forecast is made from the days before.
 """
 
 import argparse
@@ -20,12 +21,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 
 from tabulate import tabulate
 
 from fastlaunch.analysis.spot import (
+    HISTORY_S,
     HOUR_S,
     RETRY_S,
     Fallback,
@@ -48,6 +51,8 @@ ON_DEMAND_USD, SPOT_USD = 55.04, 16.95
 #: Deadlines with a fallback on demand, as multiples of what the job takes there.
 DEADLINES = (1.2, 1.5, 2.0)
 JOBS_PER_TRACE = 20
+#: At so many moments of a published trace a forecast is made.
+MOMENTS = 12
 
 JOBS = {
     "6 h, quick": SpotJob(work_s=6 * HOUR_S, restart_s=600, checkpoint_s=20, every_s=900),
@@ -159,7 +164,7 @@ def replay(job: SpotJob, capacity: Capacity, at_s: float, fallback: Fallback | N
         gives_up = math.inf if fallback is None else at_s + float(fallback.latest_s(job, rest_s))
         while (lost := capacity.until(now)) is None and now + RETRY_S <= gives_up:
             now += RETRY_S
-            if now > capacity.ends[-1]:
+            if fallback is None and now > capacity.ends[-1]:
                 return Replayed(total_s=None, billed_s=billed_s, on_demand_s=0.0)
         if fallback is not None and (lost is None or now > gives_up):
             on_demand_s = fallback.start_s + rest_s
@@ -214,6 +219,7 @@ def judge(
         jobs = [replay(job, capacity, at, fallback) for at in starts_s]
         whole = [each for each in jobs if each.total_s is not None]
         if not whole:
+            print(f"{' '.join(cell)}: no job ends, its cost is not judged", file=sys.stderr)
             continue
         yield Result(
             cell=cell,
@@ -242,9 +248,9 @@ def results_of(
         # The first weeks make it forget its beginning; the last let jobs end.
         trace = draw(KINDS[kind], 28 * DAY_H + 2 * history_h + 200 * DAY_H, *own, rng)
         trace = cut(trace, 28 * DAY_H, math.inf)
-        market = market_of_states(
-            [[(hours * HOUR_S, is_up) for hours, is_up in cut(trace, 0, history_h)]], source="trace"
-        )
+        market = market_of(trace, 0, history_h)
+        if market is None:
+            continue
         capacity = Capacity.of(trace)
         starts = [rng.uniform(history_h, 2 * history_h) * HOUR_S for _ in range(JOBS_PER_TRACE)]
         for name in job_names:
@@ -279,22 +285,27 @@ def read(path: Path) -> Trace:
     return trace
 
 
-def results_of_file(path: Path) -> list[Result]:
-    """Return the results of a published trace, its second half told from its first."""
+def results_of_file(path: Path, days: float) -> list[Result]:
+    """Return the results of a published trace: at moments of its second half, told from the days before."""
     trace = read(path)
-    half = sum(hours for hours, _ in trace) / 2
-    market = market_of_states(
-        [[(hours * HOUR_S, is_up) for hours, is_up in cut(trace, 0, half)]], source=path.name
-    )
-    # It goes on from its middle where it ends, so that every job ends.
-    later = cut(trace, half, math.inf)
-    capacity = Capacity.of([*cut(trace, 0, half), *(20 * later)])
+    end = sum(hours for hours, _ in trace)
+    moments = [end * (0.5 + 0.5 * number / MOMENTS) for number in range(MOMENTS + 1)]
+    # It goes on from its middle where it ends, so that jobs end.
+    capacity = Capacity.of([*trace, *(20 * cut(trace, end / 2, end))])
     rng = random.Random(path.name)
-    starts = [rng.uniform(half, 2 * half) * HOUR_S for _ in range(200)]
     results: list[Result] = []
-    for name, job in JOBS.items():
-        results += judge((path.parent.name, path.stem, name), job, market, capacity, starts)
+    for now, until in pairwise(moments):
+        starts = [rng.uniform(now, until) * HOUR_S for _ in range(JOBS_PER_TRACE)]
+        if (market := market_of(trace, now - days * DAY_H, now)) is not None:
+            for name, job in JOBS.items():
+                results += judge((path.parent.name, path.stem, name), job, market, capacity, starts)
     return results
+
+
+def market_of(trace: Trace, start: float, end: float) -> SpotMarket | None:
+    """Return the market by the trace between two hours; None if there was no capacity at all."""
+    part = [(hours * HOUR_S, is_up) for hours, is_up in cut(trace, start, end)]
+    return market_of_states([part], source="trace") if any(is_up for _, is_up in part) else None
 
 
 def bias(results: Sequence[Result]) -> float:
@@ -352,11 +363,11 @@ def table(results: Sequence[Result], by: Sequence[int], names: Sequence[str]) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--traces", type=int, default=20)
-    parser.add_argument("--days", type=float, default=28)
+    parser.add_argument("--traces", type=int, default=40)
+    parser.add_argument("--days", type=float, default=HISTORY_S / HOUR_S / DAY_H)
     arguments = parser.parse_args()
     if arguments.files:
-        results = [each for path in arguments.files for each in results_of_file(path)]
+        results = [each for path in arguments.files for each in results_of_file(path, arguments.days)]
         print(table(results, (), ()))
         print(table([each for each in results if each.deadline is None], (0, 1), ("set", "zone")))
         return 0

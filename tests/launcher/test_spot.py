@@ -98,6 +98,14 @@ def test_without_checkpoints_a_job_longer_than_the_mean_time_to_a_loss_is_refuse
     check_checkpoints(replace(job, every_s=600, work_s=1e6), MARKET, step_time_s=2)
 
 
+def test_ec2_bills_no_machine_that_it_takes_back_in_its_first_hour() -> None:
+    time = expected_spot(replace(QUICK, work_s=1e8), MARKET)
+    # Of exponential lives, 1 - (1 + x) exp(-x) of the time is in those shorter than x means.
+    assert time.free_s / time.spot_s == pytest.approx(1 - 1.4 * math.exp(-0.4), rel=1e-3)
+    assert expected_spot(replace(QUICK, free_within_s=0), MARKET).free_s == 0
+    assert expected_spot(replace(QUICK, num_nodes=2), MARKET).free_s == 0
+
+
 def test_waiting_is_the_spell_without_capacity_per_loss_and_its_share_at_the_start() -> None:
     # Up 2.5 h on average, so down 2.5 h as well at one half.
     assert MARKET.wait_s == pytest.approx(2.5 * HOUR_S)
@@ -168,6 +176,8 @@ def test_a_trace_gives_rates_and_spells() -> None:
     assert market.num_losses == 3
     assert market.losses_per_hour.value == pytest.approx(0.3)
     assert market.available.value == pytest.approx(10 / 16)
+    late = read_trace(TRACE.splitlines(), source="trace.csv", history_s=2 * HOUR_S)
+    assert (late.num_losses, late.available.value) == (1, 0.75)
     assert sorted(market.spells) == [(3 * HOUR_S, HOUR_S), (3 * HOUR_S, HOUR_S), (4 * HOUR_S, 4 * HOUR_S)]
 
 

@@ -12,7 +12,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -30,6 +30,8 @@ HOUR_S = 3600.0
 NOTICE_S = 120.0
 #: From one look for capacity to the next, where there was none.
 RETRY_S = 600.0
+#: A trace is used from so long before its end on: capacity a month ago says little of capacity today.
+HISTORY_S = 7 * 24 * HOUR_S
 #: A range holds so many jobs.
 IN_RANGE = 0.9
 #: A simulated job that takes this many times its work is not waited for.
@@ -79,10 +81,11 @@ class SpotJob:
     checkpoint_s: float  # to write one
     every_s: float | None  # work between two checkpoints; None: none is written
     num_nodes: int = 1
-    notice_s: float = NOTICE_S  # that the cloud gives; 0 if it promises none, as SageMaker
+    notice_s: float = NOTICE_S  # that EC2 gives; 0 on SageMaker, which promises none
+    free_within_s: float = HOUR_S  # EC2 bills no machine that it takes back so early; 0 on SageMaker
 
     def __post_init__(self) -> None:
-        for name in ("restart_s", "checkpoint_s", "notice_s"):
+        for name in ("restart_s", "checkpoint_s", "notice_s", "free_within_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise UserError(f"{name} is {getattr(self, name):g}", "give seconds, 0 or more")
         if not (math.isfinite(self.work_s) and self.work_s > 0):
@@ -197,7 +200,7 @@ def expected_spot(job: SpotJob, market: SpotMarket, *, retry_s: float = RETRY_S)
         waiting_s=(num_losses + 1 - market.available.value) * wait_s,
         on_demand_s=0.0,
         # Of several nodes only the one that was taken is free: that is not counted.
-        free_s=_free_s(rate, machine_s) if job.num_nodes == 1 else 0.0,
+        free_s=_free_s(rate, machine_s, job.free_within_s) if job.num_nodes == 1 else 0.0,
         num_losses=num_losses,
     )
 
@@ -223,24 +226,17 @@ def _looking_s(market: SpotMarket, rate: float, retry_s: float) -> float:
     return retry_s / has_it
 
 
-def _free_s(rate: float, machine_s: float) -> float:
-    """Return the mean time of machines that are lost in their first hour, of `machine_s` with machines."""
+def _free_s(rate: float, machine_s: float, within_s: float) -> float:
+    """Return the mean time of machines that are lost within so long, of `machine_s` with machines.
+
+    A loss ends a life that began at the loss before it, or at the beginning.
+    """
     if rate == 0 or not math.isfinite(machine_s):
         return 0.0
-
-    # A loss at time t ends a life that began at the last loss before t, or at 0.
-    def short(hours_s: float) -> float:
-        return (1 - (1 + rate * hours_s) * math.exp(-rate * hours_s)) / rate
-
-    if machine_s >= HOUR_S:
-        first = _mean_first(rate, HOUR_S)
-        return first + rate * (machine_s - HOUR_S) * short(HOUR_S)
-    return _mean_first(rate, machine_s)
-
-
-def _mean_first(rate: float, until_s: float) -> float:
-    """Return the mean time that lies before the last loss within `until_s`."""
-    return until_s - -math.expm1(-rate * until_s) / rate
+    begin_s = min(machine_s, within_s)
+    at_begin_s = begin_s - -math.expm1(-rate * begin_s) / rate
+    later_s = machine_s - begin_s
+    return at_begin_s + later_s * (1 - (1 + rate * within_s) * math.exp(-rate * within_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +359,7 @@ def forecast_spot(
         rest_s[at] -= saved_s
         num_losses[at] += ~is_done
         # Of several nodes only the one that was taken is free: that is not counted.
-        free_s[at] += np.where(~is_done & (life < HOUR_S) & (job.num_nodes == 1), life, 0.0)
+        free_s[at] += np.where(~is_done & (life < job.free_within_s) & (job.num_nodes == 1), life, 0.0)
         missed_s = np.where(sees, 0.0, gap_s + up_s)
         is_endless = ~gives_up & (clock_s[going] + missed_s > limit_s)
         clock_s[going[is_endless]] = np.inf
@@ -507,11 +503,12 @@ def market_of_runs(
     )
 
 
-def read_trace(lines: Iterable[str], *, source: str) -> SpotMarket:
+def read_trace(lines: Iterable[str], *, source: str, history_s: float = HISTORY_S) -> SpotMarket:
     """Return what a trace of capacity says: CSV with the columns `time`, `state` and, of several, `place`.
 
     A line says that from `time` (ISO 8601, UTC if it names no zone) on, one instance could be had in `place`
     (`up`) or not (`down`); the last line of a place ends its observation. Going from up to down is a loss.
+    history_s: how much of the trace's end is used.
     Raises BadFile for other text, and for a trace in which nothing was up.
     """
     reader = csv.DictReader(lines)
@@ -530,15 +527,20 @@ def read_trace(lines: Iterable[str], *, source: str) -> SpotMarket:
         if seen and time < seen[-1][0]:
             raise BadFile(source, "earlier than the line before", line=reader.line_num, hint=_TRACE_HINT)
         seen.append((time, is_up))
+    since = max((seen[-1][0] for seen in places.values()), default=_NEVER) - timedelta(seconds=history_s)
     return market_of_states(
         [
-            [((end - start).total_seconds(), is_up) for (start, is_up), (end, _) in pairwise(seen)]
+            [
+                ((end - max(start, since)).total_seconds(), is_up)
+                for (start, is_up), (end, _) in pairwise(seen)
+            ]
             for seen in places.values()
         ],
         source=source,
     )
 
 
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 _TRACE_HINT = "give CSV with the columns time,state, such as 2026-11-24T08:00:00,up, in the order of time"
 
 
@@ -549,9 +551,11 @@ def market_of_states(places: Sequence[Sequence[tuple[float, bool]]], *, source: 
     for place in places:
         merged: list[tuple[float, bool]] = []
         for seconds, is_up in place:
+            if seconds <= 0:
+                continue
             if merged and merged[-1][1] == is_up:
                 merged[-1] = (merged[-1][0] + seconds, is_up)
-            elif seconds > 0:
+            else:
                 merged.append((seconds, is_up))
         up_s += sum(seconds for seconds, is_up in merged if is_up)
         down_s += sum(seconds for seconds, is_up in merged if not is_up)
