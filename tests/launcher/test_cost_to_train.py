@@ -238,6 +238,14 @@ def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work() -> None:
     assert vars(total(TRAINING, ON_SPOT, assumptions=assumptions)).items() <= vars(cost).items()
 
 
+def test_sagemaker_bills_every_second_of_spot_and_gives_no_notice() -> None:
+    assumptions = replace(NOTHING, checkpoint_s=8)
+    on_sagemaker = replace(ON_SPOT, price=replace(ON_SPOT.price, service="sagemaker"))
+    cost = cost_to_train(TRAINING, on_sagemaker, assumptions=assumptions)
+    assert dollars(cost)["not billed"] == 0 and seconds(cost)["rework"] > 0
+    assert seconds(cost_to_train(TRAINING, ON_SPOT, assumptions=assumptions))["rework"] == 0
+
+
 def test_spot_s_checkpoints_come_at_young_s_interval_unless_it_is_given() -> None:
     # sqrt(2 x 8 s x 2 h) less 8 s, with Daly's terms.
     cost = total(TRAINING, ON_SPOT, assumptions=replace(NOTHING, checkpoint_s=8))

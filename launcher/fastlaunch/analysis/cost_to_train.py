@@ -585,7 +585,11 @@ class _OnSpot:
         from fastlaunch.analysis.spot import SpotJob
 
         evaluations_s = self.evaluations.fixed_s + samples * self.evaluations.per_sample_s
+        # SageMaker promises no notice, and bills every second.
+        is_sagemaker = self.purchase.price.service == "sagemaker"
+        terms = {"notice_s": 0.0, "free_within_s": 0.0} if is_sagemaker else {}
         return SpotJob(
+            **terms,
             work_s=samples * s_per_sample + evaluations_s,
             restart_s=self.assumptions.restart_s or self.start_s,
             checkpoint_s=self.checkpoint_s,
