@@ -100,6 +100,10 @@ def test_what_nobody_measured_is_an_error_that_names_what_was() -> None:
     assert "bf16" in str(error.value.hint)
     with pytest.raises(UnknownName):
         estimate("p99.metal")
+    # What a CPU takes says nothing of a GPU.
+    imported(measured(0.2, workload="vit-tiny", instance=None, device_name="cpu"))
+    with pytest.raises(UserError, match="on a GPU"):
+        fastlaunch.estimate("vit-tiny", "p5.48xlarge", samples=1000)
 
 
 def on_other_gpus(instance: str, *, recipe: str = "bf16", precision: str = "bf16") -> Training:

@@ -6,7 +6,7 @@ import glob
 import lzma
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -355,7 +355,7 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
     """
     from fastlaunch.analysis import compare as compare_runs
-    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.cost import PriceRequest, accelerator_of
     from fastlaunch.analysis.similar import rate_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
@@ -368,16 +368,24 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
             row = min(_of_one_recipe(fitting, workload), key=wanted.distance)
             return _Measured(row=row, comparison=comparison, source=_words(row, name))
         elsewhere.append((name, comparison))
-    for name, comparison in elsewhere:
-        others = [row for row in comparison.rows if wanted.has_recipe_of(row)]
-        if others:
-            others = _of_one_recipe(others, workload)
-            row = min(others, key=wanted.distance)
-            source = _words(row, name)
-            return _Measured(row=row, comparison=comparison, source=source, elsewhere=tuple(others))
+    others = {
+        id(row): _Measured(row=row, comparison=comparison, source=_words(row, name))
+        for name, comparison in elsewhere
+        for row in comparison.rows
+        if wanted.has_recipe_of(row) and accelerator_of(row.setup, catalogue)
+    }
+    if others:
+        rows = _of_one_recipe([each.row for each in others.values()], workload)
+        return replace(others[id(min(rows, key=wanted.distance))], elsewhere=tuple(rows))
     what = f"{workload} with {wanted.recipe}" if wanted.recipe else workload
-    rows = [row for _, comparison in elsewhere for row in comparison.rows if rate_of(row)]
-    known = [*dict.fromkeys(row.setup.recipe for row in rows)]
+    known = [
+        *dict.fromkeys(
+            row.setup.recipe
+            for _, comparison in elsewhere
+            for row in comparison.rows
+            if rate_of(row) and accelerator_of(row.setup, catalogue)
+        )
+    ]
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     if known:
         hint = f"measured: {', '.join(known[:_MOST_NAMED])}{more}"
@@ -387,7 +395,7 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
         except WorkloadError as error:
             raise UserError(error.message, f"{error.hint}; or a script that was measured") from None
         hint = f"measure it: fastlaunch submit --workload {workload} --instance {wanted.instance.name}"
-    raise UserError(f"no run of {what} was measured", hint)
+    raise UserError(f"no run of {what} was measured on a GPU", hint)
 
 
 def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
