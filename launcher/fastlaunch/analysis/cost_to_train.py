@@ -534,8 +534,7 @@ class _OnSpot:
             )
         self.market = purchase.market
         self.training, self.purchase, self.assumptions = training, purchase, assumptions
-        *before, self.steps, self.evaluations, self.checkpoints = lines
-        self.waiting, *self.start = before
+        self.waiting, *self.start, self.steps, self.evaluations, _ = lines
         self.start_s = sum(line.fixed_s for line in self.start)
         self.checkpoint_s, self.every_s, self.how_often = self._checkpoints()
         inputs = _inputs(training)
@@ -642,22 +641,18 @@ class _OnSpot:
         if self.assumptions.deadline_s and fallback is None:
             raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")
         on_demand = (fallback or 0.0) * self.training.num_nodes / SECONDS_PER_HOUR
+        # The first start is charged as spot's, even to a training that never gets spot.
         return (spot,) * 5 + (0.0, on_demand, -spot)
 
-    def _volumes(self) -> Interval:
+    def _volumes_usd_per_s(self) -> tuple[float, ...]:
         per_s = _volume_usd_per_s(self.training, self.purchase, self.assumptions)
-        return self._sum(*(per_s,) * 5, 0.0, per_s, 0.0, fixed=per_s * self.start_s)
+        return (per_s,) * 5 + (0.0, per_s, 0.0)
 
     def total(self) -> Total:
         hour = 1 / SECONDS_PER_HOUR
-        usd_per_s = self._usd_per_s()
-        per_s = _volume_usd_per_s(self.training, self.purchase, self.assumptions)
-        volumes = (*(per_s,) * 5, 0.0, per_s, 0.0)
+        usd_per_s = (*map(operator.add, self._usd_per_s(), self._volumes_usd_per_s()),)
         kept_usd = _storage_usd(self.assumptions) + _transfer_usd(self.assumptions)
-        usd = self._sum(
-            *map(operator.add, usd_per_s, volumes),
-            fixed=kept_usd + (usd_per_s[0] + per_s) * self.start_s,
-        )
+        usd = self._sum(*usd_per_s, fixed=kept_usd + usd_per_s[0] * self.start_s)
         return Total(
             hours=self._sum(*(hour,) * 7, 0.0, fixed=hour * (self.waiting.fixed_s + self.start_s)),
             usd=usd,
@@ -700,7 +695,9 @@ class _OnSpot:
                     else source,
                 )
             )
-        parts += _other_parts(self._volumes(), self.purchase, self.assumptions)
+        volumes = self._volumes_usd_per_s()
+        volumes_usd = self._sum(*volumes, fixed=volumes[0] * self.start_s)
+        parts += _other_parts(volumes_usd, self.purchase, self.assumptions)
         return CostToTrain(**vars(self.total()), parts=tuple(parts))
 
 
