@@ -305,3 +305,37 @@ def test_nine_of_ten_shipped_runs_took_less_than_is_assumed() -> None:
     }
     for name, seconds in taken.items():
         assert quantiles(seconds, n=10)[-1] == pytest.approx(getattr(Assumptions(), name), rel=0.2)
+
+
+def test_on_spot_each_uncertain_input_moves_the_total_by_itself() -> None:
+    exact = replace(TRAINING, samples_per_s=Interval(value=100, low=100, high=100))
+    market = replace(spot_market(0.5), losses_per_hour=Interval(value=0.5, low=0.2, high=0.9))
+    unsure = replace(ON_SPOT, market=market)
+    assumptions = replace(NOTHING, boot_s=100, checkpoint_s=90)
+
+    def off(training: Training, purchase: Purchase) -> tuple[float, float]:
+        hours = total(training, purchase, assumptions=assumptions).hours
+        assert hours.low is not None and hours.high is not None
+        return hours.value - hours.low, hours.high - hours.value
+
+    by_speed, by_losses, by_both = off(TRAINING, ON_SPOT), off(exact, unsure), off(TRAINING, unsure)
+    assert min(*by_speed, *by_losses) > 0
+    assert by_both == pytest.approx([math.hypot(*pair) for pair in zip(by_speed, by_losses, strict=True)])
+
+
+def test_what_a_restart_takes_can_be_set() -> None:
+    assumptions = replace(NOTHING, boot_s=100, restart_s=500, checkpoint_s=90)
+    every_s = total(TRAINING, ON_SPOT, assumptions=assumptions).checkpoint_every_s
+    job = SpotJob(work_s=1000, restart_s=500, checkpoint_s=90, every_s=every_s)
+    cost = cost_to_train(TRAINING, ON_SPOT, assumptions=assumptions)
+    assert seconds(cost)["boot"] == 100
+    assert seconds(cost)["restarts"] == pytest.approx(expected_spot(job, spot_market(0.5)).restarts_s)
+
+
+def test_waiting_is_a_part_of_the_time_to_a_deadline() -> None:
+    scarce = replace(ON_SPOT, market=spot_market(2.0, 0.1), on_demand_usd_per_hour=3600.0)
+    at_once = replace(NOTHING, boot_s=60, deadline_s=2000)
+    later = replace(at_once, waiting_s=500, deadline_s=2500)
+    first, second = (cost_to_train(TRAINING, scarce, assumptions=each) for each in (at_once, later))
+    assert second.usd.value == pytest.approx(first.usd.value)
+    assert second.hours.value == pytest.approx(first.hours.value + 500 / 3600)
