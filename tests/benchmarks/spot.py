@@ -1,6 +1,6 @@
 """How far off forecasts of a job's cost and end on spot are, on replayed traces of capacity.
 
-    python -m benchmarks.spot [FILE ...] [--traces 40] [--days 7] (in tests/; some minutes)
+    python -m benchmarks.spot [FILE ...] [--traces 24] [--days 7] (in tests/; some minutes)
 
 Makes traces to published statistics: losses per instance-hour and share of time with capacity. A forecast is
 made from the first days of a trace, and jobs are replayed on the days after them. The replay steps through
@@ -340,8 +340,7 @@ def line(cells: Sequence[Sequence[Result]]) -> dict[str, str]:
         "traces": f"{mean(abs(bias([each])) <= GOAL for each in results):.0%}",
         "in range": f"{mean(each.in_range for each in results):.0%}",
         "promised": f"{mean(each.in_time is not None for each in results):.0%}",
-        "in time": f"{mean(share for share, _ in promised):.1%}" if promised else "",
-        "worst ": f"{min(share for share, _ in promised):.1%}" if promised else "",
+        "in time": f"{pooled[0]:.1%} ± {pooled[1]:.1%}" if (pooled := in_time(results)) else "",
         "kept": f"{sum(kept)} of {len(kept)}",
     }
 
@@ -363,7 +362,7 @@ def table(results: Sequence[Result], by: Sequence[int], names: Sequence[str]) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--traces", type=int, default=40)
+    parser.add_argument("--traces", type=int, default=24)
     parser.add_argument("--days", type=float, default=HISTORY_S / HOUR_S / DAY_H)
     arguments = parser.parse_args()
     if arguments.files:
