@@ -237,7 +237,7 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
     names = importlib.metadata.packages_distributions()
     trackers = ("mlflow", "sqlalchemy", "wandb", "tensorboard")  # the second is MLflow's own
     optional = {("fastlaunch.lifecycle.rehearsal", "sagemaker")}
-    optional |= {(f"fastlaunch.api.{name}", "pandas") for name in ("results", "compared")}
+    optional |= {(f"fastlaunch.api.{name}", "pandas") for name in ("results", "compared", "recommend")}
     optional |= {("fastlaunch.report.trackers", name) for name in trackers}
     for module, imported_there in all_imports().items():
         if not within(module, "fastlaunch"):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fastlaunch.api.estimation import estimate
     from fastlaunch.api.listing import prices, runs
     from fastlaunch.api.options import SubmitArguments, SweepArguments
+    from fastlaunch.api.recommend import recommend
     from fastlaunch.api.submission import submit
     from fastlaunch.api.sweep import sweep
     from fastlaunch.core.errors import UserError
@@ -20,6 +21,7 @@ _API = {
     "sweep": "api.sweep",
     "compare": "api.comparison",
     "estimate": "api.estimation",
+    "recommend": "api.recommend",
     "runs": "api.listing",
     "prices": "api.listing",
     "SubmitArguments": "api.options",
@@ -34,6 +36,7 @@ __all__ = [
     "compare",
     "estimate",
     "prices",
+    "recommend",
     "runs",
     "submit",
     "sweep",

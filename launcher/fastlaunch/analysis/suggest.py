@@ -49,7 +49,7 @@ def submit_command(
     """
     like = runs[0]
     names = [label.split()[0] for label in recipes]
-    words = ["--local"] if like.setup.instance is None else list(_rented(runs, like.setup.instance, place))
+    words = ["--local"] if like.setup.instance is None else list(rented(runs, like.setup.instance, place))
     words += ["--workload", like.setup.workload, "--recipe", ",".join(names)]
     for argument in shlex.split(like.setup.fingerprint.get("arguments", "")):
         words += ["--set-workload", argument]
@@ -74,7 +74,7 @@ def submit_command(
     return f"fastlaunch submit {shlex.join(words)} {seeds(first_seed, repeats)}"
 
 
-def _rented(runs: Sequence[RunSummary], instance: str, place: Place) -> Iterator[str]:
+def rented(runs: Sequence[RunSummary], instance: str, place: Place) -> Iterator[str]:
     """Yield the options that rent such machines again."""
     # `submit` tells the service by the prefix, which records leave out.
     yield from ("--instance", f"ml.{instance}" if place.service == "sagemaker" else instance)

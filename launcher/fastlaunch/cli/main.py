@@ -19,6 +19,7 @@ COMMANDS = {
     "sweep": ("sweep", "Measure recipes on several instance types, within one budget."),
     "doctor": ("doctor", "What a job on AWS would meet: login, quota, image, network, bucket, price."),
     "compare": ("compare", "What a dollar bought: runs side by side, with intervals and verdicts."),
+    "recommend": ("recommend", "What to train on, how, and bought how: by cost, time, and what is known."),
     "runs": ("runs", "List, show, import, export and remove runs."),
     "status": ("follow", "Show where runs stand, after checking that it is still true."),
     "logs": ("follow", "Show what a run printed; -f follows it."),
@@ -53,6 +54,7 @@ SYNONYMS = {
     "cost": "estimate",
     **dict.fromkeys(("forecast", "extrapolate"), "predict"),
     "offer": "offers",
+    **dict.fromkeys(("optimize", "choose", "advise", "pick"), "recommend"),
 }
 
 

@@ -1,0 +1,536 @@
+"""What to train on, how, and bought how: the cheapest choice in time, and what would change it.
+
+A choice is a configuration bought in one way. Its dollars and hours are expected values: the mean over the
+range of a prediction. A deadline and a budget hold for the upper end of the range.
+"""
+
+import functools
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlaunch.analysis.configurations import (
+    MEASURED,
+    RANGE_DEVIATIONS,
+    Configuration,
+    LeftOut,
+)
+from fastlaunch.analysis.cost import SECONDS_PER_HOUR
+from fastlaunch.analysis.cost_to_train import SPOT, Assumptions, Purchase, Total, Training, spot_job, total
+from fastlaunch.analysis.finish import account_of_row
+from fastlaunch.analysis.spot import forecast_spot, steps_between
+from fastlaunch.analysis.suggest import Place, rented, submit_command
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummary
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
+
+Array = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+#: How long the steps of an experiment are measured.
+PROBE_S = 120.0
+_MIN_PROBE_STEPS = 30
+#: On spot a deadline is kept in so large a share of so many simulated trainings, of so many choices at most.
+_SURE, _NUM_SIMULATED, _MOST_SIMULATED = 0.95, 500, 40
+_NUM_CHEAPEST = 10
+#: Beyond the upper end of what a job takes, `--max-hours` leaves so much of it.
+_MARGIN = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A configuration, bought in one way, and what the training takes and costs."""
+
+    configuration: Configuration
+    purchase: Purchase
+    total: Total
+
+    @property
+    def usd(self) -> float:
+        return self.total.usd.value
+
+    @property
+    def hours(self) -> float:
+        return self.total.hours.value
+
+    @property
+    def instance(self) -> str:
+        return self.configuration.instance
+
+    @property
+    def rate(self) -> tuple[str, str]:
+        """Return purchase option and region."""
+        return self.purchase.price.purchase, self.purchase.price.region
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEven:
+    """The hourly price of the pick's instance at which another instance type is as cheap."""
+
+    instance: str
+    usd_per_hour: float
+    other: Choice  # the cheapest on another instance type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A short run that may change the pick, and is worth its price."""
+
+    choice: Choice  # what is measured
+    usd: float
+    hours: float
+    probability: float  # that it changes the pick
+    saves_usd: float  # expected, before its own cost
+    command: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the training may take and cost; None for any."""
+
+    deadline_hours: float | None = None
+    budget_usd: float | None = None
+
+    def allow(self, choice: Choice) -> bool:
+        """Return whether the upper end of the range is within."""
+        usd, hours = _ends(choice.total.usd)[2], _ends(choice.total.hours)[2]
+        return bool(self.keep(usd, hours))
+
+    def keep(self, usd: Any, hours: Any) -> Any:
+        """Return whether dollars and hours, numbers or columns of them, are within."""
+        most_hours = math.inf if self.deadline_hours is None else self.deadline_hours
+        most_usd = math.inf if self.budget_usd is None else self.budget_usd
+        return (hours <= most_hours) & (usd <= most_usd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be trained, for its costs and for the command."""
+
+    workload: str
+    samples: float
+    like: RunSummary  # a run of the workload, from which a command takes data, model and arguments
+    script: tuple[str, ...] = ()  # what `submit` takes to run a script
+    variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a script, by recipe
+    own_region: str
+    assumptions: Assumptions
+    steps_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The pick, and what speaks for it. What is not there is None."""
+
+    job: Job
+    limits: Limits
+    pick: Choice | None
+    runner_up: Choice | None  # the next cheapest with another instance type, recipe or purchase option
+    cheapest_measured: Choice | None  # within the limits
+    break_even: BreakEven | None
+    front: tuple[Choice, ...]  # no other choice is both cheaper and faster; the cheapest first
+    by_instance: tuple[Choice, ...]  # the cheapest on each instance type, within the limits or not
+    cheapest: tuple[Choice, ...]  # a few, of each instance type, recipe and purchase option
+    num_choices: int
+    num_within: int  # the limits
+    left_out: tuple[LeftOut, ...]
+    experiment: Experiment | None
+    command: str | None  # that trains the pick
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Many choices as columns of numbers: an entry for each configuration and way to buy its instance."""
+
+    job: Job
+    configurations: Sequence[Configuration]
+    purchases: Sequence[Purchase]
+    # Of each choice: where its two stand in these.
+    configuration_ids: Ids
+    purchase_ids: Ids
+    # Expected value, lower and upper end: (3, choices). Without a range all three are the same.
+    usd: Array
+    hours: Array
+    refused: tuple[LeftOut, ...] = ()  # what cannot be bought like this, and why
+    _made: dict[int, Choice] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.configuration_ids)
+
+    def __getitem__(self, at: int) -> Choice:
+        """Return one of them, always the same object, with what it costs in full."""
+        if at not in self._made:
+            configuration = self.configurations[self.configuration_ids[at]]
+            self._made[at] = choice_of(configuration, self.purchases[self.purchase_ids[at]], self.job)
+        return self._made[at]
+
+    def labels(self, label: Callable[[Configuration, Purchase], object]) -> Ids:
+        """Return a number for each choice, equal where `label` is; the label is hashable."""
+        known: dict[object, int] = {}
+        return np.array(
+            [
+                known.setdefault(label(self.configurations[one], self.purchases[other]), len(known))
+                for one, other in zip(self.configuration_ids, self.purchase_ids, strict=True)
+            ],
+            np.int64,
+        )
+
+
+def choice_of(configuration: Configuration, purchase: Purchase, job: Job) -> Choice:
+    """Return a configuration bought in one way. Raises UserError if it cannot be bought so."""
+    whole = total(
+        training_of(configuration, job), purchase, assumptions=job.assumptions, steps_only=job.steps_only
+    )
+    return Choice(configuration=configuration, purchase=purchase, total=whole)
+
+
+def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purchase], job: Job) -> Choices:
+    """Return every configuration with every way to buy its instance, and what they take and cost.
+
+    Dollars and hours are a straight line in the seconds of the steps, and dollars in the nodes; where all
+    that comes before and between the steps is assumed, one line serves all configurations. The others, and
+    what is paid by the block, are worked out one by one.
+    """
+    by_instance: dict[str, list[int]] = {}
+    for number, configuration in enumerate(configurations):
+        by_instance.setdefault(configuration.instance, []).append(number)
+    steps_s = np.array([_steps_s(configuration, job) for configuration in configurations]).reshape(-1, 3).T
+    nodes = np.array([configuration.num_nodes for configuration in configurations], float)
+    compiles = np.array([_compiles(configuration.recipe) for configuration in configurations], bool)
+    is_alike = np.array([configuration.row is None for configuration in configurations], bool)
+    columns: list[tuple[Ids, Ids, Array, Array]] = []
+    refused: dict[LeftOut, None] = {}
+    for number, purchase in enumerate(purchases):
+        own = np.array(by_instance.get(purchase.price.instance, ()), np.int64)
+        is_line = is_alike[own] & (purchase.price.purchase == "on-demand")
+        for ids in (own[is_line & compiles[own]], own[is_line & ~compiles[own]]):
+            if len(ids):
+                line = _line_of(purchase, job, compiles=bool(compiles[ids[0]]))
+                usd = line.kept_usd + nodes[ids] * (line.once_usd + line.usd_per_s * steps_s[:, ids])
+                hours = line.once_hours + steps_s[:, ids] / SECONDS_PER_HOUR
+                columns.append((ids, np.full(len(ids), number), usd, hours))
+        on_spot = _is_spot(purchase, job)
+        for one in own[~is_line]:
+            try:
+                whole = total(
+                    training_of(configurations[one], job),
+                    purchase,
+                    assumptions=job.assumptions,
+                    steps_only=job.steps_only,
+                    with_interval=not on_spot,
+                )
+            except UserError as error:
+                what = f"{purchase.price.purchase}: {error.message}"
+                refused[LeftOut(instance=purchase.price.instance, recipe=None, reason=what)] = None
+                if on_spot and purchase.market is None:
+                    break
+                continue
+            usd, hours = (np.array([_ends(quantity)]).T for quantity in (whole.usd, whole.hours))
+            if on_spot:
+                # An interval of the mean on spot takes eight times as long; nearly that of the steps.
+                usd, hours = (end * (steps_s[:, [one]] / steps_s[0, one]) for end in (usd, hours))
+            columns.append((np.array([one]), np.array([number]), usd, hours))
+    empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((3, 0)), np.zeros((3, 0)))
+    ids, numbers, usd, hours = (np.concatenate(parts, axis=-1) for parts in zip(empty, *columns, strict=True))
+    return Choices(
+        job=job,
+        configurations=configurations,
+        purchases=purchases,
+        configuration_ids=ids,
+        purchase_ids=numbers,
+        usd=usd,
+        hours=hours,
+        refused=tuple(refused),
+    )
+
+
+def _ends(quantity: Interval) -> tuple[float, float, float]:
+    value, low, high = quantity.value, quantity.low, quantity.high
+    return value, value if low is None else low, value if high is None else high
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """Cost of a training of T seconds of steps: kept_usd + nodes x (once_usd + usd_per_s x T)."""
+
+    kept_usd: float
+    once_usd: float
+    usd_per_s: float
+    once_hours: float
+
+
+def _line_of(purchase: Purchase, job: Job, *, compiles: bool) -> _Line:
+    """Return the line through the costs of three trainings."""
+
+    def at(num_nodes: int, steps_s: float) -> Total:
+        training = Training(
+            samples=Interval(value=steps_s),
+            samples_per_s=Interval(value=1.0),
+            num_nodes=num_nodes,
+            compiles=compiles,
+        )
+        return total(training, purchase, assumptions=job.assumptions, steps_only=job.steps_only)
+
+    hour, two_hours, two_nodes = at(1, SECONDS_PER_HOUR), at(1, 2 * SECONDS_PER_HOUR), at(2, SECONDS_PER_HOUR)
+    usd_per_s = (two_hours.usd.value - hour.usd.value) / SECONDS_PER_HOUR
+    kept_usd = 2 * hour.usd.value - two_nodes.usd.value
+    return _Line(
+        kept_usd=kept_usd,
+        once_usd=hour.usd.value - kept_usd - usd_per_s * SECONDS_PER_HOUR,
+        usd_per_s=usd_per_s,
+        once_hours=hour.hours.value - 1.0,
+    )
+
+
+def _steps_s(configuration: Configuration, job: Job) -> tuple[float, float, float]:
+    """Return seconds of the steps: expected, at the lower, and at the upper end."""
+    expected_s = job.samples * configuration.samples_factor / configuration.samples_per_s
+    if configuration.deviation is None:
+        return expected_s, expected_s, expected_s
+    mean, half = _mean_and_half(configuration.deviation, configuration.evidence)
+    return expected_s * mean, expected_s / half, expected_s * half
+
+
+def _mean_and_half(deviation: float, evidence: str) -> tuple[float, float]:
+    """Return the mean time over the one that is predicted, and the range's half, as factors."""
+    half = math.exp(RANGE_DEVIATIONS * deviation)
+    return (1.0 if evidence == MEASURED else math.exp(deviation**2 / 2)), half
+
+
+def training_of(configuration: Configuration, job: Job, samples: float | None = None) -> Training:
+    """Return the training of so many samples, by default the job's, as its costs are worked out.
+
+    The speed of a prediction is such that its time is the expected one.
+    """
+    rate, is_measured = configuration.samples_per_s, configuration.evidence == MEASURED
+    speed = Interval(value=rate)
+    if configuration.deviation is not None:
+        mean, half = _mean_and_half(configuration.deviation, configuration.evidence)
+        speed = Interval(value=rate / mean, low=rate / half, high=rate * half)
+    row = configuration.row
+    return Training(
+        samples=Interval(value=job.samples * configuration.samples_factor if samples is None else samples),
+        samples_per_s=speed,
+        evidence="measured" if is_measured else "predicted",
+        num_nodes=configuration.num_nodes,
+        account=account_of_row(row) if row else None,
+        samples_per_step=float(configuration.global_batch),
+        compiles=_compiles(configuration.recipe),
+    )
+
+
+@functools.cache
+def _compiles(recipe: str) -> bool:
+    name, *overrides = recipe.split()
+    try:
+        return resolve_recipe(name, overrides).compiles
+    except RecipeError:
+        return True  # a script may
+
+
+def recommend(
+    choices: Choices, limits: Limits, *, left_out: Sequence[LeftOut] = (), warnings: Sequence[str] = ()
+) -> Recommendation:
+    """Return the cheapest of the choices within the limits, and what would change it."""
+    order = np.lexsort((choices.hours[0], choices.usd[0]))
+    within = _in_time(order[limits.keep(choices.usd[2], choices.hours[2])[order]], choices, limits)
+    at = int(within[0]) if len(within) else None
+    kinds = choices.labels(lambda one, bought: (one.instance, one.whole_recipe, bought.price.purchase))
+    instances = choices.labels(lambda one, _: one.instance)
+    is_measured = np.array([each.evidence == MEASURED for each in choices.configurations], bool)
+
+    def first(candidates: Ids) -> Choice | None:
+        return choices[int(candidates[0])] if len(candidates) else None
+
+    pick = first(within)
+    elsewhere = first(within[instances[within] != instances[at]]) if at is not None else None
+    return Recommendation(
+        job=choices.job,
+        limits=limits,
+        pick=pick,
+        runner_up=first(within[kinds[within] != kinds[at]]) if at is not None else None,
+        cheapest_measured=first(within[is_measured[choices.configuration_ids[within]]]),
+        break_even=break_even(pick, elsewhere, choices.job) if pick and elsewhere else None,
+        front=tuple(choices[int(each)] for each in front(choices, within if len(within) else order)),
+        by_instance=tuple(choices[int(each)] for each in _firsts(order, instances)),
+        cheapest=tuple(choices[int(each)] for each in _firsts(order, kinds)[:_NUM_CHEAPEST]),
+        num_choices=len(choices),
+        num_within=len(within),
+        left_out=tuple(dict.fromkeys([*left_out, *choices.refused])),
+        experiment=next_experiment(choices, order, limits, at) if at is not None else None,
+        command=command_of(pick, choices.job) if pick else None,
+        warnings=tuple(warnings),
+    )
+
+
+def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:
+    """Return the choices without those on spot that would too often miss the deadline, or were not simulated.
+
+    The range of a choice on spot is that of its mean: how a single training fares is simulated.
+    """
+    if limits.deadline_hours is None:
+        return order
+    kept, num_simulated = [], 0
+    for each in order:
+        purchase = choices.purchases[choices.purchase_ids[each]]
+        if _is_spot(purchase, choices.job):
+            if num_simulated == _MOST_SIMULATED:
+                continue
+            num_simulated += 1
+            training = training_of(choices.configurations[choices.configuration_ids[each]], choices.job)
+            job = spot_job(training, purchase, choices.job.assumptions)
+            assert purchase.market is not None
+            forecast = forecast_spot(job, purchase.market, num_jobs=_NUM_SIMULATED)
+            if forecast.chance(limits.deadline_hours * SECONDS_PER_HOUR) < _SURE:
+                continue
+        kept.append(each)
+    return np.array(kept, np.int64)
+
+
+def _is_spot(purchase: Purchase, job: Job) -> bool:
+    return purchase.price.purchase == SPOT and not job.steps_only
+
+
+def front(choices: Choices, order: Ids) -> Ids:
+    """Return those than which no other is both cheaper and faster. order: by dollars, then hours."""
+    hours = choices.hours[0][order]
+    fastest_before = np.minimum.accumulate(np.concatenate([[math.inf], hours]))[:-1]
+    return np.asarray(order[hours < fastest_before])
+
+
+def _firsts(order: Ids, labels: Ids) -> Ids:
+    """Return the first of each label, in their order."""
+    return order[np.sort(np.unique(labels[order], return_index=True)[1])]
+
+
+def break_even(pick: Choice, other: Choice, job: Job) -> BreakEven:
+    """Return at which price of the pick's instance `other`, the cheapest on another type, costs the same.
+
+    The pick costs a + b x price.
+    """
+    paid = pick.purchase.paid_usd_per_hour
+    dearer = choice_of(pick.configuration, replace(pick.purchase, usd_per_hour=paid + 1.0), job)
+    usd_per_hour = paid + (other.usd - pick.usd) / (dearer.usd - pick.usd)
+    return BreakEven(instance=pick.instance, usd_per_hour=usd_per_hour, other=other)
+
+
+def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> Experiment | None:
+    """Return the measurement that saves most beyond its own cost; None if none saves as much as it costs.
+
+    If it is the pick's, the pick is left where it turns out dearer than the next cheapest; any other becomes
+    the pick where it turns out cheaper. The cost that is measured is lognormal with the choice's mean and
+    range, and all others stay as they are. order: of all choices, by dollars.
+    """
+    settled = choices.labels(lambda one, _: _settled_by(one))
+    possible = order[limits.keep(choices.usd[1], choices.hours[1])[order]]
+    cheapest = [int(each) for each in _firsts(possible, settled) if settled[each] != settled[pick]]
+    own = choices[pick]
+    if own.usd <= 0:  # paid already: nothing is saved
+        return None
+    best: Experiment | None = None
+    rivals = [choice for at in cheapest if limits.allow(choice := choices[at])]
+    for choice in (own, *(choices[at] for at in cheapest)):
+        if choice.usd <= 0:
+            continue
+        if choice is not own:
+            probability, saves_usd = expected_saving(choice.usd, deviation_of(choice), own.usd)
+        elif rivals:
+            probability, saves_usd = expected_saving(own.usd, deviation_of(own), rivals[0].usd, dearer=True)
+        else:
+            continue
+        worth_usd = best.saves_usd - best.usd if best else 0.0
+        if saves_usd <= worth_usd:
+            continue
+        cost = probe_total(choice, choices.job)
+        if saves_usd - cost.usd.value > worth_usd:
+            best = Experiment(
+                choice=choice,
+                usd=cost.usd.value,
+                hours=cost.hours.value,
+                probability=probability,
+                saves_usd=saves_usd,
+                command=command_of(choice, choices.job, is_probe=True),
+            )
+    return best
+
+
+def _settled_by(configuration: Configuration) -> tuple[str, ...]:
+    """Return what one experiment settles: predictions for one family of instances err alike."""
+    if configuration.evidence == MEASURED:
+        return configuration.instance, configuration.recipe
+    return (configuration.instance.partition(".")[0],)
+
+
+def deviation_of(choice: Choice) -> float:
+    """Return the deviation of the logarithm of the choice's cost."""
+    usd = choice.total.usd
+    if usd.low and usd.high and usd.high > usd.low:
+        return math.log(usd.high / usd.low) / (2 * RANGE_DEVIATIONS)
+    return choice.configuration.deviation_or_usual
+
+
+def expected_saving(
+    usd: float, deviation: float, against_usd: float, *, dearer: bool = False
+) -> tuple[float, float]:
+    """Return the probability that a cost turns out below `against_usd`, and E[max(0, against_usd - cost)].
+
+    The cost is lognormal: usd is its mean, deviation that of its logarithm, above 0. dearer: turns out above
+    it instead, and E[max(0, cost - against_usd)]. As Black and Scholes price options.
+    """
+    d = (math.log(against_usd / usd) + deviation**2 / 2) / deviation
+    if dearer:
+        return _normal(-d), usd * _normal(deviation - d) - against_usd * _normal(-d)
+    return _normal(d), against_usd * _normal(d) - usd * _normal(d - deviation)
+
+
+def _normal(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def _probe_steps(configuration: Configuration) -> int:
+    steps = PROBE_S * configuration.samples_per_s / configuration.global_batch
+    return max(_MIN_PROBE_STEPS, math.ceil(steps))
+
+
+def probe_total(choice: Choice, job: Job) -> Total:
+    """Return what the choice's experiment takes and costs: always the whole, with boot and all before."""
+    samples = float(_probe_steps(choice.configuration) * choice.configuration.global_batch)
+    return total(
+        training_of(choice.configuration, job, samples), choice.purchase, assumptions=job.assumptions
+    )
+
+
+def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | None:
+    """Return the command that trains the choice, or measures it; None for a script without a known one."""
+    configuration, (purchase, region) = choice.configuration, choice.rate
+    hours = (probe_total(choice, job) if is_probe else choice.total).hours
+    max_hours = max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))
+    place = Place(service="ec2", region=None if region == job.own_region else region, purchase=purchase)
+    samples = job.samples * configuration.samples_factor
+    steps = _probe_steps(configuration) if is_probe else math.ceil(samples / configuration.global_batch)
+    setup = replace(
+        job.like.setup,
+        instance=configuration.instance,
+        num_nodes=configuration.num_nodes,
+        num_gpus=configuration.num_gpus,
+        batch_size_per_gpu=configuration.batch_size_per_gpu,
+    )
+    like = replace(job.like, num_steps=steps, setup=setup, quality=Quality(), checkpoints=Checkpoints())
+    if (every_s := choice.total.checkpoint_every_s) is not None:
+        every = steps_between(every_s, configuration.global_batch / configuration.samples_per_s)
+        like = replace(like, checkpoints=Checkpoints(number=1, last_step=min(every, steps)))
+    if not setup.is_script:
+        command = submit_command([like], [configuration.recipe], place=place, first_seed=0, repeats=1)
+        return f"{command.removesuffix(' --seed 0 --repeats 1')} --max-hours {max_hours}"
+    if not job.script:
+        return None
+    words = [*rented([like], configuration.instance, place), "--max-hours", str(max_hours)]
+    for name, text in job.variants.get(configuration.recipe, {}).items():
+        words += ["-L", f"{name}={text}"]
+    return shlex.join(["fastlaunch", "submit", *words, *job.script])

@@ -1,0 +1,431 @@
+"""`recommend`: what to train on, how and bought how, by the ledger, shipped measurements and predictions."""
+
+import csv
+import datetime
+import glob
+import io
+import lzma
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch.analysis import recommend as analysis
+from fastlaunch.analysis.recommend import Job, Limits
+from fastlaunch.api.comparison import measured_run
+from fastlaunch.api.context import AppContext, default_context, reconcile_here
+from fastlaunch.api.results import data_frame
+from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
+from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
+from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, check_age
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.core.units import is_region, parse_count, parse_date, parse_duration_s
+from fastlaunch_train.recipes.recipes import RECIPES
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fastlaunch.analysis.compare import Comparison, MeasuredRun, Row
+    from fastlaunch.analysis.configurations import Configuration, LeftOut, Scope
+    from fastlaunch.analysis.cost_to_train import Assumptions, Purchase
+    from fastlaunch.core.settings import Settings
+    from fastlaunch.ledger.ledger import Run
+    from fastlaunch.measure.summary import RunSummary, Setup
+
+LEDGER, SHIPPED = "ledger", "shipped"
+#: Instance types of a first measurement.
+_MOST_MEASURED = 3
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Recommendation(analysis.Recommendation):
+    """The pick and what speaks for it, as `fastlaunch recommend` prints it: `print(recommendation)`."""
+
+    reference: "Setup | None"  # of the row whose global batch the others keep; None if nothing is measured
+    source: str  # of the measured rows: `ledger` or `shipped`
+    prices_as_of: datetime.date
+
+    def __repr__(self) -> str:
+        from fastlaunch.report.recommendation import as_text
+        from fastlaunch.report.table import WIDTH
+
+        return as_text(self, width=WIDTH)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `fastlaunch recommend --output json` writes; docs/reference.md describes it."""
+        from fastlaunch.report.recommendation import to_json
+
+        own = {"measured": self.source, "prices_as_of": self.prices_as_of.isoformat()}
+        batch = None
+        if self.reference:
+            batch = {"recipe": self.reference.recipe, "global_batch": self.reference.global_batch}
+        return {**to_json(self), **own, "reference": batch}
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a data frame with a row per choice, as `fastlaunch recommend --output csv` writes them."""
+        from fastlaunch.report.recommendation import as_rows
+
+        return data_frame(as_rows(self))
+
+
+def recommend(
+    workload: str,
+    samples: int | str,
+    *,
+    deadline: float | str | None = None,
+    budget_usd: float | None = None,
+    purchases: Sequence[str] = ("on-demand",),
+    regions: Sequence[str] = (),
+    max_nodes: int = 1,
+    prices_as_of: datetime.date | str | None = None,
+    steps_only: bool = False,
+    measured_only: bool = False,
+    exclude_recipes: Sequence[str] = (),
+    batch_equivalent: bool = False,
+    allow_unverified: bool = False,
+    assume: Mapping[str, Any] | Sequence[str] = (),
+    prices: Path | str | None = None,
+    context: AppContext | None = None,
+) -> Recommendation:
+    """Return what to train a workload on: instance, nodes, recipe, batch size and purchase option.
+
+    workload: a name, or that of a script that has runs. samples: how many, such as 100_000_000 or `100M`.
+    deadline: hours, or text such as `48h`. purchases: of `on-demand`, `spot`, `capacity-block`. regions: the
+    user's own by default. prices_as_of: the prices in force on this day. steps_only: without waiting, boot
+    or any other fixed part. measured_only: without predictions. batch_equivalent: take a sample to train as
+    much at any global batch. allow_unverified: also recipes that fail a check. assume: `boot=300s` each, as
+    for `estimate`; on spot `spot_losses_per_hour` and `spot_available` where none of your own runs was on
+    spot. prices: a file over the shipped prices.
+
+    Raises UserError for options that make no sense, and UnknownName for a workload that is none.
+    """
+    from fastlaunch.analysis.configurations import Scope
+    from fastlaunch.analysis.cost_to_train import parse_assumptions
+    from fastlaunch.catalog.load import load_catalogue
+
+    context = context or default_context()
+    settings, today = context.settings, context.now().date()
+    number = parse_count(samples) if isinstance(samples, str) else samples
+    if number <= 0:
+        raise UserError(f"{number} samples are no job", "give more than 0, such as --samples 100M")
+    if max_nodes < 1:
+        raise UserError(f"--max-nodes is {max_nodes}", "give 1 or more")
+    for purchase in purchases:
+        if purchase not in PURCHASE_OPTIONS:
+            raise UnknownName("purchase option", purchase, PURCHASE_OPTIONS)
+    for region in regions:
+        if not is_region(region):
+            raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
+    texts = [f"{name}={value}" for name, value in assume.items()] if isinstance(assume, Mapping) else assume
+    assumptions = parse_assumptions(texts)
+    as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
+    catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
+    left_out: list[LeftOut] = []
+    unsold: list[LeftOut] = []
+    warnings: list[str] = []
+    scope = Scope(
+        max_nodes=max_nodes,
+        excluded_recipes=frozenset(exclude_recipes),
+        batch_equivalent=batch_equivalent,
+        allow_unverified=allow_unverified,
+        node_scaling=assumptions.scaling if "scaling" in assumptions.given else None,
+    )
+    found = _rows(settings, workload, catalogue, as_of or today, scope)
+    known = {*RECIPES, *(row.setup.recipe for row in found.rows)}
+    for name in exclude_recipes:
+        if name not in known:
+            raise UnknownName("recipe", name, known)
+    bought = _purchases(
+        context, catalogue, purchases, regions or (settings.region,), as_of, assumptions, unsold, warnings
+    )
+    configurations = _configurations(
+        found, workload, catalogue, scope, left_out, warnings, bought, measured_only=measured_only
+    )
+    recipes = {name for each in configurations for name in (each.recipe, each.whole_recipe)}
+    failures = {row.setup.recipe: row.validity.failures[0] for row in found.rows if row.validity.failures}
+    for recipe in sorted(recipes & failures.keys()):
+        warnings.append(f"{recipe} counts as --allow-unverified asks, although {failures[recipe]}")
+    if as_of is None:
+        used = {each.instance for each in configurations}
+        dates = [each.price.as_of for each in bought if each.price.instance in used]
+        if settings.max_price_age is not None:
+            check_age(dates, today, datetime.timedelta(seconds=parse_duration_s(settings.max_price_age)))
+        elif old := age_note(dates, today):
+            warnings.append(old)
+    job = Job(
+        workload=workload,
+        samples=float(number),
+        like=found.like(workload),
+        script=next((run.script for row in found.rows for run in row.runs if run.script), ()),
+        variants={row.setup.recipe: row.setup.variant for row in found.rows if row.setup.is_script},
+        own_region=settings.region,
+        assumptions=assumptions,
+        steps_only=steps_only,
+    )
+    hours = parse_duration_s(deadline) / 3600 if isinstance(deadline, str) else deadline
+    result = analysis.recommend(
+        analysis.choices_of(configurations, bought, job),
+        Limits(deadline_hours=hours, budget_usd=budget_usd),
+        left_out=[*left_out, *unsold],
+        warnings=[*dict.fromkeys([*warnings, *found.warnings])],
+    )
+    if not result.num_choices:
+        result = replace(result, command=_sweep_command(job, bought, catalogue))
+    return Recommendation(
+        **vars(result), reference=found.reference, source=found.source, prices_as_of=as_of or today
+    )
+
+
+def _sweep_command(job: Job, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:
+    """Return the command that measures on the cheapest instance types of a few families; None for a script
+    whose own command is not known.
+    """
+    cheapest: dict[str, str] = {}
+    for purchase in sorted(bought, key=lambda purchase: purchase.paid_usd_per_hour):
+        name = purchase.price.instance
+        if catalogue.accelerator_of(name).compute_capability is not None:
+            cheapest.setdefault(name.partition(".")[0], name)
+    words = ["fastlaunch", "sweep", "--instance", ",".join([*cheapest.values()][:_MOST_MEASURED])]
+    if not job.like.setup.is_script:
+        return shlex.join([*words, "--workload", job.workload])
+    if not job.script:
+        return None
+    texts: dict[str, dict[str, None]] = {}
+    for variant in job.variants.values():
+        for name, text in variant.items():
+            texts.setdefault(name, {})[text] = None
+    lists = [word for name, each in texts.items() for word in ("-L", f"{name}={','.join(each)}")]
+    return shlex.join([*words, *lists, *job.script])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """What was measured of a workload."""
+
+    rows: "tuple[Row, ...]"  # those that may be candidates, and those that predictions use
+    candidates: "tuple[Row, ...]"  # on an instance type
+    reference: "Setup | None"
+    source: str
+    samples_factors: Mapping[int, float]  # see `configurations.samples_to_train_as`
+    warnings: tuple[str, ...] = ()
+
+    def like(self, workload: str) -> "RunSummary":
+        """Return a run of the workload, as far as there is one, from which a command takes what it can."""
+        from fastlaunch.measure.summary import RunSummary, Setup
+
+        own = [row for row in self.rows if row.setup.kind != "published"]
+        for row in own or self.rows:
+            return row.group.first
+        setup = Setup(
+            kind="published",
+            workload=workload,
+            sample_unit="samples",
+            recipe="bf16",
+            data="synthetic",
+            num_nodes=1,
+            num_gpus=1,
+        )
+        return RunSummary(setup=setup, status="completed")
+
+
+def _rows(
+    settings: "Settings", workload: str, catalogue: Catalogue, day: datetime.date, scope: "Scope"
+) -> _Rows:
+    """Return the ledger's rows of the workload, else those that are shipped; shipped ones help to predict."""
+    from fastlaunch.analysis.compare import MeasuredRun, compare
+    from fastlaunch.analysis.configurations import gpu_of, samples_to_train_as
+    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
+
+    stored: list[Run] = []
+    if (settings.home / LEDGER_NAME).exists():
+        with open_ledger(settings) as ledger:
+            reconcile_here(ledger)
+            stored = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
+    own = [measured for run in stored if (measured := measured_run(run, settings.region))]
+    shipped = [
+        MeasuredRun(run_id=run_id, summary=summary)
+        for run_id, summary in shipped_summaries().items()
+        if summary.setup.workload == workload
+    ]
+    shipped += [
+        MeasuredRun(run_id=f"{path.stem}-{number}", summary=summary)
+        for path in shipped_figures()
+        for number, summary in enumerate(read_published(path), start=1)
+        if summary.setup.workload == workload
+    ]
+
+    def compared(runs: "Sequence[MeasuredRun]") -> "Comparison":
+        request = PriceRequest(today=day, as_of=day, region=settings.region)
+        return compare(runs, catalogue=catalogue, prices=request, allow_unverified=scope.allow_unverified)
+
+    def baseline(rows: "Sequence[Row]") -> "Row | None":
+        """Return the row that others are compared with; those on instance types come first."""
+        kept = [row for row in rows if row.setup.instance] or [*rows]
+        if not kept:
+            return None
+        again = compared([run for row in kept for run in row.runs]).rows
+        ids = next((row for row in again if row.is_baseline), again[0]).run_ids
+        return next(row for row in kept if row.run_ids == ids)
+
+    own_rows, shipped_rows = compared(own), compared(shipped)
+    candidates = [row for row in own_rows.rows if gpu_of(row.setup, catalogue)]
+    comparison, source, warnings = own_rows, LEDGER, []
+    if not candidates:
+        comparison, source, candidates = shipped_rows, SHIPPED, [*shipped_rows.rows]
+        if candidates:
+            warnings.append(
+                f"the ledger has no run of {workload} on a GPU: the published figures and measurements that"
+                " come with fastlaunch stand for it"
+            )
+    reference = baseline(candidates)
+    factors = samples_to_train_as(reference, comparison) if reference else {}
+    reference = reference or baseline(own_rows.rows)
+    return _Rows(
+        rows=(*own_rows.rows, *shipped_rows.rows),
+        candidates=tuple(candidates),
+        reference=reference.setup if reference else None,
+        source=source,
+        samples_factors=factors,
+        warnings=tuple(warnings),
+    )
+
+
+def _purchases(
+    context: AppContext,
+    catalogue: Catalogue,
+    options: Sequence[str],
+    regions: Sequence[str],
+    as_of: datetime.date | None,
+    assumptions: "Assumptions",
+    left_out: "list[LeftOut]",
+    warnings: list[str],
+) -> "list[Purchase]":
+    """Return how each instance type can be bought: of several zones in the cheapest."""
+    from fastlaunch.analysis.configurations import LeftOut
+    from fastlaunch.analysis.cost_to_train import Purchase
+    from fastlaunch.api.price_update import MAX_MARKET_AGE
+    from fastlaunch.catalog.updates import MARKET_PRICES, read_market
+
+    settings, today = context.settings, context.now().date()
+    day = as_of or today
+    # Of a day in the past no market price is known.
+    market = read_market(settings.home / MARKET_PRICES) if day == today else []
+    market = [each for each in market if each.purchase in options and each.region in regions]
+    if any(context.now() - each.given_at > MAX_MARKET_AGE for each in market):
+        warnings.append(f"prices of spot or capacity blocks are older than an hour: type `{UPDATE_COMMAND}`")
+    cheapest: dict[tuple[str, str, str], Price] = {}
+    for each in sorted(market, key=lambda each: -(each.median_usd_per_hour or each.usd_per_hour)):
+        cheapest[each.instance, each.purchase, each.region] = Price(
+            instance=each.instance,
+            service="ec2",
+            region=each.region,
+            purchase=each.purchase,
+            usd_per_hour=each.median_usd_per_hour or each.usd_per_hour,
+            as_of=each.given_at.date(),
+            source=f"{each.zone}, by AWS",
+        )
+    bought = []
+    for region in dict.fromkeys(regions):
+        volume = catalogue.find_volume_price(region, on=day)
+        for name, instance in catalogue.instances.items():
+            for option in dict.fromkeys(options):
+                price = cheapest.get((name, option, region)) or catalogue.find_price(
+                    name, region=region, purchase=option, on=day
+                )
+                if option not in instance.purchase_options:
+                    reason = f"AWS does not sell it {option}"
+                elif price is None:
+                    reason = f"no {option} price in {region} is known for {day}"
+                else:
+                    paid = (
+                        settings.paid_usd_per_hour(name, price.usd_per_hour)
+                        if option == "on-demand"
+                        else None
+                    )
+                    on_spot = None
+                    if option == "spot":
+                        from fastlaunch.api.estimation import spot_market
+
+                        with suppress(UserError):  # without one its costs say that it is not known
+                            on_spot = spot_market(context, name, region, assumptions, None)
+                    bought.append(Purchase(price=price, usd_per_hour=paid, volume=volume, market=on_spot))
+                    continue
+                left_out.append(LeftOut(instance=name, recipe=None, reason=reason))
+    if not bought:
+        raise UserError(
+            f"no price is known in {', '.join(regions)} of what is asked for",
+            f"type: {UPDATE_COMMAND}",
+        )
+    return bought
+
+
+def _configurations(
+    found: _Rows,
+    workload: str,
+    catalogue: Catalogue,
+    scope: "Scope",
+    left_out: "list[LeftOut]",
+    warnings: list[str],
+    bought: "Sequence[Purchase]",
+    *,
+    measured_only: bool,
+) -> "list[Configuration]":
+    """Return what was measured on instance types, and predictions for the others unless only that counts."""
+    from fastlaunch.analysis.configurations import (
+        LeftOut,
+        anchor_of,
+        facts_of,
+        measured_configurations,
+        near_anchors,
+        predicted_configurations,
+        subject_of,
+    )
+    from fastlaunch_train.workloads.registry import WorkloadError
+
+    measured: list[Configuration] = []
+    if found.reference is not None:
+        measured = measured_configurations(
+            found.candidates, found.reference, scope, left_out, found.samples_factors
+        )
+    if measured_only:
+        devices = {row.setup.device_name for row in found.candidates if row.setup.instance is None}
+        left_out += [
+            LeftOut(instance=None, recipe=None, reason=f"runs on {device}, of no instance type")
+            for device in sorted(filter(None, devices))
+        ]
+        return measured
+    try:
+        subject = subject_of(workload, found.rows, found.reference, catalogue)
+    except WorkloadError as error:
+        hint = "; of a script the name that `fastlaunch runs list` shows"
+        raise UserError(error.message, f"{error.hint}{hint}") from None
+    if not subject.has_rows and subject.info is None:
+        reason = "a script that ran on no GPU, of whose size nothing is known"
+        left_out.append(LeftOut(instance=None, recipe=None, reason=reason))
+    elif not subject.has_rows:
+        warnings.append(
+            f"no run of {workload} on a GPU is known: predictions go by published models, with recipe bf16"
+            f" and a global batch of {subject.global_batch}"
+        )
+    own = (anchor_of(row, subject, catalogue) for row in found.rows)
+    text = lzma.decompress(TRAINING_THROUGHPUT.read_bytes()).decode()
+    published: list[Mapping[str, str]] = list(csv.DictReader(io.StringIO(text)))
+    names = dict.fromkeys(each.price.instance for each in bought)
+    return [
+        *measured,
+        *predicted_configurations(
+            subject,
+            facts_of(found.rows, subject, catalogue),
+            measured,
+            [*filter(None, own), *near_anchors(published, subject)],
+            [catalogue.instances[name] for name in names],
+            catalogue,
+            scope,
+            left_out,
+        ),
+    ]

@@ -1,0 +1,348 @@
+"""A recommendation in words, as a table, as plain data."""
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastlaunch.analysis.configurations import MEASURED
+from fastlaunch.analysis.recommend import BreakEven, Choice, Experiment, Recommendation
+from fastlaunch.core.units import by_reason, counted
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.table import bulleted, tables
+from fastlaunch.report.text import dollars, number
+
+#: Lines of the table, and reasons, that a screen shows.
+_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 8, 5, 5, 3
+#: Of the front a screen shows what is faster by this part; times that differ by less are the same.
+_CLEARLY, _SAME = 0.03, 0.005
+#: Characters between two columns.
+_GAP = 2
+#: Stands for what is no instance type and no recipe.
+_ROWS = "rows"
+_BOUGHT = {"on-demand": "on demand", "spot": "as spot", "capacity-block": "in a capacity block"}
+
+
+def as_text(found: Recommendation, *, width: int) -> str:
+    """Return the recommendation for people: the pick, why, the choices beside it, what to measure next."""
+    parts = [_filled(sentence(found), width), *(_filled(text, width) for text in why(found))]
+    if lines := _lines(found):
+        parts.append(_table(found, lines, width))
+    if found.pick is not None:
+        parts.append(_filled(_experiment(found), width))
+    if notes := _notes(found, lines):
+        parts.append(bulleted(notes, width))
+    # A command is left whole, to be copied.
+    commands = {"measure": found.experiment and found.experiment.command, "train": found.command}
+    if found.pick is not None and any(commands.values()):
+        parts.append("\n".join(f"{name}: {command}" for name, command in commands.items() if command))
+    return "\n\n".join(parts)
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+def sentence(found: Recommendation) -> str:
+    """Return the pick in a sentence; why there is none if there is none."""
+    pick, job = found.pick, found.job
+    if pick is not None:
+        what = f"{job.samples:,.0f} {_unit(found)} of {job.workload}"
+        return f"Train {what} on {_named(pick, found)}: {_costs(pick)}, {_evidence(pick)}."
+    if not found.num_choices:
+        return f"Nothing can be recommended for {job.workload}: every candidate is left out."
+    cheapest, fastest = found.front[0], found.front[-1]
+    limits = found.limits
+    wanted = [
+        *([f"{_hours(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
+        *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
+    ]
+    more = " --max-nodes allows more nodes." if limits.deadline_hours is not None else ""
+    return (
+        f"None of {counted(found.num_choices, 'choice')} is surely done within {' and '.join(wanted)}. The"
+        f" cheapest is {_named(cheapest, found)}: {_costs(cheapest)}. The fastest is"
+        f" {_named(fastest, found)}: {_costs(fastest)}.{more}"
+    )
+
+
+def why(found: Recommendation) -> Iterator[str]:
+    """Yield what the pick is better than, and at which price that changes."""
+    pick, runner_up, even = found.pick, found.runner_up, found.break_even
+    if pick is None:
+        return
+    if runner_up is not None:
+        cheaper = 100 * (1 - pick.usd / runner_up.usd) if runner_up.usd else 0.0
+        speed = runner_up.hours / pick.hours
+        if abs(speed - 1) < _SAME:
+            time = "takes as long"
+        elif speed > 1:
+            time = f"takes {number(speed)} times as long"
+        else:
+            time = f"is {number(1 / speed)} times as fast"
+        yield (
+            f"Why: it costs {cheaper:.1f}% less than the runner-up, {_named(runner_up, found)}"
+            f" ({_costs(runner_up)}, {_evidence(runner_up)}), which {time}."
+        )
+    if (measured := found.cheapest_measured) is not None and measured not in (pick, runner_up):
+        yield f"The cheapest that was measured is {_named(measured, found)}: {_costs(measured)}."
+    if even is not None:
+        paid = pick.purchase.paid_usd_per_hour
+        yield (
+            f"{even.instance} is cheapest up to ${even.usd_per_hour:,.2f} an hour (now ${paid:,.2f}); above"
+            f" that it is {_named(even.other, found)}."
+        )
+
+
+def _experiment(found: Recommendation) -> str:
+    experiment = found.experiment
+    if experiment is None:
+        return "No experiment is worth its price: none would save as much, on average, as it costs."
+    choice = experiment.choice
+    is_pick = choice is found.pick
+    what = "the pick itself" if is_pick else _named(choice, found)
+    return (
+        f"Measure next: {what}, {_evidence(choice)} so far. About {_hours(experiment.hours)} and"
+        f" ${dollars(experiment.usd)}; it changes the pick with a probability of"
+        f" {100 * experiment.probability:.0f}%, and saves ${dollars(experiment.saves_usd)} on average."
+    )
+
+
+def _unit(found: Recommendation) -> str:
+    return found.job.like.setup.sample_unit
+
+
+def _named(choice: Choice, found: Recommendation) -> str:
+    """Return `2 x p5.48xlarge with te-fp8 at batch 64 per GPU, on demand`."""
+    configuration, (purchase, region) = choice.configuration, choice.rate
+    nodes = f"{configuration.num_nodes} x " if configuration.num_nodes > 1 else ""
+    where = "" if region == found.job.own_region else f" in {region}"
+    return (
+        f"{nodes}{configuration.instance} with {configuration.recipe} at batch"
+        f" {configuration.batch_size_per_gpu} per GPU, {_BOUGHT[purchase]}{where}"
+    )
+
+
+def _costs(choice: Choice) -> str:
+    """Return `$577 in 5.9 h`, a prediction with its ranges."""
+    usd, hours = choice.total.usd, choice.total.hours
+    if choice.configuration.evidence == MEASURED:
+        return f"${dollars(usd.value)} in {_hours(hours.value)}"
+    in_time = f"{_hours(hours.value)} ({_range(hours, in_time=True)})"
+    return f"${dollars(usd.value)} ({_range(usd)}) in {in_time}"
+
+
+def _range(quantity: Interval, *, in_time: bool = False) -> str:
+    if quantity.low is None or quantity.high is None:
+        return "no range"
+    written = _hours if in_time else number
+    return f"{written(quantity.low)} to {written(quantity.high)}"
+
+
+def _hours(hours: float) -> str:
+    return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
+
+
+def _evidence(choice: Choice) -> str:
+    evidence = choice.configuration.evidence
+    return evidence if evidence == MEASURED else f"predicted (class {evidence})"
+
+
+def _lines(found: Recommendation) -> list[Choice]:
+    """Return the choices of the table: front, runner-up, and the cheapest of each family of instances."""
+    families: dict[str, Choice] = {}
+    for choice in found.by_instance:
+        families.setdefault(choice.instance.partition(".")[0], choice)
+    first = [*_thinned(found.front), *([found.runner_up] if found.runner_up else [])]
+    chosen = {id(choice): choice for choice in (*first[:_MOST_LINES], *families.values())}
+    for choice in found.cheapest:
+        if len(chosen) < _FEW_LINES:
+            chosen.setdefault(id(choice), choice)
+    within = [choice for choice in chosen.values() if found.limits.allow(choice)]
+    over = [choice for choice in chosen.values() if not found.limits.allow(choice)]
+    lines = [*within, *over[: _MOST_OVER if within else None]][:_MOST_LINES]
+    return sorted(lines, key=lambda choice: (not found.limits.allow(choice), choice.usd, choice.hours))
+
+
+def _thinned(front: Sequence[Choice]) -> Iterator[Choice]:
+    """Yield the choices of the front that are clearly faster than the one before."""
+    hours = math.inf
+    for choice in front:
+        if choice.hours <= (1 - _CLEARLY) * hours:
+            hours = choice.hours
+            yield choice
+
+
+def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
+    """Return the table, without the columns that are the same in every line."""
+    front = {id(choice) for choice in found.front}
+
+    def note(choice: Choice) -> str:
+        if choice is found.pick:
+            return "pick"
+        if choice is found.runner_up:
+            return "next"
+        if not found.limits.allow(choice):
+            return "over"
+        return "front" if id(choice) in front else ""
+
+    columns = {
+        "instance": [choice.instance for choice in lines],
+        "nodes": [str(choice.configuration.num_nodes) for choice in lines],
+        "recipe": [choice.configuration.recipe.replace("grad_accumulation=", "/") for choice in lines],
+        "batch": [str(choice.configuration.batch_size_per_gpu) for choice in lines],
+        "bought": [choice.rate[0] for choice in lines],
+        "region": [choice.rate[1] for choice in lines],
+        "$": [dollars(choice.usd) for choice in lines],
+        "range": [_span(choice.total.usd, choice) for choice in lines],
+        "hours": [number(choice.hours) for choice in lines],
+        "evidence": [choice.configuration.evidence for choice in lines],
+        "": [note(choice) for choice in lines],
+    }
+    usual = {"nodes": "1", "bought": "on-demand", "region": found.job.own_region}
+    kept = [name for name, cells in columns.items() if {*cells} != {usual.get(name)} and any(cells)]
+    for name in ("range", "batch"):
+        needed = sum(max(len(name), *map(len, columns[name])) + _GAP for name in kept) - _GAP
+        if needed > width and name in kept:
+            kept.remove(name)
+    return tables(
+        kept,
+        list(zip(*(columns[name] for name in kept), strict=True)),
+        left=("instance", "recipe", "bought", "region", "evidence", ""),
+        kept=("instance", "recipe"),
+        width=width,
+    )
+
+
+def _span(usd: Interval, choice: Choice) -> str:
+    return "" if choice.configuration.evidence == MEASURED else _range(usd)
+
+
+def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
+    notes = []
+    if any(not found.limits.allow(choice) for choice in lines):
+        notes.append("over: it is not surely done within the deadline and the budget")
+    if any("grad_accumulation=" in choice.configuration.recipe for choice in lines):
+        notes.append(
+            "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
+            " global batch stays the same"
+        )
+    assumptions = dict.fromkeys(each for choice in lines if (each := choice.configuration.assumption))
+    notes += assumptions
+    if lines and not found.job.steps_only:
+        notes.append(
+            "boot, image pull and start-up are as measured where runs on the instance type say it, and else"
+            " assumed: fastlaunch estimate lists them"
+        )
+    reasons = by_reason((_left(each.instance, each.recipe), each.reason) for each in found.left_out)
+    notes += [f"left out: {_shortened(line)}" for line in reasons[:_MOST_REASONS]]
+    if len(reasons) > _MOST_REASONS:
+        more = counted(len(reasons) - _MOST_REASONS, "more reason")
+        notes.append(f"left out for {more}: --output json has all")
+    return notes
+
+
+def _left(instance: str | None, recipe: str | None) -> str:
+    return " on ".join(name for name in (recipe, instance) if name) or _ROWS
+
+
+def _shortened(line: str) -> str:
+    """Return a line of `by_reason` with so many of its names."""
+    names, _, reason = line.partition(": ")
+    if names == _ROWS:
+        return reason
+    every = names.split(", ")
+    more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
+    return f"{', '.join(every[:_MOST_NAMES])}{more}: {reason}"
+
+
+def to_json(found: Recommendation) -> dict[str, Any]:
+    """Return the recommendation as plain data; docs/reference.md describes it."""
+    job = found.job
+    return {
+        "schema": 1,
+        "workload": job.workload,
+        "samples": job.samples,
+        "sample_unit": _unit(found),
+        "steps_only": job.steps_only,
+        "deadline_hours": found.limits.deadline_hours,
+        "budget_usd": found.limits.budget_usd,
+        "sentence": sentence(found),
+        "why": " ".join(why(found)) or None,
+        "pick": found.pick and choice_json(found.pick),
+        "runner_up": found.runner_up and choice_json(found.runner_up),
+        "cheapest_measured": found.cheapest_measured and choice_json(found.cheapest_measured),
+        "break_even": found.break_even and _break_even_json(found.break_even),
+        "front": [choice_json(choice) for choice in found.front],
+        "by_instance": [choice_json(choice) for choice in found.by_instance],
+        "num_candidates": found.num_choices,
+        "num_within_limits": found.num_within,
+        "left_out": [vars(each) for each in found.left_out],
+        "next_experiment": found.experiment and _experiment_json(found.experiment),
+        "command": found.command,
+        "warnings": list(found.warnings),
+    }
+
+
+def as_rows(found: Recommendation) -> list[dict[str, Any]]:
+    """Return a row for each choice of the front, and the cheapest on each instance type; cheapest first."""
+    front = {id(choice) for choice in found.front}
+    chosen = {id(choice): choice for choice in (*found.front, *found.by_instance)}
+    if found.runner_up is not None:
+        chosen[id(found.runner_up)] = found.runner_up
+    return [
+        {
+            **choice_json(choice),
+            "pick": choice is found.pick,
+            "runner_up": choice is found.runner_up,
+            "front": id(choice) in front,
+        }
+        for choice in sorted(chosen.values(), key=lambda choice: (choice.usd, choice.hours))
+    ]
+
+
+def choice_json(choice: Choice) -> dict[str, Any]:
+    """Return the choice as plain data."""
+    configuration, whole, price = choice.configuration, choice.total, choice.purchase.price
+    return {
+        "instance": configuration.instance,
+        "num_nodes": configuration.num_nodes,
+        "recipe": configuration.recipe,
+        "batch_size_per_gpu": configuration.batch_size_per_gpu,
+        "global_batch": configuration.global_batch,
+        "purchase": price.purchase,
+        "region": price.region,
+        "usd_per_hour": choice.purchase.paid_usd_per_hour,
+        "price_as_of": price.as_of.isoformat(),
+        "usd": whole.usd.value,
+        "usd_low": whole.usd.low,
+        "usd_high": whole.usd.high,
+        "hours": whole.hours.value,
+        "hours_low": whole.hours.low,
+        "hours_high": whole.hours.high,
+        "evidence": configuration.evidence,
+        "assumption": configuration.assumption,
+    }
+
+
+def _break_even_json(even: BreakEven) -> dict[str, Any]:
+    other = even.other.configuration
+    return {
+        "instance": even.instance,
+        "usd_per_hour": even.usd_per_hour,
+        "other": {"instance": other.instance, "recipe": other.recipe},
+    }
+
+
+def _experiment_json(experiment: Experiment) -> dict[str, Any]:
+    choice = experiment.choice
+    return {
+        **{
+            name: choice_json(choice)[name]
+            for name in ("instance", "num_nodes", "recipe", "batch_size_per_gpu", "purchase", "region")
+        },
+        "usd": experiment.usd,
+        "hours": experiment.hours,
+        "probability": experiment.probability,
+        "saves_usd": experiment.saves_usd,
+        "command": experiment.command,
+    }

@@ -1,0 +1,581 @@
+"""`fastlaunch recommend`: the article's decisions, the choice under limits, and what is worth measuring."""
+
+import csv
+import datetime
+import io
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_summaries import CATALOGUE, PLAIN, changed, evaluated
+
+import fastlaunch
+from fastlaunch.analysis.configurations import (
+    MEASURED,
+    Configuration,
+    LeftOut,
+    RecipeFacts,
+    Scope,
+    Subject,
+    predicted_configurations,
+)
+from fastlaunch.analysis.cost_to_train import Assumptions, Purchase, cost_to_train
+from fastlaunch.analysis.recommend import (
+    Choices,
+    Job,
+    Limits,
+    choices_of,
+    expected_saving,
+    recommend,
+    training_of,
+)
+from fastlaunch.catalog.prices import Price
+from fastlaunch.catalog.updates import MARKET_PRICES, MarketPrice, write_market
+from fastlaunch.cli.main import run
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import make_folder
+from fastlaunch.core.settings import config_path, load_settings
+from fastlaunch.jobs.spec import SCRIPT_RECIPE
+from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch_train.workloads.registry import workload_info
+
+ARTICLE = (
+    *("--workload", "vit-huge", "--samples", "100M", "--batch-equivalent", "--steps-only"),
+    "--measured-only",
+)
+P5, P4D = "p5.48xlarge", "p4d.24xlarge"
+
+
+def data(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    """What `recommend --output json` prints."""
+    capsys.readouterr()
+    assert run(["recommend", *argv, "--output", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("day", "excluded", "pick", "runner_up", "ratio", "break_even"),
+    [
+        ("2023-11-15", (), (P5, "te-article-fp8", 128), (P4D, "te-article", 64), 1 / 0.978, 100.54),
+        ("2023-11-15", ("te-article-fp8",), (P4D, "te-article", 64), (P5, "te-article", 128), 1.22, 40.06),
+        ("2026-07-20", (), (P5, "te-article-fp8", 128), (P4D, "te-article", 64), 1 / 0.817, 67.36),
+        ("2026-07-20", ("te-article-fp8",), (P4D, "te-article", 64), (P5, "te-article", 128), 1.021, 22.43),
+    ],
+)
+def test_the_articles_decisions(
+    day: str,
+    excluded: tuple[str, ...],
+    pick: tuple[str, str, int],
+    runner_up: tuple[str, str, int],
+    ratio: float,
+    break_even: float,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    without = [word for name in excluded for word in ("--exclude-recipe", name)]
+    found = data(capsys, *ARTICLE, "--allow-unverified", "--prices-as-of", day, *without)
+    for choice, expected in ((found["pick"], pick), (found["runner_up"], runner_up)):
+        assert (choice["instance"], choice["recipe"], choice["batch_size_per_gpu"]) == expected
+        assert (choice["num_nodes"], choice["purchase"], choice["evidence"]) == (1, "on-demand", "measured")
+        assert choice["usd"] == pytest.approx(choice["hours"] * choice["usd_per_hour"])
+    assert found["runner_up"]["usd"] / found["pick"]["usd"] == pytest.approx(ratio, rel=0.002)
+    assert found["break_even"]["instance"] == pick[0]
+    assert found["break_even"]["usd_per_hour"] == pytest.approx(break_even, abs=0.005)
+
+
+def test_what_is_not_equivalent_is_left_out_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, *ARTICLE, "--prices-as-of", "2023-11-15")
+    assert (found["pick"]["instance"], found["pick"]["recipe"]) == (P4D, "bf16")
+    reasons = {(each["instance"], each["recipe"]): each["reason"] for each in found["left_out"]}
+    for place, recipe in ((P4D, "te-article"), (P5, "te-article"), (P5, "te-article-fp8")):
+        assert "known not to be equivalent" in reasons[place, recipe]
+
+
+def test_another_global_batch_is_left_out_unless_a_sample_counts_as_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word for word in ARTICLE if word != "--batch-equivalent"]
+    found = data(capsys, *words, "--allow-unverified", "--prices-as-of", "2023-11-15")
+    assert found["reference"] == {"recipe": "bf16", "global_batch": 512}
+    assert (found["pick"]["instance"], found["pick"]["recipe"]) == (P4D, "te-article")
+    reasons = {each["recipe"]: each["reason"] for each in found["left_out"] if each["instance"] == P5}
+    assert reasons["te-article-fp8"].startswith("global batch 1024, not 512 as bf16")
+
+
+@pytest.mark.parametrize(("samples", "steps_only", "pick"), [("10M", True, P5), ("10M", False, P4D)])
+def test_boot_time_flips_the_decision_for_a_short_job(samples: str, steps_only: bool, pick: str) -> None:
+    """What comes before the steps costs three times as much on p5, whose steps are 2.2% cheaper."""
+    found = fastlaunch.recommend(
+        "vit-huge",
+        samples,
+        prices_as_of="2023-11-15",
+        steps_only=steps_only,
+        measured_only=True,
+        allow_unverified=True,
+        batch_equivalent=True,
+    )
+    assert found.pick is not None
+    assert found.pick.instance == pick
+
+
+# A choice among made-up configurations.
+
+DAY = datetime.date(2026, 11, 21)
+JOB = Job(
+    workload="vit-huge",
+    samples=3.6e6,
+    like=PLAIN,
+    own_region="us-east-1",
+    assumptions=Assumptions(),
+    steps_only=True,
+)
+
+
+def configuration(instance: str, samples_per_s: float, **changes: Any) -> Configuration:
+    """A measured configuration; 1,000 samples/s make the job one hour."""
+    plain = Configuration(
+        instance=instance,
+        num_nodes=1,
+        recipe="bf16",
+        batch_size_per_gpu=64,
+        num_gpus=8,
+        samples_per_s=samples_per_s,
+        deviation=None,
+        evidence=MEASURED,
+    )
+    return replace(plain, **changes)
+
+
+def bought(instance: str, usd_per_hour: float, **changes: Any) -> Purchase:
+    values = {"purchase": "on-demand", "region": "us-east-1", **changes}
+    return Purchase(
+        price=Price(
+            instance=instance, service="ec2", usd_per_hour=usd_per_hour, as_of=DAY, source="a test", **values
+        )
+    )
+
+
+def chosen(*choices: tuple[Configuration, Purchase], job: Job = JOB) -> Choices:
+    return choices_of([one for one, _ in choices], list(dict.fromkeys(other for _, other in choices)), job)
+
+
+CHEAP = (configuration("g6e.xlarge", 100), bought("g6e.xlarge", 2.0))  # 10 h, $20
+MIDDLE = (configuration("p5.4xlarge", 500), bought("p5.4xlarge", 12.0))  # 2 h, $24
+FAST = (configuration("p5.48xlarge", 2000), bought("p5.48xlarge", 60.0))  # 0.5 h, $30
+POOR = (configuration("p4d.24xlarge", 400), bought("p4d.24xlarge", 20.0))  # 2.5 h, $50
+
+
+@pytest.mark.parametrize(
+    ("limits", "pick"),
+    [
+        (Limits(), "g6e.xlarge"),
+        (Limits(deadline_hours=9.9), "p5.4xlarge"),
+        (Limits(deadline_hours=1), "p5.48xlarge"),
+        (Limits(deadline_hours=1, budget_usd=29), None),
+        (Limits(budget_usd=19), None),
+    ],
+)
+def test_the_pick_is_the_cheapest_within_the_limits(limits: Limits, pick: str | None) -> None:
+    found = recommend(chosen(CHEAP, MIDDLE, FAST, POOR), limits)
+    assert (found.pick and found.pick.instance) == pick
+    if pick is None:
+        assert found.runner_up is found.break_even is found.experiment is found.command is None
+
+
+def test_the_front_has_what_nothing_else_beats_in_both() -> None:
+    found = recommend(chosen(POOR, FAST, CHEAP, MIDDLE), Limits())
+    assert [choice.instance for choice in found.front] == ["g6e.xlarge", "p5.4xlarge", "p5.48xlarge"]
+
+
+def test_a_deadline_holds_for_the_upper_end_of_a_prediction() -> None:
+    # 8 h expected, 15 h at the upper end.
+    likely = configuration("g6e.xlarge", 125, evidence="B", deviation=0.4)
+    choices = chosen((likely, CHEAP[1]), MIDDLE)
+    assert choices[0].hours == pytest.approx(8 * math.exp(0.4**2 / 2))
+    assert choices[0].total.hours.high == pytest.approx(8 * math.exp(1.645 * 0.4))
+    found = recommend(choices, Limits(deadline_hours=10))
+    assert found.pick is not None
+    assert found.pick.instance == "p5.4xlarge"
+    found = recommend(choices, Limits())
+    assert found.pick is not None and found.cheapest_measured is not None
+    assert (found.pick.instance, found.cheapest_measured.instance) == ("g6e.xlarge", "p5.4xlarge")
+
+
+def test_at_the_break_even_price_another_instance_type_costs_the_same() -> None:
+    """Of the pick's configurations the whole costs change with its price: $10 more for its ten hours."""
+    job = replace(JOB, steps_only=False)
+    choices = chosen(CHEAP, MIDDLE, FAST, job=job)
+    found = recommend(choices, Limits())
+    assert found.break_even is not None
+    at_that_price = choices_of([CHEAP[0]], [bought("g6e.xlarge", found.break_even.usd_per_hour)], job)
+    assert at_that_price[0].usd == pytest.approx(choices[1].usd)
+
+
+def test_the_runner_up_is_another_instance_recipe_or_purchase_option() -> None:
+    in_parts = {"batch_size_per_gpu": 128, "recipe": "bf16 grad_accumulation=2", "samples_per_s": 99.0}
+    larger = (replace(CHEAP[0], **in_parts), CHEAP[1])
+    elsewhere = (CHEAP[0], bought("g6e.xlarge", 2.0, region="us-west-2"))
+    found = recommend(chosen(CHEAP, larger, elsewhere, MIDDLE), Limits())
+    assert found.runner_up is not None
+    assert found.runner_up.instance == "p5.4xlarge"
+    spot = (CHEAP[0], bought("g6e.xlarge", 2.1, purchase="spot"))
+    found = recommend(chosen(CHEAP, spot, MIDDLE), Limits())
+    assert found.runner_up is not None
+    assert found.runner_up.rate[0] == "spot"
+
+
+def test_what_is_paid_already_costs_nothing_more_and_is_picked() -> None:
+    sunk = replace(FAST[1], usd_per_hour=0.0)
+    found = recommend(chosen(CHEAP, (FAST[0], sunk), MIDDLE), Limits())
+    assert found.pick is not None and found.break_even is not None
+    assert (found.pick.instance, found.pick.usd, found.experiment) == (P5, 0.0, None)
+    # For $20, as g6e.xlarge costs, half an hour may cost $40 an hour.
+    assert found.break_even.usd_per_hour == pytest.approx(40.0)
+
+
+def test_the_totals_of_a_grid_are_those_of_the_costs_part_by_part() -> None:
+    rates = [
+        bought(name, usd, region=region)
+        for name, usd in (("p5.48xlarge", 60.0), ("p5.4xlarge", 7.0))
+        for region in ("us-east-1", "us-west-2")
+    ]
+    configurations = [
+        configuration(name, rate, num_nodes=nodes, num_gpus=8 * nodes, deviation=deviation, evidence=evidence)
+        for name, rate, nodes, (deviation, evidence) in product(
+            ("p5.48xlarge", "p5.4xlarge"), (10, 1000), (1, 3), ((None, MEASURED), (0.1, "A"), (0.5, "C"))
+        )
+    ]
+    for steps_only in (True, False):
+        job = replace(JOB, steps_only=steps_only)
+        choices = choices_of(configurations, rates, job)
+        assert len(choices) == 2 * len(configurations)
+        for at, choice in enumerate(map(choices.__getitem__, range(len(choices)))):
+            parts = cost_to_train(
+                training_of(choice.configuration, job),
+                choice.purchase,
+                assumptions=job.assumptions,
+                steps_only=steps_only,
+            )
+            assert choice.usd == pytest.approx(sum(part.usd.value for part in parts.parts))
+            assert choice.total.hours == parts.hours
+            for column, quantity in ((choices.usd, choice.total.usd), (choices.hours, choice.total.hours)):
+                ends = [quantity.value if end is None else end for end in (quantity.low, quantity.high)]
+                assert column[:, at] == pytest.approx([quantity.value, *ends])
+
+
+# What follows from measured configurations.
+
+SUBJECT = Subject(
+    workload="vit-huge",
+    info=workload_info("vit-huge"),
+    unit="images/s",
+    units_per_sample=1.0,
+    global_batch=512,
+    sequence_length=None,
+    params=None,
+    task="",
+    has_rows=True,
+)
+
+
+def derived(
+    *measured: Configuration, facts: RecipeFacts, scope: Scope, instances: Sequence[str] = (P5,)
+) -> tuple[list[Configuration], dict[tuple[str | None, str | None], str]]:
+    """What is derived from these configurations, without any run to predict from; and what is left out."""
+    left_out: list[LeftOut] = []
+    kinds = [CATALOGUE.instances[name] for name in instances]
+    found = predicted_configurations(SUBJECT, [facts], measured, [], kinds, CATALOGUE, scope, left_out)
+    return found, {(each.instance, each.recipe): each.reason for each in left_out}
+
+
+@pytest.mark.parametrize(
+    ("two_nodes", "given", "speed", "whose"),
+    [
+        (None, None, 4 * 0.95**2, "an assumption"),
+        (1800.0, None, 4 * 0.9**2, "as measured on other nodes"),
+        (1800.0, 0.8, 4 * 0.8, "as given"),
+    ],
+)
+def test_several_nodes_are_nearly_linear_by_assumption_or_by_runs(
+    two_nodes: float | None, given: float | None, speed: float, whose: str
+) -> None:
+    measured = [configuration(P5, 1000.0)]
+    if two_nodes:
+        measured.append(configuration(P5, two_nodes, num_nodes=2, num_gpus=16))
+    facts = RecipeFacts(recipe="bf16", precision="bf16", batches=(64,))
+    scope = Scope(max_nodes=4, batch_equivalent=True, node_scaling=given)
+    found, left_out = derived(*measured, facts=facts, scope=scope, instances=(P5, "g5.xlarge"))
+    (four,) = (each for each in found if each.num_nodes == 4)
+    assert (four.evidence, four.global_batch) == ("A", 4 * 512)
+    assert four.samples_per_s == pytest.approx(1000 * speed)
+    assert four.assumption == f"4 nodes train {speed:.2f} times as fast as one, {whose}"
+    assert left_out["g5.xlarge", None] == "several nodes need EFA, which it does not have"
+
+
+def test_what_does_not_fit_in_memory_is_left_out() -> None:
+    facts = RecipeFacts(recipe="bf16", precision="bf16", batches=(64,), fixed_gib=44.0, gib_per_sample=0.25)
+    _, left_out = derived(facts=facts, scope=Scope(), instances=("g6e.xlarge",))
+    assert left_out["g6e.xlarge", "bf16"] == (
+        "does not fit in memory: 44.2 GiB for one sample, of 41.1 that can be used"
+    )
+
+
+# What is worth measuring.
+
+
+@pytest.mark.parametrize("usd", [50.0, 100.0, 130.0])
+def test_the_value_of_a_measurement_is_that_of_draws(usd: float) -> None:
+    deviation, against_usd, num = 0.4, 100.0, 4001
+    # The quantiles of the lognormal cost whose mean is `usd`.
+    from statistics import NormalDist
+
+    z = [NormalDist().inv_cdf((k + 0.5) / num) for k in range(num)]
+    costs = [usd * math.exp(deviation * each - deviation**2 / 2) for each in z]
+    below = [max(0.0, against_usd - cost) for cost in costs]
+    probability, saving = expected_saving(usd, deviation, against_usd)
+    assert probability == pytest.approx(sum(cost < against_usd for cost in costs) / num, abs=1e-3)
+    assert saving == pytest.approx(sum(below) / num, rel=1e-2)
+    probability, saving = expected_saving(usd, deviation, against_usd, dearer=True)
+    assert probability == pytest.approx(sum(cost > against_usd for cost in costs) / num, abs=1e-3)
+    assert saving == pytest.approx(sum(max(0.0, cost - against_usd) for cost in costs) / num, rel=1e-2)
+
+
+def test_a_wide_prediction_near_the_pick_is_measured_and_a_narrow_one_far_off_is_not() -> None:
+    job = replace(JOB, samples=3.6e9)
+    wide = configuration("g5.xlarge", 50, evidence="C", deviation=0.5)  # $22,000 or so against $20,000
+    rates = [CHEAP[1], bought("g5.xlarge", 1.0)]
+    found = recommend(choices_of([CHEAP[0], wide], rates, job), Limits())
+    assert found.pick is not None and found.experiment is not None
+    assert found.pick.instance == "g6e.xlarge"
+    assert found.experiment.choice.instance == "g5.xlarge"
+    assert 0.3 < found.experiment.probability < 0.6
+    assert found.experiment.saves_usd > 1000 > 10 > found.experiment.usd
+    narrow = replace(wide, samples_per_s=25, deviation=0.05, evidence="A")
+    found = recommend(choices_of([CHEAP[0], narrow], rates, job), Limits())
+    assert found.experiment is None
+
+
+def test_the_command_of_a_script_has_its_variant_and_where_it_runs() -> None:
+    job = replace(
+        JOB,
+        like=changed(PLAIN, precision=SCRIPT_RECIPE.precision, variant={"amp": "fp32"}),
+        script=("--", "python", "train.py", "--amp", "{amp}"),
+        variants={"amp=bf16": {"amp": "bf16"}},
+    )
+    nodes = configuration(P5, 1000, recipe="amp=bf16", num_nodes=2, num_gpus=16)
+    found = recommend(choices_of([nodes], [bought(P5, 60.0, region="us-west-2")], job), Limits())
+    assert found.command == (
+        "fastlaunch submit --instance p5.48xlarge --region us-west-2 --num-nodes 2 --max-hours 2 -L amp=bf16"
+        " -- python train.py --amp '{amp}'"
+    )
+
+
+# The command line.
+
+
+def add_runs(*summaries: RunSummary) -> None:
+    """Runs in the ledger of this test."""
+    with open_ledger(load_settings()) as ledger:
+        ledger.add_imported(
+            [(summary, Path("records")) for summary in summaries],
+            submission_id=ledger.add_submission("fastlaunch runs import"),
+            run_ids=[f"run-{number}" for number, _ in enumerate(summaries)],
+        )
+
+
+def test_the_ledgers_rows_come_before_those_that_are_shipped(capsys: pytest.CaptureFixture[str]) -> None:
+    add_runs(
+        changed(
+            PLAIN,
+            instance=P5,
+            num_gpus=8,
+            device_name="NVIDIA H100 80GB HBM3",
+            step_time_s=Interval(value=0.1),
+            samples_per_step=512.0,
+        )
+    )
+    found = data(capsys, "--workload", "vit-huge", "--samples", "1M", "--measured-only")
+    assert found["measured"] == "ledger"
+    assert found["num_candidates"] == 1
+    assert (found["pick"]["instance"], found["break_even"], found["runner_up"]) == (P5, None, None)
+
+
+def test_another_batch_counts_by_the_samples_that_it_took_to_the_references_loss(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At batch 512 all seeds reach a loss of 2 after 100 steps, at 1024 after 73: 1.46 times the samples."""
+    p5: dict[str, Any] = {"instance": P5, "num_gpus": 8, "device_name": "NVIDIA H100 80GB HBM3"}
+    small = [
+        evaluated("bf16", seed, 2.0, **p5, step_time_s=Interval(value=0.2), samples_per_step=512.0)
+        for seed in range(3)
+    ]
+    large = [
+        evaluated(
+            "bf16",
+            seed,
+            1.8,
+            **p5,
+            batch_size_per_gpu=128,
+            step_time_s=Interval(value=0.25),
+            samples_per_step=1024.0,
+        )
+        for seed in range(3)
+    ]
+    words = ("--workload", "vit-huge", "--samples", "100M", "--measured-only", "--steps-only")
+    add_runs(*small, *large)
+    found = data(capsys, *words)
+    factor = 73 * 1024 / (100 * 512)
+    assert found["pick"]["batch_size_per_gpu"] == 128
+    assert found["pick"]["hours"] == pytest.approx(100e6 * factor / 4096 / 3600)
+    assert f"{factor:.2f} times the samples" in found["pick"]["assumption"]
+    assert data(capsys, *words, "--batch-equivalent")["pick"]["hours"] == pytest.approx(100e6 / 4096 / 3600)
+
+
+def test_without_a_record_of_three_seeds_another_batch_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    p5: dict[str, Any] = {"instance": P5, "num_gpus": 8, "device_name": "NVIDIA H100 80GB HBM3"}
+    small = [evaluated("bf16", seed, 2.0, **p5, samples_per_step=512.0) for seed in range(3)]
+    large = [
+        evaluated("bf16", seed, 1.8, **p5, batch_size_per_gpu=128, samples_per_step=1024.0)
+        for seed in range(2)
+    ]
+    add_runs(*small, *large)
+    found = data(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only")
+    assert found["num_candidates"] == 1
+    assert found["pick"]["batch_size_per_gpu"] == 64
+
+
+def test_small_cards_are_predicted_with_their_class_and_range(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, "--workload", "vit-huge", "--samples", "100M", "--prices-as-of", "2026-07-20")
+    by_instance = {choice["instance"]: choice for choice in found["by_instance"]}
+    assert {"g5.xlarge", "g6.xlarge", "g6e.xlarge", "p5.4xlarge"} <= by_instance.keys()
+    small = by_instance["g5.xlarge"]
+    assert small["evidence"] in ("B", "C")
+    assert small["usd_low"] < small["usd"] < small["usd_high"]
+    # The same global batch as the reference's, in parts that fit in 24 GB.
+    assert small["batch_size_per_gpu"] == small["global_batch"] == found["reference"]["global_batch"]
+    assert "grad_accumulation=" in small["recipe"]
+    assert by_instance["p5.4xlarge"]["evidence"] == "A"
+    reasons = {(each["instance"], each["recipe"]): each["reason"] for each in found["left_out"]}
+    assert reasons[P4D, "te-fp8"] == "FP8 needs compute capability 8.9 (Ada), and A100 40GB has 8.0"
+    assert reasons["trn1.32xlarge", None] == "Trainium1 is no NVIDIA GPU"
+
+
+def test_the_commands_are_taken_by_submit(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(
+        capsys, "--workload", "vit-huge", "--samples", "100M", "--max-nodes", "2", "--deadline", "4h"
+    )
+    assert found["pick"]["num_nodes"] <= 2
+    commands = [found["command"], *([each["command"]] if (each := found["next_experiment"]) else [])]
+    for command in commands:
+        assert run([*shlex.split(command)[1:], "--dry-run"]) == 0
+
+
+BF16_ONLY = ("--workload", "vit-huge", "--samples", "100M", "--measured-only")
+
+
+def write_config(text: str) -> None:
+    config_path().write_text(text, encoding="utf-8")
+
+
+def test_what_this_account_pays_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert data(capsys, *BF16_ONLY)["pick"]["instance"] == P4D
+    write_config("rates: {p5: {discount: 0.5}}\n")
+    pick = data(capsys, *BF16_ONLY)["pick"]
+    assert (pick["instance"], pick["usd_per_hour"]) == (P5, 55.04 / 2)
+
+
+def test_old_prices_warn_and_are_refused_only_where_the_config_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert any("fastlaunch prices update" in text for text in data(capsys, *BF16_ONLY)["warnings"])
+    write_config("max_price_age: 7d\n")
+    assert run(["recommend", *BF16_ONLY]) == 2
+    assert data(capsys, *BF16_ONLY, "--prices-as-of", "2023-11-15")["pick"]["instance"] == P4D
+
+
+def write_spot_prices(usd_per_hour: float, *, age_hours: float = 0.0) -> None:
+    given_at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=age_hours)
+    settings = load_settings()
+    make_folder(settings.home)
+    price = MarketPrice(
+        instance=P5,
+        region="us-east-1",
+        zone="us-east-1a",
+        purchase="spot",
+        usd_per_hour=usd_per_hour,
+        at=given_at.isoformat(),
+    )
+    write_market(settings.home / MARKET_PRICES, [price])
+
+
+def test_spot_is_left_out_unless_it_is_known_how_often_it_is_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_spot_prices(20.0)
+    both = ("--purchase", "on-demand,spot")
+    found = data(capsys, *BF16_ONLY, *both)
+    assert found["pick"]["purchase"] == "on-demand"
+    reasons = [each["reason"] for each in found["left_out"] if each["instance"] == P5]
+    assert any("how often spot is lost is not known" in reason for reason in reasons)
+    rates = ("--assume", "spot_losses_per_hour=0.2", "--assume", "spot_available=0.5")
+    found = data(capsys, *BF16_ONLY, *both, *rates)
+    assert (found["pick"]["instance"], found["pick"]["purchase"]) == (P5, "spot")
+    # Work that is done again is billed, waiting is not.
+    steps_hours = 100e6 / (512 / 0.199) / 3600
+    assert found["pick"]["usd"] > 20 * steps_hours
+    assert found["pick"]["hours"] > 1.5 * steps_hours
+    assert "--purchase spot" in found["command"] and "--checkpoint-every" in found["command"]
+    # The mean keeps the deadline, too many single trainings do not.
+    deadline = ("--deadline", f"{1.05 * found['pick']['hours']}h")
+    assert data(capsys, *BF16_ONLY, *both, *rates, *deadline)["pick"]["purchase"] == "on-demand"
+
+
+@pytest.mark.parametrize(("age_hours", "is_old"), [(0.5, False), (1.5, True)])
+def test_spot_prices_are_old_after_an_hour(
+    age_hours: float, is_old: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_spot_prices(20.0, age_hours=age_hours)
+    warnings = data(capsys, *BF16_ONLY, "--purchase", "on-demand,spot")["warnings"]
+    assert any("older than an hour" in text for text in warnings) == is_old
+    assert not any("older than an hour" in text for text in data(capsys, *BF16_ONLY)["warnings"])
+
+
+def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = fastlaunch.recommend("vit-huge", 100_000_000, deadline="48h", measured_only=True)
+    words = ("--workload", "vit-huge", "--samples", "100M", "--deadline", "2d", "--measured-only")
+    assert found.to_json() == data(capsys, *words)
+    assert "p4d.24xlarge with bf16" in repr(found)
+    assert list(found.to_pandas()["instance"]) == [P4D, P5]
+
+
+def test_the_csv_has_a_row_for_each_choice_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recommend", *ARTICLE, "--prices-as-of", "2026-07-20", "--output", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["instance"], row["pick"]) for row in rows] == [(P4D, "True"), (P5, "False")]
+
+
+def test_where_nothing_is_known_the_command_measures_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, "--workload", "timm:nobody_knows_this", "--samples", "1M")
+    assert found["pick"] is found["runner_up"] is found["break_even"] is found["next_experiment"] is None
+    assert found["num_candidates"] == 0
+    assert run([*shlex.split(found["command"])[1:], "--dry-run"]) == 0
+
+
+def test_an_unknown_workload_is_refused_and_so_is_a_price_that_nobody_knows() -> None:
+    with pytest.raises(UserError, match="unknown workload"):
+        fastlaunch.recommend("vit-hueg", "1M")
+    with pytest.raises(UserError, match="te-articel"):
+        fastlaunch.recommend("vit-huge", "1M", exclude_recipes=["te-articel"])
+    with pytest.raises(UserError, match="no price is known"):
+        fastlaunch.recommend("vit-huge", "1M", regions=["eu-south-1"])
+    assert CATALOGUE.find_price(P5, region="eu-south-1", on=DAY) is None
