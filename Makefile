@@ -21,7 +21,7 @@ help:
 	@echo 'make mutations  break one line at a time, and see that a test notices'
 	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, two small runs on EC2, one on SageMaker'
 	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
-	@echo 'make bench      start-up, compare over 10,000 runs, and recording, as ratios'
+	@echo 'make bench      start-up, compare over 10,000 runs, recommend among 20,000 candidates, and recording, as ratios'
 	@echo 'make tables     the measured tables of the documents, anew from train/measurements'
 	@echo 'make check      lint, types, wheel, test, test-cloud and test-slow: what CI runs'
 	@echo 'make clean      remove the environment and everything built'
