@@ -167,11 +167,7 @@ def fill_ledger(home: Path) -> int:
                     price=price,
                     directory=home / "runs" / run_id,
                 )
-                interval = summary.timing.step_time_s
-                assert interval.low is not None and interval.high is not None
-                scaled = Interval(
-                    value=interval.value * factor, low=interval.low * factor, high=interval.high * factor
-                )
+                scaled = Interval(value=summary.timing.step_time_s.value * factor)
                 timing = replace(summary.timing, step_time_s=scaled)
                 ledger.set_summary(run_id, replace(summary, timing=timing))
                 ledger.set_state(run_id, RunState.RUNNING)
