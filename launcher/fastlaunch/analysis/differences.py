@@ -16,6 +16,7 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, stdev
 
 from fastlaunch.analysis.statistics import (
@@ -67,6 +68,7 @@ class Differences:
             self._of_row[run.row].append(run)
             if run.block is not None:
                 blocks[run.block].append(run)
+        self._hosts_of_row: dict[int, _Hosts] = {}
         self._blocks = [block for block in blocks.values() if len({run.row for run in block}) > 1]
         scatters = [_Scatter(self._blocks, rows) for rows in _linked(self._blocks)]
         self._scatter = {row: scatter for scatter in scatters for row in scatter.rows}
@@ -75,7 +77,7 @@ class Differences:
         """Return how much faster `row` is than `base`, whether or not anything is known of their scatter."""
         if self.is_linked(row, base):
             return self._scatter[row].everything.speed(row, base)
-        return _mean_of_hosts(self._of_row[base]) - _mean_of_hosts(self._of_row[row])
+        return self._hosts(base).mean - self._hosts(row).mean
 
     def is_linked(self, row: int, base: int) -> bool:
         """Return whether the two ran in rounds together, or each with rows that did."""
@@ -113,29 +115,33 @@ class Differences:
         return Difference(estimates=tuple(estimates), drift=_drift(lates))
 
     def _across_hosts(self, row: int, base: int) -> Difference | None:
-        sides = [self._of_row[row], self._of_row[base]]
-        hosts = [{run.host for run in side} for side in sides]
-        if any(len(side) < 2 for side in sides):
+        sides = [self._hosts(row), self._hosts(base)]
+        if any(side.num_runs < 2 for side in sides):
             return None
-        is_apart = hosts[0] != hosts[1]
+        is_apart = sides[0].names != sides[1].names
         # Variances, each with its degrees of freedom: Welch and Satterthwaite.
-        parts: list[tuple[float, float]] = [part for side in sides if (part := _within_hosts(side))]
+        parts: list[tuple[float, float]] = [side.within for side in sides if side.within]
         if is_apart:
-            variance, dof = self._between_machines()
-            parts.append((variance * sum(1 / len(each) for each in hosts), dof))
+            variance, dof = self._between_machines
+            parts.append((variance * sum(1 / len(side.means) for side in sides), dof))
         total = sum(variance for variance, _ in parts)
         dof = total**2 / sum(variance**2 / dof for variance, dof in parts)
-        value = _mean_of_hosts(sides[1]) - _mean_of_hosts(sides[0])
-        estimate = Estimate(value=value, error=math.sqrt(total), dof=dof)
+        estimate = Estimate(value=sides[1].mean - sides[0].mean, error=math.sqrt(total), dof=dof)
         return Difference(estimates=(estimate,), is_across_hosts=is_apart)
 
+    def _hosts(self, row: int) -> "_Hosts":
+        if row not in self._hosts_of_row:
+            self._hosts_of_row[row] = _Hosts.of(self._of_row[row])
+        return self._hosts_of_row[row]
+
+    @cached_property
     def _between_machines(self) -> tuple[float, float]:
-        """Return the variance between machines and its degrees of freedom, by what is known and was seen."""
+        """The variance between machines and its degrees of freedom, by what is known and was seen."""
         squares, dof = MACHINE_DOF * MACHINE**2, float(MACHINE_DOF)
-        for runs in self._of_row.values():
-            means = _host_means(runs)
-            squares += sum((mean - fmean(means)) ** 2 for mean in means)
-            dof += len(means) - 1
+        for row in self._of_row:
+            hosts = self._hosts(row)
+            squares += sum((mean - hosts.mean) ** 2 for mean in hosts.means)
+            dof += len(hosts.means) - 1
         return squares / dof, dof
 
 
@@ -365,30 +371,31 @@ def _mean_late(block: Iterable[RunTime], row: int) -> float:
     return fmean(math.nan if late is None else late for late in lates)
 
 
-def _by_host(runs: Iterable[RunTime]) -> list[list[float]]:
-    hosts: dict[Hashable, list[float]] = defaultdict(list)
-    for run in runs:
-        hosts[run.host].append(run.log_time)
-    return list(hosts.values())
+@dataclass(frozen=True, kw_only=True)
+class _Hosts:
+    """The runs of a row by the host that they ran on."""
 
+    names: frozenset[Hashable]
+    means: tuple[float, ...]  # of the logarithms of their times, by host
+    num_runs: int
+    # The variance of `mean` by the scatter within hosts, and its degrees of freedom; None where each host has
+    # one run: how the hosts differ tells of it then.
+    within: tuple[float, int] | None
 
-def _host_means(runs: Iterable[RunTime]) -> list[float]:
-    return [fmean(times) for times in _by_host(runs)]
+    @classmethod
+    def of(cls, runs: Sequence[RunTime]) -> "_Hosts":
+        hosts: dict[Hashable, list[float]] = defaultdict(list)
+        for run in runs:
+            hosts[run.host].append(run.log_time)
+        means = {host: fmean(times) for host, times in hosts.items()}
+        within, dof = None, len(runs) - len(hosts)
+        if dof:
+            squares = sum((time - means[host]) ** 2 for host, times in hosts.items() for time in times)
+            variance = max(FLOOR**2, squares / dof)
+            within = (variance * sum(1 / len(times) for times in hosts.values()) / len(hosts) ** 2, dof)
+        return cls(names=frozenset(hosts), means=tuple(means.values()), num_runs=len(runs), within=within)
 
-
-def _mean_of_hosts(runs: Iterable[RunTime]) -> float:
-    return fmean(_host_means(runs))
-
-
-def _within_hosts(runs: Sequence[RunTime]) -> tuple[float, int] | None:
-    """Return the variance of the mean of the hosts' means by the scatter within hosts, and its dof.
-
-    None where each host has one run: how the hosts differ tells of it then.
-    """
-    hosts = _by_host(runs)
-    dof = len(runs) - len(hosts)
-    if not dof:
-        return None
-    squares = sum((time - fmean(times)) ** 2 for times in hosts for time in times)
-    variance = max(FLOOR**2, squares / dof)
-    return variance * sum(1 / len(times) for times in hosts) / len(hosts) ** 2, dof
+    @cached_property
+    def mean(self) -> float:
+        """The mean of the hosts' means."""
+        return fmean(self.means)

@@ -4,7 +4,6 @@ A plan of at most M rounds is looked at after rounds 3, 4, ..., M. A row's verdi
 reaches it. Nothing is stored: the looks are replayed from the rounds of the runs.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +12,6 @@ from fastlaunch.analysis.statistics import (
     BETTER,
     LEVEL,
     TIE,
-    TIE_HIGH,
-    TIE_LOW,
     UNRESOLVED,
     WORSE,
     Difference,
@@ -99,10 +96,10 @@ def look_again(
 
 def _agrees(kind: str, difference: Difference, level: float) -> bool:
     """Return whether the difference still says so, though another verdict may be sharper."""
-    low, high = difference.limits(2 * level if kind == TIE else level)
     if kind == TIE:
-        return math.log(TIE_LOW) <= low and high <= math.log(TIE_HIGH)
-    return low > 0 if kind == BETTER else high < 0
+        return difference.is_tie(level)
+    p_value = difference.p_above(0.0) if kind == BETTER else difference.p_below(0.0)
+    return p_value < level / 2
 
 
 def look_levels(shares: Sequence[float], p_values: Sequence[float]) -> list[float]:

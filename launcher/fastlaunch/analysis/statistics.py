@@ -142,8 +142,11 @@ class Difference:
         """Return better, worse, a tie within 2%, or unresolved, at Holm's `level` of the row."""
         if self.p_differs() <= level:
             return BETTER if self.p_above(0.0) < 0.5 else WORSE
-        beyond = max(self.p_above(math.log(TIE_LOW)), self.p_below(math.log(TIE_HIGH)))
-        return TIE if beyond <= level else UNRESOLVED
+        return TIE if self.is_tie(level) else UNRESOLVED
+
+    def is_tie(self, level: float) -> bool:
+        """Return whether both one-sided tests place the difference within 2%."""
+        return max(self.p_above(math.log(TIE_LOW)), self.p_below(math.log(TIE_HIGH))) <= level
 
     def _p(self, x: float, sign: int) -> float:
         return sum(
