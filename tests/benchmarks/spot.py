@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from tabulate import tabulate
 
@@ -369,6 +369,9 @@ def main() -> int:
         results = [each for path in arguments.files for each in results_of_file(path, arguments.days)]
         print(table(results, (), ()))
         print(table([each for each in results if each.deadline is None], (0, 1), ("set", "zone")))
+        up = [[hours for hours, is_up in read(path) if is_up] for path in arguments.files]
+        spread = median(stdev(hours) / mean(hours) for hours in up)
+        print(f"median coefficient of variation of spells with capacity: {spread:.1f}")
         return 0
     grid = [(kind, losses, share) for kind in KINDS for losses in LOSSES_PER_HOUR for share in AVAILABLE]
     with ProcessPoolExecutor() as pool:
