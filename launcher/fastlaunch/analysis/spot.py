@@ -114,7 +114,7 @@ class SpotJob:
 
 @dataclass(frozen=True, kw_only=True)
 class SpotTime:
-    """Mean seconds of a job on spot, by part."""
+    """Mean seconds of a job on spot, by part, without its first start."""
 
     work_s: float
     checkpoints_s: float
@@ -187,7 +187,7 @@ def expected_spot(job: SpotJob, market: SpotMarket, *, retry_s: float = RETRY_S)
     if job.saves_at_notice:
         lost_running, rework_s = rate * run_s, 0.0
     else:
-        num_segments = run_s / segment_s if segment_s else 0.0
+        num_segments = run_s / segment_s
         lost_running = num_segments * (_exp(rate * segment_s) - 1)
         rework_s = num_segments * _lost_s(rate, segment_s) - run_s
     # The first start is one more, of which only what it takes beyond an undisturbed one counts here.
@@ -244,10 +244,11 @@ def _free_s(rate: float, machine_s: float, within_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """Go on on demand in time for a deadline, whatever spot does.
+    """Go on on demand, from the last checkpoint, in time for a deadline.
 
-    As long as there is no machine: once what is left of the deadline is what the rest takes on demand, its
-    start included, and what one more loss could cost.
+    That is while there is no spot machine, once the time left is what the rest takes on demand, with its
+    start, and what one more loss could cost. It takes capacity on demand, and someone to do it: a run that
+    began on spot is resumed on spot.
     """
 
     deadline_s: float  # from the request on, the first start included
