@@ -26,6 +26,8 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
 #: Classes of evidence, the best first.
 CLASSES = ("A", "B", "B0", "C")
 _COVERAGE = 0.9
+#: Deviations each way that hold 90% of a normal distribution.
+_NORMAL = 1.645
 #: Time grows with the cube of the configurations, memory with the square: this many take some 15 s and 1 GB.
 _MAX_CONFIGS = 3000
 #: A range of more than this factor each way says nothing.
@@ -70,7 +72,6 @@ class Refusal(Exception):
 class Config:
     """A row, read."""
 
-    source: str
     # Model and what is counted, spelt alike.
     workload: str
     model: str
@@ -83,7 +84,7 @@ class Config:
     gpu_name: str
     gpu: Gpu | None
     num_gpus: float
-    log_batch: float
+    log_batch: float | None
     sequence: float | None
     year: float
     task: str
@@ -184,8 +185,8 @@ class Predictor:
         if not configs:
             return answers
         near = self._near(configs)
-        features, likeness = features_of([*near.configs, *configs])
         num = len(near.configs)
+        features, likeness = features_of([*near.configs, *configs], num)
         fit = Fit(features[:num], near.log_throughput, near.num_runs, likeness)
         factors = near.calibrate(fit)
         means, deviations = fit.predict(features[num:])
@@ -198,7 +199,10 @@ class Predictor:
                 )
                 continue
             ceiling = math.inf if config.workload in self._sparse else config.log_ceiling
-            log_low, log_mean, log_high = mean - half, min(mean, ceiling), min(mean + half, ceiling)
+            # The least expected relative error lies below the median: by the variance, were the range a
+            # normal's; by about half of it with the heavier tails that left-out runs show.
+            guess = mean - (half / _NORMAL) ** 2 / 2
+            log_low, log_mean, log_high = mean - half, min(guess, ceiling), min(mean + half, ceiling)
             scale = config.num_gpus * config.per_s
             answers[place] = Prediction(
                 predicted=math.exp(log_mean) * scale,
@@ -263,7 +267,7 @@ class Predictor:
             for name, (_, residuals, deviations) in self.left_out(fit).items()
         }
         pooled = np.concatenate([scores["A"], scores["B"]])
-        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else 1.645
+        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
         factors = {}
         for name, own in scores.items():
             # The (n + 1)(1 - a)th smallest of n, as in conformal prediction.
@@ -325,7 +329,6 @@ def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> Config:
     batch = _positive(row, "batch_per_gpu", strict=False)
     spelt = re.sub(r"[^a-z0-9]", "", model.lower())
     return Config(
-        source=row.get("source_repo") or "",
         workload=f"{spelt} {unit}",
         model=model.lower(),
         params=_positive(row, "params", strict=False),
@@ -336,7 +339,7 @@ def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> Config:
         gpu_name=gpu.name if gpu else name,
         gpu=gpu,
         num_gpus=num_gpus,
-        log_batch=math.log(batch) if batch else -100.0,
+        log_batch=math.log(batch) if batch else None,
         sequence=_positive(row, "seq_or_image", strict=False),
         year=_year(row.get("date") or ""),
         task=(row.get("task") or "").lower(),
@@ -407,8 +410,11 @@ def _year(date: str) -> float:
     return int(match[1]) + (int(match[2] or 7) - 1) / 12 - 2023 if match else 0.0
 
 
-def features_of(configs: Sequence[Config]) -> tuple[Features, Array]:
-    """Return the features of configurations, and how alike workloads are, by the ids in the features."""
+def features_of(configs: Sequence[Config], num_anchors: int | None = None) -> tuple[Features, Array]:
+    """Return the features of configurations, and how alike workloads are, by the ids in the features.
+
+    num_anchors: how many of them are measured, the first ones; all if None.
+    """
 
     def ids(values: Sequence[object]) -> Ids:
         known = {value: index for index, value in enumerate(dict.fromkeys(values))}
@@ -418,6 +424,17 @@ def features_of(configs: Sequence[Config]) -> tuple[Features, Array]:
         [0.0 if c.log_flops is None else c.log_flops - _USUAL_LOG_FLOPS.get(c.unit, 22.5) for c in configs]
     )
     workloads = ids([c.workload for c in configs])
+    batches = defaultdict(list)
+    for c in configs[:num_anchors]:
+        if c.log_batch is not None:
+            batches[c.workload].append(c.log_batch)
+    usual = {workload: float(np.median(logs)) for workload, logs in batches.items()}
+
+    def batch_offset(config: Config) -> float:
+        log_batch = config.log_batch
+        return 0.0 if log_batch is None else log_batch - usual.get(config.workload, log_batch)
+
+    log_gpus = np.array([math.log(c.num_gpus) for c in configs])
     firsts = np.unique(workloads, return_index=True)[1]
     features = Features(
         unit=ids([c.unit for c in configs]),
@@ -426,14 +443,19 @@ def features_of(configs: Sequence[Config]) -> tuple[Features, Array]:
         precision=ids([c.precision for c in configs]),
         gpu=ids([c.gpu_name for c in configs]),
         generation=ids([c.generation for c in configs]),
-        source=ids([c.source for c in configs]),
         peak=np.array([math.log(c.peak_tflops / 312) if c.gpu else 0.0 for c in configs]),
         bandwidth=np.array([math.log(c.gpu.bandwidth_gb_per_s / 1555) if c.gpu else 0.0 for c in configs]),
         log_flops=log_flops,
         loose=np.array([float(c.unit not in _USUAL_LOG_FLOPS) for c in configs]),
-        log_batch=np.array([c.log_batch for c in configs]),
+        log_batch=np.array([-100.0 if c.log_batch is None else c.log_batch for c in configs]),
+        batch_offset=np.array([batch_offset(c) for c in configs]),
+        room=np.array(
+            [math.log(c.gpu.memory_gb / 40) if c.gpu and c.log_batch is None else 0.0 for c in configs]
+        ),
         log_sequence=np.array([math.log(c.sequence or _USUAL_SEQUENCE.get(c.unit, 1e-40)) for c in configs]),
-        log_gpus=np.array([math.log(c.num_gpus) for c in configs]),
+        log_gpus=log_gpus,
+        several=(log_gpus > 0).astype(float),
+        unlinked=np.minimum(log_gpus, math.log(8)) * [bool(c.gpu and not c.gpu.linked) for c in configs],
         years=np.array([c.year for c in configs]),
     )
     return features, _likeness([configs[first] for first in firsts], log_flops[firsts])

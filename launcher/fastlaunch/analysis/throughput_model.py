@@ -17,19 +17,16 @@ Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 #: Prior deviation of each effect on log throughput; the letters are explained in `_effects`. Chosen by
-#: leaving out (model, GPU) pairs, generations and models of two collections of published runs.
+#: leaving out models' runs on a GPU, on a generation, and generations, of two collections of published runs.
 DEVIATIONS: Mapping[str, float] = {
-    "U": 1.0, "M": 0.93, "UC": 0.047, "W": 0.16, "V": 2.5,
-    "UF": 0.13, "MF": 0.11, "WF": 0.098, "WE": 0.042,
-    "peak": 0.11, "band": 0.089, "peakF": 0.015, "bandF": 0.022, "peakM": 0.14, "bandM": 0.028,
-    "peakWF": 0.012, "bandWF": 0.038,
-    "G": 0.059, "GF": 0.014, "GM": 0.076, "GW": 0.014, "GWF": 0.024,
-    "D": 0.054, "DF": 0.072, "DM": 0.063, "DW": 0.034, "DWF": 0.056,
-    "SW": 0.03, "SG": 0.03, "SGW": 0.015,
-    "UB": 0.017, "WB": 0.087, "GWB": 0.037, "WQ": 0.63,
-    "N": 0.015, "NW": 0.013, "NG": 0.016, "GWN": 0.023,
-    "T": 0.13, "TD": 0.0088, "TW": 0.033, "WTN": 0.067, "WTD": 0.045,
-    "noise": 0.06,
+    "U": 0.7, "M": 0.74, "W": 0.11, "V": 2.4, "UC": 0.022, "UF": 0.24, "WF": 0.11,
+    "peakM": 0.17, "peakWF": 0.027, "band": 0.018, "bandWF": 0.012,
+    "G": 0.023, "GM": 0.037, "GE": 0.024, "GWF": 0.0086, "DE": 0.051, "DWF": 0.018,
+    "UB": 0.091, "MB": 0.08, "WFB": 0.018, "GWB": 0.011, "DWB": 0.014, "WBN": 0.071, "GWBN": 0.012,
+    "WR": 0.19, "WQ": 0.62,
+    "GN": 0.013, "WNN": 0.021, "L": 0.26, "S": 0.061, "WS": 0.016,
+    "T": 0.018, "WTN": 0.085, "DWT": 0.033, "GWT": 0.016, "WFT": 0.063,
+    "noise": 0.024,
 }  # fmt: skip
 
 
@@ -43,7 +40,6 @@ class Features:
     precision: Ids
     gpu: Ids
     generation: Ids
-    source: Ids
     # log of peak and of bandwidth, relative to an A100; 0 for a GPU without figures.
     peak: Array
     bandwidth: Array
@@ -52,8 +48,16 @@ class Features:
     # 1 where what the unit counts has no usual size, as samples have not: a click, or a minute of speech.
     loose: Array
     log_batch: Array
+    # log batch, relative to the workload's usual; 0 where not said.
+    batch_offset: Array
+    # log of the GPU's memory, relative to 40 GB, where the batch is not said: it is then what fits.
+    room: Array
     log_sequence: Array
     log_gpus: Array
+    # 1 with several GPUs.
+    several: Array
+    # log of the GPUs in a host, where no NVLink or its like joins them.
+    unlinked: Array
     years: Array
 
     def __getitem__(self, rows: NDArray[np.bool_] | slice | Ids) -> "Features":
@@ -91,57 +95,56 @@ def _effects(left: Features, right: Features, likeness: Array) -> Iterator[tuple
         gauss: Array = np.exp(-0.5 * distance**2)
         return gauss
 
-    # U: same unit; W: same workload; M: how alike the workloads are; F: same precision family; E: spelt alike
-    unit, workload = same("unit"), same("workload")
+    # U: same unit; W: same workload; M: how alike the workloads are; F: same family of formats
+    unit, workload, family = same("unit"), same("workload"), same("family")
     alike = likeness[left.workload[:, None], right.workload[None, :]] * unit
-    family, spelling = same("family"), same("precision")
     within = workload * family
     yield "U", unit
     yield "M", alike
-    yield "UC", unit * product("log_flops")
     yield "W", workload
     yield "V", workload * product("loose")
+    yield "UC", unit * product("log_flops")
     yield "UF", unit * family
-    yield "MF", alike * family
     yield "WF", within
-    yield "WE", workload * spelling
     # The physical factors of the matrix.
-    for name, factor in (("peak", product("peak")), ("band", product("bandwidth"))):
-        yield name, factor
-        yield name + "F", factor * family
-        yield name + "M", factor * alike
-        yield name + "WF", factor * within
-    # G: same GPU; D: same generation
-    for name, place in (("G", same("gpu")), ("D", same("generation"))):
-        yield name, place
-        yield name + "F", place * family
-        yield name + "M", place * alike
-        yield name + "W", place * workload
-        yield name + "WF", place * within
-    # S: same source
-    source, gpu, generation = same("source"), same("gpu"), same("generation")
-    yield "SW", source * workload
-    yield "SG", source * gpu
-    yield "SGW", source * gpu * workload
-    # B: like batch; Q: like sequence length or image size
-    batch, sequence = near("log_batch", 1.5), near("log_sequence", 1.0)
-    yield "UB", unit * batch
-    yield "WB", workload * batch
-    yield "GWB", gpu * workload * batch
-    yield "WQ", workload * sequence
-    # N: log number of GPUs; T: years
+    peak, bandwidth = product("peak"), product("bandwidth")
+    yield "peakM", peak * alike
+    yield "peakWF", peak * within
+    yield "band", bandwidth
+    yield "bandWF", bandwidth * within
+    # G: same GPU; D: same generation; E: precision spelt alike
+    gpu, generation, spelling = same("gpu"), same("generation"), same("precision")
+    yield "G", gpu
+    yield "GM", gpu * alike
+    yield "GE", gpu * spelling
+    yield "GWF", gpu * within
+    yield "DE", generation * spelling
+    yield "DWF", generation * within
+    # B: log batch; Q: like sequence length or image size
+    batch, batch_offset = near("log_batch", 1.0), product("batch_offset")
+    yield "UB", unit * batch_offset
+    yield "MB", alike * batch_offset
+    yield "WFB", within * batch_offset
+    yield "GWB", gpu * workload * batch_offset
+    yield "DWB", generation * workload * batch_offset
+    yield "WBN", workload * near("log_batch", 2.5)
+    yield "GWBN", gpu * workload * batch
+    yield "WR", workload * product("room")
+    yield "WQ", workload * near("log_sequence", 1.0)
+    # N: log number of GPUs
     gpus = product("log_gpus")
-    yield "N", gpus
-    yield "NW", gpus * workload
-    yield "NG", gpus * gpu
-    yield "GWN", gpu * workload * near("log_gpus", 0.3)
-    years = product("years")
-    yield "T", years
-    yield "TD", years * generation
-    yield "TW", years * workload
-    era = near("years", 0.7)
-    yield "WTN", gpus * workload * era
-    yield "WTD", generation * workload * era
+    yield "GN", gpus * gpu
+    yield "WNN", workload * near("log_gpus", 0.5)
+    yield "L", product("unlinked")
+    yield "S", product("several")
+    yield "WS", workload * product("several")
+    # T: years
+    era, day = near("years", 0.7), near("years", 0.3)
+    yield "T", product("years")
+    yield "WTN", workload * gpus * era
+    yield "DWT", generation * workload * era
+    yield "GWT", gpu * workload * day
+    yield "WFT", within * day
 
 
 def _parts(rows: Features) -> Iterator[Features]:
@@ -169,12 +172,14 @@ class Fit:
         self._residual = residual - self._mean(rows)
         prior = covariance(rows, rows, likeness, deviations)
         noise = deviations["noise"] ** 2 * (0.5 + 0.5 / num_runs)
+        self._extra = np.zeros_like(noise)
         self._invert(prior, noise)
         # A run far off what the others say (another machine, a fault) loses weight, as under Student's t.
         for _ in range(2):
             variance = 1 / np.diag(self.inverse)
-            off = np.abs(self.weights) * np.sqrt(variance) / 3
-            self._invert(prior, noise * np.where(off > 1, 20 * off**2, 1.0))
+            off = np.abs(self.weights) * variance / np.sqrt(variance - self._extra) / 3
+            self._extra = noise * np.where(off > 1, 20 * off**2 - 1, 0.0)
+            self._invert(prior, noise + self._extra)
 
     def _mean(self, rows: Features) -> Array:
         return np.array([self._means.get(unit, 0.0) for unit in rows.unit])
@@ -200,5 +205,6 @@ class Fit:
         for group in groups:
             block = np.linalg.inv(self.inverse[np.ix_(group, group)])
             residual[group] = block @ self.weights[group]
-            deviation[group] = np.sqrt(np.maximum(np.diag(block), 1e-8))
+            # What a run far off the others lost in weight is not known of a run before it is made.
+            deviation[group] = np.sqrt(np.maximum(np.diag(block) - self._extra[group], 1e-8))
         return residual, deviation

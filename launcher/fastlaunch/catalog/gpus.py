@@ -25,6 +25,11 @@ class Gpu:
     # Dense peak of matrix products by format, TFLOP/s; a format that is missing is not supported.
     peak_tflops: Mapping[str, float] = field(compare=False)
 
+    @property
+    def linked(self) -> bool:
+        """Return whether NVLink or its like usually joins the GPUs of a host."""
+        return self.generation not in _UNLINKED and not re.search(r"PCIe|A30|Titan", self.name)
+
 
 # Vendors' datasheets: dense, with fp32 accumulation. Of a board with two chips, one chip.
 # The first of a family is meant where a name gives neither form factor nor memory.
@@ -127,6 +132,7 @@ TPU trillium|TPU v6e|32|1640|-|-|-|918|-|-
 Trainium1|Trainium|32|880|47.5|190|190|190|-|-
 Trainium2|Trainium2|96|2900|181|667|667|667|1299|-
 """
+_UNLINKED = ("Kepler", "Maxwell", "Pascal", "Turing", "GA10x", "Ada", "GB20x")
 _FORMATS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 _MAKER = re.compile(
     r"nvidia|tesla|geforce|amd|instinct|intel|habana|google|cloud|accelerator|ai |\(r\)|quadro(?= ?p)"
