@@ -66,7 +66,7 @@ def cases(rows: Sequence[Row], num_folds: int, seed: int = 1) -> list[Case]:
             queries = [row for row, is_held in zip(rows, held, strict=True) if is_held]
             predictor = Predictor(anchors)
             answers = predictor.predict([{**row, "throughput": "", "notes": ""} for row in queries])
-            baseline = _baselines(predictor)
+            baseline = baselines(predictor)
             for row, answer in zip(queries, answers, strict=True):
                 if isinstance(answer, Prediction):
                     true = float(row["throughput"])
@@ -84,7 +84,7 @@ def cases(rows: Sequence[Row], num_folds: int, seed: int = 1) -> list[Case]:
     return made
 
 
-def _baselines(predictor: Predictor) -> Callable[[Config], Mapping[str, float]]:
+def baselines(predictor: Predictor) -> Callable[[Config], Mapping[str, float]]:
     """Return a function that gives the baselines' predictions of a configuration, those that have one."""
     configs, logs = predictor.configs, predictor.log_throughput
     rows = defaultdict(list)
@@ -107,14 +107,14 @@ def _baselines(predictor: Predictor) -> Callable[[Config], Mapping[str, float]]:
             guesses["additive"] = logs.mean() + effects[keys[key]] + effects[gpus[config.gpu_name]]
         others = [index for index in rows[key] if configs[index].gpu]
         if config.gpu and others:
-            for name, of in (("bandwidth", _bandwidth), ("peak", _peak)):
+            for name, of in (("bandwidth", bandwidth), ("peak", _peak)):
                 guesses[name] = median(logs[i] + math.log(of(config) / of(configs[i])) for i in others)
         return {name: math.exp(value) * config.num_gpus * config.per_s for name, value in guesses.items()}
 
     return guess
 
 
-def _bandwidth(config: Config) -> float:
+def bandwidth(config: Config) -> float:
     assert config.gpu is not None
     return config.gpu.bandwidth_gb_per_s
 

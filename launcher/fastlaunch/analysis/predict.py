@@ -26,8 +26,6 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
 #: Classes of evidence, the best first.
 CLASSES = ("A", "B", "B0", "C")
 _COVERAGE = 0.9
-#: Deviations each way that hold 90% of a normal distribution.
-_NORMAL = 1.645
 #: Time grows with the cube of the configurations, memory with the square: this many take some 15 s and 1 GB.
 _MAX_CONFIGS = 3000
 #: A range of more than this factor each way says nothing.
@@ -199,14 +197,12 @@ class Predictor:
                 )
                 continue
             ceiling = math.inf if config.workload in self._sparse else config.log_ceiling
-            # The least expected relative error lies below the median: by the variance, were the range a
-            # normal's; by about half of it with the heavier tails that left-out runs show.
-            guess = mean - (half / _NORMAL) ** 2 / 2
-            log_low, log_mean, log_high = mean - half, min(guess, ceiling), min(mean + half, ceiling)
+            log_low, log_high = mean - half, min(mean + half, ceiling)
+            log_guess = min(best_guess(mean, deviation), ceiling)
             scale = config.num_gpus * config.per_s
             answers[place] = Prediction(
-                predicted=math.exp(log_mean) * scale,
-                low=math.exp(min(log_low, log_mean)) * scale,
+                predicted=math.exp(log_guess) * scale,
+                low=math.exp(min(log_low, log_guess)) * scale,
                 high=math.exp(log_high) * scale,
                 evidence=evidence,
             )
@@ -219,10 +215,14 @@ class Predictor:
         workloads = {query.workload for query in queries}
         drawn = np.random.default_rng(0).permutation(len(self.configs)).tolist()
         kept = sorted(drawn, key=lambda index: self.configs[index].workload not in workloads)[:_MAX_CONFIGS]
-        near = copy.copy(self)
-        near.configs = tuple(self.configs[index] for index in kept)
-        near.log_throughput, near.num_runs = self.log_throughput[kept], self.num_runs[kept]
-        return near
+        return self.only(kept)
+
+    def only(self, kept: Sequence[int]) -> "Predictor":
+        """Return a predictor from these configurations; what counts as evidence stays."""
+        predictor = copy.copy(self)
+        predictor.configs = tuple(self.configs[index] for index in kept)
+        predictor.log_throughput, predictor.num_runs = self.log_throughput[kept], self.num_runs[kept]
+        return predictor
 
     def evidence(self, config: Config) -> str:
         """Return the class of evidence, of CLASSES."""
@@ -267,7 +267,7 @@ class Predictor:
             for name, (_, residuals, deviations) in self.left_out(fit).items()
         }
         pooled = np.concatenate([scores["A"], scores["B"]])
-        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
+        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else 1.645
         factors = {}
         for name, own in scores.items():
             # The (n + 1)(1 - a)th smallest of n, as in conformal prediction.
@@ -302,6 +302,14 @@ class Predictor:
             rows = np.flatnonzero(kept & np.isfinite(residuals))
             out[name] = (rows, residuals[rows], deviations[rows])
         return out
+
+
+def best_guess(log_mean: Array | float, deviation: Array | float) -> Array | float:
+    """Return the log of the throughput whose expected relative error, |guess / true - 1|, is least.
+
+    Of a normal it lies below the median by the variance. Left-out runs have a sharper peak: 0.7 of that.
+    """
+    return log_mean - 0.7 * deviation**2
 
 
 def _groups(keys: Sequence[object]) -> list[Ids]:
