@@ -9,6 +9,7 @@ import pytest
 
 from fastlaunch.analysis.predict import ADDED, Prediction, Predictor, read_unit
 from fastlaunch.catalog.gpus import identify
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.main import run
 
 #: Throughput of a model is its own constant times the GPU's: what a matrix of rank 1 is.
@@ -150,22 +151,58 @@ def test_gpus_are_known_however_they_are_spelt(text: str, name: str | None) -> N
     assert (gpu.name if gpu else None) == name
 
 
+def answered(
+    folder: Path, anchors: list[dict[str, str]], queries: list[dict[str, str]], columns: list[str]
+) -> int:
+    """Run `fastlaunch predict` over files of these rows, as CSV; return the exit status."""
+    for name, rows in (("anchors", anchors), ("queries", queries)):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+    files = ["--anchors", str(folder / "anchors.csv"), "--queries", str(folder / "queries.csv")]
+    return run(["predict", *files, "--output", "csv"])
+
+
+def test_no_queries_are_a_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = list(matrix()[0])
+    assert answered(tmp_path, matrix(), [], columns) == 0
+    assert capsys.readouterr().out == ",".join([*columns, *ADDED]) + "\n"
+
+
+def test_an_accelerator_of_the_config_file_has_its_figures(
+    isolated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (isolated.parent / "prices.yaml").write_text(
+        "accelerators: {Wonder 9: {memory_gib: 96, bandwidth_tb_per_s: 4, peak_tflops: {fp16: 800}, "
+        "formats: [fp16], source: ours}}\n"
+    )
+    (isolated.parent / "config.yaml").write_text("prices: prices.yaml\n")
+    assert answered(tmp_path, matrix(), [row("net0", "Wonder 9")], list(matrix()[0])) == 0
+    captured = capsys.readouterr()
+    assert next(csv.DictReader(io.StringIO(captured.out)))["evidence"] == "C"
+    assert "Two minutes of net0 on one Wonder 9" in captured.err
+
+
+def test_figures_of_gpus_that_ec2_sells_are_those_of_the_price_file() -> None:
+    for accelerator in load_catalogue().accelerators.values():
+        gpu = identify(accelerator.name)
+        assert gpu is not None
+        assert gpu.bandwidth_gb_per_s == pytest.approx(1000 * accelerator.bandwidth_tb_per_s), gpu.name
+        assert gpu.peak_tflops.items() >= accelerator.peak_tflops.items(), gpu.name
+
+
 def test_the_command_keeps_order_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     queries = [
         row("net0", "H100", note="a, b"),
         row("net1", "A100", precision="fp8", note=""),
         row("net0", "A100-SXM-80GB", note="c"),
     ]
-    for name, rows in (("anchors", matrix()), ("queries", queries)):
-        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    argv = ["predict", "--anchors", str(tmp_path / "anchors.csv"), "--queries", str(tmp_path / "queries.csv")]
-    assert run([*argv, "--output", "csv"]) == 0
+    columns = [*queries[0], "throughput"]
+    assert answered(tmp_path, matrix(), queries, columns) == 0
     reader = csv.DictReader(io.StringIO(capsys.readouterr().out))
     answers = list(reader)
-    assert reader.fieldnames == [*queries[0], *ADDED]
+    assert reader.fieldnames == [*columns, *ADDED]
     assert [{name: answer[name] for name in queries[0]} for answer in answers] == queries
     assert [bool(answer["refused"]) for answer in answers] == [False, True, False]
     assert [answers[1][name] for name in ("predicted", "low", "high")] == ["", "", ""]

@@ -1,14 +1,17 @@
 """`fastlaunch predict`: throughput of runs that nobody has made, from those that somebody published."""
 
 import csv
+import functools
 import io
 import lzma
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
+from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT, identify
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import output_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError
@@ -30,17 +33,20 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
     unit, date and, for measured runs, throughput, summed over the GPUs; .xz is read, too. Adds predicted, low
     and high (they hold one run in 90%) to each query, or the reason why it is refused, and the class of
     evidence: A (measured on this generation of GPU), B (on another one), B0 (this model is not measured, only
-    its size is known), C (nothing is measured on this generation).
+    its size is known), C (nothing is measured on this generation: a run of two minutes there, on one GPU,
+    tells most as a row of --anchors).
     """
     from fastlaunch.analysis.predict import ADDED, Prediction, Predictor
+    from fastlaunch.catalog.load import load_catalogue
 
-    measured = [*_rows(anchors)] if anchors else []
+    measured = _rows(anchors)[0] if anchors else []
     if shipped_anchors:
-        measured += _rows(TRAINING_THROUGHPUT)
+        measured += _rows(TRAINING_THROUGHPUT)[0]
     if not anchors and not shipped_anchors:
         raise UserError("no measured runs", "add --anchors FILE, or --shipped-anchors")
-    rows = _rows(queries)
-    predictor = Predictor(measured)
+    rows, columns = _rows(queries)
+    catalogue = load_catalogue(*app_context().settings.price_files())
+    predictor = Predictor(measured, functools.partial(identify, accelerators=catalogue.accelerators))
     if predictor.skipped:
         num = f"{len(predictor.skipped)} of {len(measured)}"
         click.echo(f"{num} anchors cannot be used; the first: {predictor.skipped[0]}", err=True)
@@ -54,11 +60,25 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
             added["refused"] = answer
         answers.append({**row, **added})
     headers = {name: name for name in (*_NEEDED, *ADDED)}
-    print_rows(answers, output=output, headers=headers, shrinkable=("model", "precision", "refused"))
+    print_rows(
+        answers,
+        output=output,
+        headers=headers,
+        shrinkable=("model", "precision", "refused"),
+        columns=dict.fromkeys((*columns, *ADDED)),
+    )
+    unseen = Counter((row["model"], row["gpu"]) for row in answers if row["evidence"] == "C")
+    if unseen:
+        model, gpu = unseen.most_common(1)[0][0]
+        click.echo(
+            f"{unseen.total()} rows are on a generation of GPU that no anchor has. Two minutes of {model} on "
+            f"one {gpu}, added to --anchors, narrow their ranges.",
+            err=True,
+        )
 
 
-def _rows(path: Path) -> list[Mapping[str, str]]:
-    """Return the rows of a CSV file, packed by xz or not; raise UserError if it has not the columns."""
+def _rows(path: Path) -> tuple[list[Mapping[str, str]], list[str]]:
+    """Return rows and columns of a CSV file, packed by xz or not; raise UserError if it lacks columns."""
     try:
         data = path.read_bytes()
         text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8-sig")
@@ -66,9 +86,10 @@ def _rows(path: Path) -> list[Mapping[str, str]]:
         rows: list[Mapping[str, str]] = list(reader)
     except (OSError, lzma.LZMAError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}", "give a CSV file with a header line") from error
-    missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+    columns = list(reader.fieldnames or ())
+    missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise UserError(f"{path} has no column {', '.join(missing)}", "see fastlaunch predict --help")
     if long := next((number for number, row in enumerate(rows, start=2) if None in row), None):
         raise UserError(f"{path}, row {long}, has more cells than the header", "quote cells that hold commas")
-    return rows
+    return rows, columns

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
@@ -58,18 +58,19 @@ def print_rows(
     headers: Mapping[str, str] | None = None,
     shrinkable: Sequence[str] = (),
     droppable: Sequence[str] = (),
+    columns: Iterable[str] = (),
 ) -> None:
     """Print rows of equal keys on stdout. output: `table`, `json` (a list of objects) or `csv`.
 
     headers: key -> heading; the table has only these columns, JSON and CSV have every key. None is an empty
-    cell, and null in JSON. shrinkable, droppable: see `table`.
+    cell, and null in JSON. shrinkable, droppable: see `table`. columns: the header of a CSV without rows.
     """
     if output == "json":
         click.echo(json.dumps(rows, indent=2, default=str))
     elif output == "csv":
         text = io.StringIO()
-        if rows:
-            writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        if names := list(rows[0] if rows else columns):
+            writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         click.echo(text.getvalue(), nl=False)
