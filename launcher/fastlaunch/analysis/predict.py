@@ -26,10 +26,12 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
 #: Classes of evidence, the best first.
 CLASSES = ("A", "B", "B0", "C")
 _COVERAGE = 0.9
+#: Deviations each way that hold 90% of a normal distribution.
+_NORMAL = 1.645
 #: Time grows with the cube of the configurations, memory with the square: this many take some 15 s and 1 GB.
 _MAX_CONFIGS = 3000
 #: A range of more than this factor each way says nothing.
-_MAX_FACTOR = 20
+_MAX_FACTOR = 10
 #: Up to how many left-out rows of a class its range leans on those of the other classes.
 _FEW = 20
 _SECONDS = {
@@ -198,7 +200,8 @@ class Predictor:
                 continue
             ceiling = math.inf if config.workload in self._sparse else config.log_ceiling
             log_low, log_high = mean - half, min(mean + half, ceiling)
-            log_guess = min(best_guess(mean, deviation), ceiling)
+            # Ranges of a class that are narrower than predicted say that its deviations are smaller.
+            log_guess = min(best_guess(mean, min(deviation, half / _NORMAL)), ceiling)
             scale = config.num_gpus * config.per_s
             answers[place] = Prediction(
                 predicted=math.exp(log_guess) * scale,
@@ -267,7 +270,7 @@ class Predictor:
             for name, (_, residuals, deviations) in self.left_out(fit).items()
         }
         pooled = np.concatenate([scores["A"], scores["B"]])
-        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else 1.645
+        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
         factors = {}
         for name, own in scores.items():
             # The (n + 1)(1 - a)th smallest of n, as in conformal prediction.
