@@ -19,14 +19,14 @@ Ids = NDArray[np.int64]
 #: Prior deviation of each effect on log throughput; the letters are explained in `_effects`. Chosen by
 #: leaving out models' runs on a GPU, on a generation, and generations, of two collections of published runs.
 DEVIATIONS: Mapping[str, float] = {
-    "U": 0.7, "M": 0.74, "W": 0.11, "V": 2.4, "UC": 0.022, "UF": 0.24, "WF": 0.11,
+    "U": 0.7, "M": 0.74, "W": 0.11, "V": 2.4, "UC": 0.022, "UF": 0.24, "WF": 0.11, "ME": 0.1, "WE": 0.03,
     "peakM": 0.17, "peakWF": 0.027, "band": 0.018, "bandWF": 0.012,
     "G": 0.023, "GM": 0.037, "GE": 0.024, "GWF": 0.0086, "DE": 0.051, "DWF": 0.018,
     "UB": 0.091, "MB": 0.08, "WFB": 0.018, "GWB": 0.011, "DWB": 0.014, "WBN": 0.071, "GWBN": 0.012,
     "WR": 0.19, "WQ": 0.62,
     "GN": 0.013, "WNN": 0.021, "L": 0.26, "S": 0.061, "WS": 0.016,
     "T": 0.018, "WTN": 0.085, "DWT": 0.033, "GWT": 0.016, "WFT": 0.063,
-    "noise": 0.024,
+    "noise": 0.024, "run": 0.055,
 }  # fmt: skip
 
 
@@ -95,8 +95,10 @@ def _effects(left: Features, right: Features, likeness: Array) -> Iterator[tuple
         gauss: Array = np.exp(-0.5 * distance**2)
         return gauss
 
-    # U: same unit; W: same workload; M: how alike the workloads are; F: same family of formats
-    unit, workload, family = same("unit"), same("workload"), same("family")
+    # U: same unit; W: same workload; M: how alike the workloads are
+    # F: same family of formats; E: precision spelt alike
+    unit, workload = same("unit"), same("workload")
+    family, spelling = same("family"), same("precision")
     alike = likeness[left.workload[:, None], right.workload[None, :]] * unit
     within = workload * family
     yield "U", unit
@@ -106,14 +108,16 @@ def _effects(left: Features, right: Features, likeness: Array) -> Iterator[tuple
     yield "UC", unit * product("log_flops")
     yield "UF", unit * family
     yield "WF", within
+    yield "ME", alike * spelling
+    yield "WE", workload * spelling
     # The physical factors of the matrix.
     peak, bandwidth = product("peak"), product("bandwidth")
     yield "peakM", peak * alike
     yield "peakWF", peak * within
     yield "band", bandwidth
     yield "bandWF", bandwidth * within
-    # G: same GPU; D: same generation; E: precision spelt alike
-    gpu, generation, spelling = same("gpu"), same("generation"), same("precision")
+    # G: same GPU; D: same generation
+    gpu, generation = same("gpu"), same("generation")
     yield "G", gpu
     yield "GM", gpu * alike
     yield "GE", gpu * spelling
@@ -172,14 +176,17 @@ class Fit:
         self._residual = residual - self._mean(rows)
         prior = covariance(rows, rows, likeness, deviations)
         noise = deviations["noise"] ** 2 * (0.5 + 0.5 / num_runs)
-        self._extra = np.zeros_like(noise)
+        extra = np.zeros_like(noise)
         self._invert(prior, noise)
         # A run far off what the others say (another machine, a fault) loses weight, as under Student's t.
         for _ in range(2):
             variance = 1 / np.diag(self.inverse)
-            off = np.abs(self.weights) * variance / np.sqrt(variance - self._extra) / 3
-            self._extra = noise * np.where(off > 1, 20 * off**2 - 1, 0.0)
-            self._invert(prior, noise + self._extra)
+            off = np.abs(self.weights) * variance / np.sqrt(variance - extra) / 3
+            extra = noise * np.where(off > 1, 20 * off**2 - 1, 0.0)
+            self._invert(prior, noise + extra)
+        # A run to come scatters more than the noise that weighs those made, but has not lost weight.
+        self._run = deviations["run"] ** 2
+        self._beyond = noise + extra - self._run
 
     def _mean(self, rows: Features) -> Array:
         return np.array([self._means.get(unit, 0.0) for unit in rows.unit])
@@ -196,7 +203,7 @@ class Fit:
         )
         variance = prior - np.einsum("ij,ji->i", cross, self.inverse @ cross.T)
         mean = physics(rows) + self._mean(rows) + cross @ self.weights
-        return mean, np.sqrt(np.maximum(variance, 0) + self._deviations["noise"] ** 2)
+        return mean, np.sqrt(np.maximum(variance, 0) + self._run)
 
     def left_out(self, groups: Sequence[Ids]) -> tuple[Array, Array]:
         """Return residual and deviation of each configuration when its group is left out, in closed form."""
@@ -205,6 +212,5 @@ class Fit:
         for group in groups:
             block = np.linalg.inv(self.inverse[np.ix_(group, group)])
             residual[group] = block @ self.weights[group]
-            # What a run far off the others lost in weight is not known of a run before it is made.
-            deviation[group] = np.sqrt(np.maximum(np.diag(block) - self._extra[group], 1e-8))
+            deviation[group] = np.sqrt(np.maximum(np.diag(block) - self._beyond[group], 1e-8))
         return residual, deviation
