@@ -3,7 +3,8 @@
     python -m benchmarks.regret [FILE ...] (in tests/; about a minute for each file)
 
 Takes the shipped runs without FILE. A case is a workload (model and precision) measured on at least three
-GPUs that EC2 sells: with the same batch and sequence where three GPUs have that, else at its best on each.
+GPUs that EC2 sells: with the same batch and sequence where three GPUs have that (the median of its runs),
+else at its best on each.
 All its runs are left out but one per generation of GPU (in every combination), or but one. The GPU picked has
 the most throughput per dollar, as measured where it is known and as predicted elsewhere; its regret is what
 it costs per sample above the cheapest. docs/method.md quotes it.
@@ -72,19 +73,20 @@ def cases(predictor: Predictor, sold: Mapping[str, float]) -> Iterator[Mapping[s
         if config.gpu_name in sold:
             by_workload[config.workload, config.family].append(index)
     for rows in by_workload.values():
-        # Of one GPU the best run comes last, and stays.
         rows.sort(key=lambda i: (predictor.configs[i].num_gpus, predictor.log_throughput[i]))
-        same, any_batch = defaultdict[object, dict[str, int]](dict), defaultdict[object, dict[str, int]](dict)
+        same, any_batch = (defaultdict[object, dict[str, list[int]]](lambda: defaultdict(list)) for _ in "ab")
         for index in rows:
             config = predictor.configs[index]
-            any_batch[config.num_gpus][config.gpu_name] = index
+            any_batch[config.num_gpus][config.gpu_name].append(index)
             if config.log_batch is not None:
-                same[config.num_gpus, config.log_batch, config.sequence][config.gpu_name] = index
-        for alike in (same, any_batch):
-            widest = max(alike.values(), key=len, default={})
-            if len(widest) >= 3:
-                yield widest
-                break
+                same[config.num_gpus, config.log_batch, config.sequence][config.gpu_name].append(index)
+        widest = max(same.values(), key=len, default={})
+        if len(widest) >= 3:
+            yield {name: runs[(len(runs) - 1) // 2] for name, runs in widest.items()}
+            continue
+        widest = max(any_batch.values(), key=len)
+        if len(widest) >= 3:
+            yield {name: runs[-1] for name, runs in widest.items()}
 
 
 def picks(rows: Sequence[Mapping[str, str]]) -> Iterator[Pick]:

@@ -67,6 +67,18 @@ def test_rank_one_is_recovered_and_the_range_holds_it(
         assert answer.low < true < answer.high
 
 
+def test_a_run_far_off_the_others_loses_weight() -> None:
+    anchors = matrix(without=("H100",))
+    fault = [
+        anchor | {"throughput": str(10 * float(anchor["throughput"]))}
+        if (anchor["model"], anchor["gpu"]) == ("net3", "H100")
+        else anchor
+        for anchor in anchors
+    ]
+    query = row("net0", "H100")
+    assert predicted(fault, query).predicted == pytest.approx(predicted(anchors, query).predicted, rel=0.1)
+
+
 def test_eight_gpus_are_about_eight_times_one_and_the_unit_scales() -> None:
     query = row("net0", "A100-SXM-80GB")
     answer = predicted(matrix(), query)
