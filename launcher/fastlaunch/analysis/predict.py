@@ -6,7 +6,7 @@ The rows have the columns of `COLUMNS`, as text. Only the anchors given and the 
 import copy
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -265,17 +265,21 @@ class Predictor:
 
     def calibrate(self, fit: Fit) -> dict[str, float]:
         """Return per class by how many of its deviations a left-out run is off at most, in 90% of them."""
+        left_out = self.left_out(fit)
         scores = {
-            name: np.abs(residuals) / deviations
-            for name, (_, residuals, deviations) in self.left_out(fit).items()
+            name: np.abs(residuals) / deviations for name, (_, residuals, deviations) in left_out.items()
         }
         pooled = np.concatenate([scores["A"], scores["B"]])
         prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
         factors = {}
         for name, own in scores.items():
-            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction.
+            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction. Of A and B every model counts
+            # alike, since its runs are off together; of C a generation's are, whatever the model.
             level = min(1.0, _COVERAGE * (1 + 1 / max(1, len(own))))
-            quantile = float(np.quantile(own, level)) if len(own) else prior
+            workloads = [self.configs[row].workload for row in left_out[name][0]]
+            num_rows = Counter(workloads)
+            weights = np.array([1 / num_rows[w] if name in ("A", "B") else 1.0 for w in workloads])
+            quantile = _quantile(own, weights, level) if len(own) else prior
             share = len(own) / (len(own) + _FEW)
             factors[name] = share * quantile + (1 - share) * prior
         return factors
@@ -313,6 +317,13 @@ def best_guess(log_mean: Array | float, deviation: Array | float) -> Array | flo
     Of a normal it lies below the median by the variance. Left-out runs have a sharper peak: 0.7 of that.
     """
     return log_mean - 0.7 * deviation**2
+
+
+def _quantile(values: Array, weights: Array, level: float) -> float:
+    """Return the smallest value with at least `level` of the weight at or below it."""
+    order = np.argsort(values)
+    shares = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][min(int(np.searchsorted(shares, level)), len(values) - 1)])
 
 
 def _groups(keys: Sequence[object]) -> list[Ids]:
