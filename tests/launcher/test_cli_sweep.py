@@ -97,6 +97,7 @@ def test_the_matrix_of_a_script_names_its_variants_and_what_travels(
         (("--instance", "p5.48xlarge", "--", "python", "none.py"), "travels with the job: there is none"),
         (("--local", "--instance", "p5.48xlarge"), "--local sweeps this machine"),
         (("--local", "--max-cost", "5"), "--max-cost is for AWS"),
+        (("--local", "--until-best", "--repeats", "2"), "says itself how often each cell runs"),
         (("--local", "--parallel", "2"), "--parallel is for AWS"),
         (("--local", "--batch-size", "auto", "--", sys.executable), "--batch-size: the script decides"),
         (("--resume",), "there is no sweep"),
@@ -128,6 +129,31 @@ def test_a_sweep_here_ends_with_a_comparison_and_what_it_saved(capsys: pytest.Ca
     assert fastlaunch("sweep", "--resume") == 0
     again = capsys.readouterr()
     assert "Stopping early saved" in again.out and "started, 60 steps" not in again.err
+
+
+@pytest.mark.slow
+def test_a_sweep_for_the_best_cell_names_it_and_leaves_out_what_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fastlaunch(*HERE, "--until-best", "--max-rounds", "4", "--output", "json") == 0
+    told = json.loads(capsys.readouterr().out)
+    (((best, *_),),) = [told["sweep"]["best"]]
+    states = {run.recipe: run.state for run in runs()}
+    assert best["recipe"] in states and best["num_runs"] >= 1 and best["usd_per_million_samples"] is None
+    assert all(run.state is RunState.COMPLETED or run.is_unneeded for run in runs())
+    assert fastlaunch("sweep", "--resume") == 0
+    assert "Best at global batch 8: " in capsys.readouterr().out
+
+
+def test_the_plan_of_a_sweep_for_the_best_cell_says_the_most_it_costs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fastlaunch("sweep", *THREE, "--until-best", "--dry-run") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "at most 8" in out and "--until-best: " in out and "all together: at most $" in out
+    assert fastlaunch("sweep", *THREE, "--until-best", "--dry-run", "--output", "json") == 0
+    # Alone on its machine or not: each competes with all.
+    assert [cell["runs"] for cell in json.loads(capsys.readouterr().out)["cells"]] == [8, 0, 8, 8, 8, 8]
 
 
 def test_variants_of_a_script_are_swept(capsys: pytest.CaptureFixture[str]) -> None:

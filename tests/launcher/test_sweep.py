@@ -21,6 +21,8 @@ from test_rounds import settled_after
 from fastlaunch.analysis.compare import compare
 from fastlaunch.analysis.cost import PriceRequest
 from fastlaunch.api.comparison import measured_run
+from fastlaunch.api.sweep_plan import SweepPlan
+from fastlaunch.api.until_best import best_rows, until_best
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
@@ -28,13 +30,14 @@ from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.options import SubmitOptions
 from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script
+from fastlaunch.jobs.sweep import Cell, SweptType
 from fastlaunch.ledger.db import LedgerFile
 from fastlaunch.ledger.ids import BATCH_SEARCH
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.stop_request import StopRequest
-from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, saved, states, sweep_runs
+from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs
 
 P4D, P5 = "p4d.24xlarge", "p5.48xlarge"
 MOST = 6
@@ -130,7 +133,12 @@ def part(
 
 
 def carry_out(
-    world: World, *parts: Part, id: str, max_cost_usd: float | None = None, num_parallel: int = 1
+    world: World,
+    *parts: Part,
+    id: str,
+    max_cost_usd: float | None = None,
+    num_parallel: int = 1,
+    until_best: UntilBest | None = None,
 ) -> Sweep:
     @contextmanager
     def open_beside(name: str) -> Iterator[Launcher]:
@@ -152,6 +160,7 @@ def carry_out(
         max_cost_usd=max_cost_usd,
         num_parallel=num_parallel,
         open_beside=open_beside if num_parallel > 1 else None,
+        until_best=until_best,
     )
     sweep.carry_out()
     return sweep
@@ -342,6 +351,82 @@ def test_a_sweep_that_goes_on_looks_on(tmp_path: Path) -> None:
         made = [recipe for _, recipe, _, state in cells(world, id) if state is RunState.COMPLETED]
         assert {recipe: made.count(recipe) for recipe in made} == {"bf16": 3, "te-fp8": 3}
         assert len(world.aws.instances) == 1
+
+
+MATRIX = {P5: ("bf16", "compile", "te-fp8"), P4D: ("bf16", "compile")}
+ROUNDS = SubmitOptions(until_resolved=True, max_rounds=MOST, until_best=True)
+
+
+def plan_of_matrix() -> SweepPlan:
+    types = {
+        name: SweptType(
+            cells=tuple(Cell(instance=name, label=recipe, batch_size=None) for recipe in recipes),
+            options=ROUNDS,
+        )
+        for name, recipes in MATRIX.items()
+    }
+    ceiling: Any = None
+    return SweepPlan(
+        types=types, warnings=(), make=lambda started: ([], {}), ceilings=dict.fromkeys(types, ceiling)
+    )
+
+
+def sweep_until_best(world: World, id: str) -> None:
+    decides = until_best(plan_of_matrix(), world.settings, catalogue())
+    parts = [part(name, *recipes, options=ROUNDS) for name, recipes in MATRIX.items()]
+    carry_out(world, *parts, id=id, until_best=decides)
+
+
+def check_best(world: World, id: str) -> list[tuple[str, str, int, RunState]]:
+    """Every run was made or is not needed, and the best is on p4d: p5 costs 2.5 times as much an hour."""
+    runs = [run for of in sweep_runs(world.ledger, id).values() for run in of]
+    assert len(runs) == 5 * MOST
+    assert all(run.state is RunState.COMPLETED or run.is_unneeded for run in runs)
+    ((best, *_),) = best_rows(runs, plan_of_matrix(), world.settings, catalogue())
+    assert best.setup.instance == P4D
+    return [each for each in cells(world, id) if each[-1] is RunState.COMPLETED]
+
+
+def test_a_sweep_for_the_best_cell_starts_the_cheapest_type_and_leaves_the_others_soon(world: World) -> None:
+    id = new_sweep(world)
+    sweep_until_best(world, id)
+    made = check_best(world, id)
+    assert [one.instance_type for one in world.aws.instances.values()] == [P4D, P5]
+    assert 1 <= sum(name == P5 for name, *_ in made) <= 3
+
+
+def test_a_type_that_cannot_have_the_best_cell_gets_no_machine(world: World) -> None:
+    id = new_sweep(world)
+    best = UntilBest(
+        elimination=lambda runs: {
+            run.id: "predicted not to be the best" for run in runs if run.instance == P5
+        },
+        next_part=lambda runs, names: names[0],
+    )
+    carry_out(world, part(P5, "bf16", "te-fp8"), part(P4D, "bf16"), id=id, until_best=best)
+    assert [one.instance_type for one in world.aws.instances.values()] == [P4D]
+    assert all(run.is_unneeded for run in sweep_runs(world.ledger, id)[P5])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 20))])
+def test_a_sweep_for_the_best_cell_that_is_killed_at_any_moment_ends_with_it(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    with opened_world(tmp_path, MortalAws) as world:
+        id, death = new_sweep(world), mortal(world)
+        for _ in range(10):
+            death.num_done, death.at = 0, rng.randint(1, 150)
+            try:
+                sweep_until_best(world, id)
+                break
+            except Killed:
+                world.clock.sleep(rng.choice((0, 90, 1800)))
+        death.at = 0
+        sweep_until_best(world, id)
+        check_best(world, id)
+        assert world.aws.live() == []
+        assert sorted({one.instance_type for one in world.aws.instances.values()}) == [P4D, P5]
 
 
 def mortal(world: World) -> Death:

@@ -1,6 +1,6 @@
 """A comparison, and a sweep that ends with one, as the API returns them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,8 @@ class Swept(Submitted):
     saved: "Saved"
     #: None if nothing was measured.
     comparison: Comparison | None = field(repr=False)
+    #: With `until_best`, for each global batch: the rows that may be best, by their figures the best first.
+    best: Sequence[Sequence[compare.Row]] = field(default=(), repr=False)
 
     @property
     def exit_code(self) -> int:

@@ -76,13 +76,15 @@ def compare(
     return compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
 
 
-def compare_at_own_prices(settings: "Settings", runs: "Sequence[Run]") -> Comparison:
+def compare_at_own_prices(
+    settings: "Settings", runs: "Sequence[Run]", baseline: str | None = None
+) -> Comparison:
     """Return the runs compared at their own prices. Raises UserError if nothing was measured."""
     from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.catalog.load import load_catalogue
 
     request = PriceRequest(today=datetime.date.today(), region=settings.region)
-    return compared(runs, request, load_catalogue(*settings.price_files()))
+    return compared(runs, request, load_catalogue(*settings.price_files()), baseline)
 
 
 def compared(

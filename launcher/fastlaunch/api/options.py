@@ -90,6 +90,7 @@ class SweepArguments(Training, total=False):
     batch_sizes: int | str | Sequence[int | str]
     repeats: int | None
     parallel: int | None
+    until_best: bool
 
 
 #: Several of these stand in one text, with commas.

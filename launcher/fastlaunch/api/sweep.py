@@ -22,6 +22,7 @@ from fastlaunch.api.options import (
 from fastlaunch.api.results import Runs
 from fastlaunch.api.submission import backend_name
 from fastlaunch.api.sweep_plan import SweepPlan, in_lines, plan_here, plan_on_aws
+from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.core.terminal import report_line
@@ -145,6 +146,11 @@ def _plan(
     name = backend_name(context, local=local, container=False, named=backend, instances=instances)
     cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
     cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
+    if fields.get("until_best") and repeats is not None:
+        raise UserError(
+            "--until-best says itself how often each cell runs",
+            f"leave out --repeats, or give --max-rounds {max(repeats, FIRST_LOOK)}",
+        )
     # Without --repeats by the planned rule.
     fields |= {"until_resolved": repeats is None, "repeats": 1 if repeats is None else repeats}
     options = SubmitOptions(region=regions[0], **fields)
@@ -171,6 +177,8 @@ def _carry_out(
     yes: bool,
     announce: Announce | None,
 ) -> Swept:
+    from fastlaunch.api.until_best import until_best
+    from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.core import locks
     from fastlaunch.core.home import make_folder
     from fastlaunch.lifecycle.launcher import check_home
@@ -210,11 +218,14 @@ def _carry_out(
             max_cost_usd=plan.max_cost_usd,
             num_parallel=num_parallel,
             open_beside=partial(_open_beside, context, launcher.stop) if num_parallel > 1 else None,
+            until_best=until_best(plan, context.settings, load_catalogue(*context.settings.price_files()))
+            if given.get("until_best")
+            else None,
             left_out=refused,
         )
         with locks.held(lock):
             carried_out.carry_out()
-        return _result(context, carried_out, launcher)
+        return _result(context, carried_out, launcher, plan)
 
 
 @contextmanager
@@ -236,20 +247,27 @@ def _open_beside(context: AppContext, stop: "StopRequest", name: str) -> "Iterat
         )
 
 
-def _result(context: AppContext, carried_out: "Sweep", launcher: "Launcher") -> Swept:
+def _result(context: AppContext, carried_out: "Sweep", launcher: "Launcher", plan: SweepPlan) -> Swept:
     """Return what became of the parts, what they measured and what was saved."""
     from fastlaunch.api.comparison import compare_at_own_prices
+    from fastlaunch.api.until_best import best_rows
+    from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.lifecycle.sweep import duration_s, saved, sweep_runs
 
     by_part = sweep_runs(launcher.ledger, carried_out.id)
     runs = [run for of in by_part.values() for run in of]
     is_measured = any(run.summary and duration_s(run.summary) is not None for run in runs)
+    best = []
+    if carried_out.until_best and is_measured:
+        best = best_rows(runs, plan, context.settings, load_catalogue(*context.settings.price_files()))
+    baseline = best[0][0].run_ids[0] if best else None
     return Swept(
         id=carried_out.id,
         runs=Runs(runs),
         by_part={name: Runs(of) for name, of in by_part.items()},
         left_out=dict(carried_out.left_out),
         saved=saved(launcher.ledger, runs),
-        comparison=compare_at_own_prices(context.settings, runs) if is_measured else None,
+        comparison=compare_at_own_prices(context.settings, runs, baseline) if is_measured else None,
+        best=best,
         is_stopped=bool(launcher.stop.by),
     )

@@ -237,6 +237,11 @@ def in_lines(plan: SweepPlan) -> list[str]:
         where = f" on {' and '.join(plan.searched_on)}" if plan.searched_on else ""
         least = ", each where the types that run it have the least GPU memory" if where else ""
         lines.append(f"auto: a short run{where} first finds the largest batch that fits all recipes{least}")
+    if any(swept.is_until_best for swept in plan.types.values()):
+        lines.append(
+            "--until-best: a cell runs only as long as it may be the best of its global batch, and a type "
+            "starts only if one of its cells may be; what follows is the most"
+        )
     if plan.directory:
         lines += [" ".join(["travels:", *travels_text(plan.directory)[:-1], "--output json lists all."])]
     for name, ceiling in plan.ceilings.items():

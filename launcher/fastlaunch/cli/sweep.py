@@ -3,7 +3,7 @@
 import json
 import shutil
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -31,6 +31,7 @@ from fastlaunch.core.units import counted, split_names
 from fastlaunch.jobs.sweep import SweptType
 
 if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import Row
     from fastlaunch.lifecycle.sweep import Saved
 
 #: Longer lines are hard to read.
@@ -50,7 +51,7 @@ class _SweepCommand(GroupedCommand):
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **HEADINGS,
         "Train": (*HEADINGS["Train"], "batch_sizes"),
-        "Spend": ("resume", "parallel", *HEADINGS["Spend"]),
+        "Spend": ("resume", "until_best", "parallel", *HEADINGS["Spend"]),
     }
 
     def __init__(self, name: str | None, *, params: list[click.Parameter], **more: Any) -> None:
@@ -103,6 +104,12 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
     help="Run each cell this often.  [default: until its verdict is settled]",
 )
 @click.option(
+    "--until-best",
+    is_flag=True,
+    help="Look for the cell that buys the most samples per dollar: run a cell only as long as it may be the "
+    "one, and an instance type only if it may have it.",
+)
+@click.option(
     "--max-cost",
     "max_cost_usd",
     type=USD,
@@ -132,8 +139,9 @@ def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: 
     """Measure recipes, or variants of a script, on several instance types, within one budget.
 
     Each instance type runs its recipes and batch sizes on one machine, in interleaved rounds, until their
-    verdicts are settled. --max-cost is for all types together; one whose ceiling does not fit into what is
-    left is not started. A sweep that was stopped or killed goes on with --resume.
+    verdicts are settled. With --until-best a cell runs only as long as it may be the best of all types.
+    --max-cost is for all types together; one whose ceiling does not fit into what is left is not started. A
+    sweep that was stopped or killed goes on with --resume.
 
     \b
       fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge --recipe bf16,te-fp8 --max-cost 300
@@ -207,7 +215,7 @@ def _plan_text(plan: SweepPlan) -> str:
 
 def _runs_text(swept: SweptType) -> str:
     is_planned = swept.options is not None and swept.options.until_resolved
-    return f"at most {swept.num_rounds}" if is_planned else str(swept.num_rounds)
+    return f"at most {swept.num_rounds}" if is_planned or swept.is_until_best else str(swept.num_rounds)
 
 
 def _print_result(swept: Swept, *, output: str) -> None:
@@ -225,11 +233,13 @@ def _print_result(swept: Swept, *, output: str) -> None:
         **{"id": swept.id, "parts": {name: states(of) for name, of in swept.by_part.items()}},
         "left_out": {name: error.message for name, error in swept.left_out.items()},
         "saved": vars(swept.saved),
+        "best": [[_best_to_json(row) for row in rows] for rows in swept.best],
     }
     if swept.comparison is not None:
         print_comparison(swept.comparison, output=output, sweep=data)
         if output == "table":
-            click.echo(f"\n{_saved_text(swept.saved)}")
+            lines = [*map(_best_text, swept.best), _saved_text(swept.saved)]
+            click.echo("\n" + "\n".join(lines))
     elif output == "json":
         click.echo(json.dumps({"sweep": data}, indent=2))
     next_command(
@@ -237,6 +247,27 @@ def _print_result(swept: Swept, *, output: str) -> None:
         if swept.is_stopped or any(error.exit_code for error in swept.left_out.values())
         else f"fastlaunch compare sweep={swept.id} --all"
     )
+
+
+def _best_text(rows: "Sequence[Row]") -> str:
+    """`Best: te-fp8 on p5.48xlarge, $0.1234 per million samples. May be as good: bf16 on p5.48xlarge, ...`"""
+    texts = []
+    for row in rows:
+        cost = row.cost.usd_per_million_samples
+        usd = f", ${cost.value:.4g} per million samples" if cost else ""
+        texts.append(f"{row.setup.recipe} on {row.place}{usd}")
+    batch = f" at global batch {rows[0].setup.global_batch}" if rows[0].setup.global_batch else ""
+    others = f" May be as good: {'; '.join(texts[1:])}." if texts[1:] else ""
+    return f"Best{batch}: {texts[0]}.{others}"
+
+
+def _best_to_json(row: "Row") -> dict[str, Any]:
+    cost = row.cost.usd_per_million_samples
+    return {
+        **{"instance": row.setup.instance, "recipe": row.setup.recipe},
+        **{"batch_size_per_gpu": row.setup.batch_size_per_gpu, "num_runs": row.num_runs},
+        "usd_per_million_samples": cost.value if cost else None,
+    }
 
 
 def _saved_text(early: "Saved") -> str:

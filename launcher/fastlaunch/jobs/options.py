@@ -92,6 +92,8 @@ class SubmitOptions:
     #: Id of the submission to whose runs these are more.
     add_to: str | None = None
     max_rounds: int | None = None
+    #: Of a sweep: a cell runs only as long as it may be the best of all.
+    until_best: bool = False
     seed: int = 0
     #: Processes on a node; `gpu` for one per GPU.
     nproc: int | str | None = None

@@ -47,6 +47,10 @@ class SweptType:
         return 0 if self.options is None else self.options.planned_rounds or self.options.repeats
 
     @property
+    def is_until_best(self) -> bool:
+        return self.options is not None and self.options.until_best
+
+    @property
     def num_runs(self) -> int:
         """The most runs."""
         return self.num_rounds * sum(cell.skipped is None for cell in self.cells)
@@ -97,10 +101,14 @@ def _swept(
 
 
 def _with_rounds(options: SubmitOptions, num_cells: int) -> SubmitOptions:
-    """Return the options; a cell that has no other beside it is repeated as often as is looked at first."""
+    """Return the options; a cell that has no other beside it is repeated as often as is looked at first.
+
+    With `until_best`, in which it competes with those of other machines, at most as often as they are.
+    """
     if num_cells > 1 or not options.until_resolved:
         return options
-    return replace(options, until_resolved=False, max_rounds=None, repeats=FIRST_LOOK)
+    repeats = (options.planned_rounds or 1) if options.until_best else FIRST_LOOK
+    return replace(options, until_resolved=False, max_rounds=None, repeats=repeats)
 
 
 def _checked(types: dict[str, SweptType]) -> dict[str, SweptType]:

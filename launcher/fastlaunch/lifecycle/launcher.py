@@ -48,7 +48,7 @@ from fastlaunch.lifecycle.resume import (
     resumable,
     root_of,
 )
-from fastlaunch.lifecycle.rounds import PlannedLooks, Verdicts
+from fastlaunch.lifecycle.rounds import Elimination, PlannedLooks, Verdicts
 from fastlaunch.lifecycle.sight import check_account
 from fastlaunch.lifecycle.stop_request import StopRequest
 
@@ -78,6 +78,8 @@ class Submission:
     adds_to: str | None = None
     #: Of rows that are to run no longer than until they are settled; None to run all jobs.
     verdicts: Verdicts | None = None
+    #: Instead of verdicts: what leaves out runs before they begin, the first ones too.
+    elimination: Elimination | None = None
 
 
 @dataclass(kw_only=True)
@@ -127,19 +129,20 @@ class Launcher:
 
         with self._launching(submission_id):
             run_ids = self._add_rows(submission_id, replace(submission, jobs_at=jobs_at))
+            looks = self._looks(submission, run_ids)
             if submission.placements:
                 self._run_on_aws(
-                    run_ids,
+                    self._needed(run_ids, looks),
                     submission.placements,
                     lambda placement: dict(zip(run_ids, jobs_at(placement), strict=True)),
                     max_minutes=submission.max_minutes,
                     max_replacements=submission.max_replacements,
                     detach=submission.detach,
                     account_timer=submission.account_timer,
-                    looks=self._looks(submission, run_ids),
+                    looks=looks,
                 )
             else:
-                self._run_here(run_ids, jobs_at(None), self._looks(submission, run_ids))
+                self._run_here(run_ids, jobs_at(None), looks)
         return self.ledger.select(submission=submission_id)
 
     def complete(self, submission_id: str, submission: Submission) -> list[Run]:
@@ -152,6 +155,7 @@ class Launcher:
         run_ids, attempts = [run.id for run in runs], self._attempts_of(runs)
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
         placements = tuple(map(placement_from_json, self.ledger.sites_of(submission_id)))
+        looks = self._looks(submission, run_ids)
         follow = partial(
             self._run_on_aws,
             jobs_at=lambda at: {
@@ -161,17 +165,17 @@ class Launcher:
             max_replacements=submission.max_replacements,
             detach=False,
             account_timer=submission.account_timer,
-            looks=self._looks(submission, run_ids),
+            looks=looks,
         )
         with self._launching(submission_id):
             if placements and attempts and attempts[-1].ended_at is None:
                 follow(attempts[-1].run_ids, placements, under_way=attempts[-1])
-            undone = [] if self.stop.by else self._reopen_undone(run_ids)
+            undone = [] if self.stop.by else self._needed(self._reopen_undone(run_ids), looks)
             if undone and placements:
                 started = [attempt for attempt in self.ledger.attempts_of(undone[0]) if attempt.handle]
                 follow(undone, self._placements_to_go_on(placements, started[-1]) if started else placements)
             elif undone:
-                self._run_here(run_ids, list(specs.values()), self._looks(submission, run_ids))
+                self._run_here(run_ids, list(specs.values()), looks)
         return self.ledger.select(submission=submission_id)
 
     def _seen_elsewhere(self, submission_id: str) -> list[Run]:
@@ -391,11 +395,19 @@ class Launcher:
                     self.ledger.set_goes_on([run_id], agreed)
         return run_ids
 
+    def _needed(self, run_ids: Sequence[str], looks: PlannedLooks | None) -> list[str]:
+        """Cancel the runs that need no machine by what is known before there is one; return the others."""
+        unneeded = looks.unneeded() if looks and looks.elimination else {}
+        for run_id in unneeded:
+            self.ledger.set_state(run_id, RunState.CANCELLED, unneeded[run_id])
+        return [run_id for run_id in run_ids if run_id not in unneeded]
+
     def _looks(self, submission: Submission, run_ids: Sequence[str]) -> PlannedLooks | None:
-        if submission.verdicts is None:
+        if submission.verdicts is None and submission.elimination is None:
             return None
         return PlannedLooks(
             verdicts=submission.verdicts,
+            elimination=submission.elimination,
             ledger=self.ledger,
             run_ids=run_ids,
             home=self.settings.home.absolute(),

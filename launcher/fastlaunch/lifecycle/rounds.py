@@ -1,4 +1,7 @@
-"""Ends a submission's rows as soon as their verdicts are settled: `submit --until-resolved`."""
+"""Ends a submission's rows as soon as their verdicts are settled: `submit --until-resolved`.
+
+Or, in a sweep, as soon as they cannot be the best: `sweep --until-best`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,11 +40,18 @@ class RowVerdict:
 Verdicts = Callable[[Sequence[Run]], Mapping[str, RowVerdict]]
 
 
+#: Returns which of the runs, some of which have ended, need not begin any more, each with why.
+Elimination = Callable[[Sequence[Run]], Mapping[str, str]]
+
+
 @dataclass(kw_only=True)
 class PlannedLooks:
-    """Looks at a submission after each of its rounds from the third on."""
+    """Looks at a submission after each of its rounds from the third on; by `elimination` after each run."""
 
-    verdicts: Verdicts
+    #: None with `elimination`.
+    verdicts: Verdicts | None
+    #: Instead of verdicts.
+    elimination: Elimination | None = None
     ledger: Ledger
     run_ids: Sequence[str]
     home: Path
@@ -50,6 +60,7 @@ class PlannedLooks:
     #: Whether every run has ended or is not needed.
     are_all_settled: bool = False
     _num_rounds: int = 0
+    _num_ended: int = -1
     _why: dict[str, str] = field(default_factory=dict)
     _ended: dict[str, Run] = field(default_factory=dict)
 
@@ -57,6 +68,23 @@ class PlannedLooks:
         """Return the runs that have not ended and need not begin any more, each with why."""
         known = self.ledger.existing(self.run_ids)
         runs = [self._as_recorded(self.ledger.get(id)) for id in self.run_ids if id in known]
+        if self.elimination is not None:
+            self._eliminate(runs, self.elimination)
+        else:
+            self._look_at_rounds(runs)
+        open_runs = [run.id for run in runs if not run.state.is_final]
+        self.are_all_settled = self._why.keys() >= set(open_runs)
+        return {id: self._why[id] for id in open_runs if id in self._why}
+
+    def _eliminate(self, runs: Sequence[Run], elimination: Elimination) -> None:
+        """Note which runs are not needed by now; one that was not stays so."""
+        num_ended = sum(run.state.is_final for run in runs)
+        if num_ended > self._num_ended:
+            self._num_ended = num_ended
+            added = {id: f"{NOT_NEEDED}{why}" for id, why in elimination(runs).items()}
+            self._why = added | self._why
+
+    def _look_at_rounds(self, runs: Sequence[Run]) -> None:
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
         undone = [specs[run.id].round or 0 for run in _not_ended(runs)]
         # Not those that were never begun, since one like them failed.
@@ -65,12 +93,10 @@ class PlannedLooks:
         if num_rounds >= FIRST_LOOK and num_rounds > self._num_rounds:
             self._num_rounds = num_rounds
             self._look([run for run in runs if (specs[run.id].round or 0) <= num_rounds], specs)
-        open_runs = [run.id for run in runs if not run.state.is_final]
-        self.are_all_settled = self._why.keys() >= set(open_runs)
-        return {id: self._why[id] for id in open_runs if id in self._why}
 
     def _look(self, done: Sequence[Run], specs: Mapping[str, JobSpec]) -> None:
         """Look at the runs of complete rounds, and note which of the later ones are not needed."""
+        assert self.verdicts is not None
         verdicts: dict[JobSpec, RowVerdict] = {}
         for id, verdict in self.verdicts([run for run in done if run.summary]).items():
             # What an earlier submission ran is no job of this one.

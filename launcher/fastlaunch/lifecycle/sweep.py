@@ -4,9 +4,10 @@ What was done stands in the ledger: the same sweep, carried out again, starts on
 completes what has.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from threading import Thread
 
@@ -20,6 +21,7 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S
 from fastlaunch.lifecycle.resume import is_undone
+from fastlaunch.lifecycle.rounds import Elimination
 from fastlaunch.measure.summary import RunSummary
 
 
@@ -41,6 +43,15 @@ class Part:
     submission: Callable[[int | None], Submission]
 
 
+@dataclass(frozen=True, kw_only=True)
+class UntilBest:
+    """Leaves out what cannot be the best of all parts. Both take the sweep's runs so far."""
+
+    elimination: Elimination
+    #: The part to start next, of these that are left.
+    next_part: Callable[[Sequence[Run], Sequence[str]], str]
+
+
 @dataclass(kw_only=True)
 class Sweep:
     """Carries out its parts in order, as many at a time as are allowed and fit into the budget together."""
@@ -55,6 +66,8 @@ class Sweep:
     num_parallel: int = 1
     #: Opens the launcher, with a ledger of its own, of a part that is carried out in a thread beside others.
     open_beside: Callable[[str], AbstractContextManager[Launcher]] | None = None
+    #: None to measure all parts.
+    until_best: UntilBest | None = None
     #: Parts that were not started, or not completed, and why.
     left_out: dict[str, UserError] = field(default_factory=dict)
     _threads: dict[str, Thread] = field(default_factory=dict)
@@ -71,8 +84,7 @@ class Sweep:
 
     def _carry_out_all(self, parts: Sequence[Part], batch_size: int | None) -> None:
         try:
-            # What an earlier launcher left under way is committed already.
-            for part in sorted(parts, key=lambda part: not self._is_under_way(part.name)):
+            for part in self._in_turn(parts):
                 while self._threads and (len(self._threads) == self.num_parallel or not self._fits(part)):
                     self._wait_for_one()
                 if self.launcher.stop.by or self._errors:
@@ -83,6 +95,19 @@ class Sweep:
                 self._wait_for_one()
         if self._errors:
             raise self._errors[0]
+
+    def _in_turn(self, parts: Sequence[Part]) -> Iterator[Part]:
+        """Yield the parts; first what an earlier launcher left under way, which is committed already."""
+        left = sorted(parts, key=lambda part: not self._is_under_way(part.name))
+        while left:
+            at = 0
+            if self.until_best and not self._is_under_way(left[0].name):
+                names = [part.name for part in left]
+                at = names.index(self.until_best.next_part(self._cells(self.launcher.ledger), names))
+            yield left.pop(at)
+
+    def _cells(self, ledger: Ledger) -> list[Run]:
+        return [run for runs in sweep_runs(ledger, self.id).values() for run in runs]
 
     def _wait_for_one(self) -> None:
         while all(thread.is_alive() for thread in self._threads.values()):
@@ -120,6 +145,8 @@ class Sweep:
 
     def _carry_out(self, launcher: Launcher, name: str, submission: Submission) -> None:
         started = launcher.ledger.parts_of(self.id).get(name)
+        if self.until_best and not is_batch_search(name):
+            submission = replace(submission, verdicts=None, elimination=partial(self._eliminate, launcher))
         try:
             if started is None:
                 launcher.submit(submission, command=self.command, sweep=self.id, part=name)
@@ -127,6 +154,14 @@ class Sweep:
                 launcher.complete(started, submission)
         except UserError as error:
             self._leave_out(name, error)
+
+    def _eliminate(self, launcher: Launcher, runs: Sequence[Run]) -> Mapping[str, str]:
+        """Return which of a part's runs need not begin, by those of all parts. runs: as recorded by now."""
+        assert self.until_best is not None
+        own = {run.id for run in runs}
+        others = [run for run in self._cells(launcher.ledger) if run.id not in own]
+        unneeded = self.until_best.elimination([*others, *runs])
+        return {id: why for id, why in unneeded.items() if id in own}
 
     def _leave_out(self, name: str, error: UserError) -> None:
         self.left_out[name] = error

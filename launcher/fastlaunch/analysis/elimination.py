@@ -1,0 +1,193 @@
+"""Which cells of a sweep may still be the best per dollar: `sweep --until-best`, by successive elimination.
+
+A cell competes with those of its global batch. One that has not run is left out if what is predicted of it,
+at its best, does not beat the best measured cell. One that has run is left out as soon as it is surely not
+more than 1% better than the leader: by the rules of `differences` where the two ran in rounds together, else
+by its own runs, of which a few are taken to vary by 2%. Each look spends its share of the 5%, as `looks` has
+it, divided among the cells. Machines of one type differ by more than a few runs do, so beside a cell on
+another machine a row ends as soon as its own error is small beside that.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from fastlaunch.analysis.differences import MACHINE, Differences, RunTime
+from fastlaunch.analysis.looks import share_of_plan
+from fastlaunch.analysis.statistics import LEVEL, Difference, Estimate
+from fastlaunch.core.conventions import FIRST_LOOK
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.predict import Row
+
+#: A cell that is better by less is no loss.
+_WITHIN = math.log(1.01)
+#: A cell is left out unrun where it would have to be so many times as far off its prediction as 5% are.
+_REACH = 2.0
+#: What runs of a cell are taken to vary by, and the degrees of freedom that this counts for beside its runs.
+_SCATTER, _SCATTER_DOF = 0.015, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptCell:
+    """A cell of the matrix. Sizes are logarithms."""
+
+    place: Hashable  # cells of one place share a machine: the instance type
+    batch: Hashable  # what cells share that compete: samples and tokens of a step
+    usd_per_hour: float  # of all its machines; 0 where nothing is billed
+    runs: tuple[RunTime, ...] = ()  # of those that count; their `row` is not read
+    # As `predict` is asked, in samples/s; each recipe is a model of its own. None where it cannot be.
+    query: "Row | None" = None
+    # Seconds per sample: as predicted, and the lower end of the range; None where nothing predicts them.
+    predicted: tuple[float, float] | None = None
+    barred: str | None = None  # why it is not ranked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elimination:
+    """What a look at the cells came to; cells by their number."""
+
+    leaders: Mapping[Hashable, int]  # by batch, the best by what was measured
+    may_be_best: frozenset[int]  # of the cells that have run, the leaders among them
+    unneeded: Mapping[int, str]  # those that need not run any more, with why
+
+
+def eliminate(cells: Sequence[SweptCell], max_rounds: int) -> Elimination:
+    """Return which cells may be best, and which need not run any more. max_rounds: of a cell, as planned."""
+    batches: dict[Hashable, list[int]] = defaultdict(list)
+    for at, cell in enumerate(cells):
+        batches[cell.batch].append(at)
+    leaders, may_be_best = {}, set()
+    unneeded = {at: f"not ranked: {cell.barred}" for at, cell in enumerate(cells) if cell.barred}
+    for batch, numbers in batches.items():
+        own = [at for at in numbers if not cells[at].barred]
+        race = _Race([cells[at] for at in own], max_rounds)
+        if race.leader is None:
+            continue
+        leaders[batch] = own[race.leader]
+        may_be_best |= {own[at] for at in race.may_be_best}
+        unneeded |= {own[at]: why for at, why in race.unneeded.items()}
+    return Elimination(leaders=leaders, may_be_best=frozenset(may_be_best), unneeded=unneeded)
+
+
+def predict_cells(cells: Sequence[SweptCell]) -> list[SweptCell]:
+    """Return the cells; those that have not run with what the measured ones predict of them, if they do."""
+    from fastlaunch.analysis.predict import Prediction, Predictor
+
+    measured = [
+        {**cell.query, "throughput": f"{math.exp(-fmean(run.log_time for run in cell.runs)):.9g}"}
+        for cell in cells
+        if cell.runs and cell.query
+    ]
+    asked = [at for at, cell in enumerate(cells) if cell.query and not cell.runs]
+    after = list(cells)
+    if not asked or not measured:
+        return after
+    answers = Predictor(measured).predict([cells[at].query or {} for at in asked])
+    for at, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, Prediction):
+            predicted = (-math.log(answer.predicted), -math.log(answer.high))
+            after[at] = replace(after[at], predicted=predicted)
+    return after
+
+
+def next_places(cells: Sequence[SweptCell]) -> list[Hashable]:
+    """Return the places in the order of their cheapest cell, by dollars per sample as predicted.
+
+    Where nothing is predicted by dollars per hour: the cheapest tells the same about the recipes.
+    """
+
+    def usd(cell: SweptCell) -> tuple[bool, float]:
+        seconds = cell.predicted[0] if cell.predicted else 0.0
+        return cell.predicted is None, cell.usd_per_hour + seconds
+
+    places: dict[Hashable, list[tuple[bool, float]]] = defaultdict(list)
+    for cell in cells:
+        places[cell.place].append(usd(cell))
+    return sorted(places, key=lambda place: min(places[place]))
+
+
+class _Race:
+    """The cells of one batch."""
+
+    def __init__(self, cells: Sequence[SweptCell], max_rounds: int) -> None:
+        self._cells = cells
+        runs = [
+            # What machines of one type deviate by is no matter of more runs.
+            replace(run, row=at, host=None)
+            for at, cell in enumerate(cells)
+            for run in cell.runs
+        ]
+        self._differences = Differences(runs)
+        # Looks from the first round on.
+        self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / max(1, len(cells) - 1)
+        measured = [at for at, cell in enumerate(cells) if cell.runs]
+        self.leader = max(measured, key=lambda at: self._num_beaten(at, measured), default=None)
+        self.unneeded: dict[int, str] = {}
+        self.may_be_best: set[int] = set()
+        if self.leader is not None:
+            self._judge(self.leader, measured)
+
+    def _judge(self, leader: int, measured: Sequence[int]) -> None:
+        rivals = set()
+        for at, cell in enumerate(self._cells):
+            if at == leader:
+                continue
+            if at in measured:
+                if self._between(at, leader).p_below(_WITHIN) <= self._level:
+                    self.unneeded[at] = "not the best"
+                    continue
+                self.may_be_best.add(at)
+                if self._is_as_sure_as_machines(at, leader):
+                    self.unneeded[at] = "more runs on these machines would not tell which is better"
+                else:
+                    rivals.add(at)
+            elif cell.predicted is not None and self._cannot_win(cell, leader):
+                self.unneeded[at] = "predicted not to be the best"
+            elif cell.place == self._cells[leader].place:
+                rivals.add(at)
+        self.may_be_best.add(leader)
+        is_apart = all(self._cells[at].place != self._cells[leader].place for at in rivals)
+        if not rivals or (is_apart and self._own_error(leader) < MACHINE / 2):
+            self.unneeded[leader] = "the best"
+
+    def _num_beaten(self, at: int, others: Sequence[int]) -> int:
+        return sum(self._ahead(at, other) > 0 for other in others if other != at)
+
+    def _ahead(self, at: int, other: int) -> float:
+        return self._differences.log_ratio(at, other) + self._by_price(at, other)
+
+    def _by_price(self, at: int, other: int) -> float:
+        return self._cells[other].usd_per_hour - self._cells[at].usd_per_hour
+
+    def _cannot_win(self, cell: SweptCell, leader: int) -> bool:
+        assert cell.predicted is not None
+        best = self._cells[leader]
+        predicted, at_best = cell.predicted
+        own = predicted - _REACH * (predicted - at_best) + cell.usd_per_hour
+        return own > fmean(run.log_time for run in best.runs) + best.usd_per_hour - _WITHIN
+
+    def _between(self, at: int, other: int) -> Difference:
+        """Return by how much more a dollar buys in one cell than in the other."""
+        by_price = self._by_price(at, other)
+        if self._differences.is_linked(at, other) and (seen := self._differences.between(at, other)):
+            return seen.plus(by_price)
+        estimate = Estimate(
+            value=self._differences.log_ratio(at, other),
+            error=math.hypot(self._own_error(at), self._own_error(other)),
+            dof=_SCATTER_DOF + min(len(self._cells[each].runs) for each in (at, other)) - 1,
+        )
+        return Difference(estimates=(estimate,)).plus(by_price)
+
+    def _own_error(self, at: int) -> float:
+        """Return the standard error of the cell's mean by its own runs and what runs are taken to vary by."""
+        times = [run.log_time for run in self._cells[at].runs]
+        squares = sum((time - fmean(times)) ** 2 for time in times)
+        variance = (_SCATTER_DOF * _SCATTER**2 + squares) / (_SCATTER_DOF + len(times) - 1)
+        return math.sqrt(variance / len(times))
+
+    def _is_as_sure_as_machines(self, at: int, leader: int) -> bool:
+        return self._cells[at].place != self._cells[leader].place and self._own_error(at) < MACHINE / 2

@@ -1,0 +1,152 @@
+"""`sweep --until-best`: a sweep's cells as `analysis.elimination` takes them, by its plan and the ledger."""
+
+import datetime
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fastlaunch.api.comparison import measured_run
+from fastlaunch.catalog.gpus import identify
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.settings import Settings
+from fastlaunch.jobs.options import ML
+from fastlaunch.jobs.spec import JobSpec
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import Row
+    from fastlaunch.analysis.elimination import SweptCell
+    from fastlaunch.api.sweep_plan import SweepPlan
+    from fastlaunch.ledger.ledger import Run
+    from fastlaunch.lifecycle.sweep import UntilBest
+
+
+def until_best(plan: "SweepPlan", settings: Settings, catalogue: Catalogue) -> "UntilBest":
+    """Return what leaves out runs of the sweep, and says which part to start next."""
+    from fastlaunch.analysis.elimination import eliminate, next_places, predict_cells
+    from fastlaunch.lifecycle.sweep import UntilBest
+
+    def elimination(runs: Sequence["Run"]) -> dict[str, str]:
+        cells = SweptCells(runs, settings, catalogue)
+        unneeded = eliminate(predict_cells(cells.cells), max_rounds(plan)).unneeded
+        return {id: why for at, why in unneeded.items() for id in cells.run_ids[at]}
+
+    def next_part(runs: Sequence["Run"], names: Sequence[str]) -> str:
+        if names[0] not in plan.ceilings:
+            return names[0]
+        cells = SweptCells(runs, settings, catalogue)
+        waiting = [cell for name in names for cell in cells.on(name, plan)]
+        predicted = predict_cells([*cells.cells, *waiting])[len(cells.cells) :]
+        return str(next_places(predicted)[0])
+
+    return UntilBest(elimination=elimination, next_part=next_part)
+
+
+def best_rows(
+    runs: Sequence["Run"], plan: "SweepPlan", settings: Settings, catalogue: Catalogue
+) -> list[list["Row"]]:
+    """Return for each global batch the rows that may be best, the one that is by its figures first."""
+    from fastlaunch.analysis.elimination import eliminate
+
+    cells = SweptCells(runs, settings, catalogue)
+    found = eliminate(cells.cells, max_rounds(plan))
+    return [
+        [
+            row
+            for at in (leader, *sorted(found.may_be_best - {leader}))
+            if (row := cells.rows[at]) and cells.cells[at].batch == batch
+        ]
+        for batch, leader in found.leaders.items()
+    ]
+
+
+def max_rounds(plan: "SweepPlan") -> int:
+    """Return the most rounds that a cell runs."""
+    return max(swept.num_rounds for swept in plan.types.values())
+
+
+class SweptCells:
+    """The cells that have runs in the ledger, made or planned, as elimination takes them."""
+
+    def __init__(self, runs: Sequence["Run"], settings: Settings, catalogue: Catalogue) -> None:
+        from fastlaunch.analysis.compare import PriceRequest, compare
+
+        self._catalogue, self._today = catalogue, datetime.date.today()
+        by_spec: dict[JobSpec, list[Run]] = {}
+        for run in runs:
+            by_spec.setdefault(JobSpec.from_json(run.spec or {}).without_seed, []).append(run)
+        #: Of each cell, as are `rows` and `cells`.
+        self.run_ids = [[run.id for run in of] for of in by_spec.values()]
+        comparison = compare(
+            [each for run in runs if (each := measured_run(run, settings.region))],
+            catalogue=catalogue,
+            prices=PriceRequest(today=self._today, region=settings.region),
+        )
+        rows = {id: row for row in comparison.rows if row.group.log_times for id in row.run_ids}
+        #: None of one that measured nothing yet.
+        self.rows = [
+            max((rows[id] for id in ids if id in rows), key=lambda row: row.num_runs, default=None)
+            for ids in self.run_ids
+        ]
+        # Else by speed.
+        self._is_priced = all(row.price is not None for row in self.rows if row)
+        found = [(spec, row) for spec, row in zip(by_spec, self.rows, strict=True) if row]
+        self._batch_sizes = {spec.batch_size: row.setup.batch_size_per_gpu for spec, row in found}
+        self.cells = [
+            self._cell(spec, row, of[0].backend)
+            for (spec, of), row in zip(by_spec.items(), self.rows, strict=True)
+        ]
+        self._templates = [(spec, of[0].backend) for spec, of in by_spec.items()]
+
+    def on(self, name: str, plan: "SweepPlan") -> Iterator["SweptCell"]:
+        """Yield the cells of a part that has no runs yet: as other parts have them, but on its instances.
+
+        While no part has runs, one that says what an hour costs.
+        """
+        from fastlaunch.analysis.elimination import SweptCell
+
+        instance = self._catalogue.instance(name.removeprefix(ML))
+        labels = {cell.label for cell in plan.types[name].cells if cell.skipped is None}
+        alike = {
+            (spec.label, spec.batch_size): (spec, at) for spec, at in self._templates if spec.label in labels
+        }
+        for spec, service in alike.values():
+            here = replace(spec, instance=instance.name, num_gpus=instance.num_accelerators * spec.num_nodes)
+            yield replace(self._cell(here, None, service), place=name)
+        if not alike:
+            price = self._catalogue.find_price(instance.name, region="us-east-1", on=self._today)
+            usd_per_hour = math.log(price.usd_per_hour) if price else math.inf
+            yield SweptCell(place=name, batch=None, usd_per_hour=usd_per_hour)
+
+    def _cell(self, spec: JobSpec, row: "Row | None", service: str) -> "SweptCell":
+        from fastlaunch.analysis.elimination import SweptCell
+        from fastlaunch.analysis.pooling import run_times
+
+        price = row.price if row else None
+        if row is None and spec.instance and self._is_priced:
+            price = self._catalogue.find_price(
+                spec.instance,
+                service=service,
+                region=spec.region,
+                purchase=spec.terms.purchase,
+                on=self._today,
+            )
+        per_gpu = spec.batch_size or self._batch_sizes.get(spec.batch_size)
+        global_batch = row.setup.global_batch if row else per_gpu and per_gpu * spec.num_gpus
+        gpu = None
+        if spec.instance and (price or not self._is_priced):
+            accelerators = self._catalogue.accelerators
+            gpu = identify(self._catalogue.accelerator_of(spec.instance).name, accelerators)
+        query = {
+            **{"model": f"{spec.workload} {spec.label}", "precision": spec.recipe.precision},
+            **{"gpu": gpu.name if gpu else "", "num_gpus": str(spec.num_gpus), "unit": "samples/s"},
+            "batch_per_gpu": str(per_gpu or ""),
+        }
+        return SweptCell(
+            place=spec.instance,
+            batch=(spec.workload, global_batch),
+            usd_per_hour=math.log(price.usd_per_hour * spec.num_nodes) if price and self._is_priced else 0.0,
+            runs=tuple(run_times(row.group, 0)) if row else (),
+            query=query if gpu else None,
+            barred=row.validity.failures[0] if row and row.is_barred else None,
+        )
