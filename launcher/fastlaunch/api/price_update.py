@@ -9,20 +9,19 @@ from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.pricing import Product
 from fastlaunch.catalog.load import load_catalogue, read_catalogue
-from fastlaunch.catalog.prices import OLD_PRICE_DAYS, SERVICES, UPDATE_COMMAND, Catalogue, Price
+from fastlaunch.catalog.prices import SERVICES, Catalogue, Price
 from fastlaunch.catalog.updates import (
     MARKET_PRICES,
     MarketPrice,
     PriceChange,
     by_time,
-    interruption,
     price_changes,
     read_market,
     with_newer,
     write_market,
     write_prices,
 )
-from fastlaunch.core.errors import CloudRefused, UnknownName, UserError
+from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.locks import held
 from fastlaunch.core.settings import UPDATED_PRICES
@@ -32,8 +31,6 @@ from fastlaunch.core.units import is_region
 SPOT_DAYS = 7
 #: Of the capacity blocks that are asked for.
 BLOCK_HOURS = 24
-#: Spot prices and capacity blocks change by the hour.
-MAX_MARKET_AGE = datetime.timedelta(hours=1)
 
 T = TypeVar("T")
 
@@ -48,129 +45,6 @@ class PriceUpdate:
     num_market: int = 0
     #: What was not updated, and why.
     failures: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PriceAge:
-    """How old the prices of a service, or of a market, in a region are."""
-
-    #: `ec2`, `sagemaker`, `spot`, `capacity-block`
-    service: str
-    region: str
-    num_prices: int
-    #: When the oldest was given: a day, or of a market price the time.
-    oldest: str
-    age_hours: float
-    is_old: bool
-
-
-def price_ages(*, context: AppContext | None = None) -> list[PriceAge]:
-    """Return how old the prices in force are, those of AWS's markets after the listed ones."""
-    context = context or default_context()
-    settings, now = context.settings, context.now()
-    dates: dict[tuple[str, str], dict[str, datetime.datetime]] = {}
-    for price in sorted(load_catalogue(*settings.price_files()).prices, key=lambda price: price.as_of):
-        if price.as_of <= now.date():
-            day = datetime.datetime.combine(price.as_of, datetime.time(), now.tzinfo)
-            offer = f"{price.instance} {price.purchase}"
-            dates.setdefault((price.service, price.region), {})[offer] = day
-    for each in read_market(settings.home / MARKET_PRICES):
-        dates.setdefault((each.purchase, each.region), {})[f"{each.instance} {each.zone}"] = each.given_at
-    ages = []
-    for (service, region), given in dates.items():
-        oldest, is_listed = min(given.values()), service in SERVICES
-        age = now - oldest
-        limit = datetime.timedelta(days=OLD_PRICE_DAYS + 1) if is_listed else MAX_MARKET_AGE
-        ages.append(
-            PriceAge(
-                service=service,
-                region=region,
-                num_prices=len(given),
-                oldest=oldest.date().isoformat() if is_listed else oldest.isoformat(timespec="minutes"),
-                age_hours=round(age / datetime.timedelta(hours=1), 1),
-                is_old=age >= limit if is_listed else age > limit,
-            )
-        )
-    return ages
-
-
-@dataclass(frozen=True, kw_only=True)
-class Offer:
-    """An instance type as AWS sells it in a place."""
-
-    instance: str
-    gpus: str
-    purchase: str
-    #: A region, or a zone of it.
-    place: str
-    usd_per_hour: float
-    usd_per_gpu: float
-    #: A day, or of a market price the time.
-    as_of: str
-    #: Of spot: the share of instances that AWS takes back in a month.
-    interruption: str | None
-
-
-def offers(
-    gpu: str | None = None,
-    *,
-    spot: bool = False,
-    region: str | None = None,
-    all_regions: bool = False,
-    context: AppContext | None = None,
-) -> list[Offer]:
-    """Return what EC2 sells where, by the prices that are known here, in the order of the catalogue.
-
-    gpu: such as `H100` or `H100:8`. spot: nothing else. region: the user's own by default. Raises UnknownName
-    for a GPU that the catalogue lacks, and UserError where no price is known.
-    """
-    context = context or default_context()
-    settings, today = context.settings, context.now().date()
-    catalogue = load_catalogue(*settings.price_files())
-    name, _, count = (gpu or "").partition(":")
-    # `A100` is each of its sizes, and `L4` is no L40S.
-    start = f"{name} ".lstrip().lower()
-    models = [each for each in catalogue.accelerators if f"{each} ".lower().startswith(start)]
-    if not models or (count and not count.isdecimal()):
-        raise UnknownName("GPU", gpu or "", catalogue.accelerators)
-    chosen = {
-        key: each
-        for key, each in catalogue.instances.items()
-        if each.accelerator in models and (not count or each.num_accelerators == int(count))
-    }
-    known = sorted({price.region for price in catalogue.prices})
-    listed = (catalogue.find_price(key, region=place, on=today) for key in chosen for place in known)
-    prices: list[tuple[str, str, str, str, float, str]] = [
-        (each.instance, each.purchase, each.region, each.region, each.usd_per_hour, each.as_of.isoformat())
-        for each in listed
-        if each is not None
-    ] + [
-        (each.instance, each.purchase, each.region, each.zone, each.usd_per_hour, each.at)
-        for each in read_market(settings.home / MARKET_PRICES)
-        if each.instance in chosen
-    ]
-    wanted = region or settings.region
-    found = [
-        Offer(
-            instance=instance,
-            gpus=f"{chosen[instance].num_accelerators}x {chosen[instance].accelerator}",
-            purchase=purchase,
-            place=place,
-            usd_per_hour=usd,
-            usd_per_gpu=round(usd / chosen[instance].num_accelerators, 6),
-            as_of=as_of,
-            interruption=interruption(instance, within) if purchase == "spot" else None,
-        )
-        for instance, purchase, within, place, usd, as_of in prices
-        if (all_regions or within == wanted) and (not spot or purchase == "spot")
-    ]
-    if not found:
-        where = "any region" if all_regions else wanted
-        what = "spot price" if spot else "price"
-        raise UserError(
-            f"no {what} of these is known in {where}", f"type: {UPDATE_COMMAND} --region {wanted}"
-        )
-    return found
 
 
 def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = None) -> PriceUpdate:

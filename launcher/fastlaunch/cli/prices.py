@@ -80,9 +80,7 @@ def prices(
 @profile_option
 def check(output: str) -> None:
     """Show by service and region how old the prices in force are: old after 7 days, spot's after an hour."""
-    from fastlaunch.api.price_update import price_ages
-
-    ages = price_ages(context=app_context())
+    ages = api.price_ages(context=app_context())
     rows = [
         {
             "service": age.service,
@@ -212,9 +210,7 @@ def offers(
     On demand by region, spot and capacity blocks by zone. Interruption is the share of spot instances that
     AWS took back in a month, by Spot Advisor on 2025-06-28. `fastlaunch doctor` asks for your quota.
     """
-    from fastlaunch.api import price_update
-
-    found = price_update.offers(gpu, spot=spot, region=region, all_regions=all_regions, context=app_context())
+    found = api.offers(gpu, spot=spot, region=region, all_regions=all_regions, context=app_context())
     key = sort.replace("-", "_")
     rows = sorted(({**vars(offer), "quota": None} for offer in found), key=lambda row: float(row[key]))
     if output == "table":
