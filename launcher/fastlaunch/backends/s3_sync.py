@@ -27,7 +27,7 @@ from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.node_report import is_sound, merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import make_folder, private
+from fastlaunch.core.home import make_folder, private, replace_file
 from fastlaunch_train.node.protocol import (
     LOG,
     MAX_SEGMENT_BYTES,
@@ -323,12 +323,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def write_whole(path: Path, body: bytes) -> None:
     """Write a file of the home whole or not at all. Raises UserError for what the disk refuses."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with _writing(path.parent):
-        make_folder(path.parent)
-        with open(partial, "wb", opener=private) as file:
-            file.write(body)
-        partial.replace(path)
+        replace_file(path, body)
 
 
 @contextmanager

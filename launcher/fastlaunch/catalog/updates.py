@@ -6,7 +6,6 @@ market.yaml   what changes by the hour: spot prices by zone, and capacity blocks
 
 import datetime
 import functools
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -17,7 +16,7 @@ from fastlaunch.catalog.hardware import check_positive
 from fastlaunch.catalog.load import check_schema
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import make_folder, private
+from fastlaunch.core.home import replace_file
 from fastlaunch.core.yaml_file import YamlFile
 
 MARKET_PRICES = "market.yaml"
@@ -159,18 +158,15 @@ def interruption(instance: str, region: str) -> str | None:
 def _write(path: Path, section: str, entries: Sequence[Mapping[str, Any]]) -> None:
     import yaml
 
-    partial = path.with_name(f"{path.name}.partial")
+    lines = [
+        "# Written by `fastlaunch prices update`; a price file of your own goes over it.\n",
+        f"schema: 1\n{section}:\n",
+    ]
+    for entry in entries:
+        line = yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=10**6)
+        lines.append(f"  - {line}")
     try:
-        make_folder(path.parent)
-        with open(partial, "w", encoding="utf-8", opener=private) as file:
-            file.write("# Written by `fastlaunch prices update`; a price file of your own goes over it.\n")
-            file.write(f"schema: 1\n{section}:\n")
-            for entry in entries:
-                line = yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=10**6)
-                file.write(f"  - {line}")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        replace_file(path, "".join(lines).encode())
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}", "the old prices stay") from None
 

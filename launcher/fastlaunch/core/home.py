@@ -22,6 +22,17 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
 
 
+def replace_file(path: Path, body: bytes) -> None:
+    """Write a file of the home whole or not at all, on the disk by then. Raises OSError if that fails."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    make_folder(path.parent)
+    with open(partial, "wb", opener=private) as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
 def close_to_others(home: Path, ledger: str) -> None:
     """Take from others what an earlier release left open to them, as far as the file system has modes.
 
