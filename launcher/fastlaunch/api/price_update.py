@@ -1,6 +1,7 @@
 """`prices update`: the price lists of AWS, laid over the shipped prices."""
 
 import datetime
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -21,7 +22,7 @@ from fastlaunch.catalog.updates import (
     write_market,
     write_prices,
 )
-from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.errors import BadFile, CloudRefused, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.locks import held
 from fastlaunch.core.settings import UPDATED_PRICES
@@ -66,10 +67,15 @@ def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = N
 
 def _update(context: AppContext, regions: Sequence[str]) -> PriceUpdate:
     path, market_path = (context.settings.home / name for name in (UPDATED_PRICES, MARKET_PRICES))
-    # Without the user's own prices, which are not AWS's.
-    known = load_catalogue(*((path,) if path.exists() else ()))
-    before = read_catalogue(path, known).prices if path.exists() else ()
-    market = read_market(market_path)
+    try:
+        # Without the user's own prices, which are not AWS's.
+        known = load_catalogue(*((path,) if path.exists() else ()))
+        before = read_catalogue(path, known).prices if path.exists() else ()
+        market = read_market(market_path)
+    except BadFile as error:
+        raise UserError(
+            error.message, f"remove it and update again: rm {shlex.quote(str(error.path))}"
+        ) from None
     update, now = PriceUpdate(), context.now()
     listed: list[Price] = []
     for region in regions:
