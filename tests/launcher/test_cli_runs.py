@@ -329,6 +329,14 @@ def test_an_export_follows_the_umask(tmp_path: Path, own: Path) -> None:
     assert modes == {path: 0o750 if path.is_dir() else 0o640 for path in paths}
 
 
+@pytest.mark.parametrize("name", ["x.zip", "x.tar", "x.gz"])
+def test_an_export_to_another_kind_of_archive_is_refused(
+    tmp_path: Path, own: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["runs", "export", OWN, "--to", str(tmp_path / name)]) == 2
+    assert ".tar.gz" in capsys.readouterr().err and not (tmp_path / name).exists()
+
+
 def test_an_export_overwrites_nothing(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, problem in (("x.tar.gz", "exists already"), ("folder", f"holds run {OWN} already")):
         assert run(["runs", "export", OWN, "--to", str(tmp_path / name)]) == 0

@@ -17,6 +17,9 @@ from fastlaunch.lifecycle.describe import run_as_json
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
 from fastlaunch_train.records.records import SUFFIXES
 
+#: A folder of such a name would be taken for one.
+_OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".tbz2", ".7z")
+
 
 def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[str]:
     """Write a folder per run, with its record files (xz) and `run.json`; returns what was missing, in words.
@@ -26,6 +29,11 @@ def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[
     """
     try:
         if not destination.name.endswith(ARCHIVE_SUFFIXES):
+            if destination.suffix in _OTHER_ARCHIVES and not destination.is_dir():
+                raise UserError(
+                    f"runs are not exported to {destination.suffix}",
+                    "give --to a folder, or a .tar.gz or .tar.xz",
+                )
             return _write_folders(ledger, runs, destination)
         if destination.exists():
             raise UserError(f"{destination} exists already", "give another name, or remove it first")
