@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fastlaunch.api.context import AppContext
+from fastlaunch.api.listing import offers
+from fastlaunch.api.price_update import update_prices
 from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price, age_note
@@ -27,7 +29,8 @@ from fastlaunch.catalog.updates import (
     write_prices,
 )
 from fastlaunch.cli.main import run
-from fastlaunch.core.settings import load_settings
+from fastlaunch.core.errors import NotAuthorised, UserError
+from fastlaunch.core.settings import AccountRate, load_settings
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -138,6 +141,51 @@ def test_an_answer_that_breaks_off_changes_nothing_of_that_list(
     code, found = update()
     assert code == 3 and "cannot be read" in found["failures"][0]
     assert in_force().as_of == date(2026, 7, 20) and in_force(service="sagemaker").as_of == TODAY
+
+
+def test_offers_are_at_the_users_rates_and_ask_for_quotas_where_they_are_to() -> None:
+    class Quotas:
+        """An account with room for two of p5, whose other quotas are AWS's, of which it hides one."""
+
+        def quota(self, region: str, service: str, code: str) -> float | None:
+            if code == "L-C4BD4855":
+                raise NotAuthorised("not yours to know")
+            return {"L-417A185B": 400.0}.get(code)
+
+        def default_quota(self, region: str, service: str, code: str) -> float | None:
+            return 0.0
+
+    market = [
+        MarketPrice(
+            **{"instance": "p5.48xlarge", "region": "us-east-1", "zone": "us-east-1a", "purchase": purchase},
+            **{"usd_per_hour": 20.0, "at": NOW.isoformat()},
+        )
+        for purchase in ("spot", "capacity-block")
+    ]
+    settings = replace(load_settings(), rates={"p5": AccountRate(discount=0.5)})
+    write_market(settings.home / "market.yaml", market)
+    aws: Any = Quotas()
+    context = AppContext(settings=settings, backends={}, connect=lambda: aws, now=lambda: NOW)
+    found = {offer.purchase: offer for offer in offers("H100:8", quotas=True, context=context)}
+    assert {purchase: offer.quota for purchase, offer in found.items()} == {
+        "on-demand": 2,
+        "spot": None,
+        "capacity-block": None,
+    }
+    assert found["on-demand"].usd_per_hour == pytest.approx(55.04 / 2) and found["spot"].usd_per_hour == 20.0
+    assert [offer.quota for offer in offers("L4:1", quotas=True, context=context)] == [0] * 5
+    assert {offer.quota for offer in offers("H100:8", context=context)} == {None}
+
+
+@pytest.mark.parametrize("name", ["prices.yaml", "market.yaml"])
+def test_a_damaged_file_of_an_update_is_to_be_removed(isolated: Path, name: str) -> None:
+    path = isolated / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("schema: 1\nprices: [")
+    context = AppContext(settings=load_settings(), backends={}, now=lambda: NOW)
+    with pytest.raises(UserError) as error:
+        update_prices(context=context)
+    assert str(path) in error.value.message and f"rm {path}" in (error.value.hint or "")
 
 
 def test_spot_and_capacity_blocks_are_kept_by_zone(

@@ -4,12 +4,13 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Prices, Runs
-from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.errors import CloudRefused, UnknownName, UserError
 from fastlaunch.core.units import parse_date
 
 if TYPE_CHECKING:
@@ -172,12 +173,15 @@ class Offer:
     purchase: str
     #: A region, or a zone of it.
     place: str
+    #: On demand at the `discount` and `rates` of the config file.
     usd_per_hour: float
     usd_per_gpu: float
     #: A day, or of a market price the time.
     as_of: str
     #: Of spot: the share of instances that AWS takes back in a month.
     interruption: str | None
+    #: How many the account's quota allows at a time; None where it is not known, and of capacity blocks.
+    quota: int | None = None
 
 
 def offers(
@@ -186,13 +190,16 @@ def offers(
     spot: bool = False,
     region: str | None = None,
     all_regions: bool = False,
+    quotas: bool = False,
     context: AppContext | None = None,
 ) -> list[Offer]:
     """Return what EC2 sells where, by the prices that are known here, in the order of the catalogue.
 
-    gpu: such as `H100` or `H100:8`. spot: nothing else. region: the user's own by default. Raises UnknownName
-    for a GPU that the catalogue lacks, and UserError where no price is known.
+    gpu: such as `H100` or `H100:8`. spot: nothing else. region: the user's own by default. quotas: ask AWS
+    for them; what it refuses is reported, and stays unknown. Raises UnknownName for a GPU that the catalogue
+    lacks, and UserError where no price is known.
     """
+    from fastlaunch.aws.quota_codes import quota_code
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.catalog.prices import UPDATE_COMMAND
     from fastlaunch.catalog.updates import MARKET_PRICES, interruption, read_market
@@ -214,7 +221,11 @@ def offers(
     known = sorted({price.region for price in catalogue.prices})
     listed = (catalogue.find_price(key, region=place, on=today) for key in chosen for place in known)
     prices: list[tuple[str, str, str, str, float, str]] = [
-        (each.instance, each.purchase, each.region, each.region, each.usd_per_hour, each.as_of.isoformat())
+        (
+            *(each.instance, each.purchase, each.region, each.region),
+            settings.paid_usd_per_hour(each.instance, each.usd_per_hour),
+            each.as_of.isoformat(),
+        )
         for each in listed
         if each is not None
     ] + [
@@ -223,6 +234,7 @@ def offers(
         if each.instance in chosen
     ]
     wanted = region or settings.region
+    quota = cache(partial(_quota_vcpus, context))
     found = [
         Offer(
             instance=instance,
@@ -233,6 +245,11 @@ def offers(
             usd_per_gpu=round(usd / chosen[instance].num_accelerators, 6),
             as_of=as_of,
             interruption=interruption(instance, within) if purchase == "spot" else None,
+            quota=int(vcpus // chosen[instance].vcpus)
+            if quotas
+            and (code := quota_code(instance, purchase))
+            and (vcpus := quota(within, code.code)) is not None
+            else None,
         )
         for instance, purchase, within, place, usd, as_of in prices
         if (all_regions or within == wanted) and (not spot or purchase == "spot")
@@ -244,3 +261,13 @@ def offers(
             f"no {what} of these is known in {where}", f"type: {UPDATE_COMMAND} --region {wanted}"
         )
     return found
+
+
+def _quota_vcpus(context: AppContext, region: str, code: str) -> float | None:
+    """Return the account's quota, or AWS's default; None, with a report, where AWS refuses to say."""
+    try:
+        own = context.aws.quota(region, "ec2", code)
+        return own if own is not None else context.aws.default_quota(region, "ec2", code)
+    except CloudRefused as error:
+        context.report(f"warning: the quota {code} in {region} is not known: {error.message}")
+        return None

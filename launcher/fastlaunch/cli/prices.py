@@ -189,6 +189,13 @@ def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     next_command(following)
 
 
+def _quota_text(row: Mapping[str, Any]) -> str:
+    """Return how many instances the quota allows."""
+    if row["purchase"] == "capacity-block":
+        return "none needed"
+    return "not known" if row["quota"] is None else f"for {row['quota']}"
+
+
 @click.command(short_help="What EC2 sells where, and for how much.")
 @click.option("--gpu", metavar="NAME[:N]", help="Such as H100, or H100:8 for types with eight.")
 @click.option("--spot", is_flag=True, help="Spot alone.")
@@ -200,19 +207,28 @@ def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     default="usd-per-gpu",
     help="The cheapest first.",
 )
+@click.option("--quotas", is_flag=True, help="Ask AWS how many of each your quotas allow.")
 @output_option
 @profile_option
 def offers(
-    gpu: str | None, spot: bool, region: str | None, all_regions: bool, sort: str, output: str
+    gpu: str | None,
+    spot: bool,
+    region: str | None,
+    all_regions: bool,
+    sort: str,
+    quotas: bool,
+    output: str,
 ) -> None:
     """What EC2 sells where, and for how much, by the prices known here; `prices update` asks for new ones.
 
-    On demand by region, spot and capacity blocks by zone. Interruption is the share of spot instances that
-    AWS took back in a month, by Spot Advisor on 2025-06-28. `fastlaunch doctor` asks for your quota.
+    On demand by region, at the discount and rates of the config file; spot and capacity blocks by zone.
+    Interruption is the share of spot instances that AWS took back in a month, by Spot Advisor on 2025-06-28.
     """
-    found = api.offers(gpu, spot=spot, region=region, all_regions=all_regions, context=app_context())
+    found = api.offers(
+        gpu, spot=spot, region=region, all_regions=all_regions, quotas=quotas, context=app_context()
+    )
     key = sort.replace("-", "_")
-    rows = sorted(({**vars(offer), "quota": None} for offer in found), key=lambda row: float(row[key]))
+    rows = sorted((vars(offer) for offer in found), key=lambda row: float(row[key]))
     if output == "table":
         cells = [
             {
@@ -223,7 +239,7 @@ def offers(
                 "$/h": f"{row['usd_per_hour']:.4f}",
                 "$/GPU-h": f"{row['usd_per_gpu']:.4f}",
                 "as of": row["as_of"],
-                "quota": "not known",
+                "quota": _quota_text(row),
                 "interruption": row["interruption"],
             }
             for row in rows
