@@ -17,6 +17,7 @@ from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.report.overview import all_notes, as_overview, why
 from fastlaunch.report.text import answer, answer_to_json
+from fastlaunch_train.records.records import Check
 
 FOUR = [
     *runs("bf16", 0.1, 0.1001, 0.0999),
@@ -133,7 +134,26 @@ def test_a_row_that_measured_nothing_fails(
     capsys.readouterr()
     assert run(["compare", "--fail-if-worse", "5"]) == code
     assert ("compile on vit-huge" in capsys.readouterr().err.splitlines()[-1]) == bool(code)
-    assert run(["compare", "--fail-if-worse", "-3"]) == 2
+    assert [run(["compare", "--fail-if-worse", text]) for text in ("-3", "nan", "inf", "x")] == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("checks", "num_runs", "kind"),
+    [((), 1, "no interval"), ((Check(name="isolation", passed=False, detail="wrong"),), 3, "not ranked")],
+    ids=["one run", "fails a check"],
+)
+def test_a_row_that_was_not_judged_fails(
+    checks: tuple[Check, ...], num_runs: int, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fake_records import write_run
+
+    for recipe, number, own in (("bf16", 3, ()), ("fp32", num_runs, checks)):
+        for seed in range(number):
+            name = f"{recipe}-{seed}"
+            write_run(tmp_path / name, recipe=recipe, run_id=name, header={"seed": seed}, checks=own)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    assert run(["compare", "--fail-if-worse", "5"]) == 1
+    assert f"fp32 on vit-huge ({kind}: " in capsys.readouterr().err
 
 
 def test_a_row_that_is_worse_by_more_than_allowed_fails(

@@ -1,6 +1,7 @@
 """`fastlaunch compare`: what a dollar bought, by the runs in the ledger."""
 
 import datetime
+import math
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -27,6 +28,16 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 
 if TYPE_CHECKING:
     from fastlaunch.api.compared import Comparison
+
+
+def _parse_percent(text: str) -> float:
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = math.nan
+    if not (math.isfinite(percent) and percent >= 0):
+        raise UserError(f"{text!r} is no percentage that a gate could hold", "give 0 or more, such as 3")
+    return percent
 
 
 @click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
@@ -80,9 +91,9 @@ if TYPE_CHECKING:
 @click.option("--notes", is_flag=True, help="Show instead all notes.")
 @click.option(
     "--fail-if-worse",
-    type=click.FloatRange(min=0),
+    type=Quantity("percent", _parse_percent),
     metavar="PERCENT",
-    help="Exit with 1 if a row is surely worse than the baseline, by more than this, or measured nothing.",
+    help="Exit with 1 if a row is surely worse than the baseline, by more than this, or cannot be judged.",
 )
 @click.option(
     "--columns",
@@ -151,25 +162,32 @@ def compare(
 
 
 def _fails(comparison: "Comparison", percent: float | None) -> bool:
-    """Return whether a row is settled to be worse than its baseline by more than that, or has measured
-    nothing; say which.
+    """Return whether a row is settled to be worse than its baseline by more than that, or cannot be judged,
+    or has measured nothing; say which.
     """
     from fastlaunch.analysis.statistics import WORSE
+    from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH
     from fastlaunch.report.text import name_of
 
     if percent is None:
         return False
-    worse = []
+    worse, unjudged = [], []
     for row in comparison.rows:
-        ratio = row.verdict.ratio or row.verdict.speed_ratio
-        if row.verdict.kind == WORSE and ratio and ratio.high and ratio.high < 1 - percent / 100:
-            name = name_of(row, comparison.by_workload[row.setup.workload])
-            worse.append(f"{name} on {row.setup.workload}")
+        verdict = row.verdict.in_batch or row.verdict
+        ratio = verdict.ratio or verdict.speed_ratio
+        name = f"{name_of(row, comparison.by_workload[row.setup.workload])} on {row.setup.workload}"
+        if verdict.kind == WORSE and ratio and ratio.high and ratio.high < 1 - percent / 100:
+            worse.append(name)
+        elif verdict.kind in (NOT_RANKED, NO_INTERVAL, OTHER_BATCH):
+            why = verdict.reasons[0] if verdict.reasons else "it stands alone"
+            unjudged.append(f"{name} ({verdict.kind}: {why})")
     if worse:
         click.echo(f"worse than the baseline by more than {percent:g}%: {', '.join(worse)}", err=True)
+    if unjudged:
+        click.echo(f"not judged, so it may be worse than the baseline: {'; '.join(unjudged)}", err=True)
     if missing := comparison.unmeasured:
         click.echo(f"not measured, so it may be worse than the baseline: {', '.join(missing)}", err=True)
-    return bool(worse or missing)
+    return bool(worse or unjudged or missing)
 
 
 def _print_instead(comparison: "Comparison", output: str, name: str | None) -> None:
