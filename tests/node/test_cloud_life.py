@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -409,18 +410,20 @@ def test_a_sweep_of_a_script_comes_home(
     assert_swept(world, ("lr=1", "lr=2"), capsys)
 
 
-def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
-    def interrupt(number: int, instance: SimulatedInstance) -> None:
-        if number > 1:
-            return
-        run_id = world.run_id()
-        output = f"{RUNS}/{run_id}/attempt-1"
-        world.scene.wait_for(f"{output}/node-0/{run_id}/rank-", 120)
-        instance.spot_notice()
-        world.scene.wait_for(f"{output}/node-0/status.json", 120)
-        instance.take()
+def take_first(world: World, number: int, instance: SimulatedInstance) -> None:
+    """Take the first instance back once its run records steps, with the notice that spot gets."""
+    if number > 1:
+        return
+    run_id = world.run_id()
+    output = f"{RUNS}/{run_id}/attempt-1"
+    world.scene.wait_for(f"{output}/node-0/{run_id}/rank-", 120)
+    instance.spot_notice()
+    world.scene.wait_for(f"{output}/node-0/status.json", 120)
+    instance.take()
 
-    world.events = interrupt
+
+def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
+    world.events = partial(take_first, world)
     (run,) = world.submit(replace(JOB, terms=Terms(purchase="spot"), steps=4000, checkpoint_every=100))
     assert run.state is RunState.COMPLETED, consoles(world)
     assert run.summary is not None and run.summary.num_steps == 4000
@@ -440,17 +443,7 @@ def test_a_script_that_spot_interrupts_goes_on_with_what_it_saved(world: World, 
     world.machines.update(training="real")
     world.max_minutes = 1200
 
-    def interrupt(number: int, instance: SimulatedInstance) -> None:
-        if number > 1:
-            return
-        run_id = world.run_id()
-        output = f"{RUNS}/{run_id}/attempt-1"
-        world.scene.wait_for(f"{output}/node-0/{run_id}/rank-", 120)
-        instance.spot_notice()
-        world.scene.wait_for(f"{output}/node-0/status.json", 120)
-        instance.take()
-
-    world.events = interrupt
+    world.events = partial(take_first, world)
     terms = Terms(purchase="spot", max_minutes=1200)
     command = Script(command=("python", "train.py"))
     (run,) = world.submit(script_spec(command, backend="ec2", instance="g5.xlarge", image=IMAGE, terms=terms))
