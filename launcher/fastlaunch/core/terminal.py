@@ -1,7 +1,9 @@
 """Text as a terminal may show it: what jobs, nodes and AWS say must not steer the user's terminal."""
 
 import re
+import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -26,15 +28,27 @@ def report_line(line: str, stream: TextIO | None = None) -> None:
         print(f"{plain(line)}\n", end="", file=stream or sys.stderr, flush=True)
 
 
+def _wrapped(line: str) -> str:
+    """Return the line, broken at blanks to the width of the terminal."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
 class PlainOutput:
-    """A text stream that passes on `plain` text, and escapes what the stream's encoding does not have."""
+    """A text stream that passes on `plain` text, and escapes what the stream's encoding does not have.
+
+    On a terminal a warning is broken at blanks; other lines are whole, as they may be typed.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
         encoding = self.stream.encoding or "utf-8"
-        self.stream.write(plain(text).encode(encoding, "backslashreplace").decode(encoding))
+        shown = plain(text)
+        if shown.startswith("warning: ") and self.stream.isatty():
+            shown = "\n".join(map(_wrapped, shown.split("\n")))
+        self.stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
