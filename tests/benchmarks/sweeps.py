@@ -75,7 +75,7 @@ class Matrix:
     log_times: tuple[float, ...]
 
     def log_usd(self, at: int) -> float:
-        return self.log_times[at] + self.cells[at].usd_per_hour
+        return self.log_times[at] + self.cells[at].log_usd_per_hour
 
     @property
     def num_samples(self) -> float:
@@ -139,7 +139,7 @@ def _cell(
     return SweptCell(
         place=place,
         batch=0,
-        usd_per_hour=math.log(usd_per_hour),
+        log_usd_per_hour=math.log(usd_per_hour),
         query={**query, "batch_per_gpu": "64", "unit": "samples/s"},
     )
 
@@ -209,10 +209,10 @@ def swept(matrix: Matrix, noise: Noise, rng: random.Random) -> Outcome:
 
     def usd(at: int, run: RunTime) -> float:
         seconds = START_S + matrix.num_samples * math.exp(run.log_time)
-        return seconds * math.exp(matrix.cells[at].usd_per_hour)
+        return seconds * math.exp(matrix.cells[at].log_usd_per_hour)
 
     def boot_usd(place: object) -> float:
-        return BOOT_S * math.exp(next(c.usd_per_hour for c in matrix.cells if c.place == place))
+        return BOOT_S * math.exp(next(c.log_usd_per_hour for c in matrix.cells if c.place == place))
 
     full_usd = sum(usd(at, run) for at, of in enumerate(runs) for run in of) + sum(map(boot_usd, places))
     cells, spent_usd, num_runs = list(matrix.cells), 0.0, 0
@@ -244,7 +244,7 @@ def swept(matrix: Matrix, noise: Noise, rng: random.Random) -> Outcome:
     picked = eliminate(cells, MAX_ROUNDS).leaders[0]
     of_full = min(
         range(len(cells)),
-        key=lambda at: fmean(run.log_time for run in runs[at]) + matrix.cells[at].usd_per_hour,
+        key=lambda at: fmean(run.log_time for run in runs[at]) + matrix.cells[at].log_usd_per_hour,
     )
     return Outcome(
         cost=spent_usd / full_usd,

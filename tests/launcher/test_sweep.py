@@ -313,7 +313,14 @@ def test_the_batch_size_is_searched_for_first_and_every_type_gets_it(world: Worl
         return {"batch_size": batch_size or 48}
 
     world.aws.node = lambda node: node.train(how=how)
-    carry_out(world, Part(name=BATCH_SEARCH, submission=search), part(P5, "bf16"), id=id)
+
+    def next_part(runs: Sequence[Run], names: Sequence[str]) -> str:
+        assert names == [P5]
+        return names[0]
+
+    for_best = UntilBest(elimination=lambda runs: {}, next_part=next_part)
+    search_part = Part(name=BATCH_SEARCH, submission=search)
+    carry_out(world, search_part, part(P5, "bf16"), id=id, until_best=for_best)
     assert [(run.spec or {})["batch_size"] for run in world.ledger.select()] == [None, 48, 48]
     assert [(run.spec or {})["batch_size"] for run in world.ledger.select([f"sweep={id}"])] == [48, 48]
     failed = world.ledger.add_sweep(["sweep"], {}, world.home)

@@ -3,8 +3,8 @@
 A cell competes with those of its global batch. One that has not run is left out if what is predicted of it,
 at its best, does not beat the best measured cell. One that has run is left out as soon as it is surely not
 more than 1% better than the leader: by the rules of `differences` where the two ran in rounds together, else
-by its own runs, of which a few are taken to vary by 2%. Each look spends its share of the 5%, as `looks` has
-it, divided among the cells. Machines of one type differ by more than a few runs do, so beside a cell on
+by its own runs and what runs are taken to vary by. Each look spends its share of the 5%, as `looks` has it,
+divided among the cells. Machines of one type differ by more than a few runs do, so beside a cell on
 another machine a row ends as soon as its own error is small beside that.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.differences import MACHINE, Differences, RunTime
 from fastlaunch.analysis.looks import share_of_plan
-from fastlaunch.analysis.statistics import LEVEL, Difference, Estimate
+from fastlaunch.analysis.statistics import LEVEL, Difference, Estimate, t_quantile
 from fastlaunch.core.conventions import FIRST_LOOK
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: A cell that is better by less is no loss.
 _WITHIN = math.log(1.01)
-#: A cell is left out unrun where it would have to be so many times as far off its prediction as 5% are.
-_REACH = 2.0
+#: Predictions are off by Student's t with so many degrees of freedom: some by far more than most.
+_PREDICTION_DOF = 5
 #: What runs of a cell are taken to vary by, and the degrees of freedom that this counts for beside its runs.
 _SCATTER, _SCATTER_DOF = 0.015, 10
 
@@ -37,7 +37,7 @@ class SweptCell:
 
     place: Hashable  # cells of one place share a machine: the instance type
     batch: Hashable  # what cells share that compete: samples and tokens of a step
-    usd_per_hour: float  # of all its machines; 0 where nothing is billed
+    log_usd_per_hour: float  # of all its machines; 0 where nothing is billed
     runs: tuple[RunTime, ...] = ()  # of those that count; their `row` is not read
     # As `predict` is asked, in samples/s; each recipe is a model of its own. None where it cannot be.
     query: "Row | None" = None
@@ -102,7 +102,7 @@ def next_places(cells: Sequence[SweptCell]) -> list[Hashable]:
 
     def usd(cell: SweptCell) -> tuple[bool, float]:
         seconds = cell.predicted[0] if cell.predicted else 0.0
-        return cell.predicted is None, cell.usd_per_hour + seconds
+        return cell.predicted is None, cell.log_usd_per_hour + seconds
 
     places: dict[Hashable, list[tuple[bool, float]]] = defaultdict(list)
     for cell in cells:
@@ -123,7 +123,10 @@ class _Race:
         ]
         self._differences = Differences(runs)
         # Looks from the first round on.
-        self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / max(1, len(cells) - 1)
+        num_rivals = max(1, len(cells) - 1)
+        self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / num_rivals
+        # A range leaves out one run in twenty above it. Of all rivals together one in twenty is to be above.
+        self._reach = _quantile(LEVEL / num_rivals) / _quantile(LEVEL)
         measured = [at for at, cell in enumerate(cells) if cell.runs]
         self.leader = max(measured, key=lambda at: self._num_beaten(at, measured), default=None)
         self.unneeded: dict[int, str] = {}
@@ -161,14 +164,14 @@ class _Race:
         return self._differences.log_ratio(at, other) + self._by_price(at, other)
 
     def _by_price(self, at: int, other: int) -> float:
-        return self._cells[other].usd_per_hour - self._cells[at].usd_per_hour
+        return self._cells[other].log_usd_per_hour - self._cells[at].log_usd_per_hour
 
     def _cannot_win(self, cell: SweptCell, leader: int) -> bool:
         assert cell.predicted is not None
         best = self._cells[leader]
         predicted, at_best = cell.predicted
-        own = predicted - _REACH * (predicted - at_best) + cell.usd_per_hour
-        return own > fmean(run.log_time for run in best.runs) + best.usd_per_hour - _WITHIN
+        own = predicted - self._reach * (predicted - at_best) + cell.log_usd_per_hour
+        return own > fmean(run.log_time for run in best.runs) + best.log_usd_per_hour - _WITHIN
 
     def _between(self, at: int, other: int) -> Difference:
         """Return by how much more a dollar buys in one cell than in the other."""
@@ -191,3 +194,7 @@ class _Race:
 
     def _is_as_sure_as_machines(self, at: int, leader: int) -> bool:
         return self._cells[at].place != self._cells[leader].place and self._own_error(at) < MACHINE / 2
+
+
+def _quantile(level: float) -> float:
+    return t_quantile(1 - level, _PREDICTION_DOF)

@@ -115,8 +115,8 @@ class SweptCells:
             yield replace(self._cell(here, None, service), place=name)
         if not alike:
             price = self._catalogue.find_price(instance.name, region="us-east-1", on=self._today)
-            usd_per_hour = math.log(price.usd_per_hour) if price else math.inf
-            yield SweptCell(place=name, batch=None, usd_per_hour=usd_per_hour)
+            log_usd_per_hour = math.log(price.usd_per_hour) if price else math.inf
+            yield SweptCell(place=name, batch=None, log_usd_per_hour=log_usd_per_hour)
 
     def _cell(self, spec: JobSpec, row: "Row | None", service: str) -> "SweptCell":
         from fastlaunch.analysis.elimination import SweptCell
@@ -145,7 +145,9 @@ class SweptCells:
         return SweptCell(
             place=spec.instance,
             batch=(spec.workload, global_batch),
-            usd_per_hour=math.log(price.usd_per_hour * spec.num_nodes) if price and self._is_priced else 0.0,
+            log_usd_per_hour=math.log(price.usd_per_hour * spec.num_nodes)
+            if price and self._is_priced
+            else 0.0,
             runs=tuple(run_times(row.group, 0)) if row else (),
             query=query if gpu else None,
             barred=row.validity.failures[0] if row and row.is_barred else None,

@@ -81,8 +81,15 @@ class PlannedLooks:
         num_ended = sum(run.state.is_final for run in runs)
         if num_ended > self._num_ended:
             self._num_ended = num_ended
-            added = {id: f"{NOT_NEEDED}{why}" for id, why in elimination(runs).items()}
-            self._why = added | self._why
+            open_runs = {run.id: run for run in runs if not run.state.is_final}
+            found = elimination(runs)
+            added = {id: why for id, why in found.items() if id in open_runs and id not in self._why}
+            self._why |= {id: f"{NOT_NEEDED}{why}" for id, why in added.items()}
+            specs = {id: JobSpec.from_json(open_runs[id].spec or {}) for id in added}
+            rows = {specs[id].without_seed: why for id, why in added.items()}
+            names = zip(names_apart(list(rows)), rows.values(), strict=True)
+            if added:
+                self.report(f"left out from now on: {'; '.join(f'{name}: {why}' for name, why in names)}")
 
     def _look_at_rounds(self, runs: Sequence[Run]) -> None:
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}

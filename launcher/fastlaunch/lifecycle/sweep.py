@@ -100,9 +100,8 @@ class Sweep:
         """Yield the parts; first what an earlier launcher left under way, which is committed already."""
         left = sorted(parts, key=lambda part: not self._is_under_way(part.name))
         while left:
-            at = 0
-            if self.until_best and not self._is_under_way(left[0].name):
-                names = [part.name for part in left]
+            at, names = 0, [part.name for part in left]
+            if self.until_best and not is_batch_search(names[0]) and not self._is_under_way(names[0]):
                 at = names.index(self.until_best.next_part(self._cells(self.launcher.ledger), names))
             yield left.pop(at)
 
