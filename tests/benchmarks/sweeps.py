@@ -1,6 +1,6 @@
 """What `sweep --until-best` saves, and how often it picks the best cell, by simulation.
 
-    python -m benchmarks.sweeps [--draws 200] [FILE ...] (in tests/; about half an hour on two cores)
+    python -m benchmarks.sweeps [--draws 100] [FILE ...] (in tests/; about five minutes on two idle cores)
 
 A draw is a matrix of instance types and recipes whose truth is known. The sweep is carried out on it by the
 rules of `analysis/elimination.py`: type after type, each on one machine, which is told what to leave out
@@ -296,7 +296,7 @@ def line(name: str, outcomes: Sequence[Outcome]) -> Mapping[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=100)
     options = parser.parse_args()
     kinds: list[tuple[str, Callable[..., list[Outcome]]]] = [
         (f"{size[0]} x {size[1]}, {noise.name}", partial(simulate, size, noise))
