@@ -47,7 +47,7 @@ class SweptCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elimination:
+class Standings:
     """What a look at the cells came to; cells by their number."""
 
     leaders: Mapping[Hashable, int]  # by batch, the best by what was measured
@@ -55,7 +55,7 @@ class Elimination:
     unneeded: Mapping[int, str]  # those that need not run any more, with why
 
 
-def eliminate(cells: Sequence[SweptCell], max_rounds: int) -> Elimination:
+def eliminate(cells: Sequence[SweptCell], max_rounds: int) -> Standings:
     """Return which cells may be best, and which need not run any more. max_rounds: of a cell, as planned."""
     batches: dict[Hashable, list[int]] = defaultdict(list)
     for at, cell in enumerate(cells):
@@ -70,7 +70,7 @@ def eliminate(cells: Sequence[SweptCell], max_rounds: int) -> Elimination:
         leaders[batch] = own[race.leader]
         may_be_best |= {own[at] for at in race.may_be_best}
         unneeded |= {own[at]: why for at, why in race.unneeded.items()}
-    return Elimination(leaders=leaders, may_be_best=frozenset(may_be_best), unneeded=unneeded)
+    return Standings(leaders=leaders, may_be_best=frozenset(may_be_best), unneeded=unneeded)
 
 
 def predict_cells(cells: Sequence[SweptCell]) -> list[SweptCell]:

@@ -38,8 +38,6 @@ class RowVerdict:
 
 #: Returns the verdict on each run's row, by the id of the run.
 Verdicts = Callable[[Sequence[Run]], Mapping[str, RowVerdict]]
-
-
 #: Returns which of the runs, some of which have ended, need not begin any more, each with why.
 Elimination = Callable[[Sequence[Run]], Mapping[str, str]]
 
