@@ -294,7 +294,7 @@ def _price(
     Of spot and capacity blocks that is the cheapest zone's, as last asked for. usd_per_hour: given instead of
     it. Raises UserError if none is known.
     """
-    from fastlaunch.api.price_update import MAX_MARKET_AGE
+    from fastlaunch.api.listing import MAX_MARKET_AGE
     from fastlaunch.catalog.updates import MARKET_PRICES, read_market
 
     now, (service, region, purchase) = context.now(), offer

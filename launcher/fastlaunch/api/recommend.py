@@ -308,7 +308,7 @@ def _purchases(
     """Return how each instance type can be bought: of several zones in the cheapest."""
     from fastlaunch.analysis.configurations import LeftOut
     from fastlaunch.analysis.cost_to_train import Purchase
-    from fastlaunch.api.price_update import MAX_MARKET_AGE
+    from fastlaunch.api.listing import MAX_MARKET_AGE
     from fastlaunch.catalog.updates import MARKET_PRICES, read_market
 
     settings, today = context.settings, context.now().date()
