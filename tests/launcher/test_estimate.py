@@ -9,7 +9,7 @@ from typing import Any
 import ec2_builders
 import pytest
 from attempt_builders import add_attempt
-from fake_summaries import CATALOGUE, PLAIN, TODAY, changed, compared
+from fake_summaries import CATALOGUE, PLAIN, changed, compared
 
 import fastlaunch
 from fastlaunch.analysis.cost_to_train import ASSUMED, Training, parse_assumptions
@@ -126,7 +126,6 @@ def on_other_gpus(instance: str, *, recipe: str = "bf16", precision: str = "bf16
         samples=Interval(value=1e8),
         published=[],
         catalogue=CATALOGUE,
-        today=TODAY,
     )
 
 

@@ -301,7 +301,7 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
         facts.append(
             RecipeFacts(
                 recipe=recipe,
-                precision=_precision_of(setup),
+                precision=precision_of(setup),
                 batches=tuple(sorted({b for row in own_rows if (b := row.setup.batch_size_per_gpu)})),
                 fixed_gib=fixed,
                 gib_per_sample=per_sample,
@@ -311,7 +311,7 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
     return facts
 
 
-def _precision_of(setup: Setup) -> str:
+def precision_of(setup: Setup) -> str:
     if not setup.is_script:
         return setup.precision or ""
     match = re.search(r"fp8|bf16|fp16|tf32|fp32", f"{setup.recipe} {' '.join(setup.variant.values())}")
@@ -349,10 +349,10 @@ def gpu_of(setup: Setup, catalogue: Catalogue) -> str | None:
     if setup.device_name is not None:
         return setup.device_name if identify(setup.device_name) else None
     accelerator = accelerator_of(setup, catalogue)
-    return _name_of(accelerator) if accelerator else None
+    return name_of(accelerator) if accelerator else None
 
 
-def _name_of(accelerator: Accelerator) -> str:
+def name_of(accelerator: Accelerator) -> str:
     return next(iter(accelerator.device_names), accelerator.name)
 
 
@@ -363,7 +363,7 @@ def anchor_of(row: Row, subject: Subject, catalogue: Catalogue) -> Anchor | None
     if gpu is None or speed is None:
         return None
     return {
-        **_anchor_fields(subject, setup.recipe, _precision_of(setup), setup.sequence_length),
+        **anchor_fields(subject, setup.recipe, precision_of(setup), setup.sequence_length),
         "source_repo": "published" if setup.kind == "published" else "measured here",
         "gpu": gpu,
         "num_gpus": str(setup.num_gpus),
@@ -373,9 +373,10 @@ def anchor_of(row: Row, subject: Subject, catalogue: Catalogue) -> Anchor | None
     }
 
 
-def _anchor_fields(
+def anchor_fields(
     subject: Subject, recipe: str, precision: str, sequence_length: int | None
 ) -> dict[str, str]:
+    """Return what measured and predicted runs of the recipe share, wherever they are."""
     return {
         "model": subject.model_of(recipe),
         "params": "" if subject.params is None else repr(subject.params),
@@ -458,7 +459,7 @@ def predicted_configurations(
             Predictor(anchors).predict(
                 [
                     {
-                        **_anchor_fields(
+                        **anchor_fields(
                             subject, recipe, by_recipe[recipe].precision, subject.sequence_length
                         ),
                         "gpu": gpu,
@@ -482,10 +483,8 @@ def predicted_configurations(
         if one_node is not None:
             rate, deviation, evidence = one_node.samples_per_s, one_node.deviation_or_usual, "A"
         elif isinstance(answer, Prediction):
-            # The middle of the range is the median, from which the mean follows.
-            rate = math.sqrt(answer.low * answer.high) / subject.units_per_sample
-            deviation = math.log(answer.high / answer.low) / (2 * RANGE_DEVIATIONS)
-            evidence = answer.evidence
+            rate, deviation = median_and_deviation(answer.low, answer.high)
+            rate, evidence = rate / subject.units_per_sample, answer.evidence
         else:
             left_out.append(LeftOut(instance=name, recipe=query.facts.recipe, reason=answer))
             continue
@@ -512,6 +511,11 @@ def predicted_configurations(
             )
         )
     return configurations
+
+
+def median_and_deviation(low: float, high: float) -> tuple[float, float]:
+    """Return the median of a lognormal number whose range of 90% this is, and its logarithm's deviation."""
+    return math.sqrt(low * high), math.log(high / low) / (2 * RANGE_DEVIATIONS)
 
 
 def _network_limit(subject: Subject, query: _Query, num_gpus: int) -> float:
@@ -593,7 +597,7 @@ def _queries(
                         recipe=recipe,
                         batch_size_per_gpu=batch,
                         micro_batch=micro_batch,
-                        gpu=_name_of(accelerator),
+                        gpu=name_of(accelerator),
                     )
 
 

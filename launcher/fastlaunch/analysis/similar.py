@@ -1,12 +1,21 @@
 """Which measured row says most of a training that nobody has run, and what that training is by it."""
 
-import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastlaunch.analysis.compare import Row
-from fastlaunch.analysis.cost import accelerator_of, samples_per_s
+from fastlaunch.analysis.configurations import (
+    Anchor,
+    anchor_fields,
+    anchor_of,
+    median_and_deviation,
+    name_of,
+    near_anchors,
+    precision_of,
+    subject_of,
+)
+from fastlaunch.analysis.cost import accelerator_of, samples_per_s, scaled
 from fastlaunch.analysis.cost_to_train import Assumptions, Training
 from fastlaunch.analysis.finish import account_of_row
 from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
@@ -16,7 +25,6 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch_train.recipes.recipes import RECIPES
-from fastlaunch_train.workloads.registry import WORKLOADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,73 +116,49 @@ def predicted_like(
     *,
     batch_size: int | None,
     samples: Interval,
-    published: Sequence[Mapping[str, str]],
+    published: Sequence[Anchor],
     catalogue: Catalogue,
-    today: datetime.date,
 ) -> Training:
     """Return the training on a GPU on which nobody measured it, by `rows` of its recipe on other GPUs.
 
     published: other runs to predict from, as `analysis.predict` reads them. The interval holds one run in
-    90%. Raises UserError with the reason where it cannot be predicted.
+    90%, and the speed is such that its time is the expected one, as in recommendations. Raises UserError with
+    the reason where it cannot be predicted.
     """
     from fastlaunch.analysis.predict import Predictor
 
-    anchors = [anchor for row in rows if (anchor := _anchor(row, catalogue))]
+    setup = rows[0].setup
+    subject = subject_of(setup.workload, rows, setup, catalogue)
+    own = [anchor for row in rows if (anchor := anchor_of(row, subject, catalogue))]
     query = {
-        **_anchor_of(rows[0], wanted.instance.accelerator),
+        **anchor_fields(subject, setup.recipe, precision_of(setup), setup.sequence_length),
+        "gpu": name_of(catalogue.accelerators[wanted.instance.accelerator]),
         "num_gpus": str(wanted.num_gpus),
         "num_nodes": str(wanted.num_nodes),
         "batch_per_gpu": str(batch_size or ""),
-        "date": today.isoformat(),
+        "date": max((row["date"] for row in (*own, *published)), default=""),
     }
-    (found,) = Predictor([*published, *anchors]).predict([query])
+    (found,) = Predictor([*own, *near_anchors(published, subject)]).predict([query])
     if isinstance(found, str):
         raise UserError(
-            f"nobody measured {rows[0].setup.recipe} on {wanted.instance.accelerator}, and it cannot be"
+            f"nobody measured {setup.recipe} on {wanted.instance.accelerator}, and it cannot be"
             f" predicted: {found}",
             "take another recipe, or an instance type that can be predicted or was measured",
         )
-    recipe = RECIPES.get(rows[0].setup.recipe.split(" ")[0])
+    median, deviation = median_and_deviation(found.low, found.high)
+    expected = median / math.exp(deviation**2 / 2)
+    recipe = RECIPES.get(setup.recipe.split(" ")[0])
     return Training(
         samples=samples,
-        samples_per_s=Interval(value=found.predicted, low=found.low, high=found.high),
+        samples_per_s=scaled(
+            Interval(value=expected, low=found.low, high=found.high), 1 / subject.units_per_sample
+        ),
         evidence="predicted",
-        source=f"class {found.evidence}, by {counted(len(anchors), 'row')} of it on other GPUs",
+        source=f"class {found.evidence}, by {counted(len(own), 'row')} of it on other GPUs",
         num_nodes=wanted.num_nodes,
         samples_per_step=float((batch_size or 1) * wanted.num_gpus),
         compiles=recipe is None or recipe.compiles,
     )
-
-
-def _anchor(row: Row, catalogue: Catalogue) -> dict[str, str] | None:
-    """Return a measured row as `analysis.predict` reads it; None where its GPU is not known."""
-    accelerator, rate = accelerator_of(row.setup, catalogue), rate_of(row)
-    if accelerator is None or rate is None:
-        return None
-    days = [run.summary.environment.measured_on for run in row.runs if run.summary.environment.measured_on]
-    return {
-        **_anchor_of(row, accelerator.name),
-        "throughput": f"{rate.value:.9g}",
-        "date": max(days, default=""),
-    }
-
-
-def _anchor_of(row: Row, gpu: str) -> dict[str, str]:
-    setup = row.setup
-    info = WORKLOADS.get(setup.workload)
-    return {
-        "source_repo": "own",
-        "model": setup.workload,
-        "params": str((info and info.num_parameters) or ""),
-        "precision": setup.precision or "",
-        "gpu": gpu,
-        "num_gpus": str(setup.num_gpus),
-        "num_nodes": str(setup.num_nodes),
-        "batch_per_gpu": str(setup.batch_size_per_gpu or ""),
-        "seq_or_image": str(setup.sequence_length or ""),
-        "unit": f"{unit_of(row)}/s",
-        **dict.fromkeys(("path", "task", "notes"), ""),
-    }
 
 
 def differences(row: Row, wanted: Wanted) -> list[str]:

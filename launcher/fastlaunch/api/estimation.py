@@ -1,9 +1,7 @@
 """`estimate`: what a training will take and cost before anything runs, from measurements like it."""
 
-import csv
 import datetime
 import glob
-import lzma
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,6 +146,7 @@ def estimate(
     from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.similar import Wanted, differences, predicted_like, training_like, unit_of
+    from fastlaunch.catalog.gpus import training_throughput
     from fastlaunch.catalog.load import load_catalogue
 
     context = context or default_context()
@@ -179,9 +178,8 @@ def estimate(
             wanted,
             batch_size=batch_size or row.setup.batch_size_per_gpu,
             samples=count,
-            published=_published_throughput(),
+            published=training_throughput(),
             catalogue=catalogue,
-            today=today,
         )
     else:
         training = training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions)
@@ -270,14 +268,6 @@ def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumpti
         )
     if fallback is not None:
         yield f"{forecast.chance(deadline_s):.1%} of those end by the deadline"
-
-
-def _published_throughput() -> list[Mapping[str, str]]:
-    """Return the published runs that come with fastlaunch, as rows of text."""
-    from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
-
-    with lzma.open(TRAINING_THROUGHPUT, "rt", encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def _price(

@@ -1,10 +1,7 @@
 """`recommend`: what to train on, how and bought how, by the ledger, shipped measurements and predictions."""
 
-import csv
 import datetime
 import glob
-import io
-import lzma
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +14,7 @@ from fastlaunch.analysis.recommend import Job, Limits
 from fastlaunch.api.comparison import measured_run
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import data_frame
-from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
+from fastlaunch.catalog.gpus import training_throughput
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, check_age
 from fastlaunch.core.errors import UnknownName, UserError
@@ -413,8 +410,6 @@ def _configurations(
             f" and a global batch of {subject.global_batch}"
         )
     own = (anchor_of(row, subject, catalogue) for row in found.rows)
-    text = lzma.decompress(TRAINING_THROUGHPUT.read_bytes()).decode()
-    published: list[Mapping[str, str]] = list(csv.DictReader(io.StringIO(text)))
     names = dict.fromkeys(each.price.instance for each in bought)
     return [
         *measured,
@@ -422,7 +417,7 @@ def _configurations(
             subject,
             facts_of(found.rows, subject, catalogue),
             measured,
-            [*filter(None, own), *near_anchors(published, subject)],
+            [*filter(None, own), *near_anchors(training_throughput(), subject)],
             [catalogue.instances[name] for name in names],
             catalogue,
             scope,

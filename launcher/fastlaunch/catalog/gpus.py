@@ -1,6 +1,8 @@
 """Accelerators as publications spell them, for predictions: also those that EC2 does not sell."""
 
+import csv
 import functools
+import lzma
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +12,12 @@ from fastlaunch.catalog.hardware import Accelerator
 
 #: Published training throughput, each row with its source and licence; the columns are those of predictions.
 TRAINING_THROUGHPUT = Path(__file__).with_name("training_throughput.csv.xz")
+
+
+def training_throughput() -> list[Mapping[str, str]]:
+    """Return the rows of `TRAINING_THROUGHPUT`, as text."""
+    with lzma.open(TRAINING_THROUGHPUT, "rt", encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 @dataclass(frozen=True, kw_only=True)
