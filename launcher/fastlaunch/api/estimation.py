@@ -285,7 +285,7 @@ def _price(
     it. Raises UserError if none is known.
     """
     from fastlaunch.api.listing import MAX_MARKET_AGE
-    from fastlaunch.catalog.updates import MARKET_PRICES, read_market
+    from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
 
     now, (service, region, purchase) = context.now(), offer
     if usd_per_hour is not None:
@@ -303,29 +303,17 @@ def _price(
     if purchase == "on-demand" or price is not None:
         price = price or catalogue.price(instance, **offer._asdict(), on=day)
         return price, age_note([price.as_of], day) if as_of is None else None
-    offers = [
-        each
-        for each in read_market(context.settings.home / MARKET_PRICES)
-        if (each.instance, each.region, each.purchase, service) == (instance, region, purchase, "ec2")
-    ]
+    market = read_market(context.settings.home / MARKET_PRICES) if service == "ec2" else []
+    best = cheapest_zones(market).get((instance, region, purchase))
     how = f"{UPDATE_COMMAND} --region {region}"
-    if not offers or as_of is not None:
+    if best is None or as_of is not None:
         when = f" of {as_of}" if as_of else ""
         raise UserError(
             f"no {purchase} price{when} of {instance} in {region} is known",
             f"type: {how}; or give --usd-per-hour",
         )
-    # What spot costs over a training is its median, not what it costs now.
-    best = min(offers, key=lambda each: each.median_usd_per_hour or each.usd_per_hour)
-    price = Price(
-        **offer._asdict(),
-        instance=instance,
-        usd_per_hour=best.median_usd_per_hour or best.usd_per_hour,
-        as_of=best.given_at.date(),
-        source=f"{'median' if best.median_usd_per_hour else 'offered'} in {best.zone}, {best.at}",
-    )
     is_old = now - best.given_at > MAX_MARKET_AGE
-    return price, f"the {purchase} price is older than an hour: type `{how}`" if is_old else None
+    return best.price, f"the {purchase} price is older than an hour: type `{how}`" if is_old else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +393,7 @@ def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[Me
     """Yield measured runs of the workload, each source with a word: the user's own first."""
     from fastlaunch.analysis.pooling import MeasuredRun
     from fastlaunch.api.comparison import measured_run
-    from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
+    from fastlaunch.measure.published import shipped_runs
 
     if (context.settings.home / LEDGER_NAME).exists():
         from fastlaunch.ledger.ledger import open_ledger
@@ -415,21 +403,9 @@ def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[Me
         own = [found for run in runs if (found := measured_run(run, context.settings.region))]
         if own:
             yield "of your", own
-    shipped = {
-        **shipped_summaries(),
-        **{
-            f"{path.stem}-{number}": summary
-            for path in shipped_figures()
-            for number, summary in enumerate(read_published(path), start=1)
-        },
-    }
     yield (
         "shipped",
-        [
-            MeasuredRun(run_id=run_id, summary=summary)
-            for run_id, summary in shipped.items()
-            if summary.setup.workload == workload
-        ],
+        [MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in shipped_runs(workload).items()],
     )
 
 

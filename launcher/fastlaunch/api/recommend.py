@@ -16,7 +16,7 @@ from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.gpus import training_throughput
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, check_age
+from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, age_note, check_age
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import is_region, parse_count, parse_date, parse_duration_s
@@ -236,7 +236,7 @@ def _rows(
     from fastlaunch.analysis.configurations import gpu_of, samples_to_train_as
     from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
+    from fastlaunch.measure.published import shipped_runs
 
     stored: list[Run] = []
     if (settings.home / LEDGER_NAME).exists():
@@ -245,15 +245,7 @@ def _rows(
             stored = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
     own = [measured for run in stored if (measured := measured_run(run, settings.region))]
     shipped = [
-        MeasuredRun(run_id=run_id, summary=summary)
-        for run_id, summary in shipped_summaries().items()
-        if summary.setup.workload == workload
-    ]
-    shipped += [
-        MeasuredRun(run_id=f"{path.stem}-{number}", summary=summary)
-        for path in shipped_figures()
-        for number, summary in enumerate(read_published(path), start=1)
-        if summary.setup.workload == workload
+        MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in shipped_runs(workload).items()
     ]
 
     def compared(runs: "Sequence[MeasuredRun]") -> "Comparison":
@@ -306,7 +298,7 @@ def _purchases(
     from fastlaunch.analysis.configurations import LeftOut
     from fastlaunch.analysis.cost_to_train import Purchase
     from fastlaunch.api.listing import MAX_MARKET_AGE
-    from fastlaunch.catalog.updates import MARKET_PRICES, read_market
+    from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
 
     settings, today = context.settings, context.now().date()
     day = as_of or today
@@ -315,24 +307,17 @@ def _purchases(
     market = [each for each in market if each.purchase in options and each.region in regions]
     if any(context.now() - each.given_at > MAX_MARKET_AGE for each in market):
         warnings.append(f"prices of spot or capacity blocks are older than an hour: type `{UPDATE_COMMAND}`")
-    cheapest: dict[tuple[str, str, str], Price] = {}
-    for each in sorted(market, key=lambda each: -(each.median_usd_per_hour or each.usd_per_hour)):
-        cheapest[each.instance, each.purchase, each.region] = Price(
-            instance=each.instance,
-            service="ec2",
-            region=each.region,
-            purchase=each.purchase,
-            usd_per_hour=each.median_usd_per_hour or each.usd_per_hour,
-            as_of=each.given_at.date(),
-            source=f"{each.zone}, by AWS",
-        )
+    cheapest = cheapest_zones(market)
     bought = []
     for region in dict.fromkeys(regions):
         volume = catalogue.find_volume_price(region, on=day)
         for name, instance in catalogue.instances.items():
             for option in dict.fromkeys(options):
-                price = cheapest.get((name, option, region)) or catalogue.find_price(
-                    name, region=region, purchase=option, on=day
+                asked = cheapest.get((name, region, option))
+                price = (
+                    asked.price
+                    if asked
+                    else catalogue.find_price(name, region=region, purchase=option, on=day)
                 )
                 if option not in instance.purchase_options:
                     reason = f"AWS does not sell it {option}"

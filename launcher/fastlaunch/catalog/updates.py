@@ -6,7 +6,7 @@ market.yaml   what changes by the hour: spot prices by zone, and capacity blocks
 
 import datetime
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -51,6 +51,25 @@ class MarketPrice:
     @property
     def given_at(self) -> datetime.datetime:
         return datetime.datetime.fromisoformat(self.at)
+
+    @property
+    def price(self) -> Price:
+        """The price that a training pays: of spot the median, since it changes while one lasts."""
+        return Price(
+            instance=self.instance,
+            service="ec2",
+            region=self.region,
+            purchase=self.purchase,
+            usd_per_hour=self.median_usd_per_hour or self.usd_per_hour,
+            as_of=self.given_at.date(),
+            source=f"{'median' if self.median_usd_per_hour else 'offered'} in {self.zone}, {self.at}",
+        )
+
+
+def cheapest_zones(market: Iterable[MarketPrice]) -> dict[tuple[str, str, str], MarketPrice]:
+    """Return by instance, region and purchase option what the cheapest zone asks."""
+    dearest_first = sorted(market, key=lambda each: -each.price.usd_per_hour)
+    return {(each.instance, each.region, each.purchase): each for each in dearest_first}
 
 
 @dataclass(frozen=True, kw_only=True)

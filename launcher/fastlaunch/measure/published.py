@@ -61,6 +61,20 @@ def shipped_summaries() -> dict[str, RunSummary]:
     return read_summaries(shipped("measurements") / SUMMARIES)
 
 
+def shipped_runs(workload: str) -> dict[str, RunSummary]:
+    """Return what comes with fastlaunch of the workload by run id: measured summaries, and published rows."""
+    figures = {
+        f"{path.stem}-{number}": row
+        for path in shipped_figures()
+        for number, row in enumerate(read_published(path), start=1)
+    }
+    return {
+        run_id: run
+        for run_id, run in {**shipped_summaries(), **figures}.items()
+        if run.setup.workload == workload
+    }
+
+
 def read_summaries(path: Path) -> dict[str, RunSummary]:
     """Read the JSON of `RunSummary.to_json()` by run id, in order.
 
