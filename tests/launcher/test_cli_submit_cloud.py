@@ -197,6 +197,10 @@ def test_the_expected_cost_is_of_runs_like_it_or_not_known(
     published = cost_of(capsys, "--recipe", "bf16")
     assert "expected: about $0.61, for 40 s of building, compiling and training;" in published
     assert "199 ms for bf16 on vit-huge at batch 64, by the article on FP8" in published
+    assert "longer than --max-hours" not in published
+    # 20,000 steps of 0.199 s are 66 minutes.
+    too_long = cost_of(capsys, "--recipe", "bf16", "--steps", "20000", "--max-hours", "1")
+    assert "longer than --max-hours" in too_long
     data = plan_of(capsys, "--recipe", "bf16")["expected"]
     assert data["usd"] == pytest.approx(200 * 0.199 * 55.086 / 3600, rel=1e-3)
     assert [each["step_time_s"] for each in data["steps"]] == [0.199]

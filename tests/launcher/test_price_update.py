@@ -97,6 +97,12 @@ def test_an_update_notices_a_change_at_once_and_a_failed_one_never_looks_fresh(
     assert in_force(date(2025, 6, 16)).as_of == date(2025, 6, 9)
 
 
+def test_a_home_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLAUNCH_HOME", "/dev/null/home")
+    with pytest.raises(UserError, match="cannot be written"):
+        update_prices(context=AppContext(settings=load_settings(), backends={}))
+
+
 def test_what_is_ambiguous_is_not_guessed(update: Update, aws_server: "MotoServer") -> None:
     from moto_prices import product
 

@@ -137,8 +137,11 @@ def spot_text(jobs: Sequence[JobSpec]) -> list[str]:
     ]
 
 
-def expected_text(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
-    """Return `expected: about $12.30, for 2 h of ... training`, or why that is not known."""
+def expected_text(expected: "Expected | str", jobs: Sequence[JobSpec], *, max_minutes: int) -> str:
+    """Return `expected: about $12.30, for 2 h of ... training`, or why that is not known.
+
+    max_minutes: the limit of the machine's time, at which what is not done is stopped.
+    """
     if isinstance(expected, str):
         return f"expected: not known, {expected}."
     rates = {"spot": ", at the most that spot may cost", "capacity-block": " of the block's fee"}
@@ -148,9 +151,12 @@ def expected_text(expected: "Expected | str", jobs: Sequence[JobSpec]) -> str:
     if expected.start_s is not None:
         start = f", after {duration_text(expected.start_s)} in which the machine starts"
     times = some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
+    too_long = ""
+    if (expected.training_s + (expected.start_s or 0.0)) / 60 > max_minutes:
+        too_long = " That is longer than --max-hours: it would be stopped before its end."
     return (
         f"expected: about ${expected.usd:,.2f}{rate}, for {duration_text(expected.training_s)} of building, "
-        f"compiling and training{runs}{start}. Step times: {times}."
+        f"compiling and training{runs}{start}.{too_long} Step times: {times}."
     )
 
 

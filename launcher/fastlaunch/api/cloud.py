@@ -243,7 +243,11 @@ def _submit(
 
     submission = submission_of(context, prepared)
     jobs = _jobs_of(prepared.request, prepared.placements[0])
-    expected = expected_text(expected_at(context, jobs, prepared.placements[0], catalogue), jobs)
+    expected = expected_text(
+        expected_at(context, jobs, prepared.placements[0], catalogue),
+        jobs,
+        max_minutes=prepared.request.cloud.max_minutes,
+    )
     with open_launcher(context, context.cloud_backends) as launcher:
         context.report("\n".join(_announcement(prepared, launcher.ledger, directory, expected)))
         context.confirm("Start it?", yes=yes)

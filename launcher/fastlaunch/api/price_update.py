@@ -60,7 +60,13 @@ def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = N
     for region in chosen:
         if not is_region(region):
             raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
-    make_folder(settings.home)
+    try:
+        make_folder(settings.home)
+    except OSError as error:
+        raise UserError(
+            f"{settings.home} cannot be written: {error.strerror}",
+            "set FASTLAUNCH_HOME to a folder that can be written",
+        ) from None
     with held(settings.home / f"{UPDATED_PRICES}.lock"):
         return _update(context, chosen)
 

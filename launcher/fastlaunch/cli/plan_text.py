@@ -90,7 +90,8 @@ def plan_text(dry_run: CloudDryRun) -> str:
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
     ends = _ends(site, cloud, lacks_scheduler=dry_run.lacks_scheduler)
     old = [f"{dry_run.old_prices}."] if dry_run.old_prices else []
-    cost = [f"{dry_run.ceiling}.", *old, expected_text(dry_run.expected, jobs), NOT_COUNTED]
+    expected = expected_text(dry_run.expected, jobs, max_minutes=cloud.max_minutes)
+    cost = [f"{dry_run.ceiling}.", *old, expected, NOT_COUNTED]
     lines = [
         *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
         *_topic("where", where, width),

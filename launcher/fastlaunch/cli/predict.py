@@ -64,7 +64,7 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
         answers,
         output=output,
         headers=headers,
-        shrinkable=("model", "precision", "refused"),
+        shrinkable=("model", "precision"),
         columns=dict.fromkeys((*columns, *ADDED)),
     )
     unseen = Counter((row["model"], row["gpu"]) for row in answers if row["evidence"] == "C")

@@ -141,7 +141,11 @@ def update(regions: str | None, output: str) -> int:
         headers = {name: name for name in cells[0]} | {"from": "from $/h", "to": "to $/h"} if cells else None
         print_rows(cells if output == "table" else rows, output=output, headers=headers)
     same = f"{len(rows)} changed, {found.num_unchanged} the same"
-    click.echo(f"{same}; {found.num_market} prices of spot and capacity blocks.", err=True)
+    looked = rows or found.num_unchanged or found.num_market or not found.failures
+    told = (
+        f"{same}; {found.num_market} prices of spot and capacity blocks." if looked else "nothing was updated"
+    )
+    click.echo(told, err=True)
     for failure in found.failures:
         click.echo(f"not updated: {failure}", err=True)
     next_command(UPDATE_COMMAND if found.failures else "fastlaunch prices")
