@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: A cell that is better by less is no loss.
 _WITHIN = math.log(1.01)
+#: How often, of all cells that did not run, one is better than the widened range of its prediction.
+_ABOVE = 0.01
 #: Predictions are off by Student's t with so many degrees of freedom: some by far more than most.
 _PREDICTION_DOF = 5
 #: What runs of a cell are taken to vary by, and the degrees of freedom that this counts for beside its runs.
@@ -126,7 +128,7 @@ class _Race:
         num_rivals = max(1, len(cells) - 1)
         self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / num_rivals
         # A range leaves out one run in twenty above it. Of all rivals together one in twenty is to be above.
-        self._reach = _quantile(LEVEL / num_rivals) / _quantile(LEVEL)
+        self._reach = _quantile(LEVEL / 5 / num_rivals) / _quantile(LEVEL)
         measured = [at for at, cell in enumerate(cells) if cell.runs]
         self.leader = max(measured, key=lambda at: self._num_beaten(at, measured), default=None)
         self.unneeded: dict[int, str] = {}
