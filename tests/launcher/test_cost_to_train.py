@@ -261,6 +261,13 @@ def test_spot_without_checkpoints_is_refused_beyond_the_mean_time_to_a_loss() ->
         total(replace(TRAINING, samples=Interval(value=800_000)), ON_SPOT, assumptions=without)
 
 
+@pytest.mark.parametrize("losses_per_hour", [20.0, 100.0, 1e9])
+def test_a_training_that_losses_make_many_times_as_long_is_refused(losses_per_hour: float) -> None:
+    purchase = replace(ON_SPOT, market=spot_market(losses_per_hour, 0.6))
+    with pytest.raises(UserError, match="50 times"):
+        cost_to_train(TRAINING, purchase, assumptions=Assumptions(restart_s=1800))
+
+
 def test_spot_whose_losses_are_not_known_is_refused() -> None:
     with pytest.raises(UserError, match="not known"):
         total(TRAINING, replace(ON_SPOT, market=None), assumptions=NOTHING)

@@ -26,6 +26,7 @@ from fastlaunch.core.errors import BadFile, UserError
 
 MARKET = market_of_rates(0.4, 0.5, source="test")
 STEADY = market_of_rates(0.0, 1.0, source="test")
+STORMY = market_of_rates(1000.0, 0.5, source="test")
 #: Saved at the notice, and not.
 QUICK = SpotJob(work_s=10 * HOUR_S, restart_s=600, checkpoint_s=20, every_s=1800)
 SLOW = SpotJob(work_s=10 * HOUR_S, restart_s=600, checkpoint_s=300, every_s=3600)
@@ -111,6 +112,12 @@ def test_waiting_is_the_spell_without_capacity_per_loss_and_its_share_at_the_sta
     assert MARKET.wait_s == pytest.approx(2.5 * HOUR_S)
     time = expected_spot(QUICK, MARKET, retry_s=0)
     assert time.waiting_s == pytest.approx((time.num_losses + 0.5) * MARKET.wait_s)
+
+
+def test_a_simulated_job_that_meets_endlessly_many_spells_ends_never() -> None:
+    forecast = forecast_spot(replace(QUICK, restart_s=HOUR_S), STORMY, num_jobs=5, most_spells=100)
+    assert forecast.chance(1e9) == 0
+    assert forecast_spot(QUICK, STEADY, most_spells=1).chance(1e9) == 1
 
 
 def test_observed_spells_are_replayed() -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 HOW_TO_GIVE_LOSSES = "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8"
 
 Evidence = Literal["measured", "predicted", "listed", "assumed"]
+#: A training that takes spot machines for longer, because of losses, is refused.
+_MOST_TIMES_ITS_WORK = 50.0
 CAPACITY_BLOCK, SPOT = "capacity-block", "spot"
 
 #: EC2 ends the instances of a capacity block half an hour before the block ends.
@@ -543,9 +545,13 @@ class _OnSpot:
         self.job = self._job(inputs.samples, inputs.s_per_sample)
         check_checkpoints(self.job, self.market, training.samples_per_step * inputs.s_per_sample)
         self.mean = self._seconds(*at)
-        if not all(map(math.isfinite, self.mean)):
+        *on_spot_s, waiting_s, _, _ = self.mean
+        endless_s = _MOST_TIMES_ITS_WORK * (self.start_s + self.job.run_s)
+        if sum(on_spot_s) > endless_s or not math.isfinite(waiting_s):
             raise UserError(
-                "on spot that is lost so often the training would never end", "take --purchase on-demand"
+                "on spot that is lost so often the training would hardly ever end: it takes more than"
+                f" {_MOST_TIMES_ITS_WORK:g} times its work",
+                "take --purchase on-demand",
             )
         #: Seconds at both ends of each input that has an interval; None without one of speed.
         self.moved: list[tuple[tuple[float, ...], tuple[float, ...]]] | None = []
@@ -610,7 +616,10 @@ class _OnSpot:
         )
         if deadline_s:
             fallback = Fallback(deadline_s=deadline_s - self.waiting.fixed_s, start_s=self.start_s)
-            time = forecast_spot(job, market, fallback=fallback).mean
+            forecast = forecast_spot(job, market, fallback=fallback)
+            if not math.isfinite(forecast.time_s().value):
+                return (math.inf,) * len(self.parts)
+            time = forecast.mean
         else:
             time = expected_spot(job, market)
         steps_s = samples * s_per_sample * time.work_s / job.work_s

@@ -39,6 +39,8 @@ CLUSTERED = 4
 IN_RANGE = 0.9
 #: A simulated job that takes this many times its work is not waited for.
 _GIVES_UP = 200.0
+#: Nor is one that met so many spells with capacity: to simulate each takes about a millisecond.
+_MOST_SPELLS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,12 +315,14 @@ def forecast_spot(
     retry_s: float = RETRY_S,
     num_jobs: int = 2000,
     seed: int = 0,
+    most_spells: int = _MOST_SPELLS,
 ) -> SpotForecast:
     """Return what simulated jobs take, begun at any moment of the market's life.
 
     Spells follow each other as they were observed, from a random moment on; without observed ones their
-    lengths are exponential. Each job draws how far the observed means may be from the true ones. Raises
-    UserError for a deadline that cannot be met on demand either.
+    lengths are exponential. Each job draws how far the observed means may be from the true ones. One that
+    meets `most_spells` of them is not waited for. Raises UserError for a deadline that cannot be met on
+    demand either.
     """
     if fallback is not None and fallback.deadline_s < fallback.start_s + job.run_s:
         needs_h = (fallback.start_s + job.run_s) / HOUR_S
@@ -332,8 +336,9 @@ def forecast_spot(
     rest_s = np.full(num_jobs, job.run_s)
     clock_s, waiting_s, spot_s, starts_s, rework_s, free_s, on_demand_s, num_losses = np.zeros((8, num_jobs))
     limit_s = _GIVES_UP * (job.restart_s + job.run_s)
-    going = np.arange(num_jobs)
+    going, num_rounds = np.arange(num_jobs), 0
     while going.size:
+        num_rounds += 1
         # A spell that begins and ends between two looks is not seen.
         look_s = gap_s if retry_s == 0 else np.ceil(gap_s / retry_s) * retry_s
         life_s = gap_s + up_s - look_s
@@ -364,7 +369,10 @@ def forecast_spot(
         # Of several nodes only the one that was taken is free: that is not counted.
         free_s[at] += np.where(~is_done & (life < job.free_within_s) & (job.num_nodes == 1), life, 0.0)
         missed_s = np.where(sees, 0.0, gap_s + up_s)
-        is_endless = ~gives_up & (clock_s[going] + missed_s > limit_s)
+        is_late = (clock_s[going] + missed_s > limit_s) | (num_rounds == most_spells)
+        # One that was done in this round is at its end.
+        is_endless = ~gives_up & is_late
+        is_endless[np.flatnonzero(has_machine)[is_done]] = False
         clock_s[going[is_endless]] = np.inf
         stays = ~gives_up & ~is_endless
         stays[np.flatnonzero(has_machine)[is_done]] = False
