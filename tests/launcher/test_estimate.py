@@ -272,6 +272,9 @@ def test_spot_by_a_trace_and_by_rates(tmp_path: Path) -> None:
     assert any("--checkpoint-every" in note for note in by_rates.notes)
     with pytest.raises(UserError):
         on_spot(spot_trace=tmp_path / "none.csv")
+    with pytest.raises(UserError, match="both") as error:
+        on_spot(spot_trace=trace, assume={"spot_losses_per_hour": 1 / 6})
+    assert error.value.hint == "give one of them"
 
 
 def test_spot_by_one_s_own_runs_and_never_by_a_guess() -> None:

@@ -225,11 +225,20 @@ def _price_note(price: Price, paid_usd_per_hour: float) -> str:
 def spot_market(
     context: AppContext, instance: str, region: str, assumptions: "Assumptions", trace: Path | str | None
 ) -> "SpotMarket | None":
-    """Return how often spot is lost: by a trace, as given, or by one's own runs; None if none says."""
+    """Return how often spot is lost: by a trace, as given, or by one's own runs; None if none says.
+
+    Raises UserError if both a trace and an assumption say it.
+    """
     from fastlaunch.analysis.cost_to_train import HOW_TO_GIVE_LOSSES
     from fastlaunch.analysis.spot import market_of_rates
     from fastlaunch.api import spot_market as observed
 
+    twice = assumptions.given & {"spot_losses_per_hour", "spot_available"}
+    if trace is not None and twice:
+        raise UserError(
+            f"--spot-trace and --assume {min(twice)} both say how spot is had",
+            "give one of them",
+        )
     if trace is None and assumptions.spot_losses_per_hour is not None:
         return market_of_rates(
             assumptions.spot_losses_per_hour, assumptions.spot_available, source="--assume"
