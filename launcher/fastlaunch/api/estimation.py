@@ -159,6 +159,11 @@ def estimate(
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
     catalogue = load_catalogue(*settings.price_files())
     kind = catalogue.instance(instance.removeprefix(ML))
+    if catalogue.accelerators[kind.accelerator].compute_capability is None:
+        raise UserError(
+            f"{kind.name} has {kind.accelerator}, which is no NVIDIA GPU: the workloads do not run on it",
+            "take an instance type with NVIDIA GPUs, such as p5.48xlarge",
+        )
     service, region = "sagemaker" if instance.startswith(ML) else "ec2", region or settings.region
     if purchase not in kind.purchase_options:
         sold = " or ".join(kind.purchase_options)
