@@ -108,6 +108,41 @@ def test_what_nobody_measured_is_an_error_that_names_what_was() -> None:
         fastlaunch.estimate("vit-tiny", "p5.48xlarge", samples=1000)
 
 
+def test_a_batch_that_does_not_fit_in_memory_is_refused() -> None:
+    sizes = ((0.2, 64, 40.0), (0.1, 32, 24.0))
+    imported(
+        *(
+            measured(
+                step_time_s,
+                workload="vit-tiny",
+                peak_memory_gib=peak_gib,
+                batch_size_per_gpu=batch,
+                samples_per_step=8.0 * batch,
+            )
+            for step_time_s, batch, peak_gib in sizes
+        )
+    )
+
+    def of_batch(batch_size: int | None, instance: str = "p5.48xlarge") -> Estimate:
+        return fastlaunch.estimate("vit-tiny", instance, samples=1000, batch_size=batch_size)
+
+    # 8 GiB and 0.5 for each sample; 73.6 of 80 can be used.
+    assert of_batch(131).batch_size == 64
+    with pytest.raises(UserError, match="74 GiB") as error:
+        of_batch(132)
+    assert "--batch-size 131 " in str(error.value.hint) and "grad_accumulation=2" in str(error.value.hint)
+    with pytest.raises(UserError, match="memory of L4"):
+        of_batch(None, "g6.xlarge")
+
+
+def test_where_no_peak_of_memory_is_known_a_larger_batch_is_noted() -> None:
+    script = {"workload": "train.py", "recipe": "train.py", "variant": {"amp": "bf16"}}
+    imported(measured(0.2, **script))
+    for batch_size, is_noted in ((64, False), (65, True)):
+        found = fastlaunch.estimate("train.py", "p5.48xlarge", samples=1000, batch_size=batch_size)
+        assert any("memory is not known" in note for note in found.notes) == is_noted
+
+
 def on_other_gpus(instance: str, *, recipe: str = "bf16", precision: str = "bf16") -> Training:
     """The training on an instance type, predicted from runs on an H200 and on eight H100 and A100."""
     rows = compared(

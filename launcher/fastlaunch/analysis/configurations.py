@@ -37,7 +37,7 @@ _NODE_DEVIATION = 0.06
 #: A step is assumed to take no less on a GPU, however small the model: launching its kernels.
 _MIN_STEP_S = 0.005
 #: Of the GPU's memory that a step may take.
-_USABLE_MEMORY = 0.92
+USABLE_MEMORY = 0.92
 #: Weights, gradients and an optimizer's momentum in fp32.
 _BYTES_PER_WEIGHT = 12
 _GIB = 2**30
@@ -577,13 +577,13 @@ def _queries(
             for num_nodes in range(1, most_nodes + 1):
                 num_gpus = num_nodes * instance.num_accelerators
                 for batch in _batches(subject, each, num_gpus, scope):
-                    micro_batch = _micro_batch(batch, each, accelerator, is_script=subject.info is None)
+                    micro_batch = largest_part(batch, each, accelerator, is_script=subject.info is None)
                     if not micro_batch:
                         need_gib = each.fixed_gib + (each.gib_per_sample or 0.0)
                         leave(
                             each.recipe,
                             f"does not fit in memory: {need_gib:.3g} GiB for one sample, of"
-                            f" {_USABLE_MEMORY * accelerator.memory_gib:.3g} that can be used",
+                            f" {USABLE_MEMORY * accelerator.memory_gib:.3g} that can be used",
                         )
                         continue
                     recipe = _in_parts(each.recipe, batch // micro_batch)
@@ -626,11 +626,11 @@ def _batches(subject: Subject, facts: RecipeFacts, num_gpus: int, scope: Scope) 
     return sorted({*batches, *(facts.batches if scope.batch_equivalent else ())})
 
 
-def _micro_batch(batch: int, facts: RecipeFacts, accelerator: Accelerator, *, is_script: bool) -> int:
+def largest_part(batch: int, facts: RecipeFacts, accelerator: Accelerator, *, is_script: bool) -> int:
     """Return the largest part of a rank's batch that fits in memory; 0 if not one sample does."""
     if facts.gib_per_sample is None:
         return batch
-    room_gib = _USABLE_MEMORY * accelerator.memory_gib - facts.fixed_gib
+    room_gib = USABLE_MEMORY * accelerator.memory_gib - facts.fixed_gib
     most = int(room_gib / facts.gib_per_sample)
     if is_script:
         return batch if most >= batch else 0

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.configurations import (
+    USABLE_MEMORY,
     Anchor,
     anchor_fields,
     anchor_of,
+    facts_of,
+    largest_part,
     median_and_deviation,
     name_of,
     near_anchors,
@@ -158,6 +161,44 @@ def predicted_like(
         num_nodes=wanted.num_nodes,
         samples_per_step=float((batch_size or 1) * wanted.num_gpus),
         compiles=recipe is None or recipe.compiles,
+    )
+
+
+def check_memory(rows: Sequence[Row], wanted: Wanted, *, batch_size: int, catalogue: Catalogue) -> str | None:
+    """Return in words that it is not known whether a batch fits in the GPU's memory; None if it does.
+
+    rows: of the recipe, on whatever GPU. batch_size: per GPU. Raises UserError for one that does not fit, by
+    the peaks of the rows.
+    """
+    accelerator = catalogue.accelerators[wanted.instance.accelerator]
+    if any(
+        wanted.is_measured_by(row, catalogue) and (row.setup.batch_size_per_gpu or 0) >= batch_size
+        for row in rows
+    ):
+        return None
+    setup = rows[0].setup
+    subject = subject_of(setup.workload, rows, setup, catalogue)
+    facts = next((each for each in facts_of(rows, subject, catalogue) if each.recipe == setup.recipe), None)
+    has_peak = any(row.overhead.peak_memory_gib is not None for row in rows)
+    if facts is None or facts.gib_per_sample is None or not has_peak:
+        return f"whether a batch of {batch_size} per GPU fits in its memory is not known"
+    is_script = subject.info is None
+    part = largest_part(batch_size, facts, accelerator, is_script=is_script)
+    if part == batch_size:
+        return None
+    room_gib = USABLE_MEMORY * accelerator.memory_gib
+    most = int((room_gib - facts.fixed_gib) / facts.gib_per_sample)
+    if most < 1:
+        hint = "take an instance type whose GPUs have more memory"
+    elif is_script:
+        hint = f"give --batch-size {most} or less"
+    else:
+        parts = f"`fastlaunch recommend` predicts it with grad_accumulation={batch_size // part}"
+        hint = f"give --batch-size {most} or less; {parts}"
+    raise UserError(
+        f"a batch of {batch_size} per GPU does not fit in the memory of {accelerator.name}: it takes about"
+        f" {facts.fixed_gib + batch_size * facts.gib_per_sample:,.0f} GiB, and {room_gib:.3g} can be used",
+        hint,
     )
 
 

@@ -4,7 +4,7 @@ import datetime
 import glob
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +145,14 @@ def estimate(
     """
     from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions
     from fastlaunch.analysis.pooling import Offer
-    from fastlaunch.analysis.similar import Wanted, differences, predicted_like, training_like, unit_of
+    from fastlaunch.analysis.similar import (
+        Wanted,
+        check_memory,
+        differences,
+        predicted_like,
+        training_like,
+        unit_of,
+    )
     from fastlaunch.catalog.gpus import training_throughput
     from fastlaunch.catalog.load import load_catalogue
 
@@ -176,12 +183,14 @@ def estimate(
     measured = _most_like(context, workload, wanted, catalogue)
     row = measured.row
     count = _samples(context, length, measured, wanted)
-    if measured.elsewhere:
+    batch = batch_size or row.setup.batch_size_per_gpu
+    unknown = batch and check_memory(measured.rows, wanted, batch_size=batch, catalogue=catalogue)
+    if measured.is_elsewhere:
         context.report(f"nobody measured {row.setup.recipe} on {kind.accelerator}: predicting it")
         training = predicted_like(
-            measured.elsewhere,
+            measured.rows,
             wanted,
-            batch_size=batch_size or row.setup.batch_size_per_gpu,
+            batch_size=batch,
             samples=count,
             published=training_throughput(),
             catalogue=catalogue,
@@ -204,7 +213,7 @@ def estimate(
         recipe=row.setup.recipe,
         instance=instance,
         num_nodes=num_nodes,
-        batch_size=(measured.elsewhere and batch_size) or row.setup.batch_size_per_gpu,
+        batch_size=(measured.is_elsewhere and batch_size) or row.setup.batch_size_per_gpu,
         samples=count,
         sample_unit=unit_of(row),
         cost=cost,
@@ -212,7 +221,8 @@ def estimate(
         paid_usd_per_hour=paid,
         assumptions=assumptions,
         notes=(
-            *(differences(row, wanted) if not measured.elsewhere else ()),
+            *(differences(row, wanted) if not measured.is_elsewhere else ()),
+            *([unknown] if unknown else []),
             *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
             _price_note(price, paid),
             *([old] if old else []),
@@ -337,8 +347,9 @@ class _Measured:
     row: "Row"
     comparison: "compare.Comparison"
     source: str  # in words
-    #: The rows of the recipe, where none is on the GPU that is wanted.
-    elsewhere: "tuple[Row, ...]" = ()
+    #: All rows of its recipe, on whatever GPU, itself first.
+    rows: "tuple[Row, ...]"
+    is_elsewhere: bool  # no row is on the GPU that is wanted
 
 
 def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: Catalogue) -> _Measured:
@@ -352,28 +363,42 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
     request = PriceRequest(today=context.now().date(), region=context.settings.region)
-    elsewhere: list[tuple[str, compare_runs.Comparison]] = []
-    for name, runs in _sources(context, workload):
-        comparison = compare_runs.compare(runs, catalogue=catalogue, prices=request)
-        fitting = [row for row in comparison.rows if wanted.is_measured_by(row, catalogue)]
-        if fitting:
-            row = min(_of_one_recipe(fitting, workload), key=wanted.distance)
-            return _Measured(row=row, comparison=comparison, source=_words(row, name))
-        elsewhere.append((name, comparison))
-    others = {
-        id(row): _Measured(row=row, comparison=comparison, source=_words(row, name))
-        for name, comparison in elsewhere
+    found = [
+        (name, compare_runs.compare(runs, catalogue=catalogue, prices=request))
+        for name, runs in _sources(context, workload)
+    ]
+    on_gpus = [
+        (row, name, comparison)
+        for name, comparison in found
         for row in comparison.rows
         if wanted.has_recipe_of(row) and accelerator_of(row.setup, catalogue)
-    }
-    if others:
-        rows = _of_one_recipe([each.row for each in others.values()], workload)
-        return replace(others[id(min(rows, key=wanted.distance))], elsewhere=tuple(rows))
+    ]
+    for name, _ in found:
+        fitting = [
+            each[0] for each in on_gpus if each[1] == name and wanted.is_measured_by(each[0], catalogue)
+        ]
+        if fitting:
+            break
+    if on_gpus:
+        nearest = min(
+            _of_one_recipe(fitting or [row for row, _, _ in on_gpus], workload), key=wanted.distance
+        )
+        ((source, comparison),) = [each[1:] for each in on_gpus if each[0] is nearest]
+        others = [
+            row for row, _, _ in on_gpus if row is not nearest and row.setup.recipe == nearest.setup.recipe
+        ]
+        return _Measured(
+            row=nearest,
+            comparison=comparison,
+            source=_words(nearest, source),
+            rows=(nearest, *others),
+            is_elsewhere=not fitting,
+        )
     what = f"{workload} with {wanted.recipe}" if wanted.recipe else workload
     known = [
         *dict.fromkeys(
             row.setup.recipe
-            for _, comparison in elsewhere
+            for _, comparison in found
             for row in comparison.rows
             if rate_of(row) and accelerator_of(row.setup, catalogue)
         )
