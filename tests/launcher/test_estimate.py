@@ -83,6 +83,21 @@ def test_another_number_of_gpus_is_scaled_which_is_assumed() -> None:
     assert any("network" in note for note in found.notes)
 
 
+def test_another_number_of_gpus_of_a_node_is_predicted_unless_its_scaling_is_given() -> None:
+    imported(measured(0.2, workload="vit-tiny"))
+
+    def on_one_gpu(**arguments: Any) -> Any:
+        found = fastlaunch.estimate("vit-tiny", "p5.4xlarge", samples=100_000_000, **arguments)
+        return part(found, "steps")
+
+    predicted = on_one_gpu()
+    assert predicted.evidence == "predicted" and "class A" in predicted.source
+    linear_s = 1e8 / 64 * 0.2
+    assert predicted.seconds.low < linear_s < predicted.seconds.high
+    given = on_one_gpu(assume=("scaling=0.5",))
+    assert given.evidence == "assumed" and given.seconds.value == pytest.approx(2 * linear_s)
+
+
 def test_the_batch_that_is_nearest_counts_and_is_told() -> None:
     imported(
         measured(0.2),

@@ -122,7 +122,7 @@ def predicted_like(
     published: Sequence[Anchor],
     catalogue: Catalogue,
 ) -> Training:
-    """Return the training on a GPU on which nobody measured it, by `rows` of its recipe on other GPUs.
+    """Return the training on GPUs, or a number of them, on which nobody measured it, by its recipe's `rows`.
 
     published: other runs to predict from, as `analysis.predict` reads them. The interval holds one run in
     90%, and the speed is such that its time is the expected one, as in recommendations. Raises UserError with
@@ -144,8 +144,8 @@ def predicted_like(
     (found,) = Predictor([*own, *near_anchors(published, subject)]).predict([query])
     if isinstance(found, str):
         raise UserError(
-            f"nobody measured {setup.recipe} on {wanted.instance.accelerator}, and it cannot be"
-            f" predicted: {found}",
+            f"nobody measured {setup.recipe} on {wanted.num_gpus} x {wanted.instance.accelerator}, and it"
+            f" cannot be predicted: {found}",
             "take another recipe, or an instance type that can be predicted or was measured",
         )
     median, deviation = median_and_deviation(found.low, found.high)
@@ -157,7 +157,7 @@ def predicted_like(
             Interval(value=expected, low=found.low, high=found.high), 1 / subject.units_per_sample
         ),
         evidence="predicted",
-        source=f"class {found.evidence}, by {counted(len(own), 'row')} of it on other GPUs",
+        source=f"class {found.evidence}, by {counted(len(own), 'row')} of it on other machines",
         num_nodes=wanted.num_nodes,
         samples_per_step=float((batch_size or 1) * wanted.num_gpus),
         compiles=recipe is None or recipe.compiles,

@@ -185,8 +185,16 @@ def estimate(
     count = _samples(context, length, measured, wanted)
     batch = batch_size or row.setup.batch_size_per_gpu
     unknown = batch and check_memory(measured.rows, wanted, batch_size=batch, catalogue=catalogue)
-    if measured.is_elsewhere:
-        context.report(f"nobody measured {row.setup.recipe} on {kind.accelerator}: predicting it")
+    is_predicted = measured.is_elsewhere or (
+        # Between nodes, and of steps that are no samples, nothing is predicted.
+        row.setup.num_gpus != wanted.num_gpus
+        and row.setup.num_nodes == num_nodes == 1
+        and unit_of(row) != "steps"
+        and "scaling" not in assumptions.given
+    )
+    if is_predicted:
+        gpus = f"{wanted.num_gpus} x {kind.accelerator}"
+        context.report(f"nobody measured {row.setup.recipe} on {gpus}: predicting it")
         training = predicted_like(
             measured.rows,
             wanted,
@@ -213,7 +221,7 @@ def estimate(
         recipe=row.setup.recipe,
         instance=instance,
         num_nodes=num_nodes,
-        batch_size=(measured.is_elsewhere and batch_size) or row.setup.batch_size_per_gpu,
+        batch_size=(is_predicted and batch_size) or row.setup.batch_size_per_gpu,
         samples=count,
         sample_unit=unit_of(row),
         cost=cost,
@@ -221,7 +229,7 @@ def estimate(
         paid_usd_per_hour=paid,
         assumptions=assumptions,
         notes=(
-            *(differences(row, wanted) if not measured.is_elsewhere else ()),
+            *(differences(row, wanted) if not is_predicted else ()),
             *([unknown] if unknown else []),
             *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
             _price_note(price, paid),
