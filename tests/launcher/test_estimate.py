@@ -121,6 +121,9 @@ def test_what_nobody_measured_is_an_error_that_names_what_was() -> None:
     imported(measured(0.2, workload="vit-tiny", instance=None, device_name="cpu"))
     with pytest.raises(UserError, match="on a GPU"):
         fastlaunch.estimate("vit-tiny", "p5.48xlarge", samples=1000)
+    imported(measured(0.2, workload="toy.py", variant={"lr": "1"}, instance=None, device_name="cpu"))
+    with pytest.raises(UserError, match="ran on no GPU"):
+        fastlaunch.estimate("toy.py", "p5.48xlarge", samples=1000)
 
 
 def test_a_batch_that_does_not_fit_in_memory_is_refused() -> None:
@@ -211,6 +214,14 @@ def test_of_several_recipes_without_bf16_one_has_to_be_named() -> None:
 def test_a_training_is_as_long_as_one_number_says(length: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         fastlaunch.estimate("vit-huge", "p5.48xlarge", **length)
+
+
+def test_counts_are_read_as_text_and_are_above_zero() -> None:
+    imported(measured(0.2))
+    assert estimate(samples="100M").cost == estimate().cost
+    for arguments in ({"batch_size": -4}, {"num_nodes": 0}, {"samples": "many"}):
+        with pytest.raises(UserError):
+            estimate(**arguments)
 
 
 def test_tokens_are_counted_by_those_of_a_sample() -> None:

@@ -12,7 +12,7 @@ from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import parse_date
+from fastlaunch.core.units import parse_count, parse_date
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
@@ -118,9 +118,9 @@ def estimate(
     recipe: str | None = None,
     num_nodes: int = 1,
     batch_size: int | None = None,
-    samples: int | None = None,
+    samples: int | str | None = None,
     epochs: float | None = None,
-    tokens: int | None = None,
+    tokens: int | str | None = None,
     target: str | None = None,
     purchase: str = "on-demand",
     region: str | None = None,
@@ -135,9 +135,9 @@ def estimate(
 
     workload: a workload of ours, or the name of a script. recipe: its label, or a script's variant; without
     one, bf16, or the only one that was measured. instance: such as `p5.48xlarge`, or `ml.p5.48xlarge` on
-    SageMaker. Give one of samples, epochs, tokens and target (`accuracy=0.9`). usd_per_hour: what an hour of
-    a machine costs, in place of its price. assume: `boot=300s` each; `fastlaunch estimate --assume help`
-    lists the names. spot_trace: a CSV of when spot could be had; without one, and without
+    SageMaker. Give one of samples (`100M`), epochs, tokens and target (`accuracy=0.9`). usd_per_hour: what an
+    hour of a machine costs, in place of its price. assume: `boot=300s` each; `fastlaunch estimate --assume
+    help` lists the names. spot_trace: a CSV of when spot could be had; without one, and without
     `spot_losses_per_hour` assumed, your own runs on spot of this type in this region say how often it is
     lost. steps_only: nothing but the steps.
 
@@ -158,9 +158,15 @@ def estimate(
 
     context = context or default_context()
     settings, today = context.settings, context.now().date()
-    length = Length(samples=samples, epochs=epochs, tokens=tokens, target=target)
-    if num_nodes < 1:
-        raise UserError(f"--num-nodes is {num_nodes}", "give 1 or more")
+    length = Length(
+        samples=parse_count(samples) if isinstance(samples, str) else samples,
+        epochs=epochs,
+        tokens=parse_count(tokens) if isinstance(tokens, str) else tokens,
+        target=target,
+    )
+    for name, number in (("num-nodes", num_nodes), ("batch-size", batch_size)):
+        if number is not None and number < 1:
+            raise UserError(f"--{name} is {number}", "give 1 or more")
     texts = [f"{name}={value}" for name, value in assume.items()] if isinstance(assume, Mapping) else assume
     assumptions = parse_assumptions(texts)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
@@ -418,6 +424,11 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
         try:
             workload_info(workload)
         except WorkloadError as error:
+            if any(comparison.rows for _, comparison in found):
+                raise UserError(
+                    f"{workload} is a script that ran on no GPU",
+                    f"measure it on one: fastlaunch submit --instance {wanted.instance.name}",
+                ) from None
             raise UserError(error.message, f"{error.hint}; or a script that was measured") from None
         hint = f"measure it: fastlaunch submit --workload {workload} --instance {wanted.instance.name}"
     raise UserError(f"no run of {what} was measured on a GPU", hint)
