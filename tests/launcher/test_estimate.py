@@ -224,6 +224,13 @@ def test_counts_are_read_as_text_and_are_above_zero() -> None:
             estimate(**arguments)
 
 
+def test_the_answer_says_the_batch_and_the_length_of_a_sequence() -> None:
+    imported(measured(0.2, workload="train.py", variant={"lr": "1"}, sequence_length=2048))
+    answer = fastlaunch.estimate("train.py", "p5.48xlarge", samples=1000).answer
+    assert " of 2,048 tokens of train.py with " in answer
+    assert " on p5.48xlarge at batch 64 per GPU take " in answer
+
+
 def test_tokens_are_counted_by_those_of_a_sample() -> None:
     imported(measured(0.2, tokens_per_step=51_200.0), measured(0.2, recipe="fp32", sequence_length=50))
     for recipe, samples in (("bf16", 10), ("fp32", 20)):

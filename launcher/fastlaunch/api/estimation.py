@@ -40,6 +40,7 @@ class Estimate:
     instance: str  # with `ml.` on SageMaker
     num_nodes: int
     batch_size: int | None  # per GPU, at which it was measured; None where a script does not say
+    sequence_length: int | None  # tokens of a sample; None where it has none, or a script does not say
     samples: "Interval"
     sample_unit: str
     cost: "CostToTrain"
@@ -57,11 +58,15 @@ class Estimate:
 
     @property
     def _names(self) -> dict[str, Any]:
+        where = f"{f'{self.num_nodes} x ' if self.num_nodes > 1 else ''}{self.instance}"
+        if self.batch_size is not None:
+            where += f" at batch {self.batch_size} per GPU"
+        length = f" of {self.sequence_length:,} tokens" if self.sequence_length else ""
         return {
             "what": f"{self.workload} with {self.recipe}",
-            "where": f"{f'{self.num_nodes} x ' if self.num_nodes > 1 else ''}{self.instance}",
+            "where": where,
             "samples": self.samples,
-            "unit": self.sample_unit,
+            "unit": f"{self.sample_unit}{length}",
             "purchase": self.price.purchase,
         }
 
@@ -80,6 +85,7 @@ class Estimate:
             "instance": self.instance,
             "num_nodes": self.num_nodes,
             "batch_size_per_gpu": self.batch_size,
+            "sequence_length": self.sequence_length,
             "samples": vars(self.samples),
             "sample_unit": self.sample_unit,
             "price": self.price.to_json(),
@@ -228,6 +234,7 @@ def estimate(
         instance=instance,
         num_nodes=num_nodes,
         batch_size=(is_predicted and batch_size) or row.setup.batch_size_per_gpu,
+        sequence_length=row.setup.sequence_length,
         samples=count,
         sample_unit=unit_of(row),
         cost=cost,
