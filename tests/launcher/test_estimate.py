@@ -23,6 +23,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.report.cost_to_train import notes
 from fastlaunch_train.records.records import Eval
 
 THEN = "2023-11-15"
@@ -322,6 +323,15 @@ def test_the_account_s_rates_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FASTLAUNCH_CONFIG", str(tmp_path / "config.yaml"))
     found = estimate()
     assert found.cost.hours.value > 0 and part(found, "steps").usd.value == 0
+
+
+def test_on_spot_the_range_of_the_simulation_is_not_denied() -> None:
+    imported(measured(0.2))
+    on_demand, spot = estimate(), on_spot(assume={"spot_losses_per_hour": 0.2})
+    assert "there is no interval: the speed has none" in notes(on_demand.cost)
+    assert any("nine of ten" in note for note in spot.notes)
+    assert any("luck on spot" in note for note in notes(spot.cost))
+    assert not any("there is no interval" in note for note in notes(spot.cost))
 
 
 def on_spot(**arguments: Any) -> Estimate:

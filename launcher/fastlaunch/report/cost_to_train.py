@@ -82,7 +82,9 @@ def notes(cost: CostToTrain) -> Iterator[str]:
     ]
     if none:
         yield f"nothing is counted for {', '.join(none)}; see `fastlaunch estimate --assume help`"
-    if cost.hours.low is None:
+    if cost.hours.low is None and any(part.name == "restarts" for part in cost.parts):
+        yield "hours and dollars vary by the luck on spot, and besides by the speed, which has no interval"
+    elif cost.hours.low is None:
         yield "there is no interval: the speed has none"
     else:
         (steps,) = (part for part in cost.parts if part.name == "steps")
