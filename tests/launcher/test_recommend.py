@@ -579,3 +579,22 @@ def test_an_unknown_workload_is_refused_and_so_is_a_price_that_nobody_knows() ->
     with pytest.raises(UserError, match="no price is known"):
         fastlaunch.recommend("vit-huge", "1M", regions=["eu-south-1"])
     assert CATALOGUE.find_price(P5, region="eu-south-1", on=DAY) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"samples": value} for value in (math.nan, math.inf)),
+        *({"budget_usd": value} for value in ("400", -5, math.nan)),
+        *({"deadline": value} for value in (-1, 0, math.nan)),
+        *({"max_nodes": value} for value in (0, 1.5, 1_000_000)),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        fastlaunch.recommend("vit-huge", **{"samples": "100M", **options})
+
+
+def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
+    found = fastlaunch.recommend("vit-huge", "100M", purchases="on-demand", regions="us-east-1")
+    assert found.pick == fastlaunch.recommend("vit-huge", "100M", regions=["us-east-1"]).pick

@@ -2,6 +2,7 @@
 
 import datetime
 import glob
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 LEDGER, SHIPPED = "ledger", "shipped"
 #: Instance types of a first measurement.
 _MOST_MEASURED = 3
+#: Of one job: every number of nodes up to it is worked out.
+_MOST_NODES = 512
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,8 +77,8 @@ def recommend(
     *,
     deadline: float | str | None = None,
     budget_usd: float | None = None,
-    purchases: Sequence[str] = ("on-demand",),
-    regions: Sequence[str] = (),
+    purchases: Sequence[str] | str = ("on-demand",),
+    regions: Sequence[str] | str = (),
     max_nodes: int = 1,
     prices_as_of: datetime.date | str | None = None,
     steps_only: bool = False,
@@ -106,10 +109,17 @@ def recommend(
     context = context or default_context()
     settings, today = context.settings, context.now().date()
     number = parse_count(samples) if isinstance(samples, str) else samples
-    if number <= 0:
+    if not _is_number(number) or number <= 0:
         raise UserError(f"{number} samples are no job", "give more than 0, such as --samples 100M")
-    if max_nodes < 1:
-        raise UserError(f"--max-nodes is {max_nodes}", "give 1 or more")
+    if not isinstance(max_nodes, int) or not 1 <= max_nodes <= _MOST_NODES:
+        raise UserError(f"--max-nodes is {max_nodes}", f"give a whole number from 1 to {_MOST_NODES}")
+    if budget_usd is not None and (not _is_number(budget_usd) or budget_usd < 0):
+        raise UserError(f"{budget_usd!r} is no budget", "give USD as a number of 0 or more, such as 400")
+    hours = parse_duration_s(deadline) / 3600 if isinstance(deadline, str) else deadline
+    if hours is not None and (not _is_number(hours) or hours <= 0):
+        raise UserError(f"{deadline!r} is no deadline", "give hours above 0, or text such as 48h")
+    purchases = (purchases,) if isinstance(purchases, str) else purchases
+    regions = (regions,) if isinstance(regions, str) else regions
     for purchase in purchases:
         if purchase not in PURCHASE_OPTIONS:
             raise UnknownName("purchase option", purchase, PURCHASE_OPTIONS)
@@ -162,7 +172,6 @@ def recommend(
         assumptions=assumptions,
         steps_only=steps_only,
     )
-    hours = parse_duration_s(deadline) / 3600 if isinstance(deadline, str) else deadline
     result = analysis.recommend(
         analysis.choices_of(configurations, bought, job),
         Limits(deadline_hours=hours, budget_usd=budget_usd),
@@ -174,6 +183,10 @@ def recommend(
     return Recommendation(
         **vars(result), reference=found.reference, source=found.source, prices_as_of=as_of or today
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _sweep_command(job: Job, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:
