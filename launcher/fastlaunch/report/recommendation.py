@@ -87,8 +87,9 @@ def why(found: Recommendation) -> Iterator[str]:
         yield f"The cheapest that was measured is {_named(measured, found)}: {_costs(measured)}."
     if even is not None:
         paid = pick.purchase.paid_usd_per_hour
+        up_to = math.floor(100 * even.usd_per_hour) / 100  # above it the pick is already another one
         yield (
-            f"{even.instance} is cheapest up to ${even.usd_per_hour:,.2f} an hour (now ${paid:,.2f}); above"
+            f"{even.instance} is cheapest up to ${up_to:,.2f} an hour (now ${paid:,.2f}); above"
             f" that it is {_named(even.other, found)}."
         )
 
