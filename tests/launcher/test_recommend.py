@@ -525,6 +525,7 @@ def test_spot_is_left_out_unless_it_is_known_how_often_it_is_lost(
     assert found["pick"]["purchase"] == "on-demand"
     reasons = [each["reason"] for each in found["left_out"] if each["instance"] == P5]
     assert any("how often spot is lost is not known" in reason for reason in reasons)
+    assert any("spot_losses_per_hour=" in warning for warning in found["warnings"])
     rates = ("--assume", "spot_losses_per_hour=0.2", "--assume", "spot_available=0.5")
     found = data(capsys, *BF16_ONLY, *both, *rates)
     assert (found["pick"]["instance"], found["pick"]["purchase"]) == (P5, "spot")
@@ -598,3 +599,8 @@ def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
     found = fastlaunch.recommend("vit-huge", "100M", purchases="on-demand", regions="us-east-1")
     assert found.pick == fastlaunch.recommend("vit-huge", "100M", regions=["us-east-1"]).pick
+
+
+def test_a_purchase_option_without_a_price_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, *BF16_ONLY, "--purchase", "on-demand,spot")
+    assert [each for each in found["warnings"] if "bought spot" in each and "prices update" in each]

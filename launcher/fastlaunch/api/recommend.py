@@ -172,8 +172,15 @@ def recommend(
         assumptions=assumptions,
         steps_only=steps_only,
     )
+    choices = analysis.choices_of(configurations, bought, job)
+    offered = {bought[number].price.purchase for number in set(choices.purchase_ids.tolist())}
+    if configurations:
+        priced = {each.price.purchase for each in bought}
+        for option in dict.fromkeys(purchases):
+            if option not in offered:
+                warnings.append(_no_candidate(option, has_price=option in priced))
     result = analysis.recommend(
-        analysis.choices_of(configurations, bought, job),
+        choices,
         Limits(deadline_hours=hours, budget_usd=budget_usd),
         left_out=[*left_out, *unsold],
         warnings=[*dict.fromkeys([*warnings, *found.warnings])],
@@ -183,6 +190,16 @@ def recommend(
     return Recommendation(
         **vars(result), reference=found.reference, source=found.source, prices_as_of=as_of or today
     )
+
+
+def _no_candidate(option: str, *, has_price: bool) -> str:
+    """Return the warning that nothing can be bought in a way that was asked for, with what to type."""
+    if not has_price:
+        return f"no candidate is bought {option}: no such price is known; type `{UPDATE_COMMAND}`"
+    known = (
+        "; on spot give --assume spot_losses_per_hour=... and spot_available=..." if option == "spot" else ""
+    )
+    return f"no candidate is bought {option}: --output json lists why under left_out{known}"
 
 
 def _is_number(value: object) -> bool:
