@@ -56,8 +56,10 @@ P5, P4D = "p5.48xlarge", "p4d.24xlarge"
 def data(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     """What `recommend --output json` prints."""
     capsys.readouterr()
-    assert run(["recommend", *argv, "--output", "json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    code = run(["recommend", *argv, "--output", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == (1 if found["pick"] is None else 0)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -604,3 +606,9 @@ def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
 def test_a_purchase_option_without_a_price_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     found = data(capsys, *BF16_ONLY, "--purchase", "on-demand,spot")
     assert [each for each in found["warnings"] if "bought spot" in each and "prices update" in each]
+
+
+def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    found = fastlaunch.recommend("gpt2-xsmall", "10M")
+    assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
+    assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", "--budget", "1"]) == 1

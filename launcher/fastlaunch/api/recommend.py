@@ -187,6 +187,8 @@ def recommend(
     )
     if not result.num_choices:
         result = replace(result, command=_sweep_command(job, bought, catalogue))
+    elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.recipe)):
+        result = replace(result, warnings=(*result.warnings, lacking))
     return Recommendation(
         **vars(result), reference=found.reference, source=found.source, prices_as_of=as_of or today
     )
@@ -204,6 +206,23 @@ def _no_candidate(option: str, *, has_price: bool) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _lacking_in_images(workload: str, recipe: str) -> str | None:
+    """Return what AWS's images lack for the training and how to have it, as `submit` would say."""
+    from fastlaunch.jobs.variants import how_to_build, not_in_base_images
+    from fastlaunch_train.recipes.recipe import RecipeError
+    from fastlaunch_train.recipes.recipes import resolve_recipe
+    from fastlaunch_train.workloads.registry import WorkloadError, workload_info
+
+    name, *overrides = recipe.split()
+    try:
+        lacking = not_in_base_images(resolve_recipe(name, overrides), workload_info(workload))
+    except (RecipeError, WorkloadError):
+        return None
+    if not lacking:
+        return None
+    return f"it needs {' and '.join(lacking)}, which AWS's images lack: {how_to_build(lacking)}"
 
 
 def _sweep_command(job: Job, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:

@@ -19,6 +19,7 @@ from fastlaunch.cli.options import (
     output_width,
 )
 from fastlaunch.cli.render import print_rows
+from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED
 from fastlaunch.core.units import parse_duration_s
 
 
@@ -104,7 +105,7 @@ def recommend(
     assume: tuple[str, ...],
     price_file: Path | None,
     output: str,
-) -> None:
+) -> int:
     """What to train on, how, and bought how: by cost, time, and what is known.
 
     By your own runs of the workload; without any on a GPU, by the figures that come with fastlaunch. What was
@@ -151,3 +152,4 @@ def recommend(
         next_command(found.experiment.command)
     elif found.command:
         next_command(found.command)
+    return EXIT_DONE if found.pick else EXIT_JOB_FAILED

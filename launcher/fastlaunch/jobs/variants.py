@@ -4,7 +4,7 @@ Named recipes share all but the recipe; the variants of an experiment have each 
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -363,23 +363,28 @@ def _ranks_problem(instance: InstanceType, variant: Variant, cloud: CloudOptions
 
 def _image_problem(variant: Variant, variants: Sequence[Variant], cloud: CloudOptions) -> UserError | None:
     """Return what AWS's images lack for the variant; an image of the user's is taken to hold everything."""
-    lacking = () if cloud.image else _not_in_base_images(variant)
+    lacking = () if cloud.image else not_in_base_images(variant.recipe, variant.workload)
     if not lacking:
         return None
     is_of_text = reads_text(variant.workload)
     who = f"workload {variant.workload.name}" if is_of_text else f"recipe {variant.recipe.label}"
-    packages = dict.fromkeys(package for other in variants for package in _not_in_base_images(other))
+    packages = dict.fromkeys(
+        package for other in variants for package in not_in_base_images(other.recipe, other.workload)
+    )
+    return UserError(f"{who} needs {' and '.join(lacking)}, which AWS's images lack", how_to_build(packages))
+
+
+def how_to_build(packages: Collection[str]) -> str:
+    """Return what to type to have an image with the packages."""
     by_itself = [option for package, option in _BUILT_BY.items() if package in packages]
     extras = dict.fromkeys(_BROUGHT_BY.get(package, package) for package in packages)
     options = " ".join(by_itself or [f"--with {extra}" for extra in extras])
-    return UserError(
-        f"{who} needs {' and '.join(lacking)}, which AWS's images lack",
-        f"fastlaunch build {options} --push makes an image that has it; then give that as --image",
-    )
+    return f"fastlaunch build {options} --push makes an image that has it; then give that as --image"
 
 
-def _not_in_base_images(variant: Variant) -> tuple[str, ...]:
-    packages = [*needed_packages(variant.recipe), *(["transformers"] if reads_text(variant.workload) else [])]
+def not_in_base_images(recipe: Recipe, workload: WorkloadInfo) -> tuple[str, ...]:
+    """Return the packages that the recipe or the workload needs and AWS's images lack."""
+    packages = [*needed_packages(recipe), *(["transformers"] if reads_text(workload) else [])]
     return tuple(dict.fromkeys(package for package in packages if package not in IN_BASE_IMAGES))
 
 
