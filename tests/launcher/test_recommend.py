@@ -612,3 +612,8 @@ def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.C
     found = fastlaunch.recommend("gpt2-xsmall", "10M")
     assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
     assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", "--budget", "1"]) == 1
+
+
+def test_the_text_names_the_global_batch_that_all_keep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", "--measured-only"]) == 0
+    assert "a global batch of 512" in capsys.readouterr().out

@@ -220,6 +220,8 @@ def _span(usd: Interval, choice: Choice) -> str:
 
 def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
     notes = []
+    if len(batches := {choice.configuration.global_batch for choice in lines}) == 1 and len(lines) > 1:
+        notes.append(f"all train with a global batch of {batches.pop():,}, over all GPUs of a line")
     if any(not found.limits.allow(choice) for choice in lines):
         notes.append("over: it is not surely done within the deadline and the budget")
     if any("grad_accumulation=" in choice.configuration.recipe for choice in lines):
