@@ -7,6 +7,7 @@ import lzma
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -52,9 +53,9 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
         click.echo(f"{num} anchors cannot be used; the first: {predictor.skipped[0]}", err=True)
     answers = []
     for row, answer in zip(rows, predictor.predict(rows), strict=True):
-        added = dict.fromkeys(ADDED, "")
+        added: dict[str, Any] = dict.fromkeys(ADDED)
         if isinstance(answer, Prediction):
-            numbers = {name: f"{getattr(answer, name):.6g}" for name in ("predicted", "low", "high")}
+            numbers = {name: float(f"{getattr(answer, name):.6g}") for name in ("predicted", "low", "high")}
             added |= {**numbers, "evidence": answer.evidence}
         else:
             added["refused"] = answer
