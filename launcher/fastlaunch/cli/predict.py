@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT, identify
+from fastlaunch.catalog.gpus import identify, training_throughput
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import output_option
 from fastlaunch.cli.render import print_rows
@@ -42,7 +42,7 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
 
     measured = _rows(anchors)[0] if anchors else []
     if shipped_anchors:
-        measured += _rows(TRAINING_THROUGHPUT)[0]
+        measured += training_throughput()
     if not anchors and not shipped_anchors:
         raise UserError("no measured runs", "add --anchors FILE, or --shipped-anchors")
     rows, columns = _rows(queries)
