@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	  $$(grep -E '^(torch|torchvision|setuptools|wheel|ninja)==' constraints.txt)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-	  --editable '.[train,float8,lightning,test]'
+	  --editable '.[train,float8,lightning,report,docs,test]'
 	@# Its build asks the torch that is installed, which an isolated one would not have.
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed
 	@touch $@
