@@ -18,6 +18,7 @@ from fastlaunch.cli.options import (
     NAMES,
     POSITIVE_COUNT,
     Quantity,
+    examples,
     next_command,
     output_option,
     output_width,
@@ -40,7 +41,16 @@ def _parse_percent(text: str) -> float:
     return percent
 
 
-@click.command(short_help="What a dollar bought: runs side by side, with intervals and verdicts.")
+@click.command(
+    short_help="What a dollar bought: runs side by side, with intervals and verdicts.",
+    epilog=examples(
+        ("your finished runs against bf16", "fastlaunch compare"),
+        (
+            "at the prices of another day, charged as an eighth of a p5en.48xlarge",
+            "fastlaunch compare --prices-as-of 2026-11-21 --price-as p5en.48xlarge:1/8",
+        ),
+    ),
+)
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
 @click.option(
     "--baseline", metavar="RUN|RECIPE|NAME=A", help="Compare with this.  [default: bf16, else the first row]"

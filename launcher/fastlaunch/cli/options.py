@@ -51,6 +51,16 @@ class Quantity(_ParamType):
         return quantity
 
 
+def examples(*lines: tuple[str, str]) -> str:
+    """Return a command's epilog with command lines to copy, each under what it does.
+
+    lines: (what it does, the command line).
+    """
+    shown = "\n".join(f"  # {what}\n  {command}" for what, command in lines)
+    # Click wraps paragraphs that do not begin with \b.
+    return f"\b\nExamples:\n{shown}"
+
+
 def _parse_minutes(text: str) -> int:
     """Return whole minutes of `2` (hours), `1.5`, `90min` or `1h30m`."""
     try:
