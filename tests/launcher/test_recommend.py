@@ -575,6 +575,8 @@ def test_where_nothing_is_known_the_command_measures_it(capsys: pytest.CaptureFi
 
 
 def test_an_unknown_workload_is_refused_and_so_is_a_price_that_nobody_knows() -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        fastlaunch.recommend("./none.py:build", "1M")
     with pytest.raises(UserError, match="unknown workload"):
         fastlaunch.recommend("vit-hueg", "1M")
     with pytest.raises(UserError, match="te-articel"):

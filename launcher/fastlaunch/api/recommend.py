@@ -395,6 +395,13 @@ def _purchases(
     return bought
 
 
+def _check_workload_file(workload: str) -> None:
+    """Raise UserError if the workload is in a user's file that does not exist."""
+    path, separator, _ = workload.rpartition(".py:")
+    if separator and not Path(f"{path}.py").is_file():
+        raise UserError(f"there is no file {path}.py", "name the workload as FILE.py:FUNCTION")
+
+
 def _configurations(
     found: _Rows,
     workload: str,
@@ -439,6 +446,7 @@ def _configurations(
         reason = "a script that ran on no GPU, of whose size nothing is known"
         left_out.append(LeftOut(instance=None, recipe=None, reason=reason))
     elif not subject.has_rows:
+        _check_workload_file(workload)
         warnings.append(
             f"no run of {workload} on a GPU is known: predictions go by published models, with recipe bf16"
             f" and a global batch of {subject.global_batch}"
