@@ -12,6 +12,7 @@ from fastlaunch_train.records.records import (
     End,
     Eval,
     Phase,
+    Profile,
     RankRecord,
     RecordWriter,
     Step,
@@ -64,6 +65,7 @@ def write_run(
     phases: Sequence[Phase] = (Phase(name="build", seconds=1.5, step=0),),
     evals: Sequence[Eval] = (),
     checks: Sequence[Check] = (),
+    profile: Profile | None = None,
     status: str | None = "completed",
     message: str | None = None,
     peak_memory_gib: float | None = 12.5,
@@ -81,6 +83,7 @@ def write_run(
     status: None for a killed process (no end line).
     num_unsynchronised: so many of the last steps stand after the last block, as a kill may leave them.
     versions, header: entries that replace the usual ones. evals, checks: the same of every rank.
+    profile: of rank 0.
     """
     directory.mkdir(parents=True, exist_ok=True)
     time_of = step_time_s if callable(step_time_s) else lambda rank, step, value=step_time_s: value
@@ -169,6 +172,8 @@ def write_run(
                 block_start, wall_s = step + 1, 0.0
         for phase in pending:
             writer.add(phase)
+        if profile is not None and rank == 0:
+            writer.add(profile)
         if status is not None:
             writer.add(
                 End(status=status, message=message, num_steps=last_step, peak_memory_gib=peak_memory_gib)

@@ -21,7 +21,7 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import Check, Eval, Phase, record_path
+from fastlaunch_train.records.records import Check, Eval, Phase, Profile, record_path
 
 OWN = "20261121-090312-k3f9"
 ROWS = (
@@ -208,6 +208,32 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
     assert "12.5% of the tokens are padding" in sentence and "NOT pass the check of isolation" in sentence
     summary = json.loads(typed(capsys, "show", OWN, "--output", "json")[0])["summary"]
     assert (len(summary["evals"]), summary["eval_s"], summary["padding_fraction"]) == (4, 10.0, 0.125)
+
+
+def test_show_says_where_a_steps_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = {
+        "data_s": 0.003,
+        "forward_s": 0.04,
+        "backward_s": 0.06,
+        "communication_s": 0.015,
+        "other_s": 0.002,
+    }
+    profile = Profile(step=200, num_steps=5, step_time_s=0.12, overlapped_communication_s=0.01, **parts)
+    write_run(tmp_path, run_id=OWN, profile=profile)
+    typed(capsys, "import", str(tmp_path))
+    out, _ = typed(capsys, "show", OWN)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[lines.index("data 3.00 ms 2.5%") :][:7] == [
+        "data 3.00 ms 2.5%",
+        "forward 40.0 ms 33.3%",
+        "backward 60.0 ms 50.0%",
+        "communication 15.0 ms 12.5%",
+        "other 2.00 ms 1.7%",
+        "hidden communication 10.0 ms beside the computation above",
+        "step with profiler 120 ms, 1.2 times the run's 100 ms; of 5 steps",
+    ]
+    summary = json.loads(typed(capsys, "show", OWN, "--output", "json")[0])["summary"]
+    assert summary["profile"]["parts_s"]["backward"] == 0.06
 
 
 def test_rm_takes_the_folder_that_was_made_here(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fastlaunch.analysis.suggest import Place, submit_command
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.measure.summary import AllReduce, RunSummary, Timing
+from fastlaunch.measure.summary import AllReduce, RunSummary, StepProfile, Timing
 from fastlaunch_train.distributed.all_reduce import Bandwidth
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -28,6 +28,7 @@ from fastlaunch_train.records.records import (
     End,
     Eval,
     Phase,
+    Profile,
     RankRecord,
     Step,
     read_record,
@@ -404,6 +405,32 @@ def test_a_check_that_failed_anywhere_has_failed(tmp_path: Path) -> None:
     assert summarize([second, first]).quality.checks == (far, bad)
 
 
+PARTS = {"data_s": 0.01, "forward_s": 0.04, "communication_s": 0.0, "other_s": 0.05}
+
+
+def test_the_profile_of_the_last_attempt_that_has_one_counts(tmp_path: Path) -> None:
+    profiles = (
+        Profile(step=40, num_steps=5, step_time_s=0.1, overlapped_communication_s=0.02, **PARTS),
+        Profile(step=80, num_steps=5, problem="no memory left"),
+    )
+    records = []
+    for attempt, profile in enumerate(profiles, start=1):
+        first = 40 * attempt - 39
+        paths = write_run(
+            tmp_path, steps=40, first_step=first, attempt=attempt, world_size=2, profile=profile
+        )
+        records += read_all(paths)
+    summary = summarize(records)
+    assert summary.profile == StepProfile(
+        num_steps=5,
+        step_time_s=0.1,
+        parts_s={"data": 0.01, "forward": 0.04, "communication": 0.0, "other": 0.05},
+        overlapped_communication_s=0.02,
+    )
+    assert any("no memory left" in text for text in summary.warnings)
+    assert summarize(read_all(write_run(tmp_path / "without", steps=40))).profile is None
+
+
 IDENTITY = {
     **dict.fromkeys(("digest", "covers", "num_samples", "generator", "generator_version", "seeded_by")),
     "tokenizer": None,
@@ -537,7 +564,10 @@ def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.
 
 
 #: A value of each type, which is no field's default.
-OF_TYPE: Mapping[Any, Any] = {str: "text", int: 7, bool: True, float: 0.1, Mapping[str, str]: {"a": "b"}}
+OF_TYPE: Mapping[Any, Any] = {
+    **{str: "text", int: 7, bool: True, float: 0.1},
+    **{Mapping[str, str]: {"a": "b"}, Mapping[str, float]: {"a": 0.1}},
+}
 
 
 def value_of(kind: Any) -> Any:

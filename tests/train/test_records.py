@@ -31,6 +31,7 @@ from fastlaunch_train.records.records import (
     Eval,
     Line,
     Phase,
+    Profile,
     RankRecord,
     RecordError,
     RecordWriter,
@@ -97,6 +98,7 @@ LINES: tuple[Line, ...] = (
         metric="accuracy",
         metric_value=0.875,
     ),
+    Profile(step=6, num_steps=5, step_time_s=0.2, forward_s=0.15, other_s=0.05, communication_s=0.0),
     End(status="completed", message=None, num_steps=6, peak_memory_gib=2.5),
 )
 
@@ -138,6 +140,7 @@ def all_lines(record: RankRecord) -> list[Line]:
         *record.evals,
         *record.checks,
         *record.devices,
+        *record.profiles,
         *ends,
     ]
 
@@ -215,6 +218,7 @@ any_lines = st.tuples(
     any_line(Eval, step=ONE, split=st.sampled_from(SPLITS), weights=st.sampled_from(WEIGHTS)),
     any_line(Check),
     any_line(Device),
+    any_line(Profile, step=ONE),
     any_line(End, status=st.sampled_from(STATUSES)),
 )
 

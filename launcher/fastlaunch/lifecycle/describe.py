@@ -14,7 +14,8 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import attempt_as_json, doing, run_facts
 from fastlaunch.lifecycle.sight import alarm
-from fastlaunch_train.records.records import Check, Eval
+from fastlaunch.measure.summary import StepProfile, Timing
+from fastlaunch_train.records.records import STEP_PARTS, Check, Eval
 
 _INDENT = "  "
 
@@ -103,14 +104,32 @@ def _checked(check: Check) -> str:
     return f"{'passed' if check.passed else 'FAILED'}  {check.name}{value}{limit}{detail}"
 
 
+def _profiled(profile: StepProfile | None, timing: Timing) -> Iterator[str]:
+    """Yield a table of where a step's time went, and how much slower than usual it was."""
+    if profile is None:
+        return
+    for name in STEP_PARTS:
+        seconds = profile.parts_s.get(name)
+        if seconds is not None:
+            yield f"{name:<20} {in_ms(seconds):>10} {seconds / profile.step_time_s:>7.1%}"
+    if hidden_s := profile.overlapped_communication_s:
+        yield f"{'hidden communication':<20} {in_ms(hidden_s):>10}  beside the computation above"
+    usual = timing.step_time_s
+    slower = (
+        f", {profile.step_time_s / usual.value:.3g} times the run's {in_ms(usual.value)}" if usual else ""
+    )
+    yield f"{'step with profiler':<20} {in_ms(profile.step_time_s):>10}{slower}; of {profile.num_steps} steps"
+
+
 def for_people(run: Run, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `run_as_json` with evaluations and checks in words."""
+    """Return `run_as_json` with evaluations, checks and profile in words."""
     summary = run.summary
     if summary is None:
         return dict(data)
     words = {
         "evals": list(map(_evaluated, summary.quality.evals)),
         "checks": list(map(_checked, summary.quality.checks)),
+        "profile": list(_profiled(summary.profile, summary.timing)),
     }
     return {**data, "summary": {**data["summary"], **{name: text for name, text in words.items() if text}}}
 

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fastlaunch.measure.summary import AllReduce, Checkpoints
-from fastlaunch_train.records.records import SCRIPT_PHASE, Check, Eval, RankRecord
+from fastlaunch.measure.summary import AllReduce, Checkpoints, StepProfile
+from fastlaunch_train.records.records import SCRIPT_PHASE, STEP_PARTS, Check, Eval, Profile, RankRecord
 
 #: Name of the phase whose detail is read here; `fastlaunch_train.distributed.all_reduce` writes it.
 PHASE = "all-reduce"
@@ -136,6 +136,24 @@ def all_reduce_of(records: Sequence[RankRecord]) -> AllReduce | None:
         if phase.name == PHASE and (result := _read(phase.detail or ""))
     ]
     return min(results, key=lambda result: result.fabric == "efa", default=None)
+
+
+def profile_of(attempts: Attempts) -> StepProfile | None:
+    """Return the last profile that was recorded; None without one."""
+    lines = [line for _, ranks in sorted(attempts.items()) for record in ranks for line in record.profiles]
+    return next((profile for line in reversed(lines) if (profile := _profile(line))), None)
+
+
+def _profile(line: Profile) -> StepProfile | None:
+    if line.step_time_s is None:
+        return None
+    parts = {name: getattr(line, f"{name}_s") for name in STEP_PARTS}
+    return StepProfile(
+        num_steps=line.num_steps,
+        step_time_s=line.step_time_s,
+        parts_s={name: seconds for name, seconds in parts.items() if seconds is not None},
+        overlapped_communication_s=line.overlapped_communication_s or 0.0,
+    )
 
 
 def _read(detail: str) -> AllReduce | None:

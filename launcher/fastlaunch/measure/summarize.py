@@ -12,6 +12,7 @@ from fastlaunch.measure.events import (
     evals_of,
     kernels_of,
     padding_fraction,
+    profile_of,
     script_wall_s,
     skipped_fraction,
 )
@@ -74,6 +75,12 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     # Without the compression, so that a record says the same after it was compressed.
     cut = [record.path.name.removesuffix(".xz").removesuffix(".gz") for record in records if record.truncated]
     warnings += [f"{name}: the last line is cut" for name in cut]
+    warnings += [
+        f"no profile of its steps: {line.problem}"
+        for record in records
+        for line in record.profiles
+        if line.problem
+    ]
     if status != "completed":
         message = next(
             (r.end.message for r in last if r.end and r.end.message and _status(r) == status), None
@@ -138,6 +145,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         padding_fraction=padding_fraction(timed),
         all_reduce=network,
         kernels=kernels_of(timed),
+        profile=profile_of(attempts),
         environment=Environment(
             service=service_of(header),
             host_id=host_ids(timed),

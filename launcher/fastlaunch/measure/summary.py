@@ -125,6 +125,21 @@ class AllReduce:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """Where a step's time went, by the profiler, in a few steps after those that count.
+
+    The profiler slows a step down: `step_time_s` is not the run's step time, which `Timing` has.
+    """
+
+    num_steps: int
+    step_time_s: float  # their mean
+    #: Seconds of a step by STEP_PARTS, less the parts that its steps do not have; they add up to step_time_s.
+    #: Communication is what no computation hides.
+    parts_s: Mapping[str, float]
+    overlapped_communication_s: float = 0.0  # hidden under computation, so in none of the parts
+
+
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """On which machine, when, and by which versions a run was recorded."""
 
@@ -173,6 +188,7 @@ class RunSummary:
     padding_fraction: float | None = None  # of the tokens
     all_reduce: AllReduce | None = None  # None for one node, and for older records
     kernels: str | None = None  # what one forward pass ran, in words, for workloads that measure fusion
+    profile: StepProfile | None = None  # of rank 0, where one was asked for
     environment: Environment = Environment()
     figures: Figures = Figures()
     warnings: tuple[str, ...] = ()
@@ -209,8 +225,8 @@ class RunSummary:
 
 
 def _to_json(value: Any) -> Any:
-    if isinstance(value, Interval | AllReduce | Eval | Check):
-        return {name: part for name, part in vars(value).items() if part is not None}
+    if isinstance(value, Interval | AllReduce | Eval | Check | StepProfile):
+        return {name: _to_json(part) for name, part in vars(value).items() if part is not None}
     if isinstance(value, tuple):
         return [_to_json(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
@@ -219,6 +235,7 @@ def _to_json(value: Any) -> Any:
 _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
     "step_time_s": lambda value: Interval(**value),
     "all_reduce": lambda value: AllReduce(**value),
+    "profile": lambda value: StepProfile(**value),
     "evals": lambda lines: tuple(Eval(**{"loss": None, **line}) for line in lines),
     "checks": lambda lines: tuple(Check(**line) for line in lines),
     "warnings": tuple,

@@ -12,7 +12,7 @@ from typing import Any
 from fastlaunch.analysis.cost import samples_per_s, usd_per_million
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.steptime import wall_times_s
-from fastlaunch.measure.summary import RunSummary
+from fastlaunch.measure.summary import RunSummary, StepProfile
 from fastlaunch_train.records.records import SCRIPT_PHASE, RankRecord, Step
 
 
@@ -132,8 +132,20 @@ def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
         "total_time_s": summary.figures.total_time_s,
         "num_steps": float(summary.num_steps) or None,
         "final_loss": summary.quality.final_loss,
+        **_profile(summary.profile),
     }
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _profile(profile: StepProfile | None) -> dict[str, float]:
+    if profile is None:
+        return {}
+    parts = {f"profile/{name}_s": seconds for name, seconds in profile.parts_s.items()}
+    return {
+        **parts,
+        "profile/step_time_s": profile.step_time_s,
+        "profile/overlapped_communication_s": profile.overlapped_communication_s,
+    }
 
 
 def _points(

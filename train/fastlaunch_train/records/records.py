@@ -9,6 +9,7 @@ A file is a `header`, then lines of the other kinds as they happen, then one `en
     eval    loss and metric on held-out data after a step
     check   whether the recipe computes what the model does
     device  a GPU seen from outside, of a script that records no steps
+    profile where the time of a few more steps went, which no other line counts
     end     status and message
 
 The header of a user's own script (room `script`) has the section `script`. What the script does not say is
@@ -34,8 +35,8 @@ from typing import Any, get_args
 
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
 #: are optional: data_identity, num_data_workers, session, round, max_rounds and script in headers, loss_scale
-#: and skipped in steps, utilization in blocks, has_loss in evals; device lines, too. Until 2026-11 every line
-#: had a checksum, `crc`, which the reader leaves out.
+#: and skipped in steps, utilization in blocks, has_loss in evals; device and profile lines, too. Until
+#: 2026-11 every line had a checksum, `crc`, which the reader leaves out.
 RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
@@ -48,6 +49,8 @@ SCRIPT_PHASE = "script"
 UNRECORDED_PHASE = "unrecorded"
 SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
+#: The parts of a step's time in a profile, in the order in which they are shown.
+STEP_PARTS = ("data", "forward", "backward", "optimizer", "communication", "other")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
 #: SQLite's largest integer.
 MAX_INTEGER = 2**63 - 1
@@ -179,6 +182,27 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Where the time of `num_steps` further steps after `step` went, by the profiler; the mean of a step.
+
+    The parts that are not None add up to step_time_s. None: these steps have no such part, or could not be
+    profiled. `problem` says why not; the others are None then.
+    """
+
+    step: int
+    num_steps: int
+    step_time_s: float | None = None
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    communication_s: float | None = None  #: that no computation hides
+    other_s: float | None = None
+    overlapped_communication_s: float | None = None  #: that computation hides; in none of the parts
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class End:
     """How the rank ended."""
 
@@ -188,7 +212,7 @@ class End:
     peak_memory_gib: float | None
 
 
-Line = Phase | Step | Block | Eval | Check | Device | End
+Line = Phase | Step | Block | Eval | Check | Device | Profile | End
 
 KINDS: Mapping[str, type[Line]] = {
     "phase": Phase,
@@ -197,6 +221,7 @@ KINDS: Mapping[str, type[Line]] = {
     "eval": Eval,
     "check": Check,
     "device": Device,
+    "profile": Profile,
     "end": End,
 }
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
@@ -234,6 +259,7 @@ class RankRecord:
     evals: tuple[Eval, ...] = ()
     checks: tuple[Check, ...] = ()
     devices: tuple[Device, ...] = ()
+    profiles: tuple[Profile, ...] = ()
 
 
 def record_path(directory: Path, *, rank: int, attempt: int) -> Path:
@@ -421,6 +447,7 @@ def read_record(path: Path) -> RankRecord:
         evals=tuple(lines[Eval]),
         checks=tuple(lines[Check]),
         devices=tuple(lines[Device]),
+        profiles=tuple(lines[Profile]),
     )
 
 
@@ -451,9 +478,9 @@ class LineOrder:
             if not line.first_step <= line.last_step <= self._last_step:
                 return f"block to step {line.last_step}, with steps to {self._last_step}"
             self._last_block_step = line.last_step
-        elif isinstance(line, Phase | Eval):
+        elif isinstance(line, Phase | Eval | Profile):
             if line.step > self._last_step:
-                name = line.name if isinstance(line, Phase) else "eval"
+                name = line.name if isinstance(line, Phase) else KIND_OF[type(line)]
                 return f"{name} after step {line.step}, with steps to {self._last_step}"
         elif isinstance(line, End):
             if line.status == "completed" and self._last_step < (self._num_steps or 0):
