@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -223,3 +225,35 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def commands(
+    group: click.Group = fastlaunch, path: str = "fastlaunch"
+) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command and group with what is typed for it."""
+    yield path, group
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        typed = f"{path} {name}"
+        yield from commands(command, typed) if isinstance(command, click.Group) else [(typed, command)]
+
+
+@pytest.mark.parametrize("path", [path for path, _ in commands()])
+def test_help_ends_with_examples_that_parse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("instance: p5.48xlarge\n", encoding="utf-8")
+    by_path = dict(commands())
+    _, _, shown = (by_path[path].epilog or "").partition("Examples:\n")
+    # They are indented by two more; a long one continues on the next line.
+    assert all(len(line) <= 78 for line in shown.splitlines())
+    lines = [line.strip() for line in shown.replace(" \\\n", " ").splitlines()]
+    assert lines
+    for what, line in zip(lines[::2], lines[1::2], strict=True):
+        assert what.startswith("# ")
+        assert line == path or line.startswith(f"{path} ") or isinstance(by_path[path], click.Group)
+        called = max((name for name in by_path if f"{line} ".startswith(f"{name} ")), key=len)
+        words = shlex.split(line)[len(called.split()) :]
+        by_path[called].make_context(called, words, **fastlaunch.context_settings)

@@ -18,7 +18,7 @@ from fastlaunch.catalog.container_images import (
     registry_host,
 )
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import next_command, profile_option, yes_option
+from fastlaunch.cli.options import examples, next_command, profile_option, yes_option
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.units import split_names
 from fastlaunch.images.build import (
@@ -61,7 +61,14 @@ class BuildOptions:
     yes: bool
 
 
-@click.command(short_help="Build an image with the training code in it; --push it to ECR.")
+@click.command(
+    short_help="Build an image with the training code in it; --push it to ECR.",
+    epilog=examples(
+        ("what would be done", "fastlaunch build --with transformers --dry-run"),
+        ("build and push an image for language models", "fastlaunch build --with transformers --push"),
+        ("for SageMaker", "fastlaunch build --flavour sagemaker --push"),
+    ),
+)
 @click.option("--base", metavar="TAG", help="Start from this image of AWS's.  [default: the newest]")
 @click.option("--push", is_flag=True, help="Upload it to ECR, into a repository made for it if need be.")
 @click.option(

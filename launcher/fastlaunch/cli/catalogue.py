@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
-from fastlaunch.cli.options import next_command, output_option
+from fastlaunch.cli.options import examples, next_command, output_option
 from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.jobs.data_sources import MADE_UP
 from fastlaunch.jobs.variants import (
@@ -53,7 +53,13 @@ _VARIANT_HEADERS = {
 }
 
 
-@click.command(short_help="The recipes: how a workload can be trained.")
+@click.command(
+    short_help="The recipes: how a workload can be trained.",
+    epilog=examples(
+        ("all", "fastlaunch recipes"),
+        ("every field of one, and what --set can change", "fastlaunch recipes te-fp8"),
+    ),
+)
 @click.argument("name", required=False)
 @output_option
 def recipes(name: str | None, output: str) -> None:
@@ -81,7 +87,13 @@ def recipes(name: str | None, output: str) -> None:
     _conclude(output, sentence.removesuffix("."), f"fastlaunch submit --local --recipe {name}")
 
 
-@click.command(short_help="The workloads: what can be trained.")
+@click.command(
+    short_help="The workloads: what can be trained.",
+    epilog=examples(
+        ("all", "fastlaunch workloads"),
+        ("any image model of timm", "fastlaunch workloads timm:vit_base_patch16_224"),
+    ),
+)
 @click.argument("name", required=False)
 @output_option
 def workloads(name: str | None, output: str) -> None:
@@ -108,7 +120,13 @@ def workloads(name: str | None, output: str) -> None:
     _conclude(output, f"{name}: {info.description}", f"fastlaunch submit --local --workload {name}")
 
 
-@click.command(short_help="The published experiments: lists of runs to repeat.")
+@click.command(
+    short_help="The published experiments: lists of runs to repeat.",
+    epilog=examples(
+        ("all", "fastlaunch experiments"),
+        ("the runs of one", "fastlaunch experiments fp8"),
+    ),
+)
 @click.argument("name", required=False)
 @output_option
 def experiments(name: str | None, output: str) -> None:

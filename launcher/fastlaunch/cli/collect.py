@@ -10,7 +10,7 @@ from fastlaunch.api.context import AppContext
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.follow import current_runs, fetch_output
-from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
+from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_table, table
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
@@ -32,7 +32,13 @@ _HEADERS = {
 }
 
 
-@click.command(short_help="Bring home the records, logs and facts of runs on AWS.")
+@click.command(
+    short_help="Bring home the records, logs and facts of runs on AWS.",
+    epilog=examples(
+        ("all that is not here yet", "fastlaunch collect"),
+        ("of one run, as JSON", "fastlaunch collect k3f9 --output json"),
+    ),
+)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @table_or_json_option("the report is")
 @profile_option

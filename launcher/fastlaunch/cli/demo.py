@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.cli.options import next_command, output_width, print_coloured
+from fastlaunch.cli.options import examples, next_command, output_width, print_coloured
 from fastlaunch.measure.published import SUMMARIES, shipped_summaries
 
 if TYPE_CHECKING:
@@ -29,7 +29,13 @@ WORKLOAD, DEVICE = "vit-huge", "NVIDIA H200"
 CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
 
 
-@click.command(short_help="The published experiment and shipped measurements, compared in a second.")
+@click.command(
+    short_help="The published experiment and shipped measurements, compared in a second.",
+    epilog=examples(
+        ("in short", "fastlaunch demo"),
+        ("every row, column and note", "fastlaunch demo --all"),
+    ),
+)
 @click.option(
     "--summarise",
     "folder",

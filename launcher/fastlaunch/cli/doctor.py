@@ -10,7 +10,7 @@ import click
 
 from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import NAMES, next_command, profile_option, table_or_json_option
+from fastlaunch.cli.options import NAMES, examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import table
 from fastlaunch.cli.submit_options import purchase_options
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 _HEADERS = {"result": "result", "check": "check", "where": "where", "message": ""}
 
 
-@click.command(short_help="What a job on AWS would meet: login, quota, image, network, bucket, price.")
+@click.command(
+    short_help="What a job on AWS would meet: login, quota, image, network, bucket, price.",
+    epilog=examples(
+        ("all that a job on this type needs", "fastlaunch doctor --instance p5.48xlarge"),
+        (
+            "several types and regions",
+            "fastlaunch doctor --instance p5.48xlarge,p5en.48xlarge --region us-east-1,us-west-2",
+        ),
+        ("two nodes on SageMaker", "fastlaunch doctor --instance ml.p5.48xlarge --num-nodes 2"),
+        ("what an account needs, as text", "fastlaunch doctor --setup"),
+    ),
+)
 @click.option(
     "--instance",
     "instances",
@@ -58,11 +69,6 @@ def doctor(
 
     Starts nothing. It asks, and writes one small object to the bucket. Ends with 0 if nothing failed, with 3
     if AWS would refuse, with 2 if the config file or the command would have to change.
-
-    \b
-      fastlaunch doctor --instance p5.48xlarge,p5en.48xlarge --region us-east-1,us-west-2
-      fastlaunch doctor --instance ml.p5.48xlarge --num-nodes 2
-      fastlaunch doctor --setup | less
     """
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.placement.checks import checks

@@ -15,6 +15,7 @@ from fastlaunch.cli.options import (
     DATE,
     POSITIVE_COUNT,
     USD,
+    examples,
     output_option,
     output_width,
 )
@@ -22,7 +23,20 @@ from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError
 
 
-@click.command(short_help="What a training will take and cost, before anything runs.")
+@click.command(
+    short_help="What a training will take and cost, before anything runs.",
+    epilog=examples(
+        (
+            "one training, part by part",
+            "fastlaunch estimate --workload vit-huge --recipe te-fp8 --instance p5.48xlarge --samples 100M",
+        ),
+        (
+            "on spot, with boots of five minutes",
+            "fastlaunch estimate --instance p5.48xlarge --samples 100M --purchase spot --assume boot=5min",
+        ),
+        ("the names that --assume takes", "fastlaunch estimate --assume help"),
+    ),
+)
 @click.option("--workload", metavar="NAME", help="A workload, or the name of a script.  [default: vit-huge]")
 @click.option(
     "--recipe",

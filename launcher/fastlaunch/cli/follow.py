@@ -16,7 +16,7 @@ from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import open_reconciled
-from fastlaunch.cli.options import next_command, profile_option, table_or_json_option
+from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_run_rows, run_json, run_row
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
@@ -39,7 +39,14 @@ _MAX_FETCHED = 16
 _CHUNK_BYTES = 2**16
 
 
-@click.command(short_help="Show where runs stand, after checking that it is still true.")
+@click.command(
+    short_help="Show where runs stand, after checking that it is still true.",
+    epilog=examples(
+        ("what is under way, and what ended today", "fastlaunch status"),
+        ("until all have ended", "fastlaunch status --watch"),
+        ("for a script", "fastlaunch status k3f9 --output json"),
+    ),
+)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--watch", is_flag=True, help="Look every minute, until no run is under way.")
 @table_or_json_option("the rows are")
@@ -96,7 +103,13 @@ def _show_status(
     return code, is_under_way
 
 
-@click.command(short_help="Show what a run printed; -f follows it.")
+@click.command(
+    short_help="Show what a run printed; -f follows it.",
+    epilog=examples(
+        ("of the last run, as it comes", "fastlaunch logs -f"),
+        ("of one run", "fastlaunch logs k3f9"),
+    ),
+)
 @click.argument("run", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow the run until it ends.")
 @click.option("--raw", is_flag=True, help="Print it byte by byte, with its colours and control characters.")
@@ -114,7 +127,13 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
         next_command("fastlaunch compare" if completed else "fastlaunch status")
 
 
-@click.command(short_help="Stop a run and keep what it recorded.")
+@click.command(
+    short_help="Stop a run and keep what it recorded.",
+    epilog=examples(
+        ("one run", "fastlaunch cancel k3f9"),
+        ("all that are running", "fastlaunch cancel state=running"),
+    ),
+)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @profile_option
 def cancel(runs: tuple[str, ...]) -> None:

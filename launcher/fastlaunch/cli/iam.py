@@ -8,18 +8,41 @@ import click
 from fastlaunch.account.policies import documents, names_by_hand
 from fastlaunch.account.template import template, template_text
 from fastlaunch.catalog.container_images import registry
+from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, load_settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
 from fastlaunch.jobs.options import check_folder, check_secret
 
 
-@click.group(short_help="What an account must allow: IAM policies, or a template that makes everything.")
+@click.group(
+    short_help="What an account must allow: IAM policies, or a template that makes everything.",
+    epilog=examples(
+        (
+            "a template that makes all that jobs need",
+            "fastlaunch iam print --cloudformation --region us-east-1",
+        ),
+    ),
+)
 def iam() -> None:
     """Show what an AWS account must allow. Nothing here asks AWS, or changes anything."""
 
 
-@iam.command("print", short_help="Print IAM policies, or with --cloudformation a template.")
+@iam.command(
+    "print",
+    short_help="Print IAM policies, or with --cloudformation a template.",
+    epilog=examples(
+        (
+            "a template that makes all that jobs need",
+            "fastlaunch iam print --cloudformation --region us-east-1",
+        ),
+        (
+            "the same, for p5 alone, with a function that ends what is over its time",
+            "fastlaunch iam print --cloudformation --only-type 'p5*' --reaper",
+        ),
+        ("the policies by file name", "fastlaunch iam print --bucket my-bucket --account 123456789012"),
+    ),
+)
 @click.argument("name", required=False)
 @click.option(
     "--cloudformation",

@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from fastlaunch import __version__
+from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UnknownName, UserError
 from fastlaunch.core.terminal import plain_output
 
@@ -84,14 +85,18 @@ class LazyGroup(click.Group):
 
 
 @click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples(
+        ("a result, in a second", "fastlaunch demo"),
+        ("measure three recipes on this machine", "fastlaunch submit --local --recipe fp32,bf16,compile"),
+        ("what a dollar bought", "fastlaunch compare"),
+        ("what a job on AWS would do and cost at most", "fastlaunch submit --instance p5.48xlarge --dry-run"),
+    ),
 )
 @click.version_option(__version__, prog_name="fastlaunch")
 def fastlaunch() -> None:
-    """Which AWS instance and which training recipe give the most training per dollar: measure, compare, run.
-
-    Start with `fastlaunch demo`, then `fastlaunch submit --local --recipe bf16`.
-    """
+    """Which AWS instance and training recipe give the most training per dollar: measure, compare, run."""
 
 
 def main() -> NoReturn:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -54,11 +55,18 @@ class Quantity(_ParamType):
 def examples(*lines: tuple[str, str]) -> str:
     """Return a command's epilog with command lines to copy, each under what it does.
 
-    lines: (what it does, the command line).
+    lines: (what it does, the command line, which continues on a second line where it is long).
     """
-    shown = "\n".join(f"  # {what}\n  {command}" for what, command in lines)
+    shown = "\n".join(f"  # {what}\n  {_continued(command)}" for what, command in lines)
     # Click wraps paragraphs that do not begin with \b.
     return f"\b\nExamples:\n{shown}"
+
+
+def _continued(command: str) -> str:
+    """Return the command line with breaks before options, so that it fits into 80 columns."""
+    bound = re.sub(" (?!-)", "\0", command)
+    lines = textwrap.wrap(bound, width=74, break_on_hyphens=False, break_long_words=False)
+    return " \\\n    ".join(lines).replace("\0", " ")
 
 
 def _parse_minutes(text: str) -> int:

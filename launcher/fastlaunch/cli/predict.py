@@ -13,14 +13,26 @@ import click
 
 from fastlaunch.catalog.gpus import identify, training_throughput
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import output_option
+from fastlaunch.cli.options import examples, output_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError
 
 _NEEDED = ("model", "precision", "gpu", "num_gpus", "unit")
 
 
-@click.command(short_help="Throughput of runs that nobody made, from runs that somebody published.")
+@click.command(
+    short_help="Throughput of runs that nobody made, from runs that somebody published.",
+    epilog=examples(
+        (
+            "from the published runs that come with fastlaunch",
+            "fastlaunch predict --shipped-anchors --queries queries.csv",
+        ),
+        (
+            "from your own too",
+            "fastlaunch predict --shipped-anchors --anchors mine.csv --queries queries.csv --output csv",
+        ),
+    ),
+)
 @click.option("--anchors", type=click.Path(path_type=Path), metavar="CSV", help="Measured runs.")
 @click.option("--shipped-anchors", is_flag=True, help="Also the published runs that ship with fastlaunch.")
 @click.option(

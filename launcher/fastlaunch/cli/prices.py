@@ -14,7 +14,7 @@ from fastlaunch.api import listing as api
 from fastlaunch.api.results import Prices
 from fastlaunch.catalog.prices import SERVICES, UPDATE_COMMAND, age_note
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import DATE, next_command, output_option, profile_option
+from fastlaunch.cli.options import DATE, examples, next_command, output_option, profile_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED
 from fastlaunch.core.units import split_names
@@ -24,7 +24,16 @@ _COLUMNS = 100
 
 
 @click.group(
-    invoke_without_command=True, short_help="Instance prices with their dates and sources; update them."
+    invoke_without_command=True,
+    short_help="Instance prices with their dates and sources; update them.",
+    epilog=examples(
+        ("what p5 costs now", "fastlaunch prices --instance 'p5*'"),
+        (
+            "everywhere, on another day",
+            "fastlaunch prices --instance p5.48xlarge --region '*' --as-of 2025-06-01",
+        ),
+        ("ask AWS for new ones", "fastlaunch prices update"),
+    ),
 )
 @click.option(
     "--instance", "instance_glob", default="*", metavar="GLOB", help="Such as 'p5*'.  [default: all]"
@@ -75,7 +84,13 @@ def prices(
     _print_hints(chosen, history=history, is_dated=as_of is not None)
 
 
-@prices.command("check", short_help="What is old of the prices.")
+@prices.command(
+    "check",
+    short_help="What is old of the prices.",
+    epilog=examples(
+        ("how old the prices in force are", "fastlaunch prices check"),
+    ),
+)
 @output_option
 @profile_option
 def check(output: str) -> None:
@@ -99,7 +114,14 @@ def check(output: str) -> None:
     next_command(UPDATE_COMMAND if num_old else "fastlaunch prices")
 
 
-@prices.command("update", short_help="Ask AWS what everything costs now.")
+@prices.command(
+    "update",
+    short_help="Ask AWS what everything costs now.",
+    epilog=examples(
+        ("in your regions", "fastlaunch prices update"),
+        ("in these", "fastlaunch prices update --region us-east-1,us-west-2"),
+    ),
+)
 @click.option("--region", "regions", metavar="R,...", help="[default: yours, and those in the config file]")
 @output_option
 @profile_option
@@ -200,7 +222,13 @@ def _quota_text(row: Mapping[str, Any]) -> str:
     return "not known" if row["quota"] is None else f"for {row['quota']}"
 
 
-@click.command(short_help="What EC2 sells where, and for how much.")
+@click.command(
+    short_help="What EC2 sells where, and for how much.",
+    epilog=examples(
+        ("eight H100, the cheapest first", "fastlaunch offers --gpu H100:8 --all-regions"),
+        ("spot, with what your quotas allow", "fastlaunch offers --gpu H100 --spot --quotas"),
+    ),
+)
 @click.option("--gpu", metavar="NAME[:N]", help="Such as H100, or H100:8 for types with eight.")
 @click.option("--spot", is_flag=True, help="Spot alone.")
 @click.option("--region", metavar="R", help="[default: yours, or us-east-1]")

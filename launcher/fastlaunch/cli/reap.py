@@ -13,7 +13,7 @@ import click
 
 from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import next_command, profile_option, table_or_json_option, yes_option
+from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
@@ -58,7 +58,14 @@ _MACHINE_HEADERS = {
 }
 
 
-@click.command(short_help="End instances, jobs and schedules that nobody stops, found by their tags.")
+@click.command(
+    short_help="End instances, jobs and schedules that nobody stops, found by their tags.",
+    epilog=examples(
+        ("what is left, in every region; changes nothing", "fastlaunch reap --all-regions --dry-run"),
+        ("end what is over its time", "fastlaunch reap"),
+        ("end everything of yours now", "fastlaunch reap --mine --now --all-regions"),
+    ),
+)
 @click.option("--region", "regions", multiple=True, metavar="REGION", help="Look here; may be repeated.")
 @click.option("--all-regions", is_flag=True, help="Look in every region that the account may use.")
 @click.option("--run", "run_id", metavar="ID", help="Only this run's; they end within their time too.")

@@ -14,6 +14,7 @@ from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     USD,
     Quantity,
+    examples,
     next_command,
     output_option,
     output_width,
@@ -23,7 +24,20 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED
 from fastlaunch.core.units import parse_duration_s
 
 
-@click.command(short_help="What to train on, how, and bought how: by cost, time, and what is known.")
+@click.command(
+    short_help="What to train on, how, and bought how: by cost, time, and what is known.",
+    epilog=examples(
+        (
+            "the cheapest way to train 100 million samples within two days",
+            "fastlaunch recommend --workload vit-huge --samples 100M --deadline 48h",
+        ),
+        (
+            "spot too, for at most $2,000",
+            "fastlaunch recommend --workload vit-huge --samples 100M --purchase on-demand,spot --budget 2000",
+        ),
+        ("by measurements alone", "fastlaunch recommend --workload vit-huge --samples 100M --measured-only"),
+    ),
+)
 @click.option(
     "--workload", required=True, metavar="NAME", help="What is trained; of a script its name in `runs`."
 )
@@ -113,8 +127,6 @@ def recommend(
     on this generation of GPU), B (on another one), B0 (only its size is known), C (nothing is measured on
     this generation). A deadline and a budget hold for the upper end of the range. The break-even is the
     hourly price up to which the pick's instance stays the cheapest.
-
-      fastlaunch recommend --workload vit-huge --samples 100M --deadline 48h
     """
     from fastlaunch.api import recommend as api
 

@@ -10,6 +10,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     USD,
     account_timer_option,
+    examples,
     profile_option,
     table_or_json_option,
     yes_option,
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.launcher import Launcher
 
 
-@click.command(short_help="Resume an interrupted run from its last checkpoint.")
+@click.command(
+    short_help="Resume an interrupted run from its last checkpoint.",
+    epilog=examples(
+        ("go on where it stopped", "fastlaunch resume k3f9"),
+        ("on AWS, for at most $40, without following it", "fastlaunch resume k3f9 --max-cost 40 --detach"),
+    ),
+)
 @click.argument("run")
 @click.option("--max-cost", "max_cost_usd", type=USD, metavar="USD", help="Refuse if it may cost more.")
 @click.option("--detach", is_flag=True, help="Return once a machine has started.")

@@ -16,6 +16,7 @@ from fastlaunch.api.context import reconcile_here
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
+    examples,
     next_command,
     output_option,
     profile_option,
@@ -53,7 +54,15 @@ def _with_filters(text: str) -> str:
     return text.rstrip() + "\n" + _FILTERS_HELP
 
 
-@click.group(invoke_without_command=True, short_help="List, show, import, export and remove runs.")
+@click.group(
+    invoke_without_command=True,
+    short_help="List, show, import, export and remove runs.",
+    epilog=examples(
+        ("all runs", "fastlaunch runs"),
+        ("what finished with Transformer Engine", "fastlaunch runs list 'recipe=te-*' state=completed"),
+        ("everything about one", "fastlaunch runs show k3f9"),
+    ),
+)
 @click.pass_context
 def runs(ctx: click.Context) -> None:
     """List, show, import, export and remove runs; without a command, list them."""
@@ -64,6 +73,10 @@ def runs(ctx: click.Context) -> None:
 @runs.command(
     "list",
     short_help="List runs, the newest last.",
+    epilog=examples(
+        ("the last 20", "fastlaunch runs list --limit 20"),
+        ("those of one instance type, as JSON", "fastlaunch runs list 'instance=p5*' --output json"),
+    ),
     help=_with_filters("""List runs, the newest last: all, or those that RUN and FILTER pick."""),
 )
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
@@ -92,7 +105,14 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
 
 
-@runs.command("show", short_help="Show everything that is known of a run.")
+@runs.command(
+    "show",
+    short_help="Show everything that is known of a run.",
+    epilog=examples(
+        ("by the end of its id", "fastlaunch runs show k3f9"),
+        ("as JSON", "fastlaunch runs show k3f9 --output json"),
+    ),
+)
 @click.argument("name", metavar="RUN")
 @table_or_json_option("the run is")
 @profile_option
@@ -116,7 +136,14 @@ def show(name: str, output: str) -> None:
     next_command(f"fastlaunch compare {run.id}" if run.summary else f"fastlaunch logs {run.id}")
 
 
-@runs.command("rm", short_help="Remove runs and their files.")
+@runs.command(
+    "rm",
+    short_help="Remove runs and their files.",
+    epilog=examples(
+        ("one run", "fastlaunch runs rm k3f9"),
+        ("all that failed, without a question", "fastlaunch runs rm state=failed --yes"),
+    ),
+)
 @click.argument("selectors", nargs=-1, required=True, metavar="[RUN|FILTER]...")
 @yes_option
 @profile_option
@@ -144,7 +171,14 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
     next_command("fastlaunch runs list")
 
 
-@runs.command("import", short_help="Import record files, CSV files and exports.")
+@runs.command(
+    "import",
+    short_help="Import record files, CSV files and exports.",
+    epilog=examples(
+        ("what a colleague exported", "fastlaunch runs import runs.tar.gz"),
+        ("the published figures that come with fastlaunch", "fastlaunch runs import --published"),
+    ),
+)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option("--published", is_flag=True, help="Import the published figures that come with fastlaunch.")
 def import_runs(paths: tuple[Path, ...], published: bool) -> None:
@@ -182,6 +216,14 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 @runs.command(
     "export",
     short_help="Write runs to files that `runs import` reads, or to an experiment tracker.",
+    epilog=examples(
+        ("to send them to a colleague", "fastlaunch runs export 'workload=vit-huge' --to runs.tar.gz"),
+        (
+            "to an MLflow server",
+            "fastlaunch runs export k3f9 --to http://mlflow.example:5000 --format mlflow",
+        ),
+        ("for TensorBoard", "fastlaunch runs export k3f9 --to tensorboard/ --format tensorboard"),
+    ),
     help=_with_filters("""Write the record files of runs, compressed, with all else that is known of them,
     to a .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both.
 

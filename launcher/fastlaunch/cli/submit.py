@@ -10,7 +10,7 @@ import click
 from fastlaunch.api import submission as api
 from fastlaunch.api.results import CloudDryRun, Submitted
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import NAMES, profile_option, table_or_json_option, yes_option
+from fastlaunch.cli.options import NAMES, examples, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import print_runs
 from fastlaunch.cli.submit_options import GroupedCommand, cloud_options, job_file_arguments, training_options
 from fastlaunch.core.errors import EXIT_DONE, UserError
@@ -18,7 +18,35 @@ from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
 
 
-@click.command(cls=GroupedCommand, short_help="Train a workload with a recipe: here, or on AWS.")
+@click.command(
+    cls=GroupedCommand,
+    short_help="Train a workload with a recipe: here, or on AWS.",
+    epilog=examples(
+        (
+            "compare three recipes on this machine, until the verdicts are settled",
+            "fastlaunch submit --local --recipe fp32,bf16,compile --until-resolved",
+        ),
+        (
+            "what a job on AWS would do and cost at most; starts nothing",
+            "fastlaunch submit --instance p5.48xlarge --recipe bf16,te-fp8 --dry-run",
+        ),
+        (
+            "run it, for at most $80; where there is no capacity, on the next type",
+            "fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --recipe bf16,te-fp8 --max-cost 80",
+        ),
+        (
+            "two variants of a script of your own",
+            "fastlaunch submit --local -L amp=fp32,bf16 -- python train.py --amp {amp}",
+        ),
+        ("two nodes on SageMaker", "fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run"),
+        (
+            "rehearse a job for AWS on this machine",
+            "fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8",
+        ),
+        ("repeat a published experiment", "fastlaunch submit --local --experiment fusion --repeats 5"),
+        ("options from a file", "fastlaunch submit job.yaml --dry-run"),
+    ),
+)
 @job_file_arguments
 @click.option("--local", is_flag=True, help="Train on this machine: short for --backend local.")
 @click.option(
@@ -64,16 +92,6 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
     Defaults that work: without a GPU vit-tiny at batch 8, with one vit-huge at 64; recipe bf16, 200 steps.
     With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
     JOB.yaml holds options under their names, as in `instance: p5.48xlarge`; those typed count before them.
-
-    \b
-      fastlaunch submit --local --recipe fp32,bf16,compile --until-resolved
-      fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8
-      fastlaunch submit --local --experiment fusion --repeats 5
-      fastlaunch submit --local -L amp=fp32,bf16 -- python train.py --amp {amp}
-      fastlaunch submit --instance p5.48xlarge,p5en.48xlarge --dry-run
-      fastlaunch submit --instance p5.48xlarge --dry-run -- python train.py
-      fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run
-      fastlaunch submit job.yaml --dry-run
     """
     context = app_context()
     if show and (not dry_run or output != "table"):

@@ -19,6 +19,7 @@ from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     USD,
     Quantity,
+    examples,
     next_command,
     profile_option,
     table_or_json_option,
@@ -69,7 +70,30 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
     return tuple(dict.fromkeys(sizes))
 
 
-@click.command(cls=_SweepCommand, short_help="Measure recipes on several instance types, within one budget.")
+@click.command(
+    cls=_SweepCommand,
+    short_help="Measure recipes on several instance types, within one budget.",
+    epilog=examples(
+        (
+            "two recipes on two instance types, for at most $300 together",
+            "fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge --recipe bf16,te-fp8 --max-cost 300",
+        ),
+        (
+            "only as far as needed to find what buys the most",
+            "fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge --recipe bf16,te-fp8 --until-best",
+        ),
+        (
+            "variants of a script of your own",
+            "fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge -L amp=fp32,bf16 "
+            "-- python train.py --amp {amp}",
+        ),
+        (
+            "recipes and batch sizes on this machine",
+            "fastlaunch sweep --local --recipe fp32,bf16 --batch-size 8,16",
+        ),
+        ("go on with the last sweep", "fastlaunch sweep --resume"),
+    ),
+)
 @click.option("--local", is_flag=True, help="Sweep this machine.")
 @click.option(
     "--instance",
@@ -142,12 +166,6 @@ def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: 
     verdicts are settled. With --until-best a cell runs only as long as it may be the best of all types.
     --max-cost is for all types together; one whose ceiling does not fit into what is left is not started. A
     sweep that was stopped or killed goes on with --resume.
-
-    \b
-      fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge --recipe bf16,te-fp8 --max-cost 300
-      fastlaunch sweep --instance p4d.24xlarge,p5.48xlarge -L amp=fp32,bf16 -- python train.py --amp {amp}
-      fastlaunch sweep --local --recipe fp32,bf16 --batch-size 8,16
-      fastlaunch sweep --resume
     """
     context, current = app_context(), click.get_current_context()
     if resume is not None:
