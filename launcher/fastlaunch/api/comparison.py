@@ -197,8 +197,8 @@ def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
     return MeasuredRun(
         run_id=run.id,
         summary=run.summary,
-        # What was imported together need not have been measured together.
-        session=None if run.backend == IMPORT else run.submission_id,
+        # What was imported together need not have been measured together; what is shared knows what was.
+        session=None if run.backend == IMPORT and run.owner is None else run.submission_id,
         price=run.price,
         service=service,
         region=region,

@@ -92,7 +92,7 @@ class S3Calls(AwsSession):
         """Return all objects under the prefix, sorted by key; all pages."""
         pages = self.paginate("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)
         objects = [
-            StoredObject(key=each["Key"], size=each["Size"])
+            StoredObject(key=each["Key"], size=each["Size"], modified_at=each["LastModified"])
             for page in pages
             for each in page.get("Contents", ())
         ]

@@ -97,6 +97,8 @@ class StoredObject:
     key: str
     # In bytes.
     size: int
+    # With its time zone.
+    modified_at: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

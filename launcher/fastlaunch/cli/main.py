@@ -21,7 +21,7 @@ COMMANDS = {
     "doctor": ("doctor", "What a job on AWS would meet: login, quota, image, network, bucket, price."),
     "compare": ("compare", "What a dollar bought: runs side by side, with intervals and verdicts."),
     "recommend": ("recommend", "What to train on, how, and bought how: by cost, time, and what is known."),
-    "runs": ("runs", "List, show, import, export and remove runs."),
+    "runs": ("runs", "List, show, import, export, share and remove runs."),
     "status": ("follow", "Show where runs stand, after checking that it is still true."),
     "logs": ("follow", "Show what a run printed; -f follows it."),
     "collect": ("collect", "Bring home the records, logs and facts of runs on AWS."),

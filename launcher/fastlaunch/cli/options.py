@@ -62,6 +62,17 @@ def examples(*lines: tuple[str, str]) -> str:
     return f"\b\nExamples:\n{shown}"
 
 
+_FILTERS_HELP = """
+    RUN is a run's id, or the beginning or last part of it; FILTER is field=glob, such as 'recipe=te-*', on
+    workload, recipe, instance, state, submission, backend, owner or commit (of the training code).
+"""
+
+
+def with_filters(text: str) -> str:
+    """Return a help text with what RUN and FILTER are."""
+    return text.rstrip() + "\n" + _FILTERS_HELP
+
+
 def _continued(command: str) -> str:
     """Return the command line with breaks before options, so that it fits into 80 columns."""
     bound = re.sub(" (?!-)", "\0", command)

@@ -1,4 +1,4 @@
-"""`fastlaunch runs`: list, show, import, export and remove runs."""
+"""`fastlaunch runs`: list, show, import, export, share and remove runs."""
 
 import datetime
 import json
@@ -21,9 +21,11 @@ from fastlaunch.cli.options import (
     output_option,
     profile_option,
     table_or_json_option,
+    with_filters,
     yes_option,
 )
 from fastlaunch.cli.render import print_rows, print_text
+from fastlaunch.cli.share import pull, push
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.units import in_ms
@@ -37,6 +39,7 @@ _HEADERS = {
     "id": "run",
     "when": "when",
     "backend": "backend",
+    "owner": "owner",
     "workload": "workload",
     "recipe": "recipe",
     "instance": "instance",
@@ -44,19 +47,11 @@ _HEADERS = {
     "step": "step time",
     "loss": "loss",
 }
-_FILTERS_HELP = """
-    RUN is a run's id, or the beginning or last part of it; FILTER is field=glob, such as 'recipe=te-*', on
-    workload, recipe, instance, state, submission, backend or commit (of the training code).
-"""
-
-
-def _with_filters(text: str) -> str:
-    return text.rstrip() + "\n" + _FILTERS_HELP
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="List, show, import, export and remove runs.",
+    short_help="List, show, import, export, share and remove runs.",
     epilog=examples(
         ("all runs", "fastlaunch runs"),
         ("what finished with Transformer Engine", "fastlaunch runs list 'recipe=te-*' state=completed"),
@@ -65,9 +60,13 @@ def _with_filters(text: str) -> str:
 )
 @click.pass_context
 def runs(ctx: click.Context) -> None:
-    """List, show, import, export and remove runs; without a command, list them."""
+    """List, show, import, export, share and remove runs; without a command, list them."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_runs)
+
+
+runs.add_command(push)
+runs.add_command(pull)
 
 
 @runs.command(
@@ -77,7 +76,7 @@ def runs(ctx: click.Context) -> None:
         ("the last 20", "fastlaunch runs list --limit 20"),
         ("those of one instance type, as JSON", "fastlaunch runs list 'instance=p5*' --output json"),
     ),
-    help=_with_filters("""List runs, the newest last: all, or those that RUN and FILTER pick."""),
+    help=with_filters("""List runs, the newest last: all, or those that RUN and FILTER pick."""),
 )
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Show only the last N.")
@@ -99,7 +98,7 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
             headers=headers,
             # The id begins with the workload where it is long, and else with the day.
             shrinkable=("recipe", "instance", "workload"),
-            droppable=("when", "loss", "backend"),
+            droppable=("when", "loss", "backend", "owner"),
         )
     click.echo(f"{_num_runs(selected)}{f', the last {limit} shown' if len(shown) < len(selected) else ''}.")
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
@@ -224,7 +223,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
         ),
         ("for TensorBoard", "fastlaunch runs export k3f9 --to tensorboard/ --format tensorboard"),
     ),
-    help=_with_filters("""Write the record files of runs, compressed, with all else that is known of them,
+    help=with_filters("""Write the record files of runs, compressed, with all else that is known of them,
     to a .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both.
 
     With --format, write them for MLflow, Weights & Biases (offline files) or TensorBoard instead: parameters,
@@ -334,8 +333,8 @@ def _cells(run: Run) -> dict[str, str | float | None]:
 
 
 def _tells(key: str, cells: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a column tells runs apart: these two often say the same of all, and the table is narrow."""
-    if key not in ("backend", "instance"):
+    """Whether a column tells runs apart: these often say the same of all, and the table is narrow."""
+    if key not in ("backend", "owner", "instance"):
         return True
     values = {row[key] for row in cells}
     return values not in ({None}, {"local"})

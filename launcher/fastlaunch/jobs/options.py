@@ -31,7 +31,7 @@ _VARIABLE = re.compile(r"(?!FASTLAUNCH_|DOCKER_|(PATH|HOME)$)[A-Za-z_][A-Za-z0-9
 _INPUT = re.compile(
     r"(?!(agent|code|requirements|runs)$)[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII | re.IGNORECASE
 )
-_FOLDER = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^<>]*)?")
+FOLDER = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^<>]*)?")
 _TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-plan/\S+")
 
 
@@ -264,7 +264,7 @@ def given_inputs(cloud: CloudOptions) -> dict[str, str]:
 
 def check_folder(uri: str, *, form: str = "") -> None:
     """Raise UserError unless the text is the URI of a folder in S3. form: what is typed before it."""
-    if not _FOLDER.fullmatch(uri) or not uri.isprintable():
+    if not FOLDER.fullmatch(uri) or not uri.isprintable():
         raise UserError(f"--input {form}{uri} is no folder in S3", f"give {form}s3://BUCKET/PREFIX")
 
 

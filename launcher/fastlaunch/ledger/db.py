@@ -128,6 +128,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # Its options by name.
     ("ALTER TABLE sweeps ADD COLUMN arguments TEXT",),
+    # Of runs that somebody else shared: who, and from which AWS account.
+    (
+        "ALTER TABLE runs ADD COLUMN owner TEXT",
+        "ALTER TABLE runs ADD COLUMN account TEXT",
+    ),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

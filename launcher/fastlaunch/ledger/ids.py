@@ -28,6 +28,7 @@ FIELDS = {
         f" WHERE submissions.id = submission_id AND ifnull(part, '') NOT LIKE '{BATCH_SEARCH}%')"
     ),
     "backend": "backend",
+    "owner": "ifnull(owner, '')",
     "commit": "CASE WHEN json_valid(summary) THEN ifnull(json_extract(summary, '$.commit'), '') ELSE '' END",
 }
 _MAX_SELECTOR_LENGTH = 1000

@@ -209,10 +209,10 @@ class Ledger:
             raise damaged(self.path, f"sites of {submission_id}: {error}") from None
 
     def last_submission(self) -> str | None:
-        """Return the id of the newest submission that has a run; None without runs."""
+        """Return the id of the newest submission that has a run of the user's; None without such runs."""
         row = self._file.one(
             "SELECT id FROM submissions"
-            " WHERE EXISTS (SELECT 1 FROM runs WHERE submission_id = submissions.id)"
+            " WHERE EXISTS (SELECT 1 FROM runs WHERE submission_id = submissions.id AND owner IS NULL)"
             " ORDER BY rowid DESC LIMIT 1"
         )
         return row[0] if row else None
@@ -580,6 +580,32 @@ class Ledger:
             for run_id, (summary, path) in zip(ids, items, strict=True):
                 self._import(run_id, submission_id, summary, path)
         return ids
+
+    def add_shared(
+        self,
+        run_id: str,
+        summary: RunSummary,
+        path: Path,
+        *,
+        owner: str,
+        account: str | None,
+        submission_id: str,
+        price: Price | None,
+    ) -> bool:
+        """Add or update a run that somebody shared; return False and do nothing if it was started here.
+
+        submission_id: there. path: the archive with its records.
+        """
+        with self.transaction():
+            if self._file.one("SELECT 1 FROM runs WHERE id = ? AND backend != ?", (run_id, IMPORT)):
+                return False
+            if self.command_of(submission_id) is None:
+                shared = f"shared by {owner}"
+                self._file.insert("submissions", id=submission_id, created_at=self._now(), command=shared)
+            self._import(run_id, submission_id, summary, path)
+            stored = dumps(price.to_json()) if price else None
+            self._file.update("runs", run_id, owner=owner, account=account, price=stored)
+        return True
 
     def remove(self, run_ids: Sequence[str]) -> None:
         """Forget runs by their full ids, and leave their files. Raises UserError if one has not ended."""

@@ -44,6 +44,9 @@ class Run:
     #: What it was billed at, as of its start.
     price: Price | None
     summary: RunSummary | None
+    #: Who shared it, and the AWS account that it ran in, or was shared from; None for the user's own.
+    owner: str | None = None
+    account: str | None = None
     #: Asked for, of a run on AWS.
     region: str | None = None
     purchase: str | None = None
@@ -84,6 +87,7 @@ class Event:
 _RUN_COLUMNS = {
     **{name: name for name in ("id", "submission_id", "created_at", "backend", "state", "reason")},
     **{name: name for name in ("workload", "recipe", "instance", "directory", "price", "summary")},
+    **{name: name for name in ("owner", "account")},
     "region": "json_extract(spec, '$.region')",
     "purchase": "json_extract(spec, '$.purchase')",
     "script": "json_extract(spec, '$.script')",

@@ -223,6 +223,8 @@ def run_facts(run: Run) -> dict[str, Any]:
         "recipe": run.recipe,
         "instance": run.instance,
         "directory": str(run.directory) if run.directory else None,
+        "owner": run.owner,
+        "account": run.account,
     }
 
 

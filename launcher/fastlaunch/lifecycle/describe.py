@@ -28,6 +28,7 @@ def run_as_row(run: Run) -> dict[str, Any]:
         "created_at": run.created_at,
         "submission": run.submission_id,
         "backend": run.backend,
+        "owner": run.owner,
         "workload": run.workload,
         "recipe": run.recipe,
         "instance": run.instance,

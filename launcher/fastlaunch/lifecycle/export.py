@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
@@ -72,7 +72,7 @@ def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> li
         folder.mkdir(parents=True)
         with record_files(run) as files:
             for file in files:
-                _compress(file, folder)
+                compress(file, folder)
         if not files and (run.summary is None or run.summary.setup.kind == "records"):
             missing.append(f"run {run.id}: {_without_records(run)}")
         run_file = {"schema": RUN_SCHEMA, **run_as_json(ledger, run)}
@@ -110,8 +110,22 @@ def _files_of(run: Run, place: Path) -> tuple[Path, ...]:
     return imported.files if imported else ()
 
 
-def _compress(file: Path, folder: Path) -> None:
-    name = file.name.removesuffix(".xz").removesuffix(".gz")
-    open_source: Any = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, open)
-    with lzma.open(Path(folder, f"{name}.xz"), "wb") as target, open_source(file, "rb") as source:
+def compress(file: Path, folder: Path) -> None:
+    """Write a record file into `folder`, as xz whatever it is."""
+    with (
+        lzma.open(Path(folder, f"{plain_name(file)}.xz"), "wb") as target,
+        open_record(file) as source,
+    ):
         shutil.copyfileobj(source, target)
+
+
+def plain_name(file: Path) -> str:
+    """Return the record file's name without the suffix of its compression."""
+    return file.name.removesuffix(".xz").removesuffix(".gz")
+
+
+def open_record(file: Path) -> BinaryIO:
+    """Open a record file to read its bytes uncompressed."""
+    opened: Any = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, open)
+    source: BinaryIO = opened(file, "rb")
+    return source

@@ -29,6 +29,8 @@ RUN_FILE = "run.json"
 RUN_SCHEMA = "fastlaunch-run/1"
 #: What a damaged archive raises, besides OSError and ValueError; KeyError is a link to what is not in it.
 _DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, KeyError)
+#: Names of users and sessions, as IAM has them; numbers of accounts; ids of submissions.
+_ORIGIN = re.compile(r"[\w+=,.@:-]{1,100}", re.ASCII)
 _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 
 
@@ -36,7 +38,7 @@ _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 class ImportedRun:
     """A run that files tell of. source: the file, folder or archive. files: its record files, if any.
 
-    price: what it was billed at, if a run file says so.
+    price: what it was billed at, if a run file says so. owner, account, submission: as that says, too.
     """
 
     run_id: str
@@ -44,6 +46,9 @@ class ImportedRun:
     source: Path
     files: tuple[Path, ...] = ()
     price: Price | None = None
+    owner: str | None = None
+    account: str | None = None
+    submission: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -191,7 +196,13 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
     if run_file and not ranks and run_file["summary"]:
         summary = RunSummary.from_json(run_file["summary"])
         imports.add(
-            ImportedRun(run_id=run_file["id"], summary=summary, source=folder, price=_price(run_file))
+            ImportedRun(
+                run_id=run_file["id"],
+                summary=summary,
+                source=folder,
+                price=_price(run_file),
+                **_origin(run_file),
+            )
         )
 
 
@@ -218,7 +229,12 @@ def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, An
         source=files[0] if len(files) == 1 else folder,
         files=files,
         price=_price(run_file),
+        **_origin(run_file),
     )
+
+
+def _origin(run_file: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: run_file.get(name) for name in ("owner", "account", "submission")}
 
 
 def _price(run_file: Mapping[str, Any]) -> Price | None:
@@ -235,6 +251,9 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
         # It becomes the name of a folder when the run is exported again.
         if not isinstance(run_file["id"], str) or not _RUN_ID.fullmatch(run_file["id"]):
             raise BadFile(path, f"id is {run_file['id']!r}")
+        for name, value in _origin(run_file).items():
+            if value is not None and not (isinstance(value, str) and _ORIGIN.fullmatch(value)):
+                raise BadFile(path, f"{name} is {value!r}")
         if run_file["spec"] is not None:
             JobSpec.from_json(run_file["spec"])
         if run_file["summary"] is not None:

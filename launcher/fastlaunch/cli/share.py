@@ -1,0 +1,164 @@
+"""`fastlaunch runs push` and `pull`: runs shared with a team through a folder of S3."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from fastlaunch.api.context import AppContext, reconcile_here
+from fastlaunch.backends.s3_sync import split_uri
+from fastlaunch.cli.context import app_context
+from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, with_filters
+from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, BadConfiguration, UserError
+from fastlaunch.core.units import counted
+from fastlaunch.jobs.options import FOLDER
+from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
+
+if TYPE_CHECKING:
+    from fastlaunch.lifecycle.sharing import SharedFolder, Transfer
+
+#: Of saying how far a push or a pull is.
+_PROGRESS_INTERVAL_S = 2.0
+_region_option = click.option("--region", metavar="R", help="Of the bucket.  [default: yours, or us-east-1]")
+_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Say what would be done; change nothing, here or there."
+)
+
+
+@click.command(
+    short_help="Share runs with a team, through a folder of S3.",
+    epilog=examples(
+        ("all of yours that have ended", "fastlaunch runs push"),
+        ("some, to another folder", "fastlaunch runs push s3://acme-team/runs 'workload=vit-huge'"),
+        ("what would be sent", "fastlaunch runs push --dry-run"),
+    ),
+    help=with_filters("""Share runs with a team: add them to a folder of S3, for `fastlaunch runs pull`.
+
+    All of yours that have ended and measured something, or those that RUN and FILTER pick. What is there
+    already is not sent again. The folder is that of the bucket in the config file, unless s3://... names one.
+    Sent are the records, summary, job and price, with your name and account; not the command line, paths of
+    this machine, or what AWS was asked."""),
+)
+@click.argument("selectors", nargs=-1, metavar="[s3://...] [RUN|FILTER]...")
+@_region_option
+@_dry_run_option
+@table_or_json_option("the result is")
+@profile_option
+def push(selectors: tuple[str, ...], region: str | None, dry_run: bool, output: str) -> int:
+    from fastlaunch.lifecycle import sharing
+
+    uris = [word for word in selectors if word.startswith("s3://")]
+    names = [word for word in selectors if not word.startswith("s3://")]
+    if len(uris) > 1:
+        raise UserError("runs are pushed to one folder at a time", "give one s3://...")
+    context = app_context()
+    folder = _shared_folder(context, uris[0] if uris else None, region)
+    with open_ledger(context.settings) as ledger:
+        reconcile_here(ledger)
+        chosen = ledger.select(names)
+        if not names:
+            chosen = [run for run in chosen if run.summary and run.state.is_final and run.backend != IMPORT]
+        identity = context.aws.identity()
+
+        def account_of(run: Run) -> str:
+            accounts = [attempt.account for attempt in ledger.attempts_of(run.id) if attempt.account]
+            return accounts[-1] if accounts else identity.account
+
+        done = sharing.push(
+            chosen,
+            folder,
+            owner=identity.owner,
+            account=account_of,
+            dry_run=dry_run,
+            progress=_counter(context, "pushed"),
+        )
+    _print_transfer(done, "Would push" if dry_run else "Pushed", f"to {folder.uri}", output)
+    next_command(f"fastlaunch runs pull {folder.uri}")
+    return EXIT_JOB_FAILED if done.left_out else EXIT_DONE
+
+
+@click.command(
+    short_help="Bring home the runs that a team shares.",
+    epilog=examples(
+        ("from the folder of the config file's bucket", "fastlaunch runs pull"),
+        ("from another", "fastlaunch runs pull s3://acme-team/runs"),
+        ("what would come", "fastlaunch runs pull --dry-run"),
+    ),
+)
+@click.argument("uri", required=False, metavar="[s3://...]")
+@_region_option
+@_dry_run_option
+@table_or_json_option("the result is")
+@profile_option
+def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int:
+    """Bring home the runs that a team shares in a folder of S3, each once; `runs push` puts them there.
+
+    They say whose they are, and count in `compare` and `recommend` as your own do. Nothing acts on them:
+    they cannot be cancelled, resumed or collected here, and no cost of yours includes them.
+    """
+    from fastlaunch.lifecycle import sharing
+
+    context = app_context()
+    folder = _shared_folder(context, uri, region)
+    with open_ledger(context.settings) as ledger:
+        done = sharing.pull(
+            ledger,
+            folder,
+            context.settings.home / "shared",
+            dry_run=dry_run,
+            progress=_counter(context, "pulled"),
+        )
+    _print_transfer(done, "Would pull" if dry_run else "Pulled", f"from {folder.uri}", output)
+    next_command("fastlaunch compare --every-run")
+    return EXIT_JOB_FAILED if done.left_out else EXIT_DONE
+
+
+def _shared_folder(context: AppContext, uri: str | None, region: str | None) -> "SharedFolder":
+    """Return the folder of the URI, or of the config file's bucket. Raises UserError if there is none."""
+    from fastlaunch.lifecycle.sharing import SharedFolder
+
+    region = region or context.settings.region
+    if uri is None:
+        own = context.settings.region_settings(region)
+        if own.bucket is None:
+            raise UserError(f"the config file has no bucket in {region}", "name a folder: s3://BUCKET/FOLDER")
+        uri = f"s3://{own.bucket}/{own.prefix}/shared"
+    if not FOLDER.fullmatch(uri) or not uri.isprintable():
+        raise UserError(f"{uri} is no folder in S3", "give s3://BUCKET/FOLDER")
+    bucket, prefix = split_uri(uri)
+    try:
+        is_there = context.aws.bucket_exists(region, bucket)
+    except BadConfiguration as error:
+        raise UserError(error.message, "say where the bucket is: --region REGION") from None
+    if not is_there:
+        raise UserError(f"there is no bucket {bucket}", "create it, or give the URI of another")
+    return SharedFolder(
+        store=context.aws, region=region, bucket=bucket, prefix=f"{prefix}/" if prefix else ""
+    )
+
+
+def _counter(context: AppContext, done: str) -> Callable[[int, int], None]:
+    """Return what says every few seconds how far it is."""
+    last_s = context.monotonic_s()
+
+    def progress(number: int, total: int) -> None:
+        nonlocal last_s
+        if context.monotonic_s() - last_s >= _PROGRESS_INTERVAL_S:
+            last_s = context.monotonic_s()
+            context.report(f"{done} {number} of {total} runs")
+
+    return progress
+
+
+def _print_transfer(done: "Transfer", verb: str, where: str, output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(done.to_json(), indent=2))
+        return
+    for run_id, why in done.left_out.items():
+        click.echo(f"warning: run {run_id} is left out: {why}", err=True)
+    parts = [f"{len(done.new)} new"] + [f"{len(done.updated)} updated"] * bool(done.updated)
+    known = f"; {len(done.known)} {'was' if len(done.known) == 1 else 'were'} there already"
+    num_runs = len(done.new) + len(done.updated)
+    of = f" ({', '.join(parts)})" if done.updated else ""
+    click.echo(f"{verb} {counted(num_runs, 'run')}{of} {where}{known if done.known else ''}.")
