@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from fastlaunch_train.checks.equivalence import failure_message
 from fastlaunch_train.checks.finiteness import not_finite, not_finite_message, trained
 from fastlaunch_train.distributed.parallel import agree
 from fastlaunch_train.loop.evaluation import Evaluations, rehearse
+from fastlaunch_train.loop.profiling import profile_steps
 from fastlaunch_train.loop.recorder import StepRecorder
 from fastlaunch_train.loop.timing import ClosedBlock, next_block_steps
 from fastlaunch_train.loop.training import Training
@@ -26,6 +28,7 @@ from fastlaunch_train.process.device import DeviceMonitor
 from fastlaunch_train.process.failures import InterruptedRun, NanLossError
 from fastlaunch_train.process.host_threads import limit_cpu_threads
 from fastlaunch_train.records.records import FROM_CACHE
+from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.workloads.contract import Batch, next_batch, prepend
 
 log = logging.getLogger("fastlaunch_train")
@@ -49,6 +52,9 @@ def train(
     while not loop.finished:
         # In one expression: neither the batch nor the loss outlives its use.
         loop.after_step(training.stepper.step(loop.fetch()))
+    if training.step_profile:
+        profile = partial(profile_steps, training, loop.step_uncounted)
+        training.phase("profile", profile, step=loop.last_done)
     return loop.last_done
 
 
@@ -114,6 +120,12 @@ class TrainingLoop:
         batch = next_batch(self.training.workload, self._batches)
         self.recorder.batch_fetched(batch, wait_s=self._clock() - before)
         return batch
+
+    def step_uncounted(self) -> None:
+        """Do a step that no record counts, after the last: nothing that is kept depends on its weights."""
+        with phase("data"):
+            batch = next_batch(self.training.workload, self._batches)
+        self.training.stepper.step(batch)
 
     def after_step(self, loss: torch.Tensor) -> None:
         """Record the step on the oldest batch; if it ends a block: check, evaluate, save, stop.

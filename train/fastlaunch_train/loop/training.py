@@ -40,6 +40,8 @@ class Training:
     print_metrics: bool = False
     #: Looks at the first passes of the model; None if an earlier attempt did.
     model_check: CompiledModelCheck | None = None
+    #: Whether to profile a few steps after the last.
+    step_profile: bool = False
 
     @property
     def first_step(self) -> int:

@@ -65,6 +65,16 @@ def steps_problem(recipe: Recipe) -> Problem | None:
     return None
 
 
+def profile_problem(recipe: Recipe) -> Problem | None:
+    """Return why the phases of the recipe's steps cannot be told apart; None if they can."""
+    if recipe.loop == "ours":
+        return None
+    return (
+        f"loop={recipe.loop} makes the steps, and --step-profile knows the phases of our own loop alone",
+        "leave out --step-profile, or add --set loop=ours",
+    )
+
+
 def forward_only_problem(recipe: Recipe) -> Problem | None:
     """Return what `recipe` wants of training, for a workload that trains nothing; None if nothing.
 

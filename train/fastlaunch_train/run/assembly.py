@@ -168,6 +168,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         interrupts=interrupts,
         print_metrics=session.launch.print_metrics,
         model_check=model_check,
+        step_profile=options.step_profile,
     )
     return train(training, evaluations, trainer)
 

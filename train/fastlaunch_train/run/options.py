@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipe import Recipe, refuse
 from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.recipes.rules import profile_problem
 from fastlaunch_train.records.records import MAX_INTEGER
 from fastlaunch_train.workloads.registry import Scalar, function_arguments
 
@@ -34,6 +35,7 @@ class Options:
     checkpoint_every: int  #: steps; 0 for never
     resume: bool
     eval_every: int  #: steps; 0 for never; otherwise after the last one too
+    step_profile: bool  #: whether to profile a few more steps after the last
     #: Of a language workload, as in `ModelOptions`.
     model: str | None
     tokenizer: str | None
@@ -81,6 +83,7 @@ def parse_options(argv: list[str]) -> Options:
     )
     add("--resume", action="store_true", help="go on from the last complete checkpoint in --output")
     add("--eval-every", type=_at_least(0), default=0, help="steps between evaluations; 0: none (default)")
+    add("--step-profile", action="store_true", help="record where the time of a few more steps goes")
     add("--model", help="of a language workload: a folder, or a name on the Hugging Face hub")
     add("--tokenizer", help="of a language workload: a folder or a name on the hub; none: bytes are tokens")
     add("--sequence-length", type=_at_least(2), help="tokens of a sample")
@@ -111,6 +114,8 @@ def parse_options(argv: list[str]) -> Options:
     if (fields["steps"] is None) == (fields["epochs"] is None):
         parser.error("give --steps or --epochs, one of them")
     fields["recipe"] = resolve_recipe(fields["recipe"], fields.pop("set"))
+    if fields["step_profile"]:
+        refuse(profile_problem(fields["recipe"]), f"recipe {fields['recipe'].label}")
     labels = [label.split() for label in fields["fit"]]
     fields["fit"] = tuple(resolve_recipe(name, overrides) for name, *overrides in labels)
     return Options(**fields)

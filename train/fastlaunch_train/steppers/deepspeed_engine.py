@@ -21,6 +21,7 @@ from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.requirements import parse_version
 from fastlaunch_train.recipes.rules import steps_problem
 from fastlaunch_train.steppers.optimizers import LearningRates, build_optimizer, optimizer_name
+from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.steppers.torch_stepper import check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
@@ -82,12 +83,14 @@ class DeepSpeedStepper:
             self._loss_scale = float(self._engine.optimizer.loss_scaler.cur_scale)
         with name_nondeterministic(self._recipe):
             for micro_batch in split_batch(batch, self._recipe.grad_accumulation):
-                with self._precision.autocast():
+                with phase("forward"), self._precision.autocast():
                     loss = self._workload.loss(self.model, micro_batch)
                 check_loss(self._workload, loss)
                 losses.append(loss.detach().clone())
-                self._engine.backward(loss)
-                self._engine.step()
+                with phase("backward"):
+                    self._engine.backward(loss)
+                with phase("optimizer"):
+                    self._engine.step()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def scale_learning_rate(self, factor: float) -> None:

@@ -11,6 +11,7 @@ from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.recipes.recipe import Recipe, refuse
 from fastlaunch_train.recipes.rules import forward_only_problem
+from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 #: torch.jit.script profiles the first pass and compiles in the second, which captures CUDA graphs too.
@@ -42,7 +43,7 @@ class ForwardStepper:
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Return what the workload gives for a loss, not waited for."""
-        with torch.no_grad(), self._precision.autocast():
+        with phase("forward"), torch.no_grad(), self._precision.autocast():
             return self._workload.loss(self.model, batch).detach()
 
     def scale_learning_rate(self, factor: float) -> None:

@@ -21,6 +21,7 @@ from fastlaunch_train.steppers.optimizers import (
     build_optimizer,
     clip_gradients,
 )
+from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
 
@@ -66,14 +67,16 @@ class TorchStepper:
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Do one optimizer step on `batch`; return its loss."""
-        self._zero_grad()
+        with phase("optimizer"):
+            self._zero_grad()
         micro_batches = split_batch(batch, self._recipe.grad_accumulation)
         with name_nondeterministic(self._recipe):
             losses = [
                 self._forward_backward(micro_batch, last=index == len(micro_batches))
                 for index, micro_batch in enumerate(micro_batches, start=1)
             ]
-            self._update()
+            with phase("optimizer"):
+                self._update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def scale_learning_rate(self, factor: float) -> None:
@@ -124,12 +127,13 @@ class TorchStepper:
             # From here on the CUDA graphs may overwrite the outputs of the step before.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._exchange(last):
-            with self._precision.autocast():
+            with phase("forward"), self._precision.autocast():
                 loss = self._workload.loss(self.model, batch)
             check_loss(self._workload, loss)
             scaler = self._precision.scaler
-            share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
-            (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
+            with phase("backward"):
+                share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
+                (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
         # A copy: the next micro-batch overwrites what a CUDA graph returned.
         return loss.detach() if self._recipe.grad_accumulation == 1 else loss.detach().clone()
 

@@ -1,0 +1,164 @@
+"""Where the time of profiled steps went: from a profiler's events to seconds by part. Pure; no torch.
+
+On a GPU the parts are of the device's time. A kernel or copy belongs to the phase in which the host launched
+it, found by the correlation id that both have. On which thread the host did that does not matter: while
+autograd's threads go backward, ours is in the phase and waits. A CUDA graph is launched as a whole, so its
+kernels are of the phase that replays it. While only collectives run, the time is communication, waiting for
+other ranks included; while other kernels run too, it is theirs, and the communication is overlapped. While
+nothing runs, the time is `data` if the host was fetching a batch, and otherwise `other`: as a rule the host
+launches too slowly. `other` is also what was launched outside of the phases.
+
+On a CPU the parts are of the host's time. It is communication while a collective is under way and no operator
+runs; `other` is what is outside of the phases.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: Phases that are marked, and with `other` what they leave. Of several that run on a device at once the first
+#: counts: copies of the next batch hide behind computation.
+_PRECEDENCE = ("forward", "backward", "optimizer", "other", "data")
+
+
+class ProfileError(ValueError):
+    """Events that do not say where the time went."""
+
+
+class Event(NamedTuple):
+    """What a profiler saw."""
+
+    #: `phase`: a mark of steppers/phases.py. `launch`: a call of the host that gives the device work.
+    #: `device`: that work. On the CPU, `exchange`: a collective, `operator`, and `wait`: one for other ranks.
+    kind: str
+    name: str
+    start_s: float
+    end_s: float
+    thread: int | str = 0  #: or stream
+    correlation: int | None = None  #: of a launch, and of the work that it gave
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is a kernel that exchanges data between ranks."""
+        return self.name.lower().startswith(("nccl", "rccl"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """Means of a step; `parts_s`, by STEP_PARTS less the phases that were not marked, add up to it."""
+
+    step_time_s: float
+    parts_s: dict[str, float]
+    overlapped_communication_s: float
+
+
+def attribute(events: Iterable[Event], *, num_steps: int, on_device: bool) -> StepParts:
+    """Return where the time of the last `num_steps` steps went.
+
+    on_device: whether the steps ran on a GPU. Raises ProfileError if there are no such steps, or if nothing
+    ran there.
+    """
+    by_kind: dict[str, list[Event]] = {}
+    for event in events:
+        by_kind.setdefault(event.kind, []).append(event)
+    marks = sorted(by_kind.get("phase", ()), key=lambda mark: mark.start_s)
+    steps = [mark for mark in marks if mark.name == "step"][-num_steps:]
+    if len(steps) < num_steps:
+        raise ProfileError(f"the profiler saw {len(steps)} of {num_steps} steps")
+    begin_s, end_s = steps[0].start_s, steps[-1].end_s
+    phases = [mark for mark in marks if mark.name != "step" and begin_s <= mark.start_s < end_s]
+    spans = [(mark.start_s, mark.end_s, f"host {mark.name}") for mark in phases]
+    if on_device:
+        work = _launched(by_kind.get("device", ()), by_kind.get("launch", ()))
+        begin_s, end_s = _on_device(work, begin_s, end_s)
+        spans += [
+            (event.start_s, event.end_s, "exchange" if event.is_collective else _phase_at(marks, at_s))
+            for event, at_s in work
+        ]
+    else:
+        spans += [(event.start_s, event.end_s, "exchange") for event in by_kind.get("exchange", ())]
+        spans += [
+            (event.start_s, event.end_s, kind)
+            for kind in ("operator", "wait")
+            for event in by_kind.get(kind, ())
+            if event.thread == steps[0].thread
+        ]
+    seconds, overlapped_s = _sweep(spans, begin_s, end_s, on_device=on_device)
+    names = {"communication", "other", *(mark.name for mark in phases)}
+    return StepParts(
+        step_time_s=(end_s - begin_s) / num_steps,
+        parts_s={name: seconds[name] / num_steps for name in sorted(names | seconds.keys())},
+        overlapped_communication_s=overlapped_s / num_steps,
+    )
+
+
+def _launched(work: Sequence[Event], launches: Iterable[Event]) -> list[tuple[Event, float | None]]:
+    """Return each piece of the device's work, and when the host launched it; None if that is not known."""
+    at_s = {launch.correlation: launch.start_s for launch in launches if launch.correlation is not None}
+    return [(event, at_s.get(event.correlation)) for event in work]
+
+
+def _on_device(
+    work: Sequence[tuple[Event, float | None]], begin_s: float, end_s: float
+) -> tuple[float, float]:
+    """Return from when to when the device did what the host launched from begin_s to end_s.
+
+    It begins when the device is done with what was launched before.
+    """
+    before = [event.end_s for event, at_s in work if at_s is not None and at_s < begin_s]
+    within = [event.end_s for event, at_s in work if at_s is not None and begin_s <= at_s < end_s]
+    first_s = max(before, default=begin_s)
+    if not within or max(within) <= first_s:
+        raise ProfileError("the profiler saw nothing that ran on the GPU")
+    return first_s, max(within)
+
+
+def _phase_at(marks: Sequence[Event], at_s: float | None) -> str:
+    """Return the phase in which the host was then; `other` outside of all."""
+    names = (mark.name for mark in marks if at_s is not None and mark.start_s <= at_s < mark.end_s)
+    return next((name for name in names if name != "step"), "other")
+
+
+def _sweep(
+    spans: Iterable[tuple[float, float, str]], begin_s: float, end_s: float, *, on_device: bool
+) -> tuple[Counter[str], float]:
+    """Return the seconds from begin_s to end_s by part, and those of communication that was hidden.
+
+    spans: start, end and what it is: `exchange`; `host PHASE`; on a device the phase of what runs, on a CPU
+    `operator` or `wait`.
+    """
+    edges = []
+    for start_s, stop_s, what in spans:
+        within = max(start_s, begin_s), min(stop_s, end_s)
+        if within[0] < within[1]:
+            edges += [(within[0], 1, what), (within[1], -1, what)]
+    running: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    overlapped_s, last_s = 0.0, begin_s
+    for at_s, change, what in [*sorted(edges), (end_s, 0, "")]:
+        passed_s, last_s = at_s - last_s, at_s
+        if passed_s > 0:
+            part, is_computing = (_on_gpu if on_device else _on_cpu)(running)
+            seconds[part] += passed_s
+            overlapped_s += passed_s if is_computing and running["exchange"] else 0.0
+        running[what] += change
+    return seconds, overlapped_s
+
+
+def _on_gpu(running: Counter[str]) -> tuple[str, bool]:
+    """Return the part of the time in which these run, and whether the device computes."""
+    computing = next((name for name in _PRECEDENCE if running[name]), None)
+    if computing:
+        return computing, True
+    if running["exchange"]:
+        return "communication", False
+    return ("data" if running["host data"] else "other"), False
+
+
+def _on_cpu(running: Counter[str]) -> tuple[str, bool]:
+    is_computing = bool(running["operator"]) and not running["wait"]
+    if running["exchange"] and not is_computing:
+        return "communication", False
+    host = next((name for name in _PRECEDENCE if running[f"host {name}"]), "other")
+    return host, is_computing
