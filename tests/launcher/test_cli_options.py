@@ -7,6 +7,7 @@ from typing import Any
 import click
 import pytest
 
+from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.cli.options import (
     BATCH_SIZE,
     COUNT,
@@ -18,6 +19,8 @@ from fastlaunch.cli.options import (
     profile_option,
 )
 from fastlaunch.cli.render import table
+from fastlaunch.cli.submit import submit
+from fastlaunch.cli.sweep import sweep
 from fastlaunch.core.errors import UserError
 
 
@@ -83,6 +86,22 @@ def test_a_profile_counts_before_keys_in_the_environment(monkeypatch: pytest.Mon
         assert os.environ["AWS_PROFILE"] == "lab" and "AWS_ACCESS_KEY_ID" not in os.environ
 
     command.main(["--profile", "lab"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("command", [submit, sweep])
+def test_a_profile_with_a_name_is_a_login_and_one_without_is_of_the_steps(
+    command: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "before")
+
+    def is_profiled(*argv: str) -> bool:
+        return bool(command.make_context("x", [*argv], **group.context_settings).params["step_profile"])
+
+    for argv in (("--step-profile",), ("--profile",), ("--profile", "--local"), ("--profile", "--", "x.sh")):
+        assert is_profiled(*argv)
+    assert os.environ["AWS_PROFILE"] == "before"
+    assert not is_profiled("--profile", "lab")
+    assert os.environ["AWS_PROFILE"] == "lab"
 
 
 ROWS = [

@@ -15,6 +15,7 @@ from fastlaunch.jobs.build import FEWEST_TIMED_STEPS, build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
 from fastlaunch.jobs.options import SubmitOptions, Variant
 from fastlaunch.jobs.spec import Inputs, JobSpec, entrypoint_arguments
+from fastlaunch.jobs.sweep import search_options
 from fastlaunch.jobs.variants import missing_on, nearest_on
 from fastlaunch.measure.steptime import MIN_TIMED_STEPS, MIN_WARMUP_STEPS
 from fastlaunch_train.recipes.recipe import Recipe
@@ -281,6 +282,20 @@ def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
     assert job.inputs == Inputs(**text)  # type: ignore[arg-type]
     (job,) = jobs(workload=f"hf-clm:{folder}").specs
     assert (job.workload, job.steps) == (f"hf-clm:{folder}", 200)
+
+
+def test_a_step_profile_reaches_the_entrypoint() -> None:
+    (job,) = jobs(workload="vit-tiny", step_profile=True).specs
+    (plain,) = jobs(workload="vit-tiny").specs
+    for spec in (job, plain):
+        options = parse_options([*entrypoint_arguments(spec), "--output", "out"])
+        assert options.step_profile == spec.step_profile
+    assert {*entrypoint_arguments(job)} - {*entrypoint_arguments(plain)} == {"--step-profile"}
+    # A run that looks for a batch size measures nothing.
+    assert not search_options(SubmitOptions(step_profile=True)).step_profile
+    with pytest.raises(UserError, match="loop=lightning") as refused:
+        jobs(workload="vit-tiny", recipes=("bf16", "lightning"), step_profile=True)
+    assert "--step-profile" in (refused.value.hint or "")
 
 
 def test_a_rehearsal_of_text_without_a_gpu_leaves_the_model_out() -> None:

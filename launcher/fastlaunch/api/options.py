@@ -38,6 +38,7 @@ class Training(TypedDict, total=False):
     num_workers: int | None
     checkpoint_every: int
     eval_every: int | None
+    step_profile: bool
     model: str | None
     tokenizer: str | None
     sequence_length: int | None

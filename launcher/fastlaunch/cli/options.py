@@ -161,7 +161,7 @@ account_timer_option = click.option(
 yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without being asked.")
 
 
-def _use_profile(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+def use_profile(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     """Make boto3, and every program that is started, use this profile, as the AWS CLI's own option does."""
     if value is not None:
         os.environ["AWS_PROFILE"] = value
@@ -170,14 +170,15 @@ def _use_profile(ctx: click.Context, param: click.Parameter, value: str | None) 
             os.environ.pop(name, None)
 
 
+PROFILE_HELP = "Profile of the AWS login to use, before AWS_PROFILE and keys in the environment."
 #: `--profile NAME`, of every command that talks to AWS.
 profile_option = click.option(
     "--profile",
     metavar="NAME",
     expose_value=False,
     is_eager=True,
-    callback=_use_profile,
-    help="Profile of the AWS login to use, before AWS_PROFILE and keys in the environment.",
+    callback=use_profile,
+    help=PROFILE_HELP,
 )
 
 

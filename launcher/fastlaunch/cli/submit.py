@@ -10,9 +10,15 @@ import click
 from fastlaunch.api import submission as api
 from fastlaunch.api.results import CloudDryRun, Submitted
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import NAMES, examples, profile_option, table_or_json_option, yes_option
+from fastlaunch.cli.options import NAMES, examples, table_or_json_option, yes_option
 from fastlaunch.cli.render import print_runs
-from fastlaunch.cli.submit_options import GroupedCommand, cloud_options, job_file_arguments, training_options
+from fastlaunch.cli.submit_options import (
+    GroupedCommand,
+    cloud_options,
+    job_file_arguments,
+    training_options,
+    training_profile_option,
+)
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
@@ -85,7 +91,7 @@ from fastlaunch.jobs.spec import JobSpec
 )
 @table_or_json_option("the runs are")
 @yes_option
-@profile_option
+@training_profile_option
 def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: Any) -> int:
     """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own.
 

@@ -13,9 +13,11 @@ from fastlaunch.cli.options import (
     MINUTES,
     NPROC,
     POSITIVE_COUNT,
+    PROFILE_HELP,
     SECONDS,
     USD,
     account_timer_option,
+    use_profile,
     with_options,
 )
 from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
@@ -42,7 +44,7 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
             "seed",
             "data",
         ),
-        *("model", "tokenizer", "sequence_length", "checkpoint_every", "eval_every"),
+        *("model", "tokenizer", "sequence_length", "checkpoint_every", "eval_every", "step_profile"),
     ),
     "Script": ("lists", "baseline", "nproc", "hang_timeout_s", *NEEDS),
     "Where": ("local", "backend", "instances", "regions", "num_nodes", "profile"),
@@ -59,6 +61,8 @@ HEADINGS: Mapping[str, tuple[str, ...]] = {
 _WRITE_DASHES = "before the command of a script of your own write --"
 #: Where a job file's command stands until the options are parsed, and what was typed.
 _COMMAND_OF_FILE, _TYPED = "fastlaunch.command", "fastlaunch.typed"
+#: Set by `--profile` without a name.
+_PROFILES = "fastlaunch.step_profile"
 
 
 def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -100,6 +104,26 @@ job_file_arguments = with_options(
 )
 
 
+def _use_or_make_profile(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value == "":
+        ctx.meta[_PROFILES] = True
+    else:
+        use_profile(ctx, param, value)
+
+
+#: `--profile NAME` as other commands have it, and `--profile` alone for --step-profile.
+training_profile_option = click.option(
+    "--profile",
+    is_flag=False,
+    flag_value="",
+    metavar="NAME",
+    expose_value=False,
+    is_eager=True,
+    callback=_use_or_make_profile,
+    help=PROFILE_HELP,
+)
+
+
 class GroupedCommand(click.Command):
     """A command whose `--help` lists its options under headings; what follows `--` is its `command`."""
 
@@ -119,6 +143,8 @@ class GroupedCommand(click.Command):
                 hint = "only submit takes a job file" if is_file else _WRITE_DASHES
                 raise UserError(error.message.rstrip("."), hint) from None
             raise
+        if ctx.meta.get(_PROFILES):
+            ctx.params["step_profile"] = True
         ctx.params["command"] = ctx.meta.get(_COMMAND_OF_FILE) if command is None else command
         return rest
 
@@ -258,6 +284,11 @@ training_options = with_options(
         "--eval-every",
         type=COUNT,
         help="Evaluate on held-out data every so many steps, and at the end.  [default: never]",
+    ),
+    click.option(
+        "--step-profile",
+        is_flag=True,
+        help="After the last step, profile a few more: where a step's time goes. A bare --profile does, too.",
     ),
     click.option(
         "--model", metavar="PATH|HUB_ID", help="Train this language model: a folder, or a name on the hub."

@@ -21,12 +21,17 @@ from fastlaunch.cli.options import (
     Quantity,
     examples,
     next_command,
-    profile_option,
     table_or_json_option,
     yes_option,
 )
 from fastlaunch.cli.render import table
-from fastlaunch.cli.submit_options import HEADINGS, GroupedCommand, cloud_options, training_options
+from fastlaunch.cli.submit_options import (
+    HEADINGS,
+    GroupedCommand,
+    cloud_options,
+    training_options,
+    training_profile_option,
+)
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.units import counted, split_names
 from fastlaunch.jobs.sweep import SweptType
@@ -158,7 +163,7 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
 @click.option("--dry-run", is_flag=True, help="Print matrix and ceiling; start, write and ask nothing.")
 @table_or_json_option("the comparison is")
 @yes_option
-@profile_option
+@training_profile_option
 def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: Any) -> int:
     """Measure recipes, or variants of a script, on several instance types, within one budget.
 

@@ -231,6 +231,7 @@ def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
         inputs=variant.inputs,
         checkpoint_every=options.checkpoint_every,
         eval_every=variant.eval_every,
+        step_profile=options.step_profile,
         **where,
     )
 

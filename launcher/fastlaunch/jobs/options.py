@@ -101,6 +101,8 @@ class SubmitOptions:
     num_workers: int | None = None
     checkpoint_every: int = 0
     eval_every: int | None = None
+    #: Whether to profile a few steps after the last.
+    step_profile: bool = False
     model: str | None = None
     tokenizer: str | None = None
     sequence_length: int | None = None

@@ -48,6 +48,7 @@ _MEANINGLESS = {
     "data": "the script decides what it reads",
     "num_workers": "the script decides how it loads data",
     "checkpoint_every": "the script decides when it saves",
+    "step_profile": "it marks the phases of our own loop; a script can call torch.profiler itself",
     "eval_every": "the script decides when it evaluates; fl.evaluate(loss=...) records it",
     "instance": "with --local it rehearses recipes; without, the script runs there",
 }

@@ -127,6 +127,8 @@ class JobSpec:
     #: Steps between checkpoints, and between evaluations; 0 for none.
     checkpoint_every: int = 0
     eval_every: int = 0
+    #: Whether to profile a few steps after the last.
+    step_profile: bool = False
     inputs: Inputs = Inputs()
     #: Id of the submission that it belongs to, and which of its rounds it is, from 1; None if not known.
     session: str | None = None
@@ -227,6 +229,7 @@ _TOPICS: Mapping[str, type[Inputs | Terms]] = {"inputs": Inputs, "terms": Terms}
 #: Fields that say nothing of a script, which its plain data lack.
 _OF_TRAINING = (
     *("batch_size", "fit", "memory_budget", "steps", "epochs", "seed", "checkpoint_every", "eval_every"),
+    "step_profile",
     *(field.name for field in fields(Inputs)),
 )
 
@@ -274,6 +277,7 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
     ):
         if given is not None:
             arguments += [option, str(given)]
+    arguments += ["--step-profile"] if job.step_profile else []
     return tuple(arguments)
 
 

@@ -152,6 +152,7 @@ def search_options(options: SubmitOptions) -> SubmitOptions:
         until_resolved=False,
         max_rounds=None,
         eval_every=None,
+        step_profile=False,
     )
 
 

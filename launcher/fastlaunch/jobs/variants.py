@@ -27,7 +27,12 @@ from fastlaunch_train.recipes.requirements import (
     needed_packages,
     parse_version,
 )
-from fastlaunch_train.recipes.rules import forward_only_problem, optimizer_problem, steps_problem
+from fastlaunch_train.recipes.rules import (
+    forward_only_problem,
+    optimizer_problem,
+    profile_problem,
+    steps_problem,
+)
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, function_arguments, workload_info
 
 DEFAULT_STEPS = 200
@@ -72,6 +77,9 @@ def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant,
     )
     for variant in variants:
         _check_fits(variant)
+        if options.step_profile and (problem := profile_problem(variant.recipe)):
+            message, hint = problem
+            raise UserError(f"recipe {variant.recipe.label}: {message}", hint)
     return variants
 
 

@@ -12,7 +12,7 @@ On a CPU the parts are of the host's time. It is communication while a collectiv
 runs; `other` is what is outside of the phases.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,7 +88,7 @@ def attribute(events: Iterable[Event], *, num_steps: int, on_device: bool) -> St
     names = {"communication", "other", *(mark.name for mark in phases)}
     return StepParts(
         step_time_s=(end_s - begin_s) / num_steps,
-        parts_s={name: seconds[name] / num_steps for name in sorted(names | seconds.keys())},
+        parts_s={name: seconds.get(name, 0.0) / num_steps for name in sorted(names | seconds.keys())},
         overlapped_communication_s=overlapped_s / num_steps,
     )
 
@@ -96,7 +96,7 @@ def attribute(events: Iterable[Event], *, num_steps: int, on_device: bool) -> St
 def _launched(work: Sequence[Event], launches: Iterable[Event]) -> list[tuple[Event, float | None]]:
     """Return each piece of the device's work, and when the host launched it; None if that is not known."""
     at_s = {launch.correlation: launch.start_s for launch in launches if launch.correlation is not None}
-    return [(event, at_s.get(event.correlation)) for event in work]
+    return [(event, None if event.correlation is None else at_s.get(event.correlation)) for event in work]
 
 
 def _on_device(
@@ -122,7 +122,7 @@ def _phase_at(marks: Sequence[Event], at_s: float | None) -> str:
 
 def _sweep(
     spans: Iterable[tuple[float, float, str]], begin_s: float, end_s: float, *, on_device: bool
-) -> tuple[Counter[str], float]:
+) -> tuple[dict[str, float], float]:
     """Return the seconds from begin_s to end_s by part, and those of communication that was hidden.
 
     spans: start, end and what it is: `exchange`; `host PHASE`; on a device the phase of what runs, on a CPU
@@ -134,7 +134,7 @@ def _sweep(
         if within[0] < within[1]:
             edges += [(within[0], 1, what), (within[1], -1, what)]
     running: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     overlapped_s, last_s = 0.0, begin_s
     for at_s, change, what in [*sorted(edges), (end_s, 0, "")]:
         passed_s, last_s = at_s - last_s, at_s

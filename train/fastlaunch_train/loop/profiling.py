@@ -127,12 +127,13 @@ def _record(training: Training, parts: StepParts | None, problem: str | None) ->
         log.warning("warning: no profile of the steps: %s", problem)
         line = Profile(step=last_step, num_steps=NUM_STEPS, problem=problem)
     else:
+        by_field: dict[str, Any] = {f"{name}_s": seconds for name, seconds in parts.parts_s.items()}
         line = Profile(
             step=last_step,
             num_steps=NUM_STEPS,
             step_time_s=parts.step_time_s,
             overlapped_communication_s=parts.overlapped_communication_s,
-            **{f"{name}_s": seconds for name, seconds in parts.parts_s.items()},
+            **by_field,
         )
         shares = [f"{name} {1000 * parts.parts_s[name]:.1f}" for name in STEP_PARTS if name in parts.parts_s]
         log.info("profile of a step, in ms: %s", ", ".join(shares))

@@ -1,0 +1,154 @@
+"""Where a step's time goes on this machine's GPU, by `--step-profile` of the training entrypoint.
+
+    PYTHONPATH=train python tests/benchmarks/step_profile.py --output DIR [--seconds 450] [ARM...]
+
+An ARM is WORKLOAD/RECIPE:BATCH@STEPS. Each runs in a process of its own, which is killed when its time is up;
+those that are left have no time then. DIR/ARM.tar has what it printed and recorded, and the profiler's trace.
+Prints a table at the end: the measured step time, the profiled one and its parts, in milliseconds, and by how
+much their sum is off.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastlaunch_train.records.records import STEP_PARTS, Profile, RankRecord, RecordError, read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The most important first.
+ARMS = (
+    "vit-huge/bf16:256@30",
+    "gpt2-xsmall/bf16:4@300",
+    "vit-huge/te-fp8:256@30",
+    "vit-huge/compile:256@30",
+    "gpt2-xsmall/compile:4@300",
+    "vit-huge/te-bf16:256@30",
+    "gpt2-xsmall/compile-reduce-overhead:4@300",
+)
+#: Steps at the end of a run, by whose blocks its step time is measured here.
+LAST_STEPS = 15
+MOST_SECONDS = 150.0
+#: A larger trace is left out.
+MOST_BYTES = 15 * 2**20
+_TRACE, _TRACED = "trace.json.gz", "--traced"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("arms", nargs="*", default=ARMS, metavar="ARM")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=450.0)
+    asked = parser.parse_args()
+    deadline = time.monotonic() + asked.seconds
+    asked.output.mkdir(parents=True, exist_ok=True)
+    rows = [("arm", "measured", "profiled", *STEP_PARTS, "hidden comm", "sum - profiled")]
+    for arm in asked.arms:
+        name = arm.replace("/", "-").replace(":", "-").replace("@", "-")
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / name
+            folder.mkdir()
+            began = time.monotonic()
+            ended = _run(arm, folder, min(MOST_SECONDS, deadline - began))
+            print(f"{arm}: {ended} after {time.monotonic() - began:.0f} s", flush=True)
+            rows.append((arm, *_cells(folder)))
+            trace = folder / _TRACE
+            if trace.exists() and trace.stat().st_size > MOST_BYTES:
+                print(f"  left out, {trace.stat().st_size} bytes: {_TRACE}")
+                trace.unlink()
+            with tarfile.open(asked.output / f"{name}.tar", "w") as archive:
+                archive.add(folder, name)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def _run(arm: str, folder: Path, seconds: float) -> str:
+    """Train an arm in its folder; return how that ended."""
+    if seconds < 1:
+        return "no time left"
+    name, _, steps = arm.partition("@")
+    name, _, batch_size = name.partition(":")
+    workload, _, recipe = name.partition("/")
+    argv = [sys.executable, "-P", __file__, _TRACED, str(folder / _TRACE)]
+    argv += ["--workload", workload, "--recipe", recipe]
+    argv += ["--batch-size", batch_size, "--steps", steps, "--output", str(folder / "run"), "--step-profile"]
+    path = os.pathsep.join([str(ROOT / "train"), os.environ.get("PYTHONPATH", "")])
+    log = folder / "log.txt"
+    try:
+        with log.open("wb") as file:
+            done = subprocess.run(
+                argv,
+                env={**os.environ, "PYTHONPATH": path},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            )
+    except subprocess.TimeoutExpired:
+        return "killed, since its time was up"
+    if done.returncode:
+        return f"exit {done.returncode}\n{log.read_text(errors='replace')[-1500:]}"
+    return "done"
+
+
+def _traced(trace: Path, argv: list[str]) -> int:
+    """Train as `argv` says, and keep the profiler's trace."""
+    from fastlaunch_train.__main__ import main as train
+    from fastlaunch_train.loop import profiling
+
+    events_of = profiling.events_of
+
+    def keep(data: Mapping[str, Any]) -> Iterator[Any]:
+        with gzip.open(trace, "wt", compresslevel=3) as file:
+            json.dump(data, file)
+        return events_of(data)
+
+    profiling.events_of = keep
+    return train(argv)
+
+
+def _cells(folder: Path) -> Iterator[str]:
+    """Yield what an arm's row says after its name; what its record lacks is n/a."""
+    lines: tuple[Profile, ...] = ()
+    measured_s = None
+    try:
+        record = read_record(folder / "run" / "rank-00000-attempt-1.jsonl")
+        lines, measured_s = record.profiles, _measured_s(record)
+    except (OSError, RecordError) as error:
+        print(f"  {error}")
+    line = lines[0] if lines else Profile(step=0, num_steps=0)
+    if line.problem:
+        print(f"  no profile: {line.problem}")
+    parts = [getattr(line, f"{name}_s") for name in STEP_PARTS]
+    known = [seconds for seconds in parts if seconds is not None]
+    rest = None if line.step_time_s is None else sum(known) - line.step_time_s
+    for seconds in (measured_s, line.step_time_s, *parts, line.overlapped_communication_s, rest):
+        yield "n/a" if seconds is None else f"{1000 * seconds:.2f}"
+
+
+def _measured_s(record: RankRecord) -> float | None:
+    """Return the mean wall time of the last steps, by whole blocks; None without any."""
+    blocks, num_steps = [], 0
+    for block in reversed(record.blocks):
+        blocks.append(block)
+        num_steps += block.last_step - block.first_step + 1
+        if num_steps >= LAST_STEPS:
+            return sum(block.wall_s for block in blocks) / num_steps
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [_TRACED]:
+        sys.exit(_traced(Path(sys.argv[2]), sys.argv[3:]))
+    main()
