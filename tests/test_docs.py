@@ -13,8 +13,10 @@ import pytest
 from fastlaunch.cli.main import COMMANDS, fastlaunch, run
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+each_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT).with_suffix(""))
+)
 #: Commands that need neither a machine nor an account; so do dry runs.
 OFFLINE = {"demo", "experiments", "iam", "prices", "recipes", "workloads"}
 #: Options in the text that are not the launcher's.

@@ -1,33 +1,46 @@
-"""The measured tables of README and docs/results.md are what the shipped records give, and nothing else."""
+"""The measured tables of README, docs/index.md and docs/results/ are what the shipped records give, and nothing else."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import README, RESULTS, ROOT, commands_of, with_tables
+from benchmarks.tables import INDEX, README, RESULTS, ROOT, commands_of, with_tables
 
 MEASUREMENTS = Path("train", "measurements")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [README, RESULTS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, INDEX, *RESULTS], ids=lambda page: page.name)
 def test_a_pages_tables_are_what_the_records_give(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == with_tables(text), "make tables, and look at what has changed"
 
 
 def test_every_folder_of_measurements_is_in_a_table() -> None:
-    tables = commands_of(RESULTS.read_text(encoding="utf-8"))
+    tables = [table for page in RESULTS for table in commands_of(page.read_text(encoding="utf-8"))]
     imported = {word for commands in tables for command in commands for word in command}
     folders = {str(path.relative_to(ROOT)) for path in (ROOT / MEASUREMENTS).iterdir() if path.is_dir()}
     assert folders and folders <= imported
 
 
+def test_the_overview_quotes_the_tables() -> None:
+    (overview,) = (page for page in RESULTS if page.stem == "index")
+    rows = re.findall(
+        r"^\| \[[^]]*\]\(([\w-]+\.md)\)(.*)", overview.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(rows) == len(RESULTS) - 1
+    for page, row in rows:
+        table = (overview.parent / page).read_text(encoding="utf-8")
+        figures = re.findall(r"\d+\.\d+", row)
+        assert figures and [figure for figure in figures if figure not in table] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["<!-- /headline -->", "<!-- /measured -->"])
 def test_a_figure_changed_by_hand_is_written_over(end: str) -> None:
-    (page,) = (page for page in (README, RESULTS) if end in page.read_text(encoding="utf-8"))
-    start, _, _ = page.read_text(encoding="utf-8").partition(end)
+    texts = (page.read_text(encoding="utf-8") for page in (README, *RESULTS))
+    start, _, _ = next(text for text in texts if end in text).partition(end)
     section = start[start.rindex("<!-- ") :] + f"{end}\n"
     assert with_tables(section.replace(end, f"te-fp8 gives 1,000,000 images/s\n{end}")) == section
 

@@ -73,7 +73,7 @@ def test_all_that_is_published_is_in_the_plan() -> None:
     planned = {(run.folder, run.run_id) for of in read_plan() for run in of}
     folders = {path.parent.name for path in MEASUREMENTS.glob(f"*/{PACKED}")}
     assert {folder for folder, _ in published()} == folders
-    # A script's runs have no arms: docs/results.md has the command that makes them.
+    # A script's runs have no arms: docs/results/nanogpt.md has the command that makes them.
     assert {each for each in published() if each[0] != "nanogpt-h200"} <= planned
     # A ledger holds them all, by their ids.
     assert len({run_id for _, run_id in planned}) == len(planned)

@@ -1,11 +1,11 @@
-"""Regenerate the measured tables of README.md and docs/results.md from the shipped records.
+"""Regenerate the measured tables of README.md, docs/index.md and docs/results/ from the shipped records.
 
     python tests/benchmarks/tables.py
 
 Between `<!-- measured:NAME -->` and `<!-- /measured -->` stands a code block with the commands that a reader
 would type, `fastlaunch runs import` and last `fastlaunch compare`, and a second block with what that printed.
 Each pair of markers has a ledger of its own. To show another table, write the markers and the commands, and
-run this. README's short table stands between `<!-- headline -->` and `<!-- /headline -->`.
+run this. The short table of README.md and docs/index.md stands between `<!-- headline -->` and `<!-- /headline -->`.
 """
 
 import json
@@ -20,14 +20,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-RESULTS = ROOT / "docs" / "results.md"
+INDEX = ROOT / "docs" / "index.md"
+RESULTS = tuple(sorted((ROOT / "docs" / "results").glob("*.md")))
 _MEASURED = re.compile(
     r"(?P<marker><!-- measured:[\w-]+ -->\n)(?P<inside>.*?)<!-- /measured -->\n", re.DOTALL
 )
 _COMMANDS = re.compile(r"```console\n(?P<commands>.*?)```\n", re.DOTALL)
 _ALLOWED = (["fastlaunch", "runs", "import"], ["fastlaunch", "compare"])
 _HEADLINE = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->\n)", re.DOTALL)
-#: README's rows: the folder of records, the GPU, what it is charged as, the global batch and the recipes.
+#: The short table's rows: the folder of records, the GPU, what it is charged as, the global batch and the recipes.
 _HEADLINE_ROWS = (
     ("vit-huge-h100", "H100", "p5.4xlarge", 192),
     ("vit-huge-h200", "H200", "p5en.48xlarge:1/8", 256),
@@ -40,7 +41,7 @@ _HEADLINE_HEADER = """\
 
 
 def main() -> None:
-    for page in (README, RESULTS):
+    for page in (README, INDEX, *RESULTS):
         text = page.read_text(encoding="utf-8")
         page.write_text(with_tables(text), encoding="utf-8")
         sys.stdout.write(f"{len(_MEASURED.findall(text)) + len(_HEADLINE.findall(text))} tables in {page}\n")
