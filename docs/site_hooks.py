@@ -1,4 +1,4 @@
-"""MkDocs hook: pages may link to files of the repository outside docs/, as GitHub wants them; the site takes them in.
+"""MkDocs hook: pages may link to files of the repository outside docs/, which the site takes in.
 
 Such a file is at repository/PATH there. Markdown becomes a page, whose own links are followed too.
 """

@@ -5,7 +5,8 @@
 Between `<!-- measured:NAME -->` and `<!-- /measured -->` stands a code block with the commands that a reader
 would type, `fastlaunch runs import` and last `fastlaunch compare`, and a second block with what that printed.
 Each pair of markers has a ledger of its own. To show another table, write the markers and the commands, and
-run this. The short table of README.md and docs/index.md stands between `<!-- headline -->` and `<!-- /headline -->`.
+run this. The short table of README.md and docs/index.md stands between `<!-- headline -->` and
+`<!-- /headline -->`.
 """
 
 import json
@@ -28,7 +29,7 @@ _MEASURED = re.compile(
 _COMMANDS = re.compile(r"```console\n(?P<commands>.*?)```\n", re.DOTALL)
 _ALLOWED = (["fastlaunch", "runs", "import"], ["fastlaunch", "compare"])
 _HEADLINE = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->\n)", re.DOTALL)
-#: The short table's rows: the folder of records, the GPU, what it is charged as, the global batch and the recipes.
+#: The short table's rows: the folder of records, the GPU, what it is charged as, the global batch.
 _HEADLINE_ROWS = (
     ("vit-huge-h100", "H100", "p5.4xlarge", 192),
     ("vit-huge-h200", "H200", "p5en.48xlarge:1/8", 256),
