@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo sagemaker-sdk trackers test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
-  tables docs mutations check clean
+  tables statistics docs mutations check clean
 
 help:
 	@echo 'make demo       make an environment, train fp32, bf16 and compile here, and compare them'
@@ -23,6 +23,7 @@ help:
 	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
 	@echo 'make bench      start-up, compare over 10,000 runs, recommend among 20,000 candidates, and recording, as ratios'
 	@echo 'make tables     the measured tables of the documents, anew from train/measurements'
+	@echo 'make statistics the pictures and numbers of docs/statistics.md, simulated anew (minutes)'
 	@echo 'make docs       the documentation as a site in .build/site, strictly'
 	@echo 'make check      lint, types, wheel, docs, test, test-cloud and test-slow: what CI runs'
 	@echo 'make clean      remove the environment and everything built'
@@ -67,6 +68,9 @@ test-full: $(INSTALLED) sagemaker-sdk trackers
 	@echo '==> every test'
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not gpu' --timeout 900 --ignore tests/node
 	@$(BIN)/python -m pytest -q -m 'not gpu' --timeout 900 tests/node
+
+statistics: $(INSTALLED)
+	@cd tests && ../$(BIN)/python -m benchmarks.statistics_page
 
 # The variable spares what the theme says of its successor.
 docs: $(INSTALLED)

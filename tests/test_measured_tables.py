@@ -1,4 +1,4 @@
-"""The measured tables of README, docs/index.md and docs/results/ are what the shipped records give, and nothing else."""
+"""The measured tables of README and docs/ are what the shipped records give, and nothing else."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from benchmarks.tables import INDEX, README, RESULTS, ROOT, commands_of, with_tables
 
 MEASUREMENTS = Path("train", "measurements")
+EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 
 
 @pytest.mark.slow
@@ -34,6 +35,18 @@ def test_the_overview_quotes_the_tables() -> None:
         table = (overview.parent / page).read_text(encoding="utf-8")
         figures = re.findall(r"\d+\.\d+", row)
         assert figures and [figure for figure in figures if figure not in table] == []
+
+
+@pytest.mark.parametrize("page", EXPERIMENTS, ids=lambda page: page.stem)
+def test_an_experiments_page_quotes_the_tables(page: Path) -> None:
+    _, _, found = page.read_text(encoding="utf-8").partition("## What we found\n")
+    found = found.partition("\n## ")[0]
+    linked = re.findall(r"\]\((\.\./results/[\w-]+\.md)\)", found)
+    tables = "".join((page.parent / target).read_text(encoding="utf-8") for target in linked)
+    rows = [line for line in found.splitlines() if line.startswith("| `")]
+    figures = [figure for row in rows for figure in re.findall(r"(?<=\| )[\d,.]+", row)]
+    assert bool(rows) == bool(linked)
+    assert [figure for figure in figures if figure not in tables] == []
 
 
 @pytest.mark.slow
