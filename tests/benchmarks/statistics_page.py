@@ -217,7 +217,8 @@ def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[st
 def _about(stored: Mapping[str, Any]) -> Iterator[str]:
     draws = stored["draws"]
     points = 196 * math.sqrt(LEVEL * (1 - LEVEL) / draws)
-    yield f"Each number below is of {draws:,} simulated tables, so near 5% it is known to ±{points:.1f} points."
+    yield f"Each number below is of {draws:,} simulated tables, so near 5% it is known to"
+    yield f"±{points:.1f} points."
 
 
 def _intervals(stored: Mapping[str, Any]) -> Iterator[str]:
