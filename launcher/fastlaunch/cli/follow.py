@@ -84,7 +84,8 @@ def _show_status(
 ) -> tuple[int, bool]:
     """Print where the runs stand; return the exit code, and whether one of them is under way."""
     shown = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
-    _fetch_unfollowed(context, ledger, shown)
+    for token, error in fetch_unfollowed(context, ledger, shown).items():
+        click.echo(f"warning: what {token} uploaded cannot be brought here: {error.message}", err=True)
     alarmed = _alarmed_regions(context, ledger, shown)
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
     is_under_way = any(not run.state.is_final for run in shown)
@@ -288,9 +289,11 @@ def fetch_output(context: AppContext, attempts: Iterable["Attempt"]) -> dict[str
     return refused
 
 
-def _fetch_unfollowed(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> None:
-    """Bring home what is new of these runs from machines that no launcher follows, a few of them."""
+def fetch_unfollowed(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
+    """Bring home what is new of these runs from machines that no launcher follows, a few of them.
 
+    Returns the errors by token.
+    """
     attempts: dict[str, Attempt] = {}
     for run in runs:
         if run.backend not in CLOUD_BACKENDS or run.state.is_final or len(attempts) >= _MAX_FETCHED:
@@ -298,8 +301,7 @@ def _fetch_unfollowed(context: AppContext, ledger: "Ledger", runs: Sequence["Run
         for attempt in ledger.attempts_of(run.id)[-1:]:
             if attempt.handle and not attempt.ended_at and not ledger.launcher_lives(run):
                 attempts[attempt.token] = attempt
-    for token, error in fetch_output(context, attempts.values()).items():
-        click.echo(f"warning: what {token} uploaded cannot be brought here: {error.message}", err=True)
+    return fetch_output(context, attempts.values())
 
 
 def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool, raw: bool) -> None:

@@ -39,7 +39,7 @@ _LEAST_WORDS = 30
 _LEAST_CUT = 8
 #: In a narrower column a note on a run would be a pile of short lines.
 _ROOM_FOR_NOTES = 50
-_STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
+STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
     RunState.COMPLETED: {"fg": "green"},
     RunState.RUNNING: {"fg": "magenta"},
     RunState.FAILED: {"fg": "red"},
@@ -81,7 +81,7 @@ def print_rows(
 
 def print_table(text: str) -> None:
     """Print a table on stdout, the states of runs in colour on a terminal that takes it."""
-    print_coloured(text, _STATE_COLOURS)
+    print_coloured(text, STATE_COLOURS)
 
 
 def print_text(text: str) -> None:

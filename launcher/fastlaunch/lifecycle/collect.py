@@ -325,7 +325,7 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
         if last.num_nodes == 1:
             return "waiting for the machine to boot"
         return f"waiting for the machines to boot, {kept.num_booted} of {last.num_nodes} have"
-    if _has_record(run.id, last, home):
+    if has_record(run.id, last, home):
         progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
         return describe(progress) if progress else "starting"
     if kept.status is not None:
@@ -335,7 +335,7 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
     return "pulling the image and starting"
 
 
-def _has_record(run_id: str, attempt: Attempt, home: Path) -> bool:
+def has_record(run_id: str, attempt: Attempt, home: Path) -> bool:
     """Whether the first rank has a record of the attempt, or of a later start of the same job."""
     names = [_RECORD.fullmatch(path.name) for path in s3_sync.record_paths(home, run_id)]
     return any(name and int(name[1]) == 0 and int(name[2]) >= attempt.n for name in names)

@@ -41,6 +41,8 @@ class Progress:
     sample_unit: str = "samples"
     #: Of all ranks, over the last blocks.
     samples_per_s: float | None = None
+    #: Over the last blocks.
+    step_time_s: float | None = None
     #: Where the samples are not known.
     steps_per_s: float | None = None
     loss: float | None = None
@@ -118,18 +120,20 @@ class RecordTail:
         wall_s = sum(wall for _, _, wall in self._blocks)
         num_timed = sum(n for n, _, _ in self._blocks)
         samples = [n for _, n, _ in self._blocks if n is not None]
-        rate = steps_per_s = left = None
+        rate = steps_per_s = step_time_s = left = None
         if num_timed > 0 and math.isfinite(left_s := ((num_steps or step) - step) * wall_s / num_timed):
             if len(samples) == len(self._blocks):
                 rate = sum(samples) * self._header["world_size"] / wall_s
             else:
                 steps_per_s = num_timed / wall_s
             left = left_s if num_steps else None
+            step_time_s = wall_s / num_timed
         return Progress(
             step=step,
             num_steps=num_steps,
             sample_unit=self._header["workload"].get("sample_unit", "samples"),
             samples_per_s=rate,
+            step_time_s=step_time_s,
             steps_per_s=steps_per_s,
             loss=self._steps.get("loss"),
             has_loss="script" not in self._header,

@@ -23,7 +23,17 @@ from fastlaunch.lifecycle.sight import is_of, look
 NEVER_STARTED = "its launcher ended before a machine was started"
 
 
-def reconcile(ledger: Ledger, backends: Mapping[str, Backend], settings: Settings) -> None:
+def _warn(line: str) -> None:
+    report_line(f"warning: {line}")
+
+
+def reconcile(
+    ledger: Ledger,
+    backends: Mapping[str, Backend],
+    settings: Settings,
+    *,
+    warn: Callable[[str], None] = _warn,
+) -> None:
     """End the runs that ended while their launcher was gone.
 
     A run whose launcher lives is left to it. What AWS does not answer stays as it is, with a warning.
@@ -31,7 +41,7 @@ def reconcile(ledger: Ledger, backends: Mapping[str, Backend], settings: Setting
     runs = ledger.select(["state=planned", "state=running"])
     if any(run.backend in CLOUD_BACKENDS for run in runs) or concerns_cloud(ledger):
         cloud = {name: cast(CloudBackend, backends[name]) for name in CLOUD_BACKENDS if name in backends}
-        reconcile_cloud(ledger, cloud, settings, warn=lambda line: report_line(f"warning: {line}"))
+        reconcile_cloud(ledger, cloud, settings, warn=warn)
     for run in runs:
         backend = backends.get(run.backend)
         is_cloud = run.backend in CLOUD_BACKENDS

@@ -5,6 +5,7 @@ The launcher imports this module and nothing else of the agent. Below an attempt
     boot.json                              of node 0; node-<k>/boot.json of the others
     runs-<sha256>.json                     what the nodes are to do
     node-<k>/log.txt.<offset>              what the agent prints
+    node-<k>/gpu-use.txt.<offset>          how busy the GPUs are, a line for each look
     node-<k>/<run id>/<file>.<offset>      log.txt, records, tracebacks and what NCCL says
     node-<k>/<run id>/output/<file>.<offset>      what a script left in $FASTLAUNCH_OUTPUT, once it has ended
     node-<k>/<run id>/ended.json           SageMaker: the run needs no other go
@@ -49,6 +50,9 @@ CONTAINER_CODES = (125, 126, 127)
 
 ABORT, RANK_0 = "abort", "rank0"
 LOG = "log.txt"
+#: The use of a node's GPUs in percent, a line for each look; and what asks for it.
+GPU_USE = "gpu-use.txt"
+GPU_USE_QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _ID = r"[A-Za-z0-9][A-Za-z0-9-]*"
 _RECORD = r"rank-\d{5}-attempt-(?P<attempt>\d{1,6})\.jsonl"
 _OUTPUT = rf"{_RECORD}|traceback-rank-\d{{5}}-attempt-\d+\.txt|nccl-node-\d+\.txt"
@@ -98,6 +102,16 @@ def status_name(node: int) -> str:
 def segment_name(file: str, offset: int) -> str:
     """Return the name of what `file` has grown by from the byte `offset` on."""
     return f"{file}.{offset:012d}"
+
+
+def mean_gpu_use(answer: str) -> float | None:
+    """Return the mean of what `GPU_USE_QUERY` answers, from 0 to 1; None if a GPU does not tell."""
+    try:
+        percent = [int(line) for line in answer.split("\n") if line.strip()]
+    except ValueError:
+        return None
+    is_sound = bool(percent) and all(0 <= each <= 100 for each in percent)
+    return sum(percent) / len(percent) / 100 if is_sound else None
 
 
 def output_folder(attempt: int) -> str:

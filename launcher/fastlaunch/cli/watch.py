@@ -1,0 +1,362 @@
+"""`fastlaunch watch`: runs under way, live."""
+
+import glob
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastlaunch.api.context import AppContext
+from fastlaunch.cli.context import app_context
+from fastlaunch.cli.follow import fetch_unfollowed
+from fastlaunch.cli.options import SECONDS, examples, next_command, profile_option
+from fastlaunch.cli.render import STATE_COLOURS, print_table
+from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
+from fastlaunch.core.plan import RunState
+from fastlaunch.core.terminal import plain, raw_output
+from fastlaunch.core.units import counted, duration_text, in_ms, rounded
+
+if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Ledger, Run
+    from fastlaunch.lifecycle.watch import LiveRun, View
+
+_UNKNOWN = "n/a"
+_GAP = "  "
+#: Column -> heading. Those of training come together: while a run takes no steps, its note stands there.
+_HEADERS: Mapping[str, str] = {
+    "run": "run",
+    "recipe": "recipe",
+    "instance": "instance",
+    "state": "state",
+    "step": "step",
+    "step_time": "step time",
+    "samples_per_s": "samples/s",
+    "loss": "loss",
+    "gpu_use": "GPU use",
+    "cost": "cost",
+    "projected": "projected",
+    "ceiling": "ceiling",
+    "time_left": "time left",
+}
+_TRAINING = ("step", "step_time", "samples_per_s", "loss", "gpu_use")
+_WORDS = ("run", "recipe", "instance", "state")
+#: Left out first where there is no room. The others always stay.
+_DROPPED = (
+    *("ceiling", "samples_per_s", "gpu_use", "projected", "instance", "loss", "time_left", "recipe"),
+    "step_time",
+)
+#: There is room for so much of a note.
+_LEAST_NOTE = 22
+#: On a terminal what is known here is read so often.
+_TICK_S = 1.0
+
+
+@click.command(
+    short_help="Watch runs live: steps, loss, GPU use, cost, time left, what they wait for.",
+    epilog=examples(
+        ("all that is under way", "fastlaunch watch"),
+        ("the runs of a sweep, asking AWS every minute", "fastlaunch watch --sweep NAME --interval 1min"),
+        ("as a stream for a program", "fastlaunch watch --output json"),
+    ),
+)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--sweep", metavar="SWEEP", help="Watch the runs of this sweep.")
+@click.option(
+    "--interval",
+    type=SECONDS,
+    default="10",
+    show_default=True,
+    help="Ask AWS so often: seconds, or such as 1min.",
+)
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="json: an object per run and look, each on a line of its own.",
+)
+@profile_option
+def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str) -> int:
+    """Watch runs live: steps, loss, GPU use, cost, time left, what they wait for.
+
+    RUN is a run's id, the beginning or end of it, or `field=glob`. Without RUN: the runs under way, and those
+    on AWS that ended within an hour. It ends when they have, with 0 if all completed and 1 if not; Ctrl-C
+    ends only the watch. Where stdout is not a terminal it prints a line per change.
+    """
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.lifecycle.watch import LedgerSource, gpu_use_here, views
+
+    if runs and sweep:
+        raise UserError("RUN and --sweep are given", "give one of them")
+    if interval < 1:
+        raise UserError(f"--interval: {interval:g} s is too often", "give 1 or more")
+    context = app_context()
+    is_screen = output == "table" and sys.stdout.isatty()
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        source = LedgerSource(
+            ledger=ledger,
+            home=context.settings.home,
+            now=context.now,
+            ask=partial(_ask_aws, context, ledger),
+            local_gpu_use=gpu_use_here,
+            selectors=(f"sweep={glob.escape(ledger.sweep(sweep).id)}",) if sweep else runs,
+        )
+        moments = views(
+            source, interval_s=interval, tick_s=_TICK_S if is_screen else interval, sleep=context.sleep
+        )
+        view = next(moments)
+        if not view.runs:
+            _warn_of(view)
+            click.echo("No run is under way.", err=output == "json")
+            next_command("fastlaunch status" if ledger.last_submission() else "fastlaunch submit --local")
+            return EXIT_DONE
+        is_stopped = False
+        with _screen() if is_screen else printed_lines(output) as show:
+            try:
+                show(view)
+                for view in moments:
+                    show(view)
+            except KeyboardInterrupt:
+                is_stopped = True
+    return _finish(view, output=output, is_screen=is_screen, is_stopped=is_stopped)
+
+
+def _ask_aws(context: AppContext, ledger: "Ledger", runs: "Sequence[Run]") -> list[str]:
+    """Bring the ledger up to what is true and fetch what is new, as `status` does; return what failed."""
+    from fastlaunch.lifecycle.reconcile import reconcile
+
+    problems: list[str] = []
+    try:
+        reconcile(ledger, context.backends, context.settings, warn=problems.append)
+        refused = fetch_unfollowed(context, ledger, runs)
+    except UserError as error:
+        return [*problems, error.message]
+    return [
+        *problems,
+        *(f"what {name} uploaded is not here: {each.message}" for name, each in refused.items()),
+    ]
+
+
+def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> int:
+    """Print where the runs stand and what to type; return the exit code."""
+    if is_screen:
+        width = shutil.get_terminal_size().columns
+        print_table("\n".join(table_lines(view.runs, width)))
+    if output == "table":
+        click.echo(summary_line(view))
+    _warn_of(view)
+    under_way = [run for run in view.runs if not run.is_final]
+    if is_stopped:
+        if under_way:
+            one = len(under_way) == 1
+            click.echo(f"{counted(len(under_way), 'run')} {'goes' if one else 'go'} on", err=True)
+        next_command(f"fastlaunch cancel {under_way[0].run}" if under_way else "fastlaunch status")
+        return EXIT_INTERRUPTED
+    failed = [run for run in view.runs if run.has_failed]
+    next_command(f"fastlaunch logs {failed[0].run}" if failed else "fastlaunch compare")
+    return EXIT_JOB_FAILED if failed or any(run.alarm for run in view.runs) else EXIT_DONE
+
+
+def _warn_of(view: "View") -> None:
+    for problem in view.problems:
+        click.echo(f"warning: {problem}", err=True)
+
+
+@contextmanager
+def _screen() -> "Iterator[Callable[[View], None]]":
+    """Yield what draws a view over the whole terminal, which is as before at the end."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=raw_output(sys.stdout), highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def show(view: "View") -> None:
+            width, height = console.size
+            text = Text(no_wrap=True, overflow="crop")
+            for line in screen_lines(view, width, height):
+                text.append(_coloured(line)).append("\n")
+            live.update(text, refresh=True)
+
+        yield show
+
+
+def _coloured(line: str) -> Any:
+    from rich.text import Text
+
+    text = Text(line)
+    for state, style in STATE_COLOURS.items():
+        text.highlight_regex(rf"(?<=  ){state}\b", style["fg"])
+    text.highlight_regex(r"^ALARM.*", "red")
+    return text
+
+
+@contextmanager
+def printed_lines(output: str) -> "Iterator[Callable[[View], None]]":
+    """Yield what prints a line for each change of a run, or an object for each run at each look."""
+    shown: dict[str, tuple[object, ...]] = {}
+    problems: Sequence[str] = ()
+
+    def show(view: "View") -> None:
+        nonlocal problems
+        if view.problems != problems:
+            problems = view.problems
+            for line in problem_lines(view):
+                click.echo(f"warning: {line}", err=True)
+        for run in view.runs:
+            if output == "json":
+                click.echo(json.dumps({"at": view.now.isoformat(timespec="seconds"), **run.to_json()}))
+            elif shown.get(run.run) != (change := _change(run)):
+                shown[run.run] = change
+                click.echo(f"{view.now:%H:%M:%S} {change_line(run)}")
+
+    yield show
+
+
+def _change(run: "LiveRun") -> tuple[object, ...]:
+    """Return what a line is printed for if it changes: every tenth of the steps does."""
+    tenth = run.step * 10 // run.num_steps if run.step and run.num_steps else run.step
+    return run.state, run.attempt, run.note, run.alarm, tenth
+
+
+def change_line(run: "LiveRun") -> str:
+    """`20261121-090312-k3f9 bf16: running, step 40/200, 12.3 ms, 652 samples/s, loss 2.31, $3.10`."""
+    row = cells(run)
+    named = {"step": "step {}", "step_time": "{}", "samples_per_s": "{} samples/s", "loss": "loss {}"}
+    named |= {
+        "gpu_use": "GPU use {}",
+        "cost": "{} so far",
+        "projected": "{} projected",
+        "time_left": "{} left",
+    }
+    if run.is_final:
+        named |= {"cost": "{}", "projected": ""}
+    parts = [text.format(row[key]) for key, text in named.items() if row[key] not in ("", _UNKNOWN)]
+    return f"{run.run} {run.recipe}: {', '.join(filter(None, [row['state'], run.alarm, run.note, *parts]))}"
+
+
+def screen_lines(view: "View", width: int, height: int) -> list[str]:
+    """Return the whole screen: a line on the watch, what failed, the table, and what it comes to."""
+    head = f"{view.now:%H:%M:%S} UTC, next look in {view.next_look_s:.0f} s; Ctrl-C leaves the runs alone"
+    above = [head, *problem_lines(view), ""]
+    alarms = [f"ALARM: {run.run}: {run.alarm}" for run in view.runs if run.alarm]
+    below = ["", summary_line(view), *alarms]
+    table = table_lines(view.runs, width)
+    room = max(2, height - len(above) - len(below) - 1)
+    if len(table) > room:
+        table = [*table[: room - 1], f"and {counted(len(table) - room + 1, 'run')} more"]
+    return [_cut(line, width) for line in [*above, *table, *below]]
+
+
+def problem_lines(view: "View") -> list[str]:
+    """Return what the last look failed of, how old the rows are, and when it looks again."""
+    ages = [run.seen_s for run in view.runs if run.seen_s is not None]
+    age = f"; the rows are {duration_text(max(ages))} old" if ages else ""
+    return [f"{problem}{age}; next look in {view.next_look_s:.0f} s" for problem in view.problems]
+
+
+def summary_line(view: "View") -> str:
+    """`3 runs: 1 running, 2 completed. $3.10 so far.`"""
+    counts = Counter(run.state for run in view.runs)
+    states = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
+    so_far = "" if view.has_ended else " so far"
+    cost = "" if view.cost_usd is None else f" {_usd(view.cost_usd)}{so_far}."
+    more = f" {counted(view.num_interrupted, 'interrupted run')} to go on: fastlaunch status."
+    return f"{counted(len(view.runs), 'run')}: {states}.{cost}{more if view.num_interrupted else ''}"
+
+
+def table_lines(runs: "Sequence[LiveRun]", width: int) -> list[str]:
+    """Return a table of the runs with the columns that `width` has room for, a line for each."""
+    rows = [cells(run) for run in runs]
+    keys = columns_for(rows, width)
+    widths = _widths(rows, keys)
+    lines = [_line(keys, widths, _HEADERS, note="")]
+    lines += [_line(keys, widths, row, note=row["note"]) for row in rows]
+    return [_cut(line.rstrip(), width) for line in lines]
+
+
+def columns_for(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Return the columns that `width` has room for: first those give way that say nothing of any run."""
+    keys = list(_HEADERS)
+    nothing = [key for key in _DROPPED if all(row[key] in ("", _UNKNOWN) for row in rows)]
+    for key in dict.fromkeys((*nothing, *_DROPPED)):
+        if sum(_widths(rows, keys).values()) + len(_GAP) * (len(keys) - 1) <= width:
+            break
+        keys.remove(key)
+    return keys
+
+
+def _widths(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> dict[str, int]:
+    """Return the widths of the columns; those of training have room for the notes that stand there."""
+    widths = {
+        key: max(
+            len(_HEADERS[key]), *(len(row[key]) for row in rows if not (row["note"] and key in _TRAINING)), 0
+        )
+        for key in keys
+    }
+    training = [key for key in keys if key in _TRAINING]
+    room = sum(widths[key] for key in training) + len(_GAP) * (len(training) - 1)
+    longest = max((len(row["note"]) for row in rows), default=0)
+    widths["step"] += max(0, min(longest, _LEAST_NOTE) - room)
+    return widths
+
+
+def _line(keys: Sequence[str], widths: Mapping[str, int], row: Mapping[str, str], *, note: str) -> str:
+    training = [key for key in keys if key in _TRAINING]
+    parts = []
+    for key in keys:
+        if note and key in training:
+            if key == training[0]:
+                room = sum(widths[each] for each in training) + len(_GAP) * (len(training) - 1)
+                parts.append(_cut(note, room).ljust(room))
+        else:
+            parts.append(row[key].ljust(widths[key]) if key in _WORDS else row[key].rjust(widths[key]))
+    return _GAP.join(parts)
+
+
+def cells(run: "LiveRun") -> dict[str, str]:
+    """Return the run as texts by column, `n/a` for what is not known, and `note` beside them."""
+    step = (
+        _UNKNOWN if run.step is None else f"{run.step:,}" + (f"/{run.num_steps:,}" if run.num_steps else "")
+    )
+    details = [
+        run.purchase if run.purchase == "spot" else "",
+        f"attempt {run.attempt}" if (run.attempt or 1) > 1 else "",
+    ]
+    detail = ", ".join(filter(None, details))
+    return {
+        "run": plain(run.run),
+        "recipe": plain(run.recipe),
+        "instance": run.instance or "local",
+        "state": f"{run.state} ({detail})" if detail else run.state,
+        "step": step,
+        "step_time": _known(run.step_time_s, in_ms),
+        "samples_per_s": _known(run.samples_per_s, rounded),
+        "loss": _known(run.loss, "{:.3f}".format),
+        "gpu_use": _known(run.gpu_use, "{:.0%}".format),
+        "cost": _known(run.cost_usd, _usd),
+        "projected": _known(run.projected_usd, _usd),
+        "ceiling": _known(run.max_cost_usd, _usd),
+        "time_left": "" if run.is_final else _known(run.time_left_s, duration_text),
+        # What has ended and says why takes its numbers' place only if there are none.
+        "note": plain(run.note or "") if run.step is None else "",
+    }
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    return _UNKNOWN if value is None else text(value)
+
+
+def _usd(value: float) -> str:
+    return f"${value:,.2f}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"

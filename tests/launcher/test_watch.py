@@ -1,0 +1,246 @@
+"""`fastlaunch watch`: what a run's row says, what it will cost, which columns fit, when AWS is asked."""
+
+import io
+import itertools
+import json
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempt_builders import attempt_with
+
+from fastlaunch.cli.watch import (
+    cells,
+    change_line,
+    columns_for,
+    printed_lines,
+    problem_lines,
+    screen_lines,
+    summary_line,
+    table_lines,
+)
+from fastlaunch.core.plan import RunState
+from fastlaunch.ledger.rows import Run
+from fastlaunch.lifecycle.display import Progress
+from fastlaunch.lifecycle.watch import LiveRun, View, live_run, projected_usd, views
+from fastlaunch_train.node.protocol import mean_gpu_use
+
+NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
+HALF = Progress(step=50, num_steps=100, samples_per_s=20.0, step_time_s=36.0, loss=2.5, seconds_left=1800.0)
+#: Since half an hour at $60 an hour, for an hour and at most $70.
+MACHINE = attempt_with(launched_at="2026-11-21T09:30:00+00:00", usd_per_hour=60.0, max_cost_usd=70.0)
+
+
+def run_with(**changes: Any) -> Run:
+    usual: dict[str, Any] = {
+        "id": "run-a",
+        "submission_id": "s",
+        "created_at": "2026-11-21T09:00:00+00:00",
+        "backend": "ec2",
+        "state": RunState.RUNNING,
+        "reason": None,
+        "workload": "vit-tiny",
+        "recipe": "bf16",
+        "instance": "p5.48xlarge",
+        "directory": None,
+        "price": None,
+        "summary": None,
+        "purchase": "spot",
+    }
+    return Run(**{**usual, **changes})
+
+
+def live(run: Run | None = None, progress: Progress | None = HALF, **more: Any) -> LiveRun:
+    given = {"home": Path("none"), "now": NOW, **more}
+    return live_run(run or run_with(), given.pop("attempts", [MACHINE]), progress=progress, **given)
+
+
+def view(*runs: LiveRun, **more: Any) -> View:
+    return View(**{"now": NOW, "runs": runs, **more})
+
+
+def test_a_run_that_trains_has_its_rate_its_cost_and_the_time_left() -> None:
+    row = cells(live(gpu_use=0.974))
+    assert row == {
+        "run": "run-a",
+        "recipe": "bf16",
+        "instance": "p5.48xlarge",
+        "state": "running (spot)",
+        "step": "50/100",
+        "step_time": "36,000 ms",
+        "samples_per_s": "20.0",
+        "loss": "2.500",
+        "gpu_use": "97%",
+        "cost": "$30.00",
+        "projected": "$60.00",
+        "ceiling": "$70.00",
+        "time_left": "30 min",
+        "note": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("run", "attempts", "note"),
+    [
+        (run_with(), [], "waiting for a machine to be asked for"),
+        (run_with(state=RunState.PLANNED), [replace(MACHINE, handle=None)], "asking EC2 for a machine"),
+        (
+            run_with(),
+            [replace(MACHINE, handle=None, reason="no capacity in us-east-1a")],
+            "no capacity in us-east-1a",
+        ),
+        (run_with(), [MACHINE], "waiting for the machine to boot"),
+        (run_with(backend="local", purchase=None), [], "starting"),
+        (run_with(state=RunState.FAILED, reason="no memory"), [MACHINE], "no memory"),
+    ],
+)
+def test_before_its_first_step_a_row_says_what_the_run_waits_for(
+    run: Run, attempts: Sequence[Any], note: str
+) -> None:
+    found = live(run, None, attempts=attempts)
+    assert (found.note, found.step, found.has_failed) == (note, None, run.state is RunState.FAILED)
+    assert cells(found)["note"] == note
+
+
+def test_a_row_names_the_attempt_and_a_machine_over_its_time() -> None:
+    again = live(attempts=[replace(MACHINE, n=2)])
+    assert cells(again)["state"] == "running (spot, attempt 2)"
+    late = live(now=NOW + timedelta(hours=2))
+    assert late.alarm is not None and late.time_left_s == 0
+    assert screen_lines(view(late), 120, 24)[-1].startswith("ALARM: run-a: over its time")
+
+
+def test_what_a_run_will_have_cost() -> None:
+    assert projected_usd(MACHINE, 30.0, 70.0, 1800.0, ()) == pytest.approx(60.0)
+    two = replace(MACHINE, num_nodes=2)
+    assert projected_usd(two, 30.0, 200.0, 1800.0, ()) == pytest.approx(90.0)
+    # The ceiling ends it; what is over its ceiling already costs what it costs.
+    assert projected_usd(MACHINE, 30.0, 70.0, 1e6, ()) == 70.0
+    assert projected_usd(MACHINE, 80.0, 70.0, 1e6, ()) == 80.0
+    # Nobody knows before there is a rate or a price, nor while another run waits for the machine.
+    assert projected_usd(MACHINE, 30.0, 70.0, None, ()) is None
+    assert projected_usd(attempt_with(), None, None, 1.0, ()) is None
+    shared = replace(MACHINE, run_ids=("run-a", "run-b"))
+    assert projected_usd(shared, 30.0, 70.0, 1800.0, {"run-b"}) is None
+    assert projected_usd(shared, 30.0, 70.0, 1800.0, {"run-c"}) == pytest.approx(60.0)
+
+
+MANY = (
+    live(run_with(id="20261121-090312-k3f9")),
+    live(run_with(id="20261121-090312-qq21", recipe="fp8-delayed-compiled"), None, attempts=[]),
+    live(run_with(id="20261121-090313-m0x4", state=RunState.FAILED, reason="x" * 300), None),
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200, 400])
+def test_rows_are_a_line_each_however_narrow_the_terminal(width: int) -> None:
+    lines = table_lines(MANY, width)
+    assert len(lines) == 1 + len(MANY)
+    assert max(map(len, lines)) <= width
+
+
+def test_wider_terminals_show_more_columns_and_what_says_nothing_goes_first() -> None:
+    rows = [cells(run) for run in MANY]
+    by_width = [columns_for(rows, width) for width in (80, 120, 200)]
+    assert set(by_width[0]) < set(by_width[1]) < set(by_width[2])
+    assert {"run", "state", "step", "cost"} <= set(by_width[0])
+    here = [cells(live(run_with(backend="local", purchase=None, instance=None), attempts=[]))]
+    room = len(table_lines([MANY[0]], 200)[1])
+    assert "samples_per_s" in columns_for(here, room - 40)
+    assert "ceiling" not in columns_for(here, room - 40)
+
+
+def test_a_screen_with_more_runs_than_lines_counts_the_rest() -> None:
+    lines = screen_lines(view(*itertools.repeat(MANY[0], 50)), 80, 24)
+    assert len(lines) < 24
+    assert any(line == "and 33 runs more" for line in lines), lines
+
+
+def test_the_last_line_says_how_many_run_and_what_they_cost() -> None:
+    assert summary_line(view(*MANY, cost_usd=3.1)) == "3 runs: 2 running, 1 failed. $3.10 so far."
+    assert summary_line(view(MANY[2], cost_usd=3.1)) == "1 run: 1 failed. $3.10."
+
+
+class Scripted:
+    """Looks that fail or not, and views, one after another; the last ones stay."""
+
+    def __init__(self, looks: Sequence[list[str]], runs: Sequence[LiveRun]) -> None:
+        self.looks, self.runs = list(looks), list(runs)
+        self.looked_at: list[float] = []
+        self.now_s = 0.0
+
+    def look(self) -> list[str]:
+        self.looked_at.append(self.now_s)
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def read(self) -> View:
+        return view(self.runs.pop(0) if len(self.runs) > 1 else self.runs[0])
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+ENDED = replace(MANY[0], is_final=True, state="completed")
+
+
+def test_aws_is_asked_at_intervals_however_often_the_screen_is_drawn() -> None:
+    source = Scripted([[]], [MANY[0]] * 25 + [ENDED])
+    shown = list(views(source, interval_s=10.0, tick_s=1.0, sleep=source.sleep))
+    assert source.looked_at == [0.0, 10.0, 20.0]
+    assert len(shown) == 26 and shown[-1].has_ended
+    assert [each.next_look_s for each in shown[:3]] == [10.0, 9.0, 8.0]
+
+
+def test_without_a_network_rows_stay_with_their_age_and_looks_become_rare() -> None:
+    source = Scripted([["no way to EC2"]] * 8 + [[]], [MANY[0]] * 200 + [ENDED])
+    shown = list(views(source, interval_s=10.0, tick_s=10.0, sleep=source.sleep))
+    waits = [after - before for before, after in itertools.pairwise(source.looked_at)]
+    assert waits[:6] == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert waits[8:10] == [10.0, 10.0]
+    assert shown[0].problems == ["no way to EC2"] and not shown[-1].problems
+    old = replace(shown[0], runs=[replace(MANY[0], seen_s=125.0)])
+    assert problem_lines(old) == ["no way to EC2; the rows are 2.08 min old; next look in 20 s"]
+
+
+def printed(output: str, *moments: View) -> list[str]:
+    shown = io.StringIO()
+    with redirect_stdout(shown), printed_lines(output) as show:
+        for moment in moments:
+            show(moment)
+    return shown.getvalue().splitlines()
+
+
+def test_off_a_terminal_there_is_a_line_per_change() -> None:
+    waits = live(progress=None)
+    steps = [replace(MANY[0], step=step) for step in (1, 2, 9, 10, 11, 20)]
+    lines = printed("table", *map(view, [waits, waits, *steps, ENDED]))
+    assert [line.partition(": ")[2].split(", ")[:2] for line in lines] == [
+        ["running (spot)", "waiting for the machine to boot"],
+        ["running (spot)", "step 1/100"],
+        ["running (spot)", "step 10/100"],
+        ["running (spot)", "step 20/100"],
+        ["completed (spot)", "step 50/100"],
+    ]
+    assert change_line(MANY[0]).endswith("loss 2.500, $30.00 so far, $60.00 projected, 30 min left")
+
+
+def test_json_is_an_object_per_run_and_look() -> None:
+    rows = [json.loads(line) for line in printed("json", view(*MANY), view(*MANY))]
+    assert [row["run"] for row in rows] == [run.run for run in MANY] * 2
+    assert {key: rows[0][key] for key in ("at", "step", "loss", "projected_usd", "gpu_use")} == {
+        "at": "2026-11-21T10:00:00+00:00",
+        "step": 50,
+        "loss": 2.5,
+        "projected_usd": 60.0,
+        "gpu_use": None,
+    }
+
+
+def test_gpu_use_is_the_mean_or_unknown() -> None:
+    assert mean_gpu_use("97\n100\n") == pytest.approx(0.985)
+    for answer in ("", "[N/A]\n97\n", "101\n", "-1\n", "No devices were found\n"):
+        assert mean_gpu_use(answer) is None
