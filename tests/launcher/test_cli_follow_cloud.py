@@ -45,7 +45,9 @@ def test_status_shows_what_a_run_does_where_and_at_what_cost(
     run.say("boot.json")
     assert "pulling the image and starting" in output(capsys, "status")
     run.record(run.run_ids[0], steps=20, status=None)
+    run.upload("node-0/gpu-use.txt.000000000000", b"93%\n")
     (found,) = status(capsys)
+    assert found["gpu_use"] == 0.93
     assert found["doing"].startswith("step 20/20")
     assert found["max_cost_usd"] == pytest.approx(64.2133333)
     assert found["attempts"][0]["instance_id"] == run.instance_id

@@ -110,3 +110,10 @@ def test_where_nvidia_smi_never_was_nothing_is_known_and_where_it_was_it_is_miss
 @pytest.mark.parametrize(("code", "has_driver"), [(0, True), (6, True), (15, True), (9, False), (127, False)])
 def test_no_driver_is_no_fault_of_a_gpu(code: int, has_driver: bool) -> None:
     assert Gpus(8, run=lambda *command, **_: Done(code)).has_driver() is has_driver
+
+
+def test_how_busy_gpus_are_is_no_longer_asked_once_nvidia_smi_hangs() -> None:
+    answers = iter([Done(9), Done(0, "100\n50\n"), Done(0, "[N/A]\n50\n"), Done(124)])
+    two = Gpus(2, run=lambda *command, **_: next(answers))
+    assert [two.use() for _ in range(6)] == [None, 0.75, None, None, None, None]
+    assert Gpus(0, run=lambda *command, **_: Done(0, "50\n")).use() is None

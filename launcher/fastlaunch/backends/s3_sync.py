@@ -29,6 +29,7 @@ from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private, replace_file
 from fastlaunch_train.node.protocol import (
+    GPU_USE,
     LOG,
     MAX_SEGMENT_BYTES,
     OUTPUT,
@@ -36,6 +37,7 @@ from fastlaunch_train.node.protocol import (
     SCRIPT_OUTPUT,
     SEGMENT,
     boot_name,
+    mean_gpu_use,
     status_name,
 )
 
@@ -169,6 +171,19 @@ def node_log_path(home: Path, token: str, node: int = 0) -> Path:
     return _own(home, token, "node" if node == 0 else f"node-{node}", ".log")
 
 
+def gpu_use(home: Path, token: str) -> float | None:
+    """Return how busy the first node's GPUs were last, from 0 to 1; None if it does not say."""
+    try:
+        *lines, _ = _gpu_use_path(home, token).read_text().split("\n")
+    except (OSError, ValueError):
+        return None
+    return mean_gpu_use(lines[-1].rstrip("%")) if lines else None
+
+
+def _gpu_use_path(home: Path, token: str, node: int = 0) -> Path:
+    return _own(home, token, "gpu-use" if node == 0 else f"gpu-use-node-{node}", ".txt")
+
+
 def console_path(home: Path, token: str) -> Path:
     """Return where the console output of a node that did not boot lies."""
     return _own(home, token, "console", ".log")
@@ -241,7 +256,8 @@ def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | 
     if node is None or len(middle) > 1 or not set(middle) <= run_ids:
         return None
     if not middle:
-        return node_log_path(home, token, int(node[1])) if file == LOG else None
+        paths = {LOG: node_log_path, GPU_USE: _gpu_use_path}
+        return paths[file](home, token, int(node[1])) if file in paths else None
     if file == LOG:
         file = LOG if int(node[1]) == 0 else f"log-node-{int(node[1])}.txt"
     elif OUTPUT.fullmatch(file) is None:

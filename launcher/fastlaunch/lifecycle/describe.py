@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.units import in_ms, rounded
@@ -268,11 +269,15 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
 
 
 def cloud_as_json(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> dict[str, Any]:
-    """Return what `status` adds for a run on AWS: attempts, what it is doing, cost and ceiling in USD."""
+    """Return what `status` adds for a run on AWS: attempts, what it is doing, cost and ceiling in USD.
+
+    gpu_use: from 0 to 1, as its machine said last.
+    """
     cost = total_cost(attempts, now)
     return {
         "instance": run.instance,
         "doing": None if run.state.is_final else doing(run, attempts, home),
+        "gpu_use": s3_sync.gpu_use(home, attempts[-1].token) if attempts and not run.state.is_final else None,
         "alarm": alarm(attempts[-1], now) if attempts else None,
         "attempts": [attempt_as_json(run, attempt, home=home, now=now) for attempt in attempts],
         "cost_usd": cost.usd,

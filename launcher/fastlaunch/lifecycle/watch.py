@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import total_cost
@@ -185,9 +186,16 @@ class LedgerSource:
             home=self.home,
             now=now,
             waiting=set(unfinished) - {run.id},
-            gpu_use=None if is_cloud or run.state.is_final else self._gpu_use,
+            gpu_use=self._gpu_use_of(run, attempts),
             seen_s=seen_s,
         )
+
+    def _gpu_use_of(self, run: Run, attempts: Sequence[Attempt]) -> float | None:
+        if run.state.is_final:
+            return None
+        if run.backend not in CLOUD_BACKENDS:
+            return self._gpu_use
+        return s3_sync.gpu_use(self.home, attempts[-1].token) if attempts else None
 
     def _progress(self, run: Run, attempts: Sequence[Attempt]) -> Progress | None:
         """Return how far the run is by its record, of which only what is new is read."""

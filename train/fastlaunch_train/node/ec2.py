@@ -104,6 +104,7 @@ class Ec2(Machine):
             every_s=_UPLOAD_EVERY_S,
             say=self.say,
             clock=clock,
+            gpu_use=gpus.use,
         )
         self._peers = Peers(
             program,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from xml.etree import ElementTree
 
 from fastlaunch_train.node.commands import Commands, Done
+from fastlaunch_train.node.protocol import GPU_USE_QUERY, mean_gpu_use
 
 #: After these no result of the GPU is to be trusted, or there is no GPU any more.
 _FAULTY_XIDS = {
@@ -32,6 +33,8 @@ _LOST = ("GPU is lost", "GPU requires reset")
 _NO_DRIVER = (9, 12, 127)
 #: Eight GPUs answer in seconds, one that hangs never does.
 _LIMIT_S = 30.0
+#: Of what is good to know.
+_SHORT_LIMIT_S = 5.0
 
 
 class Gpus:
@@ -44,8 +47,17 @@ class Gpus:
         self._has_nvswitch = has_nvswitch
         self._run = run or Commands().run
         self._had_driver = False
+        self._is_silent = False
         #: What is worth telling, whether it is a fault or not, in order.
         self.notes: list[str] = []
+
+    def use(self) -> float | None:
+        """Return how busy the GPUs are, from 0 to 1; None if nvidia-smi hung once, or does not say."""
+        if not self.count or self._is_silent:
+            return None
+        answer = self._run(*GPU_USE_QUERY, limit_s=_SHORT_LIMIT_S, is_quiet=True)
+        self._is_silent = answer.code in (124, 127)
+        return mean_gpu_use(answer.stdout) if answer.is_ok else None
 
     def has_driver(self) -> bool:
         """Return whether a driver answers, whatever it says."""

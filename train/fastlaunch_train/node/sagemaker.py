@@ -144,6 +144,7 @@ class SageMaker(Machine):
             say=self.say,
             clock=clock,
             checkpoints=self._take_checkpoints,
+            gpu_use=gpus.use,
         )
         self._hosts = Hosts(request.hosts, request.rank, token=program.token)
         #: What the failure file says, cause first.

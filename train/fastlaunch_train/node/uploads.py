@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fastlaunch_train.node.commands import Clock
 from fastlaunch_train.node.protocol import (
     CHECKPOINT,
+    GPU_USE,
     LOG,
     MAX_OUTPUT_BYTES,
     MAX_OUTPUT_FILE_BYTES,
@@ -104,7 +106,7 @@ class Uploads:
     """Uploads every `every_s` seconds between `start` and `stop`, and whenever `now` is called.
 
     folder: the node's own in the store, such as `node-0`. log: what the agent prints. checkpoints: takes
-    those that are complete; None where that is done elsewhere.
+    those that are complete; None where that is done elsewhere. gpu_use: asks how busy the GPUs are.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Uploads:
         say: Callable[[str], None],
         clock: Clock,
         checkpoints: Callable[[], None] | None = None,
+        gpu_use: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._store = store
         self._folder = folder
@@ -128,6 +131,7 @@ class Uploads:
         self._say = say
         self._clock = clock
         self._checkpoints = checkpoints
+        self._gpu_use = gpu_use
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._problem = ""
@@ -210,7 +214,14 @@ class Uploads:
 
     def _go_on(self) -> None:
         while not self._clock.wait(self._every_s, self._over):
+            self._note_gpu_use()
             self.now()
+
+    def _note_gpu_use(self) -> None:
+        use = self._gpu_use()
+        if use is not None:
+            with suppress(OSError), (self._work / GPU_USE).open("a") as file:
+                file.write(f"{use:.0%}\n")
 
     def _round(self) -> tuple[bool, int]:
         """Return whether all that was there arrived, and how many segments were cut."""
@@ -238,6 +249,7 @@ class Uploads:
 
     def _files(self) -> Iterator[tuple[Path, str]]:
         yield self._log, LOG
+        yield self._work / GPU_USE, GPU_USE
         for folder in sorted(self._work.glob("log/*")):
             yield folder / LOG, f"{folder.name}/{LOG}"
         for path in sorted(self._work.glob("out/*/*")):
