@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_watch import MANY, view
 
 from fastlaunch.api.context import default_context
 from fastlaunch.cli.demo import of_one_gpu
 from fastlaunch.cli.main import run
+from fastlaunch.cli.watch import screen_lines
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.published import shipped_summaries
@@ -30,6 +32,8 @@ COMMANDS = {
     "dry-run": "submit --instance p5.48xlarge --dry-run",
     "submit-help": "submit --help",
 }
+#: A moment of `watch`, which on a terminal has no end: a run that trains, one that waits, one that failed.
+MOMENT = "watch"
 #: Prose: on a wider screen it is the same.
 UP_TO_120 = ("dry-run", "submit-help")
 MAX_LINES = 40
@@ -44,6 +48,8 @@ def golden(name: str, width: int) -> Path:
 def screen(name: str, width: int) -> str:
     """Return stdout and stderr of the command at `width` columns; its ledger has the shipped H200 set."""
     os.environ["COLUMNS"] = str(width)
+    if name == MOMENT:
+        return "".join(f"{line}\n" for line in screen_lines(view(*MANY, cost_usd=33.1), width, 24))
     if name == "compare":
         with open_ledger(load_settings()) as ledger:
             runs = of_one_gpu(shipped_summaries())
@@ -60,7 +66,7 @@ def screen(name: str, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", (*COMMANDS, MOMENT))
 def test_a_screen_is_the_golden_one(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "")
     shown = screen(name, width)
@@ -72,12 +78,12 @@ def test_a_screen_is_the_golden_one(name: str, width: int, monkeypatch: pytest.M
 
 
 def test_no_golden_screen_is_left_over() -> None:
-    assert {*GOLDEN.iterdir()} == {golden(name, width) for name in COMMANDS for width in WIDTHS}
+    assert {*GOLDEN.iterdir()} == {golden(name, width) for name in (*COMMANDS, MOMENT) for width in WIDTHS}
 
 
 if __name__ == "__main__":
     for at in WIDTHS:
-        for each in COMMANDS:
+        for each in (*COMMANDS, MOMENT):
             with tempfile.TemporaryDirectory() as home:
                 os.environ |= {"FASTLAUNCH_HOME": home, "FASTLAUNCH_CONFIG": os.devnull}
                 golden(each, at).write_text(screen(each, at), encoding="utf-8")

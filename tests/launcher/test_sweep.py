@@ -161,6 +161,7 @@ def carry_out(
         num_parallel=num_parallel,
         open_beside=open_beside if num_parallel > 1 else None,
         until_best=until_best,
+        monotonic_s=lambda: world.clock.now().timestamp(),
     )
     sweep.carry_out()
     return sweep
@@ -215,6 +216,18 @@ def test_each_type_is_one_machine_in_rounds(world: World) -> None:
     # Carried out again, it does nothing more.
     carry_out(world, part(P4D, "bf16"), part(P5, "bf16", "te-fp8"), id=id)
     assert len(world.aws.requests) == 2 and len(world.ledger.select()) == 6
+
+
+def test_a_sweep_says_which_type_it_is_at_and_its_pace(world: World) -> None:
+    id = new_sweep(world)
+    carry_out(world, part(P4D, "bf16"), part(P5, "bf16"), id=id)
+    began, then = [line for line in world.reports if " of 2" in line]
+    assert began == f"{P4D}: 1 of 2"
+    # The first one took 280 s.
+    assert then == f"{P5}: 2 of 2, about 4.67 min left at this pace"
+    world.reports.clear()
+    carry_out(world, part(P4D, "bf16"), part(P5, "bf16"), id=id)
+    assert world.reports[-2:] == [f"{P4D}: 1 of 2", f"{P5}: 2 of 2"]
 
 
 def test_money_that_was_not_used_starts_the_next_type_and_what_does_not_fit_is_left_out(world: World) -> None:

@@ -30,7 +30,9 @@ from fastlaunch.lifecycle.watch import LiveRun, View, live_run, projected_usd, v
 from fastlaunch_train.node.protocol import mean_gpu_use
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
-HALF = Progress(step=50, num_steps=100, samples_per_s=20.0, step_time_s=36.0, loss=2.5, seconds_left=1800.0)
+HALF = Progress(
+    step=5000, num_steps=10_000, samples_per_s=1422.0, step_time_s=0.36, loss=2.5, seconds_left=1800.0
+)
 #: Since half an hour at $60 an hour, for an hour and at most $70.
 MACHINE = attempt_with(launched_at="2026-11-21T09:30:00+00:00", usd_per_hour=60.0, max_cost_usd=70.0)
 
@@ -70,9 +72,9 @@ def test_a_run_that_trains_has_its_rate_its_cost_and_the_time_left() -> None:
         "recipe": "bf16",
         "instance": "p5.48xlarge",
         "state": "running (spot)",
-        "step": "50/100",
-        "step_time": "36,000 ms",
-        "samples_per_s": "20.0",
+        "step": "5,000/10,000",
+        "step_time": "360 ms",
+        "samples_per_s": "1,422",
         "loss": "2.500",
         "gpu_use": "97%",
         "cost": "$30.00",
@@ -132,7 +134,14 @@ def test_what_a_run_will_have_cost() -> None:
 MANY = (
     live(run_with(id="20261121-090312-k3f9")),
     live(run_with(id="20261121-090312-qq21", recipe="fp8-delayed-compiled"), None, attempts=[]),
-    live(run_with(id="20261121-090313-m0x4", state=RunState.FAILED, reason="x" * 300), None),
+    live(
+        run_with(
+            id="20261121-090313-m0x4",
+            state=RunState.FAILED,
+            reason="its training failed: " + "out of memory " * 20,
+        ),
+        None,
+    ),
 )
 
 
@@ -216,14 +225,14 @@ def printed(output: str, *moments: View) -> list[str]:
 
 def test_off_a_terminal_there_is_a_line_per_change() -> None:
     waits = live(progress=None)
-    steps = [replace(MANY[0], step=step) for step in (1, 2, 9, 10, 11, 20)]
+    steps = [replace(MANY[0], step=step) for step in (1, 200, 900, 1000, 1100, 2000)]
     lines = printed("table", *map(view, [waits, waits, *steps, ENDED]))
     assert [line.partition(": ")[2].split(", ")[:2] for line in lines] == [
         ["running (spot)", "waiting for the machine to boot"],
-        ["running (spot)", "step 1/100"],
-        ["running (spot)", "step 10/100"],
-        ["running (spot)", "step 20/100"],
-        ["completed (spot)", "step 50/100"],
+        ["running (spot)", "step 1/10,000"],
+        ["running (spot)", "step 1,000/10,000"],
+        ["running (spot)", "step 2,000/10,000"],
+        ["completed (spot)", "step 5,000/10,000"],
     ]
     assert change_line(MANY[0]).endswith("loss 2.500, $30.00 so far, $60.00 projected, 30 min left")
 
@@ -233,7 +242,7 @@ def test_json_is_an_object_per_run_and_look() -> None:
     assert [row["run"] for row in rows] == [run.run for run in MANY] * 2
     assert {key: rows[0][key] for key in ("at", "step", "loss", "projected_usd", "gpu_use")} == {
         "at": "2026-11-21T10:00:00+00:00",
-        "step": 50,
+        "step": 5000,
         "loss": 2.5,
         "projected_usd": 60.0,
         "gpu_use": None,

@@ -4,6 +4,7 @@ import datetime
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from fastlaunch.api.context import AppContext, default_context
@@ -22,6 +23,7 @@ from fastlaunch.catalog.updates import (
     write_market,
     write_prices,
 )
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import BadFile, CloudRefused, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.locks import held
@@ -84,15 +86,19 @@ def _update(context: AppContext, regions: Sequence[str]) -> PriceUpdate:
         ) from None
     update, now = PriceUpdate(), context.now()
     listed: list[Price] = []
-    for region in regions:
-        for service in SERVICES:
-            listed += _on_demand(context.aws, known, service, region, now.date(), update)
-        for purchase, look in (("spot", _spot), ("capacity-block", _blocks)):
-            prices = _tried(f"{purchase} in {region}", update, lambda: look(context.aws, known, region, now))  # noqa: B023
-            if prices is not None:
-                market = [each for each in market if (each.region, each.purchase) != (region, purchase)]
-                market += prices
-                update.num_market += len(prices)
+    with activity("asking AWS for prices", total=len(regions) * (len(SERVICES) + 2)) as shown:
+        for region in regions:
+            for service in SERVICES:
+                shown.begin(f"{service} in {region}")
+                listed += _on_demand(context.aws, known, service, region, now.date(), update)
+            for purchase, look in (("spot", _spot), ("capacity-block", _blocks)):
+                shown.begin(f"{purchase} in {region}")
+                ask = partial(look, context.aws, known, region, now)
+                prices = _tried(f"{purchase} in {region}", update, ask)
+                if prices is not None:
+                    market = [each for each in market if (each.region, each.purchase) != (region, purchase)]
+                    market += prices
+                    update.num_market += len(prices)
     # Nothing is written before all has been asked for: an update that is killed changes nothing.
     if listed:
         write_prices(path, with_newer(before, listed))

@@ -1,6 +1,7 @@
 """`fastlaunch build`: an image of one's own, with the training code in it, built here and pushed to ECR."""
 
 import tempfile
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from fastlaunch.catalog.container_images import (
 )
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, yes_option
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.units import split_names
 from fastlaunch.images.build import (
@@ -44,6 +46,8 @@ from fastlaunch.images.container_builder import (
 from fastlaunch.images.wheels import fetch_wheels, packages_of, wanted_pins, with_extras
 
 _OWN_ACCOUNT = "<account>"
+#: Of what docker printed before it failed.
+_NUM_LINES = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +209,8 @@ def _build(context: AppContext, options: BuildOptions) -> str:
         reference, files = ort_base(), ort_context()
     else:
         wheels = _wheels(context)
-        fetch_wheels(wanted_pins(), wheels, python=options.base.python)
+        with activity("fetching wheels"):
+            fetch_wheels(wanted_pins(), wheels, python=options.base.python)
         whole = context_files(wheels)
         assert whole is not None, "the wheels have just been fetched"
         reference, files = _reference(context, options, options.base), whole
@@ -268,11 +273,27 @@ def _carry_out(
                 run_command(
                     login_command(builder, host, user=login.user, password=login.password), lambda line: None
                 )
-        run_command(building, _report)
+        _run(building, f"building {name}")
     if pushing:
         context.aws.ensure_repository(options.region, options.repository)
     for command in pushing:
-        run_command(command, _report)
+        _run(command, f"pushing {name}")
+
+
+def _run(command: Command, what: str) -> None:
+    """Run it, and show the last line that it has printed; all the last ones if it fails."""
+    lines: deque[str] = deque(maxlen=_NUM_LINES)
+    try:
+        with activity(what) as shown:
+
+            def take(line: str) -> None:
+                lines.append(line)
+                shown.update(line)
+
+            run_command(command, take)
+    except UserError:
+        _report("\n".join(lines))
+        raise
 
 
 def _commands(

@@ -12,6 +12,7 @@ from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_table, table
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 from fastlaunch.lifecycle.collect import as_json, checkpoints, collected, summary_of
@@ -70,7 +71,8 @@ def collect(runs: tuple[str, ...], output: str) -> int:
 def _fetch_all(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
     """Bring home the output of the runs' attempts, each once; return the errors by token."""
     attempts = {attempt.token: attempt for run in runs for attempt in ledger.attempts_of(run.id)}
-    return fetch_output(context, attempts.values())
+    with activity("fetching what runs have uploaded", total=len(attempts)) as shown:
+        return fetch_output(context, shown.over(attempts.values(), lambda attempt: attempt.token))
 
 
 def _report(

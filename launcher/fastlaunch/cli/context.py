@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.api.context import AppContext, default_context
+from fastlaunch.core.activity import activity
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
@@ -32,5 +33,6 @@ def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
 
     context = app_context()
     with open_ledger(context.settings, clock=context.now) as ledger:
-        reconcile(ledger, context.backends, context.settings)
+        with activity("asking AWS what runs are doing"):
+            reconcile(ledger, context.backends, context.settings)
         yield context, ledger

@@ -18,6 +18,7 @@ from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_run_rows, run_json, run_row
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
@@ -84,7 +85,9 @@ def _show_status(
 ) -> tuple[int, bool]:
     """Print where the runs stand; return the exit code, and whether one of them is under way."""
     shown = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
-    for token, error in fetch_unfollowed(context, ledger, shown).items():
+    with activity("fetching what runs have uploaded"):
+        refused = fetch_unfollowed(context, ledger, shown)
+    for token, error in refused.items():
         click.echo(f"warning: what {token} uploaded cannot be brought here: {error.message}", err=True)
     alarmed = _alarmed_regions(context, ledger, shown)
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE

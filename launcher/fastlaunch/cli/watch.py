@@ -276,7 +276,7 @@ def table_lines(runs: "Sequence[LiveRun]", width: int) -> list[str]:
     """Return a table of the runs with the columns that `width` has room for, a line for each."""
     rows = [cells(run) for run in runs]
     keys = columns_for(rows, width)
-    widths = _widths(rows, keys)
+    widths = _widths(rows, keys, room=width)
     lines = [_line(keys, widths, _HEADERS, note="")]
     lines += [_line(keys, widths, row, note=row["note"]) for row in rows]
     return [_cut(line.rstrip(), width) for line in lines]
@@ -293,18 +293,20 @@ def columns_for(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
     return keys
 
 
-def _widths(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> dict[str, int]:
-    """Return the widths of the columns; those of training have room for the notes that stand there."""
+def _widths(rows: Sequence[Mapping[str, str]], keys: Sequence[str], room: int = 0) -> dict[str, int]:
+    """Return the widths of the columns; notes, which stand in those of training, get what `room` leaves."""
     widths = {
         key: max(
             len(_HEADERS[key]), *(len(row[key]) for row in rows if not (row["note"] and key in _TRAINING)), 0
         )
         for key in keys
     }
-    training = [key for key in keys if key in _TRAINING]
-    room = sum(widths[key] for key in training) + len(_GAP) * (len(training) - 1)
+    training = [widths[key] for key in keys if key in _TRAINING]
     longest = max((len(row["note"]) for row in rows), default=0)
-    widths["step"] += max(0, min(longest, _LEAST_NOTE) - room)
+    lacking = max(0, longest - sum(training) - len(_GAP) * (len(training) - 1))
+    least = max(0, lacking - max(0, longest - _LEAST_NOTE))
+    spare = room - sum(widths.values()) - len(_GAP) * (len(keys) - 1)
+    widths["step"] += max(least, min(lacking, spare))
     return widths
 
 

@@ -4,6 +4,7 @@ What was done stands in the ledger: the same sweep, carried out again, starts on
 completes what has.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from threading import Thread
 from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ids import is_batch_search
@@ -70,6 +72,7 @@ class Sweep:
     until_best: UntilBest | None = None
     #: Parts that were not started, or not completed, and why.
     left_out: dict[str, UserError] = field(default_factory=dict)
+    monotonic_s: Callable[[], float] = time.monotonic
     _threads: dict[str, Thread] = field(default_factory=dict)
     _errors: list[BaseException] = field(default_factory=list)
 
@@ -83,18 +86,30 @@ class Sweep:
         self._carry_out_all([part for part in self.parts if part not in searches], batch_size)
 
     def _carry_out_all(self, parts: Sequence[Part], batch_size: int | None) -> None:
+        # Of a sweep that goes on, the parts that are done already tell no pace.
+        began_s = None if any(self._runs(part.name) for part in parts) else self.monotonic_s()
         try:
-            for part in self._in_turn(parts):
+            for number, part in enumerate(self._in_turn(parts)):
                 while self._threads and (len(self._threads) == self.num_parallel or not self._fits(part)):
                     self._wait_for_one()
                 if self.launcher.stop.by or self._errors:
                     break
+                self._say_how_far(part, number, len(parts), began_s)
                 self._start(part, batch_size)
         finally:
             while self._threads:
                 self._wait_for_one()
         if self._errors:
             raise self._errors[0]
+
+    def _say_how_far(self, part: Part, number: int, num_parts: int, began_s: float | None) -> None:
+        """Say which part begins, and how long the rest takes if it takes as long as those before."""
+        num_done, left = number - len(self._threads), ""
+        if num_done and began_s is not None:
+            left_s = (self.monotonic_s() - began_s) / num_done * (num_parts - num_done)
+            left = f", about {duration_text(left_s)} left at this pace"
+        if num_parts > 1:
+            self.launcher.report(f"{part.name}: {number + 1} of {num_parts}{left}")
 
     def _in_turn(self, parts: Sequence[Part]) -> Iterator[Part]:
         """Yield the parts; first what an earlier launcher left under way, which is committed already."""

@@ -13,6 +13,7 @@ from fastlaunch.aws.cache import cached
 from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.activity import activity
 from fastlaunch.core.settings import Settings
 from fastlaunch.images.code_bundle import Bundle, make_bundle, script_bundle, upload_bundle
 from fastlaunch.images.requirements import requirements_bundle
@@ -65,56 +66,62 @@ def prepare(
 
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
-    today = now.date()
-    lookup_aws = cached(aws)
-    # First: without credentials nothing else can be known, and fetching wheels takes a while.
-    lookup_aws.identity()
-    base = None if request.cloud.image else training_base(request.cloud.base_image, today=today)
-    bundle = None
-    if directory is not None:
-        bundle = script_bundle(directory)
-    elif base is not None:
-        bundle = make_bundle(
-            base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
+    with activity("looking up where this can run") as shown:
+        today = now.date()
+        lookup_aws = cached(aws)
+        # First: without credentials nothing else can be known, and fetching wheels takes a while.
+        lookup_aws.identity()
+        base = None if request.cloud.image else training_base(request.cloud.base_image, today=today)
+        shown.update("the code")
+        bundle = None
+        if directory is not None:
+            bundle = script_bundle(directory)
+        elif base is not None:
+            bundle = make_bundle(
+                base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
+            )
+        wheels = None
+        if request.cloud.requirements is not None:
+            shown.update("what the requirements are")
+            resolved_for = None if request.cloud.requirements_from_index else base
+            wheels = requirements_bundle(Path(request.cloud.requirements), resolved_for)
+        lookup = AwsLookup(
+            settings=settings,
+            catalogue=catalogue,
+            now=now,
+            base=base,
+            aws=lookup_aws,
+            bundle=bundle,
+            wheels=wheels,
         )
-    wheels = None
-    if request.cloud.requirements is not None:
-        resolved_for = None if request.cloud.requirements_from_index else base
-        wheels = requirements_bundle(Path(request.cloud.requirements), resolved_for)
-    lookup = AwsLookup(
-        settings=settings,
-        catalogue=catalogue,
-        now=now,
-        base=base,
-        aws=lookup_aws,
-        bundle=bundle,
-        wheels=wheels,
-    )
-    request, changes = fitted(request, lookup)
-    resolution = resolve(request, lookup)
-    context = CheckContext(
-        lookup=lookup,
-        cloud=request.cloud,
-        instances=request.instances,
-        checkpoint_every=None if request.scripts else request.options.checkpoint_every,
-        max_cost_usd=max_cost_usd,
-    )
-    results = checks(context, resolution.placements)
-    left = usable(resolution.placements, results)
-    return Prepared(
-        request=request,
-        changes=changes,
-        placements=left.placements,
-        skipped=(*resolution.skipped, *left.skipped),
-        checks=tuple(results),
-        bundle=bundle,
-        wheels=wheels,
-    )
+        shown.update("where there is room")
+        request, changes = fitted(request, lookup)
+        resolution = resolve(request, lookup)
+        context = CheckContext(
+            lookup=lookup,
+            cloud=request.cloud,
+            instances=request.instances,
+            checkpoint_every=None if request.scripts else request.options.checkpoint_every,
+            max_cost_usd=max_cost_usd,
+        )
+        shown.update("quota, image, network, bucket and price")
+        results = checks(context, resolution.placements)
+        left = usable(resolution.placements, results)
+        return Prepared(
+            request=request,
+            changes=changes,
+            placements=left.placements,
+            skipped=(*resolution.skipped, *left.skipped),
+            checks=tuple(results),
+            bundle=bundle,
+            wheels=wheels,
+        )
 
 
 def upload_code(prepared: Prepared, aws: Aws) -> None:
     """Store the bundles in the bucket of every region where the job may run; nothing where they are there."""
     buckets = dict.fromkeys((one.region, one.bucket, one.prefix) for one in prepared.placements)
     for bundle in filter(None, (prepared.bundle, prepared.wheels)):
-        for region, bucket, prefix in buckets:
-            upload_bundle(aws, region, bucket, prefix, bundle)
+        with activity("uploading the code", total=len(buckets)) as shown:
+            for region, bucket, prefix in shown.over(buckets, lambda place: f"s3://{place[1]}"):
+                upload_bundle(aws, region, bucket, prefix, bundle)

@@ -1,0 +1,106 @@
+"""What takes a while, on stderr: a line that goes away on a terminal, some plain ones elsewhere."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread
+from typing import TextIO, TypeVar
+
+from fastlaunch.core.terminal import plain, raw_output, report_line
+
+#: What is done sooner shows nothing.
+_DELAY_S = 2.0
+#: Between two lines where stderr is no terminal.
+_PLAIN_INTERVAL_S = 5.0
+_REDRAW_S = 0.25
+#: A terminal shows one at a time.
+_SHOWN = Lock()
+
+T = TypeVar("T")
+
+
+class Activity:
+    """What is under way: what it is, which step it is at, and what is there to see.
+
+    Its own thread shows it, so that a call that blocks is shown too.
+    """
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        self.what = what
+        self.total = total
+        self.num_begun = 0
+        self.detail = ""
+
+    def update(self, detail: str) -> None:
+        """Say what it is at now, in a line."""
+        # Of a bar that a program draws by itself, what it shows last.
+        self.detail = plain(detail.strip().rpartition("\r")[2])
+
+    def begin(self, step: str) -> None:
+        """Say which step has begun; the one before is done."""
+        self.num_begun += 1
+        self.update(step)
+
+    def over(self, items: Iterable[T], name: Callable[[T], str] = str) -> Iterator[T]:
+        """Yield the items, each a step."""
+        for item in items:
+            self.begin(name(item))
+            yield item
+
+    def line(self) -> str:
+        """Return `asking AWS for prices, 3 of 8: spot in us-east-1`."""
+        done = f", {self.num_begun} of {self.total}" if self.total else ""
+        return f"{self.what}{done}{f': {self.detail}' if self.detail else ''}"
+
+
+@contextmanager
+def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
+    """Show on stderr what goes on inside, as soon as it takes longer than two seconds.
+
+    Within another one it shows nothing. Not to be used while runs are shown. total: how many steps it has.
+    """
+    shown, over = Activity(what, total), Event()
+    if not _SHOWN.acquire(blocking=False):
+        yield shown
+        return
+    thread = Thread(target=show, args=(shown, sys.stderr, over.wait), name="activity", daemon=True)
+    thread.start()
+    try:
+        yield shown
+    finally:
+        over.set()
+        thread.join()
+        _SHOWN.release()
+
+
+def show(shown: Activity, stream: TextIO | None, wait: Callable[[float], bool]) -> None:
+    """Show the activity on the stream until `wait`, which waits so many seconds, says that it is over."""
+    if stream is None or wait(_DELAY_S):
+        return
+    if stream.isatty():
+        _draw(shown, stream, wait)
+        return
+    printed = ""
+    while True:
+        if (line := shown.line()) != printed:
+            report_line(line, stream)
+            printed = line
+        if wait(_PLAIN_INTERVAL_S):
+            return
+
+
+def _draw(shown: Activity, stream: TextIO, wait: Callable[[float], bool]) -> None:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+    from rich.theme import Theme
+
+    # rich's own colours cannot be read on a light terminal.
+    theme = Theme({"progress.elapsed": "none", "progress.spinner": "none"})
+    line = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+    columns = (SpinnerColumn(), TimeElapsedColumn(), line)
+    console = Console(file=raw_output(stream), theme=theme)
+    with suppress(OSError), Progress(*columns, console=console, transient=True, expand=True) as bar:
+        task = bar.add_task(shown.line())
+        while not wait(_REDRAW_S):
+            bar.update(task, description=shown.line())

@@ -1,0 +1,70 @@
+"""What takes a while: when it is shown, where, and that nothing of it stays on a terminal."""
+
+import io
+import os
+import pty
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from fastlaunch.core.activity import Activity, activity, show
+
+
+def waiting(*steps: Callable[[], object]) -> Callable[[float], bool]:
+    """Wait by doing the next of the steps; it is over after the last one."""
+    left: Iterator[Callable[[], object]] = iter(steps)
+
+    def wait(seconds: float) -> bool:
+        step = next(left, None)
+        if step is not None:
+            step()
+        return step is None
+
+    return wait
+
+
+def nothing() -> None:
+    return
+
+
+def test_what_is_done_soon_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with activity("asking AWS for prices", total=2) as shown:
+        assert list(shown.over(["a", "b"])) == ["a", "b"]
+    assert capsys.readouterr() == ("", "")
+    stream = io.StringIO()
+    show(Activity("building"), stream, waiting())
+    assert stream.getvalue() == ""
+
+
+def test_off_a_terminal_there_is_a_line_where_something_is_new() -> None:
+    shown, stream = Activity("fetching", total=3), io.StringIO()
+    items = shown.over("abc")
+    show(shown, stream, waiting(lambda: next(items), nothing, nothing, lambda: (next(items), next(items))))
+    assert stream.getvalue() == "fetching, 1 of 3: a\nfetching, 3 of 3: c\n"
+
+
+def test_of_a_bar_that_a_program_draws_the_last_part_is_shown() -> None:
+    shown = Activity("building")
+    shown.update("layer 10%\rlayer 20%\r\n")
+    assert shown.line() == "building: layer 20%"
+    shown.update("\x1b]0;mine\x07")
+    assert shown.line() == "building: ^[]0;mine^G"
+
+
+def test_a_terminal_shows_it_in_one_line_and_is_clean_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    leader, follower = pty.openpty()
+    shown = Activity("building")
+    with open(follower, "w", closefd=False) as terminal:
+        show(shown, terminal, waiting(nothing, lambda: shown.update("x" * 200), nothing))
+    os.close(follower)
+    seen = b""
+    with suppress(OSError):
+        while part := os.read(leader, 100_000):
+            seen += part
+    os.close(leader)
+    assert b"building" in seen and b"x" * 60 not in seen
+    # The cursor is shown again, and the line erased.
+    assert seen.rstrip().endswith(b"\x1b[2K")
