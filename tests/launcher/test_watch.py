@@ -3,7 +3,7 @@
 import io
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ from fastlaunch.cli.watch import (
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.rows import Run
 from fastlaunch.lifecycle.display import Progress
-from fastlaunch.lifecycle.watch import LiveRun, View, live_run, projected_usd, views
+from fastlaunch.lifecycle.watch import LiveRun, View, in_thread, live_run, projected_usd, views
 from fastlaunch_train.node.protocol import mean_gpu_use
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -62,7 +62,7 @@ def live(run: Run | None = None, progress: Progress | None = HALF, **more: Any) 
 
 
 def view(*runs: LiveRun, **more: Any) -> View:
-    return View(**{"now": NOW, "runs": runs, **more})
+    return View(**{"now": NOW, "runs": runs, "next_look_s": 8.0, **more})
 
 
 def test_a_run_that_trains_has_its_rate_its_cost_and_the_time_left() -> None:
@@ -180,11 +180,15 @@ class Scripted:
     def __init__(self, looks: Sequence[list[str]], runs: Sequence[LiveRun]) -> None:
         self.looks, self.runs = list(looks), list(runs)
         self.looked_at: list[float] = []
+        self.num_answers = 0
         self.now_s = 0.0
 
-    def look(self) -> list[str]:
+    def question(self) -> Callable[[], list[str]]:
         self.looked_at.append(self.now_s)
-        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return lambda: self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def answered(self, problems: Sequence[str]) -> None:
+        self.num_answers += 1
 
     def read(self) -> View:
         return view(self.runs.pop(0) if len(self.runs) > 1 else self.runs[0])
@@ -212,7 +216,38 @@ def test_without_a_network_rows_stay_with_their_age_and_looks_become_rare() -> N
     assert waits[8:10] == [10.0, 10.0]
     assert shown[0].problems == ["no way to EC2"] and not shown[-1].problems
     old = replace(shown[0], runs=[replace(MANY[0], seen_s=125.0)])
-    assert problem_lines(old) == ["no way to EC2; the rows are 2.08 min old; next look in 20 s"]
+    assert problem_lines(old) == ["the rows are 2.08 min old, next look in 20 s: no way to EC2"]
+    assert problem_lines(replace(old, problems=["a", "b"])) == [
+        "the rows are 2.08 min old, next look in 20 s (and 1 more): a"
+    ]
+
+
+def test_the_screen_is_drawn_while_aws_lets_wait() -> None:
+    source = Scripted([["no answer"], []], [MANY[0]] * 5 + [ENDED])
+    left = [3, 0]
+
+    def slow(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
+        waits = left.pop(0)
+        began_s = source.now_s
+        return lambda: None if source.now_s < began_s + waits else ask()
+
+    shown = list(views(source, interval_s=1.0, tick_s=1.0, sleep=source.sleep, start=slow))
+    assert [each.next_look_s for each in shown] == [None, None, None, 2.0, 1.0, 1.0]
+    assert source.num_answers == 2 and not shown[2].problems and shown[3].problems == ["no answer"]
+
+
+def test_asking_in_a_thread_answers_or_raises_what_it_raised() -> None:
+    def bug() -> list[str]:
+        raise ZeroDivisionError
+
+    answer = in_thread(lambda: ["no way"])
+    while (found := answer()) is None:
+        pass
+    assert found == ["no way"]
+    wrong = in_thread(bug)
+    with pytest.raises(ZeroDivisionError):
+        while wrong() is None:
+            pass
 
 
 def printed(output: str, *moments: View) -> list[str]:

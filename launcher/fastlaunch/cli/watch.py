@@ -7,8 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -23,7 +24,8 @@ from fastlaunch.core.terminal import plain, raw_output
 from fastlaunch.core.units import counted, duration_text, in_ms, rounded
 
 if TYPE_CHECKING:
-    from fastlaunch.ledger.ledger import Ledger, Run
+    from fastlaunch.backends.protocol import CloudBackend
+    from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.watch import LiveRun, View
 
 _UNKNOWN = "n/a"
@@ -90,7 +92,7 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
     ends only the watch. Where stdout is not a terminal it prints a line per change.
     """
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.lifecycle.watch import LedgerSource, gpu_use_here, views
+    from fastlaunch.lifecycle.watch import LedgerSource, at_once, gpu_use_here, in_thread, views
 
     if runs and sweep:
         raise UserError("RUN and --sweep are given", "give one of them")
@@ -103,16 +105,21 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
             ledger=ledger,
             home=context.settings.home,
             now=context.now,
-            ask=partial(_ask_aws, context, ledger),
+            ask=partial(_ask_aws, context),
             local_gpu_use=gpu_use_here,
             selectors=(f"sweep={glob.escape(ledger.sweep(sweep).id)}",) if sweep else runs,
         )
         moments = views(
-            source, interval_s=interval, tick_s=_TICK_S if is_screen else interval, sleep=context.sleep
+            source,
+            interval_s=interval,
+            tick_s=_TICK_S if is_screen else interval,
+            sleep=context.sleep,
+            start=in_thread if is_screen else at_once,
         )
         view = next(moments)
         if not view.runs:
-            _warn_of(view)
+            for problem in view.problems:
+                click.echo(f"warning: {problem}", err=True)
             click.echo("No run is under way.", err=output == "json")
             next_command("fastlaunch status" if ledger.last_submission() else "fastlaunch submit --local")
             return EXIT_DONE
@@ -127,14 +134,19 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
     return _finish(view, output=output, is_screen=is_screen, is_stopped=is_stopped)
 
 
-def _ask_aws(context: AppContext, ledger: "Ledger", runs: "Sequence[Run]") -> list[str]:
+def _ask_aws(context: AppContext, runs: "Sequence[Run]") -> list[str]:
     """Bring the ledger up to what is true and fetch what is new, as `status` does; return what failed."""
+    from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.reconcile import reconcile
 
     problems: list[str] = []
+    # What is looked at again soon gives up soon.
+    looking = replace(context, connect=lambda: cast("CloudBackend", context.backends["ec2"]).aws)
     try:
-        reconcile(ledger, context.backends, context.settings, warn=problems.append)
-        refused = fetch_unfollowed(context, ledger, runs)
+        # It may be another thread's turn.
+        with open_ledger(context.settings, clock=context.now) as ledger:
+            reconcile(ledger, context.backends, context.settings, warn=problems.append)
+            refused = fetch_unfollowed(looking, ledger, runs)
     except UserError as error:
         return [*problems, error.message]
     return [
@@ -150,7 +162,8 @@ def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> 
         print_table("\n".join(table_lines(view.runs, width)))
     if output == "table":
         click.echo(summary_line(view))
-    _warn_of(view)
+    if view.problems:
+        click.echo(f"warning: the last look failed: {view.problems[0]}", err=True)
     under_way = [run for run in view.runs if not run.is_final]
     if is_stopped:
         if under_way:
@@ -161,11 +174,6 @@ def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> 
     failed = [run for run in view.runs if run.has_failed]
     next_command(f"fastlaunch logs {failed[0].run}" if failed else "fastlaunch compare")
     return EXIT_JOB_FAILED if failed or any(run.alarm for run in view.runs) else EXIT_DONE
-
-
-def _warn_of(view: "View") -> None:
-    for problem in view.problems:
-        click.echo(f"warning: {problem}", err=True)
 
 
 @contextmanager
@@ -244,7 +252,7 @@ def change_line(run: "LiveRun") -> str:
 
 def screen_lines(view: "View", width: int, height: int) -> list[str]:
     """Return the whole screen: a line on the watch, what failed, the table, and what it comes to."""
-    head = f"{view.now:%H:%M:%S} UTC, next look in {view.next_look_s:.0f} s; Ctrl-C leaves the runs alone"
+    head = f"{view.now:%H:%M:%S} UTC, {_next_look(view)}; Ctrl-C leaves the runs alone"
     above = [head, *problem_lines(view), ""]
     alarms = [f"ALARM: {run.run}: {run.alarm}" for run in view.runs if run.alarm]
     below = ["", summary_line(view), *alarms]
@@ -256,10 +264,18 @@ def screen_lines(view: "View", width: int, height: int) -> list[str]:
 
 
 def problem_lines(view: "View") -> list[str]:
-    """Return what the last look failed of, how old the rows are, and when it looks again."""
+    """Return how old the rows are, when it looks again, and what the last look failed of."""
+    if not view.problems:
+        return []
     ages = [run.seen_s for run in view.runs if run.seen_s is not None]
-    age = f"; the rows are {duration_text(max(ages))} old" if ages else ""
-    return [f"{problem}{age}; next look in {view.next_look_s:.0f} s" for problem in view.problems]
+    age = f"the rows are {duration_text(max(ages))} old, " if ages else ""
+    first, *others = view.problems
+    more = f" (and {len(others)} more)" if others else ""
+    return [f"{age}{_next_look(view)}{more}: {first}"]
+
+
+def _next_look(view: "View") -> str:
+    return "looking" if view.next_look_s is None else f"next look in {view.next_look_s:.0f} s"
 
 
 def summary_line(view: "View") -> str:

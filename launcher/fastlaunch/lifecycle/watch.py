@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 from fastlaunch.backends import s3_sync
@@ -73,8 +74,8 @@ class View:
     cost_usd: float | None = None
     #: What the last look at AWS failed of.
     problems: Sequence[str] = ()
-    #: Until the next look.
-    next_look_s: float = 0.0
+    #: Until the next look; None while AWS is asked.
+    next_look_s: float | None = None
     #: Interrupted runs that `status` goes on with.
     num_interrupted: int = 0
 
@@ -87,23 +88,64 @@ class View:
 class Source(Protocol):
     """Where views come from."""
 
-    def look(self) -> list[str]:
-        """Ask AWS what is new; return what failed, in words."""
+    def question(self) -> Callable[[], list[str]]:
+        """Return what asks AWS what is new, in any thread, and returns what failed, in words."""
+
+    def answered(self, problems: Sequence[str]) -> None:
+        """Take note that AWS has been asked."""
 
     def read(self) -> View:
         """Return what is known, asking nobody."""
 
 
+def at_once(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
+    """Ask; return what returns the answer."""
+    problems = ask()
+    return lambda: problems
+
+
+def in_thread(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
+    """Ask in a thread, for which nobody waits; return what returns the answer, None until it is there."""
+    answers: list[list[str]] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:
+            errors.append(error)
+
+    Thread(target=run, name="watch", daemon=True).start()
+
+    def answer() -> list[str] | None:
+        if errors:
+            raise errors[0]
+        return answers[0] if answers else None
+
+    return answer
+
+
 def views(
-    source: Source, *, interval_s: float, tick_s: float, sleep: Callable[[float], None]
+    source: Source,
+    *,
+    interval_s: float,
+    tick_s: float,
+    sleep: Callable[[float], None],
+    start: Callable[[Callable[[], list[str]]], Callable[[], list[str] | None]] = at_once,
 ) -> Iterator[View]:
     """Yield views until all runs have ended.
 
-    AWS is asked every `interval_s`, less often while that fails; what is known here is read every `tick_s`.
+    AWS is asked every `interval_s`, less often while that fails; what is known here is read every `tick_s`,
+    also while `start`, `at_once` or `in_thread`, has it asked.
     """
-    num_failures = 0
+    num_failures, problems = 0, list[str]()
     while True:
-        problems = source.look()
+        answer = start(source.question())
+        while (found := answer()) is None:
+            yield replace(source.read(), problems=problems, next_look_s=None)
+            sleep(tick_s)
+        problems = found
+        source.answered(problems)
         num_failures = num_failures + 1 if problems else 0
         left_s = wait_s(interval_s, num_failures)
         while left_s > 0:
@@ -124,7 +166,8 @@ def wait_s(interval_s: float, num_failures: int) -> float:
 class LedgerSource:
     """Views of runs in the ledger.
 
-    ask: reconciles the ledger and fetches what these runs have uploaded; returns what failed.
+    ask: reconciles the ledger, which it opens itself, and fetches what these runs have uploaded; returns what
+    failed.
     local_gpu_use: of this machine's GPUs, from 0 to 1.
     """
 
@@ -141,14 +184,19 @@ class LedgerSource:
     _seen: set[str] = field(default_factory=set)
     _tails: dict[Path, RecordTail] = field(default_factory=dict)
 
-    def look(self) -> list[str]:
+    def question(self) -> Callable[[], list[str]]:
         runs = self._runs()
-        problems = self.ask(runs)
+        is_here = any(run.backend not in CLOUD_BACKENDS and not run.state.is_final for run in runs)
+
+        def ask() -> list[str]:
+            self._gpu_use = self.local_gpu_use() if is_here else None
+            return self.ask(runs)
+
+        return ask
+
+    def answered(self, problems: Sequence[str]) -> None:
         if not problems:
             self._answered_at = self.now()
-        is_here = any(run.backend not in CLOUD_BACKENDS and not run.state.is_final for run in runs)
-        self._gpu_use = self.local_gpu_use() if is_here else None
-        return problems
 
     def read(self) -> View:
         now, runs = self.now(), self._runs()
