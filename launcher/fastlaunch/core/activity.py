@@ -102,5 +102,7 @@ def _draw(shown: Activity, stream: TextIO, wait: Callable[[float], bool]) -> Non
     console = Console(file=raw_output(stream), theme=theme)
     with suppress(OSError), Progress(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task(shown.line())
+        # It began before it was shown.
+        bar.tasks[0].start_time = bar.get_time() - _DELAY_S
         while not wait(_REDRAW_S):
             bar.update(task, description=shown.line())
