@@ -1,0 +1,55 @@
+"""The step series of runs, from wherever their record files are."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fastlaunch.core.errors import UserError
+from fastlaunch.ledger.ids import recorded_run_id
+from fastlaunch.ledger.ledger import IMPORT, Run
+from fastlaunch.lifecycle.export import open_record
+from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, unpacked
+from fastlaunch.measure.series import RankSeries, read_series
+from fastlaunch_train.records.records import SUFFIXES
+
+
+def series_of(runs: Sequence[Run]) -> dict[str, tuple[RankSeries, ...]]:
+    """Return the ranks' series by run id, without the runs whose record files are gone or cannot be read.
+
+    An archive with many of the runs is unpacked once.
+    """
+    places: dict[Path, list[Run]] = {}
+    for run in runs:
+        if run.directory is not None:
+            places.setdefault(run.directory, []).append(run)
+    series = {}
+    for place, of_place in places.items():
+        with suppress(UserError, OSError), _files(place, of_place) as files:
+            series |= {run.id: found for run in of_place if (found := read_series(files.get(run.id, ())))}
+    return series
+
+
+@contextmanager
+def _files(place: Path, runs: Sequence[Run]) -> Iterator[Mapping[str, Sequence[Path]]]:
+    """Give the record files of the runs, by their ids."""
+    if place.name.endswith(ARCHIVE_SUFFIXES):
+        with unpacked(place) as folder:
+            yield _by_run(folder.rglob("*"))
+    elif runs[0].backend == IMPORT:
+        yield _by_run(place.rglob("*") if place.is_dir() else (place,))
+    else:
+        # A folder of its own.
+        yield {run.id: _records(place.iterdir()) for run in runs}
+
+
+def _records(paths: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in paths if path.name.endswith(SUFFIXES) and path.is_file())
+
+
+def _by_run(paths: Iterable[Path]) -> dict[str, list[Path]]:
+    files: dict[str, list[Path]] = {}
+    for path in _records(paths):
+        with suppress(OSError, EOFError, ValueError, KeyError, TypeError), open_record(path) as file:
+            files.setdefault(recorded_run_id(json.loads(file.readline())), []).append(path)
+    return files
