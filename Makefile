@@ -128,6 +128,7 @@ wheel: $(INSTALLED)
 	  empty/bin/fastlaunch build --push --dry-run > /dev/null && \
 	  empty/bin/fastlaunch iam print --cloudformation > /dev/null
 	@$(BUILD)/empty/bin/python -c 'import importlib.util as u; assert u.find_spec("torch") is None'
+	@$(BUILD)/empty/bin/python -c 'from fastlaunch.report.page.page import SHIPPED, shipped_text; [shipped_text(n) for n in SHIPPED]'
 	@echo 'fastlaunch --help, prices, demo and the dry runs for AWS work from the wheel, without torch'
 
 bench: $(INSTALLED)

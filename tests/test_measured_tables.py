@@ -4,8 +4,20 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from benchmarks.tables import INDEX, README, RESULTS, ROOT, commands_of, with_tables
+from benchmarks.tables import (
+    DIGEST,
+    INDEX,
+    PICTURE,
+    README,
+    RESULTS,
+    ROOT,
+    commands_of,
+    digest,
+    picture,
+    with_tables,
+)
 
 MEASUREMENTS = Path("train", "measurements")
 EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
@@ -16,6 +28,12 @@ EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 def test_a_pages_tables_are_what_the_records_give(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == with_tables(text), "make tables, and look at what has changed"
+
+
+@pytest.mark.slow
+def test_the_picture_is_of_the_records() -> None:
+    with Image.open(PICTURE) as image:
+        assert image.text[DIGEST] == digest(*picture()), "make tables, and look at the picture"  # type: ignore[attr-defined]
 
 
 def test_every_folder_of_measurements_is_in_a_table() -> None:

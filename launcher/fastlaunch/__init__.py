@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fastlaunch.api.listing import prices, runs
     from fastlaunch.api.options import SubmitArguments, SweepArguments
     from fastlaunch.api.recommend import recommend
+    from fastlaunch.api.report import report
     from fastlaunch.api.submission import submit
     from fastlaunch.api.sweep import sweep
     from fastlaunch.core.errors import UserError
@@ -22,6 +23,7 @@ _API = {
     "compare": "api.comparison",
     "estimate": "api.estimation",
     "recommend": "api.recommend",
+    "report": "api.report",
     "runs": "api.listing",
     "prices": "api.listing",
     "SubmitArguments": "api.options",
@@ -37,6 +39,7 @@ __all__ = [
     "estimate",
     "prices",
     "recommend",
+    "report",
     "runs",
     "submit",
     "sweep",

@@ -221,6 +221,46 @@ def bench_compare() -> list[Result]:
     ]
 
 
+def bench_report() -> list[Result]:
+    """The page of 300 runs of 300 steps in 20 rows, with predictions, in a process of its own."""
+    from fake_records import write_run
+
+    noise = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for row, number in product(range(20), range(15)):
+            instance, device, _ = INSTANCES[row % len(INSTANCES)]
+            name = f"row-{row}-{number}"
+            write_run(
+                Path(folder, "runs", name),
+                run_id=name,
+                steps=300,
+                step_time_s=lambda rank, step, mean=0.1 + 0.005 * row: noise.gauss(mean, 0.01 * mean),
+                batch_size=64 * (1 + row // 10),
+                recipe=RECIPES[row % len(RECIPES)],
+                instance=instance,
+                device_name=device,
+                seed=number,
+                header={"session": "one", "round": number + 1},
+            )
+        settings = {"FASTLAUNCH_HOME": f"{folder}/home", "FASTLAUNCH_CONFIG": os.devnull}
+        os.environ |= settings
+        launch_s("-m", "fastlaunch", "runs", "import", f"{folder}/runs")
+        page = Path(folder, "report.html")
+        wall_s = statistics.median(launch_s("-m", "fastlaunch", "report", "-o", str(page)) for _ in range(5))
+        size_mb = page.stat().st_size / 1e6
+    what = "fastlaunch report, 300 runs of 300 steps"
+    return [
+        Result(what=what, measured=f"{wall_s:.2f} s", reference="3 s", ratio=wall_s / 3, limit=1.0),
+        Result(
+            what=f"{what}, the page",
+            measured=f"{size_mb:.2f} MB",
+            reference="2 MB",
+            ratio=size_mb / 2,
+            limit=1.0,
+        ),
+    ]
+
+
 def bench_recommend() -> list[Result]:
     """The median of five recommendations by the shipped rows; the first loads what is loaded once."""
     import fastlaunch
@@ -339,6 +379,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "dry-run": lambda: bench_start(*DRY_RUN),
     "demo": bench_demo,
     "compare": bench_compare,
+    "report": bench_report,
     "recommend": bench_recommend,
     "record": bench_record,
     "script": bench_script,

@@ -19,7 +19,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 #: Of a series in a chart.
 NUM_POINTS = 200
-_OPEN = {".xz": lzma.open, ".gz": gzip.open}
+_OPEN: Mapping[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +118,14 @@ def _series(rank: int, attempts: Sequence[_Columns], num_points: int) -> RankSer
 
 
 def thin(values: Array, num_points: int) -> NDArray[np.intp]:
-    """Return the places of at most `num_points` of the values, at least 4: ends, and extremes of equal parts."""
+    """Return the places of at most `num_points` values, 4 or more: the ends, and extremes of equal parts."""
     number = len(values)
     if number <= num_points:
         return np.arange(number)
-    edges = np.linspace(0, number, (num_points - 2) // 2 + 1).astype(int)
-    kept = {0, number - 1}
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
-        kept |= {low + int(np.argmin(values[low:high])), low + int(np.argmax(values[low:high]))}
-    return np.array(sorted(kept))
+    # In rows of equal length; the last value fills up the last of them.
+    num_parts = (num_points - 2) // 2
+    length = -(-number // num_parts)
+    parts = np.pad(values, (0, num_parts * length - number), mode="edge").reshape(num_parts, length)
+    starts = np.arange(num_parts) * length
+    extremes = [starts + parts.argmin(axis=1), starts + parts.argmax(axis=1)]
+    return np.unique(np.minimum(np.concatenate([[0], *extremes, [number - 1]]), number - 1))

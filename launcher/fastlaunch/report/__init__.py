@@ -1,4 +1,4 @@
-"""A comparison as text, JSON and CSV; runs for experiment trackers.
+"""A comparison as text, Markdown, JSON, CSV and a page; runs for experiment trackers.
 
 May import core, catalog, measure and analysis.
 """

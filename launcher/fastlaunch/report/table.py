@@ -8,12 +8,14 @@ from functools import partial
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import REFERENCE, Difference, HeldOut
 from fastlaunch.analysis.notes import FURTHER_APART, OF_COMMITS
+from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.validity import percent
 from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.text import dollars, limits, name_of, which, with_range
+from fastlaunch_train.records.records import STEP_PARTS
 
 WIDTH = 120
 UNKNOWN = "n/a"
@@ -68,7 +70,7 @@ def _section(rows: Sequence[Row], only: Sequence[str], brief: bool, width: int) 
     parts += _held_out(rows, shared, width)
     notes, num_hidden = notes_of(rows, brief)
     if not brief:
-        parts += [_before(rows, width), _kernels(rows, width)]
+        parts += [_before(rows, width), _step_parts(rows, width), _kernels(rows, width)]
     parts.append(bulleted(notes, width))
     if num_hidden:
         parts.append(f"({counted(num_hidden, 'note')} left out by --brief)")
@@ -241,6 +243,28 @@ def _before(rows: Sequence[Row], width: int) -> str:
         return ""
     columns = _known({**_identifying(rows), **times}, timed, _shared(rows))
     return "time before the measured steps, not included above:\n" + _grid(timed, columns, width)
+
+
+def _step_parts(rows: Sequence[Row], width: int) -> str:
+    """Return where a step's time goes, of the rows with profiled runs: means over these."""
+    profiled = [row for row in rows if step_parts_s(row)]
+    if not profiled:
+        return ""
+    cells: dict[str, Cell] = {f"{part} ms": partial(_part_ms, part=part) for part in STEP_PARTS}
+    columns = _known({**_identifying(rows), **cells}, profiled, _shared(rows))
+    return "where the time of a profiled step goes:\n" + _grid(profiled, columns, width)
+
+
+def step_parts_s(row: Row) -> dict[str, float]:
+    """Return the seconds of a step by its parts, as means over the row's profiled runs; empty without any."""
+    profiles = [run.summary.profile.parts_s for run in row.runs if run.summary.profile]
+    means = {part: mean_of([parts.get(part) for parts in profiles]) for part in STEP_PARTS}
+    return {part: seconds for part, seconds in means.items() if seconds is not None}
+
+
+def _part_ms(row: Row, part: str) -> str | None:
+    seconds = step_parts_s(row).get(part)
+    return None if seconds is None else f"{1000 * seconds:.3g}"
 
 
 def _kernels(rows: Sequence[Row], width: int) -> str:

@@ -32,13 +32,18 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
     best = best_of(rows)
     ratio = best.ratio if best else None
     return {
-        "sentence": f"{_clause(rows)}.",
+        "sentence": sentence_of(rows),
         "best": name_of(best.row, rows) if best else None,
         "runner_up": name_of(best.runner_up, rows) if best and best.runner_up else None,
         "ratio": vars(ratio) if ratio else None,
         "settled": best.is_settled if best else False,
         "may_be_best": [name_of(row, rows) for row in best.may_be_best] if best else [],
     }
+
+
+def sentence_of(rows: Sequence[Row]) -> str:
+    """Return the answer for one workload."""
+    return f"{_clause(rows)}."
 
 
 def answer(comparison: Comparison) -> str:

@@ -1,0 +1,155 @@
+"""`report`: a comparison to send round, as a page, a chart, Markdown, CSV or JSON."""
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from fastlaunch.api.comparison import compare
+from fastlaunch.api.context import AppContext, default_context
+from fastlaunch.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.cost import ChargedAs
+    from fastlaunch.api.compared import Comparison
+    from fastlaunch.report.page.page import PageInput, Predicted
+
+#: Of a prediction as many samples as the charts are of.
+_SAMPLES = 1_000_000
+#: Times the cheapest row: no dearer prediction is drawn.
+_DEAR = 3.0
+
+
+class ReportOptions(TypedDict, total=False):
+    """What `compare` takes, too."""
+
+    baseline: str | None
+    prices_as_of: datetime.date | str | None
+    price_as: "str | ChargedAs | Sequence[str | ChargedAs]"
+    usd_per_hour: float | None
+    prices: Path | str | None
+    allow_unverified: bool
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report:
+    """A comparison to send round, as whichever is read there. A notebook shows it as Markdown."""
+
+    comparison: "Comparison"
+    context: AppContext
+    predictions: bool
+
+    def page(self) -> str:
+        """Return one page of HTML that needs no network. Raises UserError if altair is not installed."""
+        from fastlaunch.report.page.charts import load_altair, vega_bundle
+        from fastlaunch.report.page.page import as_html
+
+        load_altair()
+        with vega_bundle() as bundle:
+            given = self.page_input()
+            return as_html(given, bundle())
+
+    def chart(self) -> bytes:
+        """Return the chart of cost against time as a PNG, of a single workload.
+
+        Raises UserError for several workloads, for runs without a price, and if altair is not installed.
+        """
+        from fastlaunch.report.page.charts import load_altair, picture
+        from fastlaunch.report.page.page import cost_chart
+
+        load_altair()
+        return picture(*cost_chart(self.page_input()))
+
+    def markdown(self) -> str:
+        """Return the answer and a table of each workload."""
+        from fastlaunch.report.markdown import as_markdown
+
+        return as_markdown(self.comparison)
+
+    _repr_markdown_ = markdown
+
+    def csv(self) -> str:
+        """Return what `fastlaunch compare --output csv` writes."""
+        from fastlaunch.report.data import as_csv
+
+        return as_csv(self.comparison)
+
+    def json(self) -> str:
+        """Return what `fastlaunch compare --output json` writes."""
+        from fastlaunch.report.data import as_json
+
+        return as_json(self.comparison)
+
+    def page_input(self) -> "PageInput":
+        """Return what the page and the chart are made of."""
+        from fastlaunch.lifecycle.series import series_of
+        from fastlaunch.report.page.page import PageInput
+
+        comparison = self.comparison
+        measured = {run_id for row in comparison.rows for run_id in row.run_ids}
+        return PageInput(
+            comparison=comparison,
+            catalogue=comparison.catalogue,
+            today=comparison.request.today,
+            own_region=comparison.request.region,
+            series=series_of([run for run in comparison.runs if run.id in measured]),
+            predicted=dict(self._predicted()) if self.predictions else {},
+        )
+
+    def _predicted(self) -> "Iterator[tuple[str, Sequence[Predicted]]]":
+        for workload, rows in self.comparison.by_workload.items():
+            costs = [row.cost.usd_per_million_samples for row in rows]
+            # Beside runs of which nobody knows what they cost a prediction has no place.
+            if least := min((usd.value for usd in costs if usd), default=None):
+                yield workload, _predicted(workload, self.comparison, self.context, most_usd=_DEAR * least)
+
+
+def report(
+    *selectors: str,
+    sweep: str | None = None,
+    predictions: bool = True,
+    context: AppContext | None = None,
+    **options: Unpack[ReportOptions],
+) -> Report:
+    """Return a report on runs.
+
+    selectors: as of `compare`; without any and without a sweep, every run. sweep: the id of one, or its
+    beginning. predictions: draw beside the runs what other instance types would take and cost, as `recommend`
+    predicts it. options: as of `compare`.
+
+    Raises UserError if there is nothing to report on, or what is named is not there.
+    """
+    context = context or default_context()
+    chosen = (*selectors, *([f"sweep={sweep}*"] if sweep else []))
+    comparison = compare(*chosen, every_run=not chosen, context=context, **options)
+    return Report(comparison=comparison, context=context, predictions=predictions)
+
+
+def _predicted(
+    workload: str, comparison: "Comparison", context: AppContext, *, most_usd: float
+) -> "list[Predicted]":
+    """Return what `recommend` predicts where nothing was measured, up to a cost for a million samples.
+
+    Empty if it can predict nothing.
+    """
+    from fastlaunch.api.recommend import recommend
+    from fastlaunch.report.page.page import Predicted
+
+    try:
+        found = recommend(
+            workload, _SAMPLES, steps_only=True, prices_as_of=comparison.request.as_of, context=context
+        )
+    except UserError:
+        return []
+    measured_on = {row.setup.instance for row in comparison.by_workload[workload]}
+    return [
+        Predicted(
+            name=f"{choice.configuration.recipe} on {choice.instance}",
+            recipe=choice.configuration.recipe,
+            usd_per_hour=choice.usd / choice.hours,
+            hours=choice.total.hours,
+        )
+        for choice in found.by_instance
+        if choice.configuration.row is None and choice.instance not in measured_on and choice.usd <= most_usd
+    ]

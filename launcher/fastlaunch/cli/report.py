@@ -1,0 +1,164 @@
+"""`fastlaunch report`: a comparison to send round."""
+
+import datetime
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from fastlaunch.analysis.cost import ChargedAs
+from fastlaunch.cli.options import DATE, Quantity, examples, next_command, with_filters
+from fastlaunch.core.activity import activity
+from fastlaunch.core.errors import EXIT_DONE, UserError
+from fastlaunch.core.units import size_text
+
+#: Written to a file of this name unless one is given.
+_IN_FILES = {"html": "report.html", "png": "report.png"}
+#: Near the start of every page of ours.
+_MARK = b'<meta name="generator" content="fastlaunch">'
+_START_BYTES = 1000
+
+
+@click.command(
+    short_help="A report to send round: a page with charts, a picture, Markdown, CSV, JSON.",
+    help=with_filters(
+        """A report to send round: one page of HTML that needs no network, with the answer first.
+
+    It covers every run, or those that are named. The page draws cost against time, dollars by recipe and
+    instance, step times, where a step's time goes, losses and prices; it ranks anew for a price typed there,
+    and has every run's fingerprint with the command that reproduces it.
+    """
+    ),
+    epilog=examples(
+        ("all runs as report.html, shown in the browser", "fastlaunch report --open"),
+        ("one sweep, for a colleague", "fastlaunch report --sweep 20261125-101500-1a2b -o p5-or-p4d.html"),
+        (
+            "a table for a pull request, at the prices of another day",
+            "fastlaunch report 'workload=vit-*' --format md --prices-as-of 2026-11-21",
+        ),
+    ),
+)
+@click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
+@click.option("--sweep", metavar="ID", help="Only the runs of this sweep; the beginning of its id is enough.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["html", "png", "md", "csv", "json"]),
+    default="html",
+    show_default=True,
+    help="What to write; png is the chart of cost against time.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write it here; - is stdout.  [default: report.html, report.png, else stdout]",
+)
+@click.option("--open", "show", is_flag=True, help="Show the page in the browser.")
+@click.option(
+    "--baseline", metavar="RUN|RECIPE|NAME=A", help="Compare with this.  [default: bf16, else the first row]"
+)
+@click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
+@click.option(
+    "--price-as",
+    type=Quantity("instance", ChargedAs.parse),
+    metavar="INSTANCE[:SHARE]",
+    multiple=True,
+    help="Charge every run at this instance type's price; with several, at that of the one with its GPUs.",
+)
+@click.option(
+    "--usd-per-hour", type=float, metavar="X", help="Charge every run at this price for an hour of a machine."
+)
+@click.option(
+    "--prices",
+    "price_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read prices from this file too.",
+)
+@click.option(
+    "--allow-unverified",
+    is_flag=True,
+    help="Rank recipes even if their numerics or convergence are known to be wrong.",
+)
+@click.option("--measured-only", is_flag=True, help="Draw no predictions beside the runs.")
+def report(
+    selectors: tuple[str, ...],
+    sweep: str | None,
+    format_: str,
+    output: Path | None,
+    show: bool,
+    baseline: str | None,
+    prices_as_of: datetime.date | None,
+    price_as: tuple[ChargedAs, ...],
+    usd_per_hour: float | None,
+    price_file: Path | None,
+    allow_unverified: bool,
+    measured_only: bool,
+) -> int:
+    from fastlaunch.api.report import report as report_on
+
+    if show and (format_ != "html" or output == Path("-")):
+        raise UserError("--open shows a page in the browser", "leave out --format, and -o -")
+    if format_ == "png" and output == Path("-"):
+        raise UserError("a picture is no text for stdout", "name a file: -o chart.png")
+    path = output or Path(_IN_FILES.get(format_, "-"))
+    if output is None:
+        _check_own(path)
+    with activity("making the report"):
+        made = report_on(
+            *selectors,
+            sweep=sweep,
+            predictions=not measured_only,
+            baseline=baseline,
+            prices_as_of=prices_as_of,
+            price_as=price_as,
+            usd_per_hour=usd_per_hour,
+            prices=price_file,
+            allow_unverified=allow_unverified,
+        )
+        forms: dict[str, Callable[[], str | bytes]] = {
+            **{"html": made.page, "png": made.chart},
+            **{"md": made.markdown, "csv": made.csv, "json": made.json},
+        }
+        text = forms[format_]()
+    if path == Path("-"):
+        click.echo(text)
+        return EXIT_DONE
+    body = f"{text}\n".encode() if isinstance(text, str) else text
+    _write(path, body)
+    click.echo(f"Wrote {path} ({size_text(len(body))}).", err=True)
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(path.resolve().as_uri()):
+            next_command(f"open {path} in a browser: none was found here")
+    return EXIT_DONE
+
+
+def _check_own(path: Path) -> None:
+    """Raise UserError for a file that may not be ours: nobody named it to be written over."""
+    try:
+        with path.open("rb") as file:
+            is_ours = _MARK in file.read(_START_BYTES)
+    except OSError:
+        return
+    if not is_ours:
+        raise UserError(
+            f"{path} is there already, and no report of fastlaunch", "give another name: -o runs.html"
+        )
+
+
+def _write(path: Path, body: bytes) -> None:
+    """Write the file whole or not at all. Raises UserError if that fails."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(body)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} cannot be written: {error.strerror or error}", "give another place: -o FILE"
+        ) from None

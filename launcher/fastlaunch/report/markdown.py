@@ -1,0 +1,55 @@
+"""A comparison as Markdown, for pull requests and notebooks."""
+
+from collections.abc import Sequence
+
+from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.report.table import price_notes
+from fastlaunch.report.text import dollars, name_of, rate_of, sentence_of, with_range
+
+_HEADINGS = ("row", "runs", "step ms", "rate", "$/h", "$/M", "x base", "verdict")
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """Return the answer and a table for each workload; GitHub and notebooks render it."""
+    return "\n\n".join(_section(workload, rows) for workload, rows in comparison.by_workload.items())
+
+
+def _section(workload: str, rows: Sequence[Row]) -> str:
+    unit = rate_of(rows[0])[1]
+    headings = [{"rate": unit, "$/M": f"$/M {unit.partition('/')[0]}"}.get(name, name) for name in _HEADINGS]
+    lines = [
+        f"**{_text(workload)}**: {_text(sentence_of(rows))}",
+        "",
+        f"| {' | '.join(headings)} |",
+        f"|:--{'|--:' * (len(headings) - 2)}|:--|",
+        *(f"| {' | '.join(_cells(row, rows))} |" for row in rows),
+        "",
+        *(f"* {_text(note)}" for note in price_notes(rows)),
+    ]
+    return "\n".join(lines).rstrip()
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    ratio = row.verdict.ratio or row.verdict.speed_ratio
+    price, cost = row.price, row.cost.usd_per_million_samples
+    rate, _ = rate_of(row)
+    cells = (
+        name_of(row, rows),
+        str(row.num_runs),
+        with_range(row.speed.step_time_s, factor=1000),
+        with_range(row.speed.samples_per_s) or (f"{rate:.3g}" if rate is not None else None),
+        dollars(price.usd_per_hour * row.setup.num_nodes) if price else None,
+        with_range(cost, format_value=dollars),
+        f"{ratio.value:.3f}" if ratio else None,
+        row.verdict.words,
+    )
+    return [_text(cell or "n/a") for cell in cells]
+
+
+def _text(text: str) -> str:
+    """Return text in which Markdown and HTML find nothing of theirs."""
+    for character in "\\`*_[]<>|":
+        text = text.replace(
+            character, f"\\{character}" if character not in "<>" else {"<": "&lt;", ">": "&gt;"}[character]
+        )
+    return " ".join(text.split())

@@ -1,0 +1,502 @@
+"""A comparison as one self-contained page of HTML: the charts' data, and the text around them."""
+
+import base64
+import datetime
+import gzip
+import itertools
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.convergence import REFERENCE, curve, is_finite
+from fastlaunch.analysis.cost import reciprocal, scaled
+from fastlaunch.analysis.suggest import place_of, submit_command
+from fastlaunch.analysis.verdicts import TRAINING
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.series import RankSeries
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.page import charts
+from fastlaunch.report.table import notes_of, step_parts_s
+from fastlaunch.report.text import dollars, name_of, number, sentence_of, with_range
+from fastlaunch_train.records.records import STEP_PARTS
+
+#: What lies beside this file, for the page.
+SHIPPED = ("report.html.j2", "report.css", "report.js")
+#: Ranks whose steps a page holds: more of them would make it larger than 2 MB.
+MOST_RANKS = 300
+#: Rows that have their names beside their points.
+_MOST_LABELS = 14
+#: Digits of what is drawn.
+_DIGITS = 4
+_S_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What nobody measured, for the chart of cost against time: for a million samples."""
+
+    name: str
+    recipe: str
+    usd_per_hour: float  # of all nodes
+    hours: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageInput:
+    """What a page is made of."""
+
+    comparison: Comparison
+    catalogue: Catalogue
+    today: datetime.date
+    own_region: str
+    title: str = "What a dollar of training bought"
+    series: Mapping[str, Sequence[RankSeries]]  # by run id; runs without records have none
+    predicted: Mapping[str, Sequence[Predicted]]  # by workload
+
+
+def as_html(given: PageInput, bundle: str) -> str:
+    """Return the page. bundle: Vega's JavaScript. Raises UserError if altair is not installed."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    comparison = given.comparison
+    sections = [_section(given, workload, rows) for workload, rows in comparison.by_workload.items()]
+    environment = Environment(
+        loader=PackageLoader("fastlaunch.report.page", "."),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html.j2")
+    return page.render(
+        title=given.title,
+        sections=sections,
+        warnings=comparison.warnings,
+        today=given.today.isoformat(),
+        num_runs=sum(row.num_runs for row in comparison.rows),
+        colours=json.dumps(charts.COLOURS),
+        style=shipped_text("report.css"),
+        script=shipped_text("report.js"),
+        bundle=bundle,
+        data=_packed([section["data"] for section in sections]),
+    )
+
+
+def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
+    """Return the chart of cost against time with its data, of the rows that are ranked and of predictions.
+
+    Raises UserError for several workloads, and where no row has a price.
+    """
+    if len(given.comparison.by_workload) > 1:
+        names = ", ".join(given.comparison.by_workload)
+        raise UserError(f"these runs are of several workloads ({names})", "choose one: 'workload=NAME'")
+    ((workload, rows),) = given.comparison.by_workload.items()
+    ordered = _in_order(rows)
+    colours = _colours(ordered)
+    ranked = [
+        (row, usd, hours)
+        for row in ordered
+        if _is_comparable(row) and not row.is_barred
+        if (usd := row.cost.usd_per_million_samples) and (hours := _hours(row.speed.samples_per_s))
+    ]
+    if not ranked:
+        raise UserError(
+            f"no run of {workload} has a price", "charge an instance: --price-as p5en.48xlarge:1/8"
+        )
+    points = []
+    for row, usd, hours in ranked:
+        name = name_of(row, [each for each, _, _ in ranked])
+        name += "" if row.place in name else f" on {row.place}"
+        points.append(_point(name, colours(row.setup.recipe), "measured", hours, usd))
+    for each in given.predicted.get(workload, ()):
+        usd = scaled(each.hours, each.usd_per_hour)
+        points.append(_point(each.name, colours(each.recipe), "predicted", each.hours, usd))
+    front: list[dict[str, Any]] = []
+    for point in sorted(points, key=lambda point: (point["hours"], point["usd"])):
+        if not front or point["usd"] < front[-1]["usd"]:
+            front.append(point)
+    labelled = points if len(points) <= _MOST_LABELS else [front[0], front[-1], points[0]]
+    rows_of_chart = [{**point, "label": point["name"] if point in labelled else None} for point in points]
+    return charts.cost_against_time(rows[0].setup.sample_unit), {"rows": rows_of_chart, "front": front}
+
+
+def _point(name: str, colour: str, kind: str, hours: Interval, usd: Interval) -> dict[str, Any]:
+    point: dict[str, Any] = {"name": name, "colour": colour, "kind": kind}
+    for quantity, interval in (("hours", hours), ("usd", usd)):
+        value, low, high = interval.value, interval.low, interval.high
+        ends = {"": value, "_low": value if low is None else low, "_high": value if high is None else high}
+        point |= {f"{quantity}{end}": _rounded(number) for end, number in ends.items()}
+    return point
+
+
+def shipped_text(name: str) -> str:
+    """Return a file that lies beside this one."""
+    return (files("fastlaunch.report.page") / name).read_text(encoding="utf-8")
+
+
+def _packed(value: object) -> str:
+    """Return plain data as JSON, gzip, base64: a third as long, and free of what ends a script element."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(errors="replace"), mtime=0)).decode()
+
+
+def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a workload: `data` for the scripts, and what is text on the page."""
+    unit = rows[0].setup.sample_unit
+    names = {id(row): name_of(row, rows) for row in rows}
+    ordered = _in_order(rows)
+    colours = _colours(ordered)
+    prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
+    notes, _ = notes_of(rows, brief=False)
+    in_dollars = any(row.cost.usd_per_million_samples for row in rows)
+    data = {
+        "workload": workload,
+        "unit": unit,
+        "rows": [_row_data(row, names[id(row)], colours) for row in ordered],
+        "predicted": [_predicted_data(each, colours) for each in given.predicted.get(workload, ())],
+        "mostLabels": _MOST_LABELS,
+        "prices": _price_history(rows, given.catalogue, given.today),
+        "parts": list(_parts(ordered, names)),
+        "runs": _runs_data(given, ordered, names),
+        "curves": _curves(ordered, names),
+        "references": _references(ordered, names),
+        "specs": {
+            "cost": charts.cost_against_time(unit),
+            "usd": charts.bars(f"USD for a million {unit}"),
+            "rate": charts.bars(f"{unit} a second"),
+            "steps": charts.step_times(),
+            "parts": charts.step_parts(STEP_PARTS),
+            "losses": charts.losses(),
+            "prices": charts.price_history(),
+        },
+    }
+    return {
+        "workload": workload,
+        "unit": unit,
+        "answer": sentence_of(rows),
+        "rows": [_row_text(row, names[id(row)], number) for number, row in enumerate(ordered)],
+        "in_dollars": in_dollars,
+        "boxes": [_price_box(key, row) for key, row in sorted(prices.items())],
+        "guards": [_guard(row, names[id(row)]) for row in ordered if row.validity.held_out],
+        "details": [_detail(row, names[id(row)], given.own_region) for row in ordered],
+        "notes": notes,
+        "data": data,
+    }
+
+
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows as the page shows them: what is ranked first, and the cheapest of that."""
+    return sorted(rows, key=lambda row: (row.is_barred, not _is_comparable(row), *_by_cost(row)))
+
+
+def _colours(rows: Sequence[Row]) -> Callable[[str], str]:
+    """Return what names the colour of a recipe: its name, or `others` where there are more than colours.
+
+    rows: the first of them have a colour of their own, and the baseline.
+    """
+    ordered = sorted(rows, key=lambda row: not row.is_baseline)
+    recipes = list(dict.fromkeys(_family(row.setup.recipe) for row in ordered))
+    own = recipes if len(recipes) <= len(charts.COLOURS) else recipes[: len(charts.COLOURS) - 1]
+    return lambda recipe: _family(recipe) if _family(recipe) in own else "others"
+
+
+def _family(recipe: str) -> str:
+    return recipe.split(" ")[0]
+
+
+def _is_comparable(row: Row) -> bool:
+    """Return whether the row trains as the baseline does: only such rows are ranked against each other."""
+    return row.verdict.comparable_as == TRAINING
+
+
+def _by_cost(row: Row) -> tuple[float, float]:
+    usd, rate = row.cost.usd_per_million_samples, row.speed.samples_per_s
+    return usd.value if usd else float("inf"), -rate.value if rate else 0.0
+
+
+def _place_key(row: Row) -> str:
+    """Return what shares a price on the page: an instance and how it is bought, or so many of a device."""
+    if row.setup.instance is not None:
+        return " ".join([row.setup.instance, *row.offer])
+    num_gpus = row.setup.num_gpus // row.setup.num_nodes
+    return f"{num_gpus} x {row.place}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
+
+
+def _interval(quantity: Interval | None) -> list[float | None] | None:
+    if quantity is None:
+        return None
+    return [_rounded(end) for end in (quantity.value, quantity.low, quantity.high)]
+
+
+def _hours(rate_per_s: Interval | None) -> Interval | None:
+    """Return the hours of a million samples."""
+    return reciprocal(scaled(rate_per_s, _S_PER_HOUR), 1e6) if rate_per_s else None
+
+
+def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, Any]:
+    setup, hours = row.setup, _hours(row.speed.samples_per_s)
+    return {
+        "name": name,
+        "colour": colours(setup.recipe),
+        "place": _place_key(row),
+        "numNodes": setup.num_nodes,
+        "usdPerHour": row.price.usd_per_hour if row.price else None,
+        "hours": _interval(hours),
+        "rate": _interval(row.speed.samples_per_s),
+        "ranked": _is_comparable(row) and not row.is_barred,
+    }
+
+
+def _predicted_data(of: Predicted, colours: Callable[[str], str]) -> dict[str, Any]:
+    return {
+        "name": of.name,
+        "colour": colours(of.recipe),
+        "usdPerHour": of.usd_per_hour,
+        "hours": _interval(of.hours),
+    }
+
+
+def _row_text(row: Row, name: str, number_in_data: int) -> dict[str, Any]:
+    """Return the cells of the table; the script writes the cost and the order anew for other prices."""
+    ratio = row.verdict.ratio or row.verdict.speed_ratio
+    usd = row.cost.usd_per_million_samples
+    kind = "published" if row.setup.kind == "published" else "measured"
+    return {
+        "number": number_in_data,
+        "name": name,
+        "place": row.place,
+        "kind": "derived" if row.derived else kind,
+        "num_runs": row.num_runs,
+        "step_ms": with_range(row.speed.step_time_s, factor=1000) or "n/a",
+        "rate": with_range(row.speed.samples_per_s) or "n/a",
+        "usd_per_hour": dollars(row.price.usd_per_hour * row.setup.num_nodes) if row.price else "n/a",
+        "usd": with_range(usd, format_value=dollars) or "n/a",
+        "ratio": f"{ratio.value:.3f}" if ratio else "n/a",
+        "verdict": row.verdict.words,
+        "reasons": row.verdict.reasons,
+        "barred": row.is_barred,
+    }
+
+
+def _price_box(key: str, row: Row) -> dict[str, Any]:
+    price = row.price
+    return {
+        "key": key,
+        "usd_per_hour": f"{price.usd_per_hour:g}" if price else "",
+        "source": _source(price) if price else "no price is known: type one",
+    }
+
+
+def _source(price: Price) -> str:
+    if price.basis == "given":
+        return "as given"
+    what = f"{price.hypothetical}, prorated: " if price.hypothetical else ""
+    what = what or (f"charged as {price.instance}, " if price.basis == "named" else "")
+    inferred = ", inferred" if price.inferred else ""
+    return f"{what}as of {price.as_of} ({price.source}){inferred}"
+
+
+def _price_history(rows: Sequence[Row], catalogue: Catalogue, today: datetime.date) -> list[dict[str, Any]]:
+    """Return all that is known of the prices of the rows' instances, and that the last one still holds."""
+    offers = {
+        (row.price.instance, row.price.service, row.price.region, row.price.purchase)
+        for row in rows
+        if row.price and row.price.basis != "given"
+    }
+    points = []
+    for offer in sorted(offers):
+        known = sorted((price for price in catalogue.prices if price.key[:4] == offer), key=lambda p: p.as_of)
+        name = " ".join(offer)
+        dated = [(price.as_of, price.usd_per_hour) for price in known if price.as_of <= today]
+        dated += [(today, dated[-1][1])] if dated and dated[-1][0] < today else []
+        points += [{"date": day.isoformat(), "usd": usd, "offer": name} for day, usd in dated]
+    return points
+
+
+def _parts(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield where a step's time goes, as means over the runs of each row that were profiled."""
+    for row in rows:
+        for part, seconds in step_parts_s(row).items():
+            order = STEP_PARTS.index(part)
+            yield {"name": names[id(row)], "part": part, "ms": _rounded(1000 * seconds), "order": order}
+
+
+def _runs_data(given: PageInput, rows: Sequence[Row], names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the steps of as many runs as a page has room for, of each row as many as of the others."""
+    total = len(given.comparison.rows)
+    room = max(1, MOST_RANKS * len(rows) // max(1, total))
+    runs = []
+    for turn in range(max((row.num_runs for row in rows), default=0)):
+        for row in rows:
+            if turn < row.num_runs and (series := given.series.get(row.runs[turn].run_id)):
+                runs.append((row, row.runs[turn], series))
+    data: list[dict[str, Any]] = []
+    num_ranks = 0
+    for row, run, series in runs:
+        if data and num_ranks + len(series) > room:
+            continue
+        num_ranks += len(series)
+        data.append(
+            {
+                "id": run.run_id,
+                "name": names[id(row)],
+                "warmup": run.summary.timing.num_warmup_steps or 0,
+                "ranks": [_rank_data(each) for each in series],
+            }
+        )
+    return data
+
+
+def _rank_data(series: RankSeries) -> dict[str, Any]:
+    return {
+        "rank": series.rank,
+        "steps": _short_steps(series.steps),
+        "ms": [_rounded(1000 * seconds) for seconds in series.step_times_s],
+        "lossSteps": _short_steps(series.loss_steps),
+        "losses": [_rounded(loss) for loss in series.losses],
+    }
+
+
+def _short_steps(steps: Sequence[int]) -> list[int]:
+    """Return the first step and the distances of the others: an empty list of these where all are 1."""
+    distances = [after - before for before, after in itertools.pairwise(steps)]
+    return [*steps[:1], *([] if set(distances) <= {1} else distances)]
+
+
+def _curves(rows: Sequence[Row], names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the held-out losses of every run that has some."""
+    curves = []
+    for row in rows:
+        for run in row.runs:
+            points = [(step, line.loss) for step, line in curve(run.summary).items() if is_finite(line.loss)]
+            if points:
+                curves.append(
+                    {
+                        "id": run.run_id,
+                        "name": names[id(row)],
+                        "steps": [step for step, _ in points],
+                        "losses": [_rounded(loss) for _, loss in points],
+                    }
+                )
+    return curves
+
+
+def _references(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, str]:
+    """Return the name of the row that each row's loss is compared with, by the row's own name."""
+    references = {}
+    for row in rows:
+        named = [other for other in rows if other.setup.recipe == row.validity.convergence.reference]
+        if named:
+            best = max(named, key=lambda other: _likeness(other, row))
+            references[names[id(row)]] = names[id(best)]
+    return references
+
+
+def _likeness(row: Row, other: Row) -> tuple[bool, bool]:
+    own, others = row.setup, other.setup
+    return own.global_batch == others.global_batch, row.place == other.place
+
+
+def _guard(row: Row, name: str) -> dict[str, Any]:
+    """Return what the convergence guard says of a row."""
+    convergence, held_out = row.validity.convergence, row.validity.held_out
+    end = convergence.end
+    mean, low, high = (end.relative(value) if end else None for value in _ends(end))
+    difference = "n/a"
+    if mean is not None:
+        difference = f"{100 * mean:+.2f}%"
+        if low is not None and high is not None:
+            difference += f" ({100 * low:+.2f}% to {100 * high:+.2f}%)"
+    return {
+        "name": name,
+        "loss": f"{held_out.loss:.5g}" if held_out and held_out.loss is not None else "n/a",
+        "verdict": convergence.verdict,
+        "is_reference": convergence.verdict == REFERENCE,
+        "reference": convergence.reference or "",
+        "num_pairs": convergence.num_pairs,
+        "difference": difference,
+        "notes": [*convergence.missing, *convergence.caveats],
+    }
+
+
+def _ends(end: Any) -> tuple[float | None, float | None, float | None]:
+    return (end.mean, end.low, end.high) if end else (None, None, None)
+
+
+def _detail(row: Row, name: str, own_region: str) -> dict[str, Any]:
+    """Return the fingerprint of a row's runs, and the command that makes as many again."""
+    setup = row.setup
+    facts = {
+        "recipe": setup.recipe,
+        "precision": setup.precision,
+        "batch size per GPU": setup.batch_size_per_gpu,
+        "GPUs": setup.num_gpus,
+        "nodes": setup.num_nodes,
+        "sequence length": setup.sequence_length,
+        "data": setup.data,
+        "instance": setup.instance,
+        "device": setup.device_name,
+        **setup.fingerprint,
+        "variant": ", ".join(f"{key}={text}" for key, text in setup.variant.items()),
+        "build": _seconds(row.overhead.build_s),
+        "compile": _seconds(row.overhead.compile_s),
+        "peak memory": f"{row.overhead.peak_memory_gib:.1f} GiB" if row.overhead.peak_memory_gib else None,
+        "source": "; ".join(row.sources),
+    }
+    return {
+        "name": name,
+        "facts": {key: str(value) for key, value in facts.items() if value not in (None, "")},
+        "command": _command(row, own_region),
+        "runs": [_run_text(run.run_id, run.summary) for run in row.runs],
+    }
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else f"{number(value)} s"
+
+
+def _run_text(run_id: str, summary: Any) -> dict[str, str]:
+    environment, timing = summary.environment, summary.timing
+    step = timing.step_time_s
+    return {
+        "id": run_id,
+        "seed": "n/a" if summary.seed is None else str(summary.seed),
+        "round": "n/a" if environment.round is None else str(environment.round),
+        "host": environment.host_id or "n/a",
+        "measured_on": environment.measured_on or "n/a",
+        "commit": (environment.commit or "n/a")[:12],
+        "step_ms": number(1000 * step.value) if step else "n/a",
+    }
+
+
+def _command(row: Row, own_region: str) -> str | None:
+    """Return the command that makes the row's runs again; None for published ones and unknown scripts."""
+    run = row.runs[0]
+    if row.setup.is_script:
+        if not run.script:
+            return None
+        words = [word for key, text in row.setup.variant.items() for word in ("-L", f"{key}={text}")]
+        repeats = ["--repeats", str(row.num_runs)]
+        return shlex.join(["fastlaunch", "submit", "--local", *words, *repeats, *run.script])
+    if row.setup.kind == "published" or row.setup.batch_size_per_gpu is None:
+        return None
+    seeds = [each.summary.seed for each in row.runs if each.summary.seed is not None]
+    try:
+        return submit_command(
+            [each.summary for each in row.runs],
+            [row.setup.recipe],
+            place=place_of(run, own_region=own_region),
+            first_seed=min(seeds, default=0),
+            repeats=len(set(seeds)) or row.num_runs,
+        )
+    except UserError:
+        return None

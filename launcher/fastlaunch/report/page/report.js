@@ -1,0 +1,251 @@
+// The charts of a report, drawn from the data in the page, and drawn again for other prices, runs and recipes.
+const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
+const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+const sections = JSON.parse(await new Response(unpacked).text());
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const printing = window.matchMedia("print");
+const COLOURS = JSON.parse(document.documentElement.dataset.colours);
+const DARK_COLOURS = ["#56b4e9", "#f0883e", "#2fc08f", "#e58ac0", "#d9b945", "#8ec7e0", "#b79ae0", "#b5b5b5"];
+const ERRORS = 1; // of Vega's log levels: it warns of every data set that is empty
+const OUTLIER = 1.5; // times the median
+const BAR_HEIGHT = 24;
+
+const isNarrow = () => window.innerWidth < 600;
+
+function config() {
+  const style = getComputedStyle(document.documentElement);
+  const [text, quiet, line] = ["--text", "--quiet", "--line"].map((name) => style.getPropertyValue(name).trim());
+  const words = { labelColor: text, titleColor: text, labelFontSize: 12, titleFontSize: 12 };
+  return {
+    background: null,
+    font: "system-ui, DejaVu Sans, sans-serif",
+    view: { stroke: null },
+    axis: { ...words, gridColor: line, domainColor: quiet, tickColor: quiet },
+    axisY: { labelLimit: isNarrow() ? 130 : 260 },
+    legend: { ...words, columns: isNarrow() ? 1 : 4 },
+    range: { category: dark.matches && !printing.matches ? DARK_COLOURS : COLOURS },
+    text: { color: text },
+    rule: { color: text },
+  };
+}
+
+// One after the other for each place, so that the last one drawn is the last one asked for.
+const drawing = new Map();
+function draw(place, spec, datasets, height = spec.height) {
+  const next = (drawing.get(place) ?? Promise.resolve()).then(async () => {
+    place.view?.finalize();
+    const filled = { ...structuredClone(spec), height, datasets };
+    const result = await window.vegaEmbed(place, filled, {
+      actions: false, renderer: "svg", config: config(), logLevel: ERRORS, tooltip: { disableDefaultStyle: true },
+    });
+    place.view = result.view;
+    place.setAttribute("role", "img");
+    place.setAttribute("aria-label", spec.description);
+  });
+  drawing.set(place, next);
+  return next;
+}
+
+const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
+const money = (usd) => usd.toLocaleString("en", usd < 1 ? { maximumSignificantDigits: 3 } : { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+
+// The first step and the distances of the others, as the page holds them; without distances they are all 1.
+function expanded([first, ...distances], number) {
+  const steps = [first];
+  for (let at = 1; at < number; at++) steps.push(steps[at - 1] + (distances.length ? distances[at - 1] : 1));
+  return number ? steps : [];
+}
+
+class Section {
+  constructor(element, data) {
+    this.element = element;
+    this.data = data;
+    this.prices = new Map();
+    this.select("run", data.runs, (run) => `${run.name}: ${run.id}`, () => this.drawSteps());
+    const names = [...new Set([...data.curves, ...data.runs.filter((run) => run.ranks.some((rank) => rank.losses.length))].map((of) => of.name))];
+    this.select("candidate", names.map((name) => ({ name })), (of) => of.name, () => this.drawLosses());
+    for (const input of element.querySelectorAll("input[data-place]")) {
+      input.addEventListener("input", () => this.setPrice(input));
+    }
+    element.querySelector("form")?.addEventListener("submit", (event) => event.preventDefault());
+    element.querySelector("form")?.addEventListener("reset", () => {
+      this.prices.clear();
+      this.drawCosts();
+    });
+  }
+
+  chart(name) { return this.element.querySelector(`[data-chart="${name}"]`); }
+
+  show(name, isShown) {
+    const part = this.element.querySelector(`[data-part="${name}"]`);
+    if (part) part.hidden = !isShown;
+    return isShown && part !== null;
+  }
+
+  select(name, items, label, changed) {
+    const element = this.element.querySelector(`select[data-${name}]`);
+    items.forEach((item, at) => element.add(new Option(label(item), at)));
+    element.addEventListener("change", changed);
+    this[name] = () => items[element.value];
+  }
+
+  setPrice(input) {
+    const usd = Number(input.value);
+    if (input.value !== "" && usd > 0 && usd !== Number(input.defaultValue)) this.prices.set(input.dataset.place, usd);
+    else this.prices.delete(input.dataset.place);
+    this.drawCosts();
+  }
+
+  // The measured rows, with what a million samples costs at the prices as they are typed.
+  priced() {
+    return this.data.rows.map((row, number) => {
+      const typed = this.prices.get(row.place);
+      const usdPerHour = typed ?? row.usdPerHour;
+      const usd = usdPerHour && row.hours ? row.hours.map((hours) => hours && hours * usdPerHour * row.numNodes) : null;
+      return { ...row, number, usdPerHour, usd, isTyped: typed !== undefined };
+    });
+  }
+
+  drawCosts() {
+    const { data } = this;
+    const rows = this.priced();
+    const order = (row) => [row.ranked ? 0 : 1, row.usd?.[0] ?? Infinity, row.hours?.[0] ?? Infinity];
+    rows.sort((a, b) => order(a).map((value, at) => value - order(b)[at]).find((difference) => difference) || a.number - b.number);
+    if (this.prices.size || this.isTyped) this.fillTable(rows);
+    this.isTyped = this.prices.size > 0;
+    this.tell(rows);
+
+    const points = rows.filter((row) => row.usd).map((row) => point(row.name, row.colour, "measured", row.hours, row.usd, row.ranked));
+    const predicted = data.predicted.map((of) => point(of.name, of.colour, "predicted", of.hours, of.hours.map((hours) => hours && hours * of.usdPerHour), true));
+    const all = [...points, ...predicted];
+    const best = front(all);
+    // Of many the ends of the front, and the first that was measured: more would hide each other.
+    const named = isNarrow() ? [] : all.length <= data.mostLabels ? all : [best[0], best.find(({ kind }) => kind === "measured"), best.at(-1)];
+    for (const of of all) of.label = named.includes(of) ? of.name : null;
+    if (this.show("cost", points.length > 0)) {
+      this.element.querySelector("[data-predicted]").hidden = !predicted.length;
+      draw(this.chart("cost"), data.specs.cost, { rows: all, front: best });
+    }
+    const inDollars = points.length > 0;
+    const bars = rows.map((row) => ({ row, values: inDollars ? row.usd : row.rate })).filter(({ values }) => values)
+      .map(({ row, values: [value, low, high] }) => ({ name: row.name, colour: row.colour, value, low: low ?? value, high: high ?? value }));
+    if (this.show("bars", bars.length > 0)) {
+      const spec = inDollars ? data.specs.usd : data.specs.rate;
+      this.element.querySelector("[data-bars-title]").textContent = spec.description;
+      draw(this.chart("bars"), spec, { bars }, BAR_HEIGHT * bars.length);
+    }
+  }
+
+  fillTable(rows) {
+    const body = this.element.querySelector(".rows tbody");
+    for (const row of rows) {
+      const line = body.querySelector(`[data-row="${row.number}"]`);
+      const cells = { usd_per_hour: row.usdPerHour && row.usdPerHour * row.numNodes, usd: row.usd?.[0] };
+      for (const [name, value] of Object.entries(cells)) {
+        const cell = line.querySelector(`[data-cell="${name}"]`);
+        cell.dataset.printed ??= cell.textContent;
+        cell.textContent = row.isTyped ? (value ? money(value) : "n/a") : cell.dataset.printed;
+      }
+      body.append(line);
+    }
+  }
+
+  tell(rows) {
+    const place = this.element.querySelector(".at-your-prices");
+    const [first, second] = rows.filter((row) => row.ranked && row.usd);
+    place.hidden = !this.prices.size;
+    if (!this.prices.size) return;
+    const unit = this.data.unit;
+    let text = first ? `At your prices ${first.name} costs the least: $${money(first.usd[0])} for a million ${unit}` : "At your prices nothing that is ranked has a cost";
+    if (second) text += `; next is ${second.name}, ${(100 * (second.usd[0] / first.usd[0] - 1)).toFixed(1)}% more`;
+    place.textContent = `${text}. The verdicts are those of the prices in the boxes at first.`;
+  }
+
+  drawSteps() {
+    const run = this.run();
+    if (!this.show("steps", Boolean(run))) return;
+    const steps = run.ranks.flatMap((rank) =>
+      expanded(rank.steps, rank.ms.length).map((step, at) => ({ step, ms: rank.ms[at], rank: `rank ${rank.rank}` })));
+    const first = Math.min(...steps.map((of) => of.step));
+    const last = first + run.warmup - 1;
+    const counted = steps.filter((of) => of.step > last);
+    const limit = OUTLIER * median(counted.map((of) => of.ms));
+    const spec = structuredClone(this.data.specs.steps);
+    const shown = (counted.length ? counted : steps).map((of) => of.ms);
+    const [least, most] = [Math.min(...shown), Math.max(...shown)];
+    const margin = 0.1 * (most - least) + 0.02 * most;
+    for (const layer of spec.layer) {
+      if (layer.encoding.y) layer.encoding.y.scale = { domain: [Math.max(0, least - margin), most + margin], nice: true };
+    }
+    draw(this.chart("steps"), spec, {
+      steps,
+      warmup: run.warmup ? [{ first, last: last + 0.5 }] : [],
+      outliers: counted.filter((of) => of.ms > limit),
+    });
+  }
+
+  drawLosses() {
+    const candidate = this.candidate();
+    if (!this.show("losses", Boolean(candidate))) return;
+    const names = new Set([candidate.name, this.data.references[candidate.name]]);
+    const training = this.data.runs.filter((run) => names.has(run.name)).flatMap((run) => {
+      const [rank] = run.ranks;
+      return expanded(rank.lossSteps, rank.losses.length).map((step, at) => ({ step, loss: rank.losses[at], name: run.name, run: run.id }));
+    });
+    const heldOut = this.data.curves.filter((curve) => names.has(curve.name)).flatMap((curve) =>
+      curve.steps.map((step, at) => ({ step, loss: curve.losses[at], name: curve.name, run: curve.id })));
+    draw(this.chart("losses"), this.data.specs.losses, { training, held_out: heldOut });
+  }
+
+  draw() {
+    const { data } = this;
+    this.drawCosts();
+    this.drawSteps();
+    this.drawLosses();
+    if (this.show("parts", data.parts.length > 0)) {
+      const numBars = new Set(data.parts.map(({ name }) => name)).size;
+      draw(this.chart("parts"), data.specs.parts, { parts: data.parts }, BAR_HEIGHT * numBars);
+    }
+    if (this.show("prices", data.prices.length > 0)) draw(this.chart("prices"), data.specs.prices, { prices: data.prices });
+  }
+}
+
+function point(name, colour, kind, [hours, hoursLow, hoursHigh], [usd, usdLow, usdHigh], ranked) {
+  return {
+    name, colour, kind, ranked, hours, usd,
+    hours_low: hoursLow ?? hours, hours_high: hoursHigh ?? hours, usd_low: usdLow ?? usd, usd_high: usdHigh ?? usd,
+  };
+}
+
+// Of the ranked points those that no other beats in both, from the fastest on.
+function front(points) {
+  const kept = [];
+  for (const of of points.filter(({ ranked }) => ranked).sort((a, b) => a.hours - b.hours || a.usd - b.usd)) {
+    if (!kept.length || of.usd < kept.at(-1).usd) kept.push(of);
+  }
+  return kept;
+}
+
+for (const button of document.querySelectorAll("[data-copy]")) {
+  button.addEventListener("click", async () => {
+    const code = button.parentElement.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      // A page from a file may not write there: then it is marked, to be copied by hand.
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+}
+
+const drawn = sections.map((data, at) => new Section(document.querySelector(`[data-section="${at}"]`), data));
+const drawAll = async () => {
+  for (const section of drawn) section.draw();
+  await Promise.all(drawing.values());
+  document.documentElement.dataset.drawn = "yes";
+};
+for (const medium of [dark, printing]) medium.addEventListener("change", drawAll);
+await drawAll();

@@ -1,0 +1,160 @@
+"""The page of a report in a real browser, headless: of 1, 30 and 300 runs."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from fake_records import write_run
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from fastlaunch.cli.main import run
+from fastlaunch_train.records.records import Eval, Profile
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
+]
+RECIPES = ("bf16", "te-fp8", "compile", "te-bf16", "fp16", "tf32")
+INSTANCES = (("p5.4xlarge", 1, "NVIDIA H100 80GB HBM3"), ("p4d.24xlarge", 8, "NVIDIA A100-SXM4-40GB"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Root, as CI is, has no sandbox.
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def make_page(folder: Path, num_runs: int) -> Path:
+    """The page of so many runs on two instance types, with evaluations and a profile."""
+    for number in range(num_runs):
+        recipe = RECIPES[number // 2 % len(RECIPES)]
+        instance, num_gpus, device_name = INSTANCES[number % 2]
+        turn = number // (2 * len(RECIPES))
+        name = f"{recipe}-{instance}-{turn}".replace(".", "-")
+        seconds = (0.2 - 0.02 * RECIPES.index(recipe)) * (1 + turn % 5 / 1000)
+        steps = 60
+        write_run(
+            folder / "runs" / name,
+            recipe=recipe,
+            run_id=name,
+            steps=steps,
+            step_time_s=lambda rank, step, mean_s=seconds: mean_s * (2.0 if step == 50 else 1.0),
+            world_size=num_gpus if num_runs < 100 else 1,
+            batch_size=256 // (num_gpus if num_runs < 100 else 1),
+            instance=instance,
+            device_name=device_name,
+            seed=turn,
+            evals=[Eval(step=steps, split="validation", loss=2.0, num_samples=64, seconds=1.0)],
+            profile=Profile(
+                step=steps, num_steps=3, step_time_s=0.1, data_s=0.01, forward_s=0.03, backward_s=0.06
+            ),
+            header={"session": "one", "round": turn + 1},
+        )
+    assert run(["runs", "import", str(folder / "runs")]) == 0
+    path = folder / "report.html"
+    assert run(["report", "-o", str(path)]) == 0
+    return path
+
+
+def opened(browser: Browser, path: Path, problems: list[str], **context: Any) -> Page:
+    """The page, drawn; what its console says and what it asks the network for are added to `problems`."""
+    page = browser.new_context(**context).new_page()
+    page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: problems.append(request.url) if request.url != path.as_uri() else None)
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    return page
+
+
+def violations(page: Page) -> list[str]:
+    return [
+        f"{found['id']}: {node['html'][:200]}"
+        for found in Axe().run(page).response["violations"]
+        for node in found["nodes"]
+    ]
+
+
+def names(page: Page) -> list[str]:
+    """The rows of the table, from above."""
+    return [text.strip() for text in page.locator("table.rows tbody th").all_inner_texts()]
+
+
+@pytest.mark.parametrize("num_runs", [1, 30, 300])
+def test_the_page_is_small_silent_and_for_everybody(browser: Browser, tmp_path: Path, num_runs: int) -> None:
+    path = make_page(tmp_path, num_runs)
+    assert path.stat().st_size < 2e6
+    for context in (
+        {"color_scheme": "light"},
+        {"color_scheme": "dark"},
+        {"viewport": {"width": 390, "height": 844}, "has_touch": True},
+    ):
+        problems: list[str] = []
+        page = opened(browser, path, problems, **context)
+        for select in page.locator("select").all():
+            select.select_option(index=select.locator("option").count() - 1)
+        for details in page.locator("summary").all()[:40]:
+            details.evaluate("summary => { summary.parentElement.open = true; }")
+        page.emulate_media(media="print")
+        page.emulate_media(media="screen")
+        assert violations(page) == []
+        assert not page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+        drawn = page.locator("[data-part]:not([hidden]) .chart svg").count()
+        assert drawn == page.locator("[data-part]:not([hidden])").count() >= 5
+        assert problems == []
+        page.context.close()
+
+
+def test_a_price_ranks_anew_and_goes_back(browser: Browser, tmp_path: Path) -> None:
+    path = make_page(tmp_path, 24)
+    problems: list[str] = []
+    page = opened(browser, path, problems)
+    before = names(page)
+    box = page.locator("input[data-place^=p4d]")
+    cell = page.locator("tr", has_text="tf32 on p4d.24xlarge").locator('[data-cell="usd_per_hour"]')
+    printed = cell.inner_text()
+
+    box.fill("0.01")
+    assert "p4d.24xlarge" in names(page)[0] and names(page) != before
+    assert "p4d.24xlarge costs the least" in page.get_by_role("status").inner_text()
+    assert cell.inner_text() == "0.01"
+
+    for nonsense in ("0", "-3", ""):
+        box.fill(nonsense)
+        assert names(page) == before and cell.inner_text() == printed
+    box.fill("0.01")
+    page.get_by_role("button", name="Back to these prices").click()
+    assert names(page) == before and cell.inner_text() == printed
+    assert page.get_by_role("status").count() == 0
+    assert problems == []
+
+
+def test_the_keyboard_reaches_everything(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, make_page(tmp_path, 4), [])
+    wanted = page.locator("a, button, input, select, summary, [tabindex='0']")
+    # Within details that are closed there is nothing to reach.
+    expected = sum(element.is_visible() for element in wanted.all())
+    reached = set()
+    for _ in range(expected + 5):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+    reached -= {page.evaluate("[...document.querySelectorAll('*')].indexOf(document.body)"), -1}
+    assert len(reached) == expected
+
+
+def test_a_command_is_copied(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, make_page(tmp_path, 2), [], permissions=["clipboard-read", "clipboard-write"])
+    page.locator("details.detail summary").first.focus()
+    page.keyboard.press("Enter")
+    command = page.locator("details.detail code").first.inner_text()
+    page.get_by_role("button", name="Copy").first.press("Enter")
+    page.get_by_role("button", name="Copied").wait_for()
+    assert command.startswith("fastlaunch submit --instance")
+    assert page.evaluate("navigator.clipboard.readText()") == command

@@ -1,0 +1,313 @@
+"""`fastlaunch report`: what it writes and refuses, and what the page's scripts are given to draw."""
+
+import base64
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_records import write_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastlaunch.api.report import report
+from fastlaunch.cli.main import run
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.series import NUM_POINTS, read_series, thin
+from fastlaunch.measure.steptime import wall_times_s
+from fastlaunch.report.page.page import cost_chart
+from fastlaunch_train.records.records import STEP_PARTS, Eval, Profile, read_record
+
+CHARGED = ("--price-as", "p5en.48xlarge:1/8")
+PROFILE = Profile(
+    step=60, num_steps=3, step_time_s=0.1, data_s=0.01, forward_s=0.03, backward_s=0.05, other_s=0.01
+)
+
+
+def import_runs(folder: Path, *, num_rounds: int = 3, steps: int = 60, **changes: Any) -> None:
+    """Runs of bf16 and te-fp8 in rounds, imported; te-fp8 is 1.6 times as fast."""
+    noise = random.Random(0)
+    for number in range(num_rounds):
+        for recipe, seconds in (("bf16", 0.16), ("te-fp8", 0.1)):
+            name = f"{recipe}-{number}"
+            write_run(
+                folder / name,
+                recipe=recipe,
+                run_id=name,
+                steps=steps,
+                step_time_s=seconds * noise.gauss(1, 0.002),
+                batch_size=64,
+                seed=number,
+                evals=[Eval(step=steps, split="validation", loss=2.0, num_samples=64, seconds=1.0)],
+                header={"session": "one", "round": number + 1},
+                **changes,
+            )
+    assert run(["runs", "import", str(folder)]) == 0
+
+
+def data_of(html: str) -> Any:
+    """What the page's script is given, by workload."""
+    found = re.search(r'<script type="application/gzip" id="data">(.*?)</script>', html)
+    assert found
+    sections = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return {section["workload"]: section for section in sections}
+
+
+def test_a_page_says_the_answer_and_holds_what_it_draws(tmp_path: Path) -> None:
+    import_runs(tmp_path, profile=PROFILE)
+    html = report(price_as="p5en.48xlarge:1/8").page()
+    sentence = json.loads(report(price_as="p5en.48xlarge:1/8").json())["answer"]["sentence"]
+    assert html.index(sentence) < html.index("<main>")
+
+    section = data_of(html)["vit-huge"]
+    fast, slow = section["rows"]
+    assert (fast["colour"], slow["colour"]) == ("te-fp8", "bf16")
+    value, low, high = fast["rate"]
+    assert low < value < high and value == pytest.approx(640, rel=0.01)
+    # Hours of a million images.
+    assert fast["hours"][0] == pytest.approx(1e6 / value / 3600, rel=1e-3)
+    assert fast["usdPerHour"] == pytest.approx(7.912, rel=0.2)
+    assert {price["offer"] for price in section["prices"]} == {"p5en.48xlarge ec2 us-east-1 on-demand"}
+    assert {point["name"] for point in section["parts"]} == {"te-fp8", "bf16"}
+    assert section["parts"][0] == {"name": "te-fp8", "part": STEP_PARTS[0], "ms": 10.0, "order": 0}
+    assert section["references"]["te-fp8"] == "bf16"
+    assert {curve["name"] for curve in section["curves"]} == {"te-fp8", "bf16"}
+    # Nobody measured on these, and each is dearer or cheaper, but not by more than was asked for.
+    assert section["predicted"]
+    cheapest = fast["hours"][0] * fast["usdPerHour"]
+    assert all(of["hours"][0] * of["usdPerHour"] <= 3.01 * cheapest for of in section["predicted"])
+
+
+def test_another_batch_is_shown_and_not_ranked(tmp_path: Path) -> None:
+    import_runs(tmp_path / "runs")
+    write_run(tmp_path / "other", recipe="te-fp8", run_id="larger", batch_size=128, step_time_s=0.15)
+    assert run(["runs", "import", str(tmp_path / "other")]) == 0
+    made = report(price_as="p5en.48xlarge:1/8", predictions=False)
+    section = data_of(made.page())["vit-huge"]
+    # The last is the cheapest.
+    assert [row["ranked"] for row in section["rows"]] == [True, True, False]
+    assert section["rows"][2]["rate"][0] > section["rows"][0]["rate"][0]
+    _, data = cost_chart(made.page_input())
+    assert len(data["rows"]) == 2
+
+
+def test_without_a_price_rows_have_speeds_and_nothing_is_predicted(tmp_path: Path) -> None:
+    import_runs(tmp_path)
+    section = data_of(report().page())["vit-huge"]
+    assert [row["usdPerHour"] for row in section["rows"]] == [None, None]
+    assert section["predicted"] == section["prices"] == []
+    assert all(row["rate"] for row in section["rows"])
+
+
+def test_every_row_has_the_command_that_makes_its_runs_again(tmp_path: Path) -> None:
+    import_runs(tmp_path)
+    html = report().page()
+    commands = re.findall(r"<code>(fastlaunch submit .*?)</code>", html)
+    assert len(commands) == 2
+    for command, recipe in zip(commands, ("te-fp8", "bf16"), strict=True):
+        words = command.split()
+        assert words[words.index("--recipe") + 1] == recipe
+        assert words[-4:] == ["--seed", "0", "--repeats", "3"]
+    assert "sdpa:flash" in html  # of the fingerprint
+
+
+def test_what_a_record_says_is_text_on_the_page(tmp_path: Path) -> None:
+    nasty = '</script><img src=x onerror="alert(1)">'
+    import_runs(tmp_path, device_name=nasty)
+    html = report().page()
+    assert nasty not in html and "<img src=x" not in html
+    assert data_of(html)["vit-huge"]["rows"][0]["place"] == f"1 x {nasty}"
+
+
+def test_a_page_names_no_other_host(tmp_path: Path) -> None:
+    import_runs(tmp_path)
+    html = report().page()
+    outside_scripts = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    assert not re.findall(r"(?:src|href)=[\"'](?!#)", outside_scripts)
+    assert "default-src 'none'" in html
+
+
+def test_many_ranks_leave_the_page_small(tmp_path: Path) -> None:
+    import_runs(tmp_path, num_rounds=5, steps=300, world_size=40)
+    html = report().page()
+    runs = data_of(html)["vit-huge"]["runs"]
+    assert sum(len(run["ranks"]) for run in runs) <= 300
+    # Of each row as many as of the other.
+    assert [run["name"] for run in runs[:4]] == ["te-fp8", "bf16"] * 2
+    assert len(html.encode()) < 2e6
+
+
+def test_series_are_the_walls_that_the_step_time_is_of(tmp_path: Path) -> None:
+    def seconds(rank: int, step: int) -> float:
+        return 0.1 + 0.01 * rank + (0.3 if step == 57 else 0.0)
+
+    paths = write_run(
+        tmp_path, steps=80, step_time_s=seconds, world_size=2, wall_ratio=1.25, num_unsynchronised=4
+    )
+    first, second = read_series(paths)
+    assert (first.rank, second.rank) == (0, 1)
+    assert first.steps == list(range(1, 77))
+    for series, path in zip((first, second), paths, strict=True):
+        assert series.step_times_s == pytest.approx(wall_times_s(read_record(path)).tolist())
+    assert max(first.step_times_s) == first.step_times_s[56]
+    assert first.losses == pytest.approx([2 + 1 / step for step in first.loss_steps])
+
+
+def test_a_step_that_was_done_again_is_the_later_attempts(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, steps=30, step_time_s=0.1, status=None)
+    paths += write_run(tmp_path, steps=20, first_step=21, attempt=2, step_time_s=0.2)
+    (series,) = read_series(paths)
+    assert series.steps == list(range(1, 41))
+    assert series.step_times_s[19:21] == pytest.approx([0.1, 0.2])
+
+
+def test_a_file_that_cannot_be_read_has_no_series(tmp_path: Path) -> None:
+    (path,) = write_run(tmp_path, steps=20)
+    path.write_bytes(path.read_bytes()[:-7])  # as a killed process leaves it
+    assert len(read_series([path])[0].steps) == 20
+    path.write_text("no record\n")
+    assert read_series([path, tmp_path / "gone.jsonl"]) == ()
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=2000),
+    st.integers(min_value=4, max_value=NUM_POINTS),
+)
+def test_thinning_keeps_ends_and_extremes(values: list[float], num_points: int) -> None:
+    kept = thin(np.array(values), num_points).tolist()
+    assert len(kept) <= num_points and kept == sorted(set(kept))
+    if values:
+        assert kept[0] == 0 and kept[-1] == len(values) - 1
+        assert {min(values), max(values)} <= {values[at] for at in kept}
+
+
+def test_one_slow_step_of_many_is_kept() -> None:
+    values = np.full(10_001, 0.1)
+    values[[4321, 8765]] = 0.9, 0.05
+    kept = thin(values, NUM_POINTS).tolist()
+    assert {0, 4321, 8765, 10_000} <= set(kept) and len(kept) <= NUM_POINTS
+
+
+def test_the_other_formats_are_what_compare_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_runs(tmp_path)
+    for name in ("csv", "json"):
+        capsys.readouterr()
+        assert run(["compare", "--output", name]) == 0
+        compared = capsys.readouterr().out
+        assert run(["report", "--format", name]) == 0
+        assert capsys.readouterr().out == compared
+
+
+def test_markdown_has_a_row_for_each_and_escapes_what_is_markdown(tmp_path: Path) -> None:
+    import_runs(tmp_path, device_name="a|b *c* <d>")
+    lines = report(price_as="p5en.48xlarge:1/8").markdown().splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 4
+    assert len({re.sub(r"\\.", "", line).count("|") for line in table}) == 1
+    assert lines[0].startswith("**vit-huge**: ")
+
+
+def test_without_arguments_it_covers_every_run(tmp_path: Path) -> None:
+    import_runs(tmp_path / "first")
+    write_run(tmp_path / "second", recipe="compile", run_id="compile-1", batch_size=64)
+    assert run(["runs", "import", str(tmp_path / "second")]) == 0
+    recipes = {row["name"] for row in data_of(report().page())["vit-huge"]["rows"]}
+    assert recipes == {"bf16", "te-fp8", "compile"}
+    (section,) = data_of(report("recipe=te-*").page()).values()
+    assert [row["name"] for row in section["rows"]] == ["te-fp8"]
+
+
+def test_a_page_is_written_whole_and_never_over_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_runs(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert run(["report"]) == 0
+    assert run(["report"]) == 0  # over its own
+    Path("report.html").write_text("<p>somebody's own")
+    capsys.readouterr()
+    assert run(["report"]) == 2
+    assert "report.html" in capsys.readouterr().err
+    assert Path("report.html").read_text() == "<p>somebody's own"
+    assert run(["report", "-o", "report.html"]) == 0  # named
+    assert run(["report", "-o", "no/such/folder.html"]) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report.html"}
+
+
+def test_what_cannot_be_reported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "-o", str(tmp_path / "none.html")]) == 2
+    import_runs(tmp_path / "runs")
+    with pytest.raises(UserError):
+        report(sweep="20200101")
+    assert run(["report", "--format", "png", "-o", "-"]) == 2
+    assert run(["report", "--open", "--format", "md"]) == 2
+    assert "--open" in capsys.readouterr().err
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_without_altair_the_page_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_runs(tmp_path / "runs")
+    monkeypatch.setitem(__import__("sys").modules, "altair", None)
+    assert run(["report", "-o", str(tmp_path / "page.html")]) == 2
+    assert "fastlaunch[report]" in capsys.readouterr().err
+    assert run(["report", "--format", "md"]) == 0
+
+
+def test_compare_shows_where_a_profiled_step_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import_runs(tmp_path, profile=PROFILE)
+    capsys.readouterr()
+    assert run(["compare", "--all"]) == 0
+    _, _, table = capsys.readouterr().out.partition("where the time of a profiled step goes:\n")
+    _, _, *rows = table.splitlines()[:4]
+    assert [row.split() for row in rows] == [
+        ["bf16", "10", "30", "50", "10"],
+        ["te-fp8", "10", "30", "50", "10"],
+    ]
+
+
+def test_a_chart_is_of_what_is_ranked_and_predicted(tmp_path: Path) -> None:
+    import_runs(tmp_path / "one")
+    with pytest.raises(UserError, match="price"):
+        report().chart()
+    priced = report(price_as="p5en.48xlarge:1/8")
+    _, data = cost_chart(priced.page_input())
+    measured = {point["name"]: point for point in data["rows"] if point["kind"] == "measured"}
+    assert set(measured) == {"bf16 on NVIDIA H200", "te-fp8 on NVIDIA H200"}
+    fast = measured["te-fp8 on NVIDIA H200"]
+    assert fast["usd_low"] < fast["usd"] < fast["usd_high"]
+    assert fast["usd"] / fast["hours"] == pytest.approx(7.912, rel=0.2)
+    # No point is both cheaper and faster than one of the front.
+    for point in data["front"]:
+        better = [of for of in data["rows"] if of["usd"] < point["usd"] and of["hours"] < point["hours"]]
+        assert better == []
+    assert "predicted" in {point["kind"] for point in data["rows"]}
+    assert priced.chart().startswith(b"\x89PNG")
+
+    write_run(tmp_path / "two", workload="gpt2-xsmall", run_id="other")
+    assert run(["runs", "import", str(tmp_path / "two")]) == 0
+    with pytest.raises(UserError, match="workload"):
+        report(price_as="p5en.48xlarge:1/8").chart()
+
+
+def test_specifications_are_vega_lites() -> None:
+    import altair
+
+    from fastlaunch.report.page import charts
+
+    for spec in (
+        charts.cost_against_time("images"),
+        charts.bars("USD"),
+        charts.step_times(),
+        charts.step_parts(STEP_PARTS),
+        charts.losses(),
+        charts.price_history(),
+    ):
+        altair.Chart.from_dict(spec)  # raises SchemaValidationError
