@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape
 
 import moto_nodes
 import moto_prices
+import moto_stacks
 from sent_request import SentRequest
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def mend_moto() -> None:
         root = {"DeviceName": image.root_device_name, "Ebs": {**ebs, "DeleteOnTermination": True}}
         return [{"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"}, root]
 
+    moto_stacks.mend()
     Ami.block_device_mappings = property(volumes)
     filter_dict_attribute_mapping["client-token"] = "client_token"
     settings.ENABLE_AMI_VALIDATION = True
@@ -139,6 +141,7 @@ def _describe_placement_groups(server: "MotoServer", request: SentRequest) -> "A
     found = {
         name: kind for (region, name), kind in server.placement_groups.items() if region == request.region
     }
+    found |= {name: kind for region, name, kind in moto_stacks.PLACEMENT_GROUPS if region == request.region}
     for name in asked:
         if name not in found:
             message = f"The Placement Group '{name}' is unknown."
@@ -243,4 +246,5 @@ _ANSWERS = {
     ("servicequotas", "ListServiceQuotas"): _quotas,
     ("servicequotas", "ListAWSDefaultServiceQuotas"): _quotas,
     ("ecr", "BatchGetImage"): _batch_get_image,
+    ("cloudformation", "CreateChangeSet"): moto_stacks.note_import,
 }

@@ -18,6 +18,7 @@ from typing import Any
 
 import moto_gaps
 import moto_nodes
+import moto_stacks
 from moto_prices import PriceLists
 from moto_training_jobs import TrainingJobs
 from sent_request import SentRequest, read_request
@@ -94,6 +95,7 @@ class MotoServer:
         self._tokens: dict[tuple[str, str], tuple[Parameters, bytes, list[str]]] = {}
         # Pending or shutting down until the next look.
         self._passing: set[str] = set()
+        moto_stacks.clear()
         self.console: dict[str, str] = {}
         self.training_jobs = TrainingJobs()
         self.quotas: dict[tuple[str, str], float] = {}

@@ -55,6 +55,7 @@ class World:
     reports: list[str] = field(default_factory=list)
     shown: io.StringIO = field(default_factory=io.StringIO)
     discount: float = 0.0
+    max_cost: float | None = None
     scheduler_role: str | None = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
     sns_topic: str | None = None
 
@@ -67,7 +68,7 @@ class World:
     def settings(self) -> Settings:
         region = RegionSettings(scheduler_role=self.scheduler_role, sns_topic=self.sns_topic)
         aws = dict.fromkeys(("us-east-1", "us-west-2"), region)
-        return Settings(home=self.home, discount=self.discount, aws=aws)
+        return Settings(home=self.home, discount=self.discount, max_cost=self.max_cost, aws=aws)
 
     @property
     def backend(self) -> CloudBackend:

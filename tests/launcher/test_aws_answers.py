@@ -12,7 +12,7 @@ from stubbed_aws import StubbedAws
 from urllib3.exceptions import ProtocolError
 
 from fastlaunch.aws.types import MachineImage
-from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable
 
 REGION = "us-east-1"
 THEN = datetime(2026, 11, 21, tzinfo=UTC)
@@ -124,6 +124,7 @@ def test_only_an_endpoint_in_use_takes_what_goes_to_its_service(
 def test_a_route_that_leads_nowhere_is_none(stubbed_aws: StubbedAws) -> None:
     tables = [
         {
+            "RouteTableId": "rtb-1",
             "Associations": [{"SubnetId": subnet, "Main": False}],
             "Routes": [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": state}],
         }
@@ -241,3 +242,111 @@ def test_a_download_that_does_not_end_is_ended(stubbed_aws: StubbedAws) -> None:
     file = io.BytesIO()
     assert stubbed_aws.aws.download(REGION, "b", "k", file, max_bytes=10_000)
     assert file.getvalue() == b"x" * 10_000
+
+
+# Stacks
+
+CHANGE_SET = f"arn:aws:cloudformation:{REGION}:123456789012:changeSet/fastlaunch-1/x"
+
+
+def stack_answer(status: str, **more: Any) -> dict[str, Any]:
+    return {
+        "Stacks": [{"StackId": "id", "StackName": "fl", "CreationTime": THEN, "StackStatus": status, **more}]
+    }
+
+
+def event(
+    number: int, name: str, status: str, reason: str | None = None, kind: str = "AWS::IAM::Role"
+) -> Any:
+    return {
+        "StackId": "id",
+        "EventId": str(number),
+        "StackName": "fl",
+        "Timestamp": THEN,
+        "LogicalResourceId": name,
+        "ResourceType": kind,
+        "ResourceStatus": status,
+        **({"ResourceStatusReason": reason} if reason else {}),
+    }
+
+
+def test_a_change_set_is_read_once_it_is_made_with_all_pages(stubbed_aws: StubbedAws) -> None:
+    stub, asked = stubbed_aws.stub("cloudformation"), {"ChangeSetName": CHANGE_SET}
+    change = {"Action": "Modify", "LogicalResourceId": "Bucket", "ResourceType": "AWS::S3::Bucket"}
+    stub.add_response("describe_change_set", {"Status": "CREATE_PENDING"}, asked)
+    for replaced, token in (("True", {"NextToken": "more"}), ("Conditional", {})):
+        changes = [{"Type": "Resource", "ResourceChange": {**change, "Replacement": replaced}}]
+        answer = {"Status": "CREATE_COMPLETE", "Changes": changes, **token}
+        stub.add_response("describe_change_set", answer, asked)
+        asked = {**asked, "NextToken": "more"}
+    found = stubbed_aws.aws.changes(REGION, CHANGE_SET)
+    assert [one.is_replaced for one in found] == [True, False] and stubbed_aws.slept_s == [2.0]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "The submitted information didn't contain changes. Submit different information.",
+        "No updates are to be performed.",
+    ],
+)
+def test_a_change_set_without_a_change_changes_nothing(stubbed_aws: StubbedAws, reason: str) -> None:
+    answer = {"Status": "FAILED", "StatusReason": reason}
+    stubbed_aws.stub("cloudformation").add_response("describe_change_set", answer)
+    assert stubbed_aws.aws.changes(REGION, CHANGE_SET) == []
+
+
+def test_a_template_that_is_refused_says_why(stubbed_aws: StubbedAws) -> None:
+    answer = {"Status": "FAILED", "StatusReason": "Resource of type 'AWS::S3::Bucket' already exists"}
+    stubbed_aws.stub("cloudformation").add_response("describe_change_set", answer)
+    with pytest.raises(BadConfiguration, match="refuses the template: Resource of type"):
+        stubbed_aws.aws.changes(REGION, CHANGE_SET)
+
+
+def test_a_stack_is_followed_from_its_first_new_event_to_the_failure_that_others_follow_from(
+    stubbed_aws: StubbedAws,
+) -> None:
+    stub, shown = stubbed_aws.stub("cloudformation"), []
+    old = [event(1, "Bucket", "CREATE_FAILED", "long ago")]
+    new = [
+        event(5, "fl", "UPDATE_FAILED", "[NodeRole] failed", "AWS::CloudFormation::Stack"),
+        event(4, "TrainingRole", "CREATE_FAILED", "Resource creation cancelled"),
+        event(3, "NodeRole", "CREATE_FAILED", "may not be made"),
+        event(2, "NodeRole", "CREATE_IN_PROGRESS"),
+    ]
+    stub.add_response("describe_stack_events", {"StackEvents": old})
+    stub.add_response("execute_change_set", {}, {"ChangeSetName": CHANGE_SET, "ClientRequestToken": "x"})
+    # Nothing of it is to be seen at first.
+    stub.add_response("describe_stack_events", {"StackEvents": old})
+    stub.add_response("describe_stack_events", {"StackEvents": [*new[3:], *old]})
+    stub.add_response("describe_stacks", stack_answer("UPDATE_IN_PROGRESS"))
+    stub.add_response("describe_stack_events", {"StackEvents": [*new[2:], *old]})
+    stub.add_response("describe_stacks", stack_answer("UPDATE_ROLLBACK_COMPLETE"))
+    stub.add_response("describe_stack_events", {"StackEvents": [*new, *old]})
+    with pytest.raises(BadConfiguration) as caught:
+        stubbed_aws.aws.execute_change_set(REGION, "fl", CHANGE_SET, shown.append)
+    assert caught.value.message == "stack fl is UPDATE_ROLLBACK_COMPLETE: NodeRole: may not be made"
+    assert shown == ["NodeRole is CREATE_FAILED"]
+
+
+def test_a_stack_that_does_not_come_to_rest_is_left_alone(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("cloudformation")
+    for _ in range(360):
+        stub.add_response("describe_stacks", stack_answer("DELETE_IN_PROGRESS"))
+    with pytest.raises(Unreachable, match="not done after 30 minutes"):
+        stubbed_aws.aws.settled_stack(REGION, "fl")
+
+
+def test_only_an_empty_stack_is_deleted(stubbed_aws: StubbedAws) -> None:
+    stub = stubbed_aws.stub("cloudformation")
+    stub.add_response("describe_stacks", stack_answer("CREATE_IN_PROGRESS"))
+    stubbed_aws.aws.delete_empty_stack(REGION, "fl")
+    stub.add_response("describe_stacks", stack_answer("REVIEW_IN_PROGRESS"))
+    stub.add_response("delete_stack", {}, {"StackName": "id"})
+    stubbed_aws.aws.delete_empty_stack(REGION, "fl")
+
+
+def test_a_gateway_to_s3_serves_route_tables(stubbed_aws: StubbedAws) -> None:
+    endpoints = [{"RouteTableIds": ["rtb-1", "rtb-2"]}, {"RouteTableIds": ["rtb-3"]}]
+    stubbed_aws.stub("ec2").add_response("describe_vpc_endpoints", {"VpcEndpoints": endpoints})
+    assert stubbed_aws.aws.s3_gateway_tables(REGION, "vpc-1") == {"rtb-1", "rtb-2", "rtb-3"}

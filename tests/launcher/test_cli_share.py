@@ -37,8 +37,9 @@ def become(name: str, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def typed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[str, str]:
     capsys.readouterr()
-    # Clients keep the credentials that they were made with.
+    # Clients, and the session, keep the credentials that they were made with.
     aws()._clients.clear()
+    aws()._session = None
     assert cloud(*argv) == code
     out, err = capsys.readouterr()
     return out, err

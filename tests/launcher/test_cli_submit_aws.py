@@ -201,14 +201,20 @@ def test_a_terminal_is_asked_after_the_ceiling_was_shown(region: MotoServer, ans
 
 
 def test_without_a_terminal_or_over_the_budget_nothing_is_asked_of_anybody(
-    region: MotoServer, capsys: pytest.CaptureFixture[str]
+    region: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit() == 2
     assert "--yes" in capsys.readouterr().err
     assert submit("--yes", "--max-cost", "2") == 2
-    assert "above --max-cost 2" in capsys.readouterr().err
+    assert "of $2.00" in capsys.readouterr().err
+    # The config file's counts without an option.
+    path = isolated.parent / "config.yaml"
+    path.write_text(f"{path.read_text()}max_cost: 1.5\n")
+    assert submit("--yes") == 2
+    assert "of $1.50" in capsys.readouterr().err
     assert region.sent() == []
     assert not load_settings().home.exists()
+    assert submit("--yes", "--max-cost", "3") == 0
 
 
 def test_without_quota_nothing_is_started(region: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -317,6 +317,19 @@ def test_what_is_wrong_with_a_script_is_said_before_money(
     assert out == "" and part in err
 
 
+def test_a_dry_run_above_the_config_files_budget_warns_and_is_shown(
+    isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (isolated.parent / "config.yaml").write_text("max_cost: 25\n")
+    assert fastlaunch(*DRY) == 0
+    out, err = capsys.readouterr()
+    assert "warning: " in err and "of $25.00" in err and "Planned, not started" in out
+    assert fastlaunch(*DRY, "--max-cost", "200") == 0
+    assert "warning: " not in capsys.readouterr().err
+    assert fastlaunch("sweep", *DRY[1:]) == 2
+    assert "no instance type fits into the budget" in capsys.readouterr().err
+
+
 def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert fastlaunch(*DRY, "--region", "eu-north-1,us-east-1", "--output", "json") == 0
     out, err = capsys.readouterr()
@@ -328,7 +341,7 @@ def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixtur
     ("argv", "parts"),
     [
         ((), ["bucket --bucket instance-profile --instance-profile scheduler-role or --no-account-timer"]),
-        ((), ["fastlaunch iam print --cloudformation --region us-east-1 > "]),
+        ((), ["fastlaunch init --region us-east-1"]),
         (
             ("--num-nodes", "4"),
             [

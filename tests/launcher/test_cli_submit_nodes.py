@@ -161,7 +161,7 @@ def test_the_budget_is_held_against_what_the_block_costs_effectively(
 ) -> None:
     block(account)
     assert fastlaunch(*SUBMIT, *IN_BLOCK, "--max-cost", "170") != 0
-    assert "above --max-cost 170" in capsys.readouterr().err
+    assert "of $170.00" in capsys.readouterr().err
     assert account.sent("RunInstances") == []
     assert fastlaunch(*SUBMIT, *IN_BLOCK, "--max-cost", "171") == 0
 

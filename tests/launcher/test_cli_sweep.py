@@ -59,7 +59,7 @@ def test_the_matrix_names_cells_ceilings_and_what_is_left_out(capsys: pytest.Cap
     assert fastlaunch(*argv) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "left out: te-fp8 on p4d.24xlarge: " in out and out.count("left out: ") == 1
-    assert f"at most ${sum(ceilings.values()):,.2f}, of which --max-cost allows $200.00" in out
+    assert f"at most ${sum(ceilings.values()):,.2f}, of which the budget allows $200.00" in out
     assert not load_settings().home.exists()
 
 
@@ -90,7 +90,7 @@ def test_the_matrix_of_a_script_names_its_variants_and_what_travels(
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        ((*THREE, "--max-cost", "20"), "give more, or shorter --max-hours"),
+        ((*THREE, "--max-cost", "20"), "give more --max-cost, or shorter --max-hours"),
         (("--instance", "p4d.24xlarge", "--recipe", "te-fp8"), "no cell can run: recipe te-fp8"),
         (("--instance", "p4d.24xlarge", "--batch-size", "auto-each"), "no list of batch sizes"),
         (("--instance", "p5.48xlarge", "--purchase", "capacity-block"), "of one instance type"),

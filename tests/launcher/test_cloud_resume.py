@@ -106,7 +106,10 @@ def test_what_it_may_cost_is_asked_and_bounded(world: World, capsys: pytest.Capt
     assert type_in(world, "resume", run.id) == 2
     assert "add --yes" in capsys.readouterr().err
     assert type_in(world, "resume", run.id, "--yes", "--max-cost", "50") == 2
-    assert "above --max-cost 50" in capsys.readouterr().err
+    assert "of $50.00" in capsys.readouterr().err
+    world.max_cost = 60.0
+    assert type_in(world, "resume", run.id, "--yes") == 2
+    assert "of $60.00" in capsys.readouterr().err
     assert world.ledger.get(run.id).state is RunState.INTERRUPTED
     assert len(world.aws.requests) == 1
 

@@ -68,7 +68,7 @@ def test_a_ceiling_above_the_budget_is_refused_with_what_would_fit() -> None:
     check_budget(ceiling, 119.26)
     with pytest.raises(UserError) as caught:
         check_budget(ceiling, 100)
-    assert "above --max-cost 100" in caught.value.message
+    assert "`max_cost` in the config file) of $100.00" in caught.value.message
     # Known answer: $100 buy 109.01 min.
     assert caught.value.hint == "give --max-cost 120, or --max-hours 99min"
     with pytest.raises(UserError) as caught:

@@ -118,7 +118,8 @@ def test_without_aws_settings_there_is_no_region_and_no_discount(config: Path) -
 def test_a_config_file_that_is_named_must_exist(config: Path) -> None:
     with pytest.raises(BadFile, match="does not exist") as caught:
         load_settings()
-    assert caught.value.hint == "FASTLAUNCH_CONFIG names it"
+    assert caught.value.hint is not None and "FASTLAUNCH_CONFIG names it" in caught.value.hint
+    assert load_settings(config_may_lack=True).aws == {}
 
 
 def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +142,7 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("region: r\ndiscount: 1", "discount is 1", 2),
         ("discount: .nan", "discount is nan", 1),
         ("discount: true", "discount is True", 1),
+        ("max_cost: 0", "max_cost is 0", 1),
         ("max_price_age: soon", "max_price_age: 'soon' is not a duration", 1),
         ("rates:\n  p5: {}", "has not one of", 2),
         ("rates:\n  p5: {sunk: true, discount: 0.1}", "has not one of", 2),

@@ -66,6 +66,7 @@ SMOKE = {
     "test_an_example_comes_home[nanogpt]",
     "test_an_example_comes_home_from_a_training_job[run_clm]",
     "test_a_sweep_of_two_types_comes_home",
+    "test_the_first_hour_of_an_account",
 }
 
 

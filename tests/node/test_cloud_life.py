@@ -23,20 +23,21 @@ from examples import BY_NAME, assert_measured, furnish
 from fake_train.launcher import app_context
 from fake_train.processes import runs
 from instance_network import Switch
-from moto_server import MotoServer
+from moto_server import MotoServer, backend
 from node_scene import BUCKET, IMAGE, REGION, RUNS, Scene, code_bundle
 from simulated_instance import SimulatedInstance
 from simulated_training_job import SimulatedTrainingJob
 from training_scene import TrainingScene
 from wheel_builder import make_wheel
 
+from fastlaunch.api.context import default_context
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.catalog.container_images import registry, training_base
 from fastlaunch.cli.main import run as cli
 from fastlaunch.core.plan import CodeBundle, RunState
-from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.core.settings import RegionSettings, Settings, load_settings
 from fastlaunch.images.code_bundle import script_bundle, upload_bundle
 from fastlaunch.images.requirements import requirements_bundle
 from fastlaunch.images.working_directory import working_directory
@@ -408,6 +409,53 @@ def test_a_sweep_of_a_script_comes_home(
         left = run.directory / "output" / "a model" / "weights.bin"
         assert left.read_bytes() == run.summary.setup.variant["lr"].encode() * 1000
     assert_swept(world, ("lr=1", "lr=2"), capsys)
+
+
+def test_the_first_hour_of_an_account(
+    world: World, isolated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """init, doctor and submit, as the tutorial has them."""
+    moto, base = world.scene.moto, training_base(None, today=world.now().date())
+    moto.quotas[REGION, "L-DB2E81BA"] = 8
+    moto.images[REGION, "763104351884", base.repository, base.tag] = "sha256:" + "b" * 64
+    ec2 = backend("ec2", REGION)
+    gateway, vpc = ec2.create_internet_gateway(), ec2.get_default_vpc()
+    ec2.attach_internet_gateway(gateway.id, vpc.id)
+    (main,) = (table for table in ec2.route_tables.values() if table.vpc_id == vpc.id)
+    ec2.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
+    wheels = isolated.parent / "wheels.txt"
+    wheels.touch()
+    monkeypatch.setenv("FASTLAUNCH_WHEELS", str(wheels))
+    (isolated.parent / "config.yaml").unlink()
+
+    def typed(*argv: str) -> int:
+        capsys.readouterr()
+        context = replace(
+            default_context(argv, config_may_lack=True),
+            sleep=lambda seconds: time.sleep(seconds / SCALE),
+            now=world.now,
+            ask=None,
+        )
+        return cli(list(argv), context)
+
+    # The scene looks into its own bucket.
+    assert typed("init", "--bucket", BUCKET, "--import-existing", "--budget", "1", "--yes") == 0
+    assert typed("doctor", "--instance", "g6.xlarge") == 0, capsys.readouterr()
+    small = ("--workload", "vit-tiny", "--batch-size", "4", "--steps", "20", "--recipe", "fp32,bf16", "--yes")
+    submit = ("submit", "--instance", "g6.xlarge", *small)
+    assert typed(*submit) == 2
+    assert "above the budget" in capsys.readouterr().err and not world.scene.started
+    assert typed(*submit, "--max-hours", "0.75") == 0, consoles(world)
+    done = runs()
+    assert [(run.recipe, run.state) for run in done] == [
+        ("fp32", RunState.COMPLETED),
+        ("bf16", RunState.COMPLETED),
+    ]
+    assert not moto.instances("pending", "running")
+    (instance,) = (moto.instance(each.instance_id) for each in world.scene.started)
+    assert instance.subnet_id in load_settings().aws[REGION].subnets.values()
+    assert typed("compare", "--output", "json") == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
 
 
 def take_first(world: World, number: int, instance: SimulatedInstance) -> None:

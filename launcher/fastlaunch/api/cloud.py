@@ -21,6 +21,7 @@ from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.cost_ceiling import (
+    BUDGET,
     NOT_COUNTED,
     CostCeiling,
     block_of,
@@ -53,6 +54,7 @@ def submit_to_cloud(
     Both are resolved and planned offline first. Raises UserError for what is wrong without asking AWS.
     """
     settings, now = context.settings, context.now()
+    budget_usd = settings.budget_usd(max_cost_usd)
     catalogue = load_catalogue(*settings.price_files())
     request = build_cloud_request(options, cloud, catalogue=catalogue)
     directory = directory_of(request, settings.home) if request.scripts else None
@@ -62,7 +64,9 @@ def submit_to_cloud(
     block = block_of(ceiling.dearest)
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
     if block is None or is_known(block):
-        check_budget(ceiling, max_cost_usd)
+        check_budget(ceiling, max_cost_usd if dry_run else budget_usd)
+    if dry_run and budget_usd is not None and ceiling.usd > budget_usd:
+        context.report(f"warning: {ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}")
     for name, why in request.skipped:
         context.report(f"left out: {name}: {why}")
     for caveat in request.caveats:
@@ -83,7 +87,7 @@ def submit_to_cloud(
         catalogue=catalogue,
         now=now,
         commit=context.commit,
-        max_cost_usd=max_cost_usd,
+        max_cost_usd=budget_usd,
         directory=directory,
     )
     check_plans(prepared.request, prepared.placements)

@@ -97,9 +97,9 @@ class AppContext:
         }
 
 
-def default_context(argv: tuple[str, ...] = ()) -> AppContext:
+def default_context(argv: tuple[str, ...] = (), *, config_may_lack: bool = False) -> AppContext:
     """Return the context of this user on this machine. argv: see there."""
-    settings, package = load_settings(), training_package()
+    settings, package = load_settings(config_may_lack=config_may_lack), training_package()
     is_checkout = any((folder / ".git").exists() for folder in package.parents)
     return AppContext(
         settings=settings,

@@ -164,7 +164,7 @@ def _plan(
         raise UserError("a capacity block is of one instance type", "type: fastlaunch submit")
     check_backend(region_fields, cloud)
     context = replace(context, settings=settings_with(context.settings, region_fields, regions))
-    return context, plan_on_aws(context, options, cloud, max_cost_usd)
+    return context, plan_on_aws(context, options, cloud, context.settings.budget_usd(max_cost_usd))
 
 
 def _carry_out(

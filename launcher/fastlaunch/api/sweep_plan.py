@@ -26,7 +26,7 @@ from fastlaunch.jobs.sweep import (
     with_batch,
 )
 from fastlaunch.ledger.ids import BATCH_SEARCH, is_batch_search
-from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling
+from fastlaunch.placement.cost_ceiling import BUDGET, NOT_COUNTED, CostCeiling
 
 if TYPE_CHECKING:
     from fastlaunch.images.working_directory import WorkingDirectory
@@ -126,11 +126,11 @@ def plan_on_aws(
         least_usd = first_usd + min(ceilings[name].usd for name in ceilings if not is_batch_search(name))
         if least_usd > max_cost_usd:
             raise UserError(
-                f"no instance type fits into --max-cost {max_cost_usd:g}: the cheapest may cost "
+                f"no instance type fits into {BUDGET} of ${max_cost_usd:,.2f}: the cheapest may cost "
                 f"${least_usd:,.2f}"
                 + f", of which ${first_usd:,.2f} to find the batch size"
                 * bool(first_usd),
-                "give more, or shorter --max-hours",
+                "give more --max-cost, or shorter --max-hours",
             )
     caveats = [each for request in requests.values() for each in request.caveats]
     return SweepPlan(
@@ -251,7 +251,7 @@ def in_lines(plan: SweepPlan) -> list[str]:
         total = f"all together: at most ${plan.total_usd:,.2f}"
         if plan.max_cost_usd is not None and plan.total_usd > plan.max_cost_usd:
             total += (
-                f", of which --max-cost allows ${plan.max_cost_usd:,.2f}: a type whose ceiling does not fit "
+                f", of which the budget allows ${plan.max_cost_usd:,.2f}: a type whose ceiling does not fit "
                 "into what those before it leave is not started"
             )
         lines += [total, NOT_COUNTED]

@@ -1,5 +1,6 @@
 """`Aws`: the typed calls of every service in one object."""
 
+from fastlaunch.aws.cloudformation import CloudFormationCalls
 from fastlaunch.aws.ec2 import Ec2Calls
 from fastlaunch.aws.ecr import EcrCalls
 from fastlaunch.aws.iam import IamCalls
@@ -21,5 +22,6 @@ class Aws(
     SageMakerCalls,
     SchedulerCalls,
     SnsCalls,
+    CloudFormationCalls,
 ):
     """AWS in every region; see `session.AwsSession` for what all calls have in common."""

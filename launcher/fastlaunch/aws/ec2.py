@@ -9,7 +9,7 @@ from typing import Any
 
 from fastlaunch.aws.errors import ApiCall
 from fastlaunch.aws.session import AwsSession
-from fastlaunch.aws.types import Instance, MachineImage, Subnet
+from fastlaunch.aws.types import Instance, MachineImage, RouteTable, Subnet, Vpc
 from fastlaunch.core.errors import BadConfiguration
 
 #: Values that one filter takes. docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Filter.html
@@ -173,7 +173,7 @@ class Ec2Calls(AwsSession):
 
     def regions(self) -> list[str]:
         """Return the regions that the account may use, sorted."""
-        answer = self.call("ec2", self._home_region(), "DescribeRegions")
+        answer = self.call("ec2", self.home_region(), "DescribeRegions")
         return sorted(each["RegionName"] for each in answer["Regions"])
 
     def zones_offering(self, region: str, instance_type: str) -> list[str]:
@@ -275,15 +275,43 @@ class Ec2Calls(AwsSession):
         if not ids:
             return []
         answer = self.call("ec2", region, "DescribeSubnets", subject=", ".join(ids), SubnetIds=list(ids))
-        return [
-            Subnet(
-                id=each["SubnetId"],
-                zone=each["AvailabilityZone"],
-                vpc=each["VpcId"],
-                maps_public_ip=each["MapPublicIpOnLaunch"],
+        return [_subnet(each) for each in answer["Subnets"]]
+
+    def subnets_of(self, region: str, vpc: str) -> list[Subnet]:
+        """Return the subnets of a VPC, sorted by zone and id; all pages."""
+        pages = self.paginate("ec2", region, "DescribeSubnets", Filters=_filters("vpc-id", [vpc]))
+        subnets = [_subnet(each) for page in pages for each in page["Subnets"]]
+        return sorted(subnets, key=lambda subnet: (subnet.zone, subnet.id))
+
+    def vpcs(self, region: str) -> list[Vpc]:
+        """Return the region's VPCs, the default one first; all pages."""
+        pages = self.paginate("ec2", region, "DescribeVpcs")
+        vpcs = [
+            Vpc(
+                id=each["VpcId"],
+                name=next((tag["Value"] for tag in each.get("Tags", ()) if tag["Key"] == "Name"), ""),
+                cidr=each["CidrBlock"],
+                is_default=each["IsDefault"],
             )
-            for each in answer["Subnets"]
+            for page in pages
+            for each in page["Vpcs"]
         ]
+        return sorted(vpcs, key=lambda vpc: (not vpc.is_default, vpc.name, vpc.id))
+
+    def s3_gateway_tables(self, region: str, vpc: str) -> frozenset[str]:
+        """Return the ids of the VPC's route tables that a gateway to S3 serves."""
+        filters = [
+            *_filters("vpc-id", [vpc]),
+            *_filters("service-name", [f"com.amazonaws.{region}.s3"]),
+            *_filters("vpc-endpoint-type", ["Gateway"]),
+        ]
+        pages = self.paginate("ec2", region, "DescribeVpcEndpoints", Filters=filters)
+        return frozenset(
+            table
+            for page in pages
+            for each in page["VpcEndpoints"]
+            for table in each.get("RouteTableIds", ())
+        )
 
     def security_group_vpcs(self, region: str, ids: Sequence[str]) -> dict[str, str]:
         """Return the VPC by security group id. Raises BadConfiguration if one does not exist."""
@@ -333,14 +361,23 @@ class Ec2Calls(AwsSession):
         a table has no such route.
         """
         routes: dict[str | None, str] = {}
-        pages = self.paginate("ec2", region, "DescribeRouteTables", Filters=_filters("vpc-id", [vpc]))
-        for table in (table for page in pages for table in page["RouteTables"]):
-            for association in table["Associations"]:
-                if association.get("Main"):
-                    routes[None] = _default_route(table["Routes"])
-                elif "SubnetId" in association:
-                    routes[association["SubnetId"]] = _default_route(table["Routes"])
+        for table in self.route_tables(region, vpc):
+            routes |= dict.fromkeys([*table.subnets, *([None] if table.is_main else [])], table.default_route)
         return routes
+
+    def route_tables(self, region: str, vpc: str) -> list[RouteTable]:
+        """Return the VPC's route tables; all pages."""
+        pages = self.paginate("ec2", region, "DescribeRouteTables", Filters=_filters("vpc-id", [vpc]))
+        return [
+            RouteTable(
+                id=table["RouteTableId"],
+                is_main=any(each.get("Main") for each in table["Associations"]),
+                subnets=frozenset(each["SubnetId"] for each in table["Associations"] if "SubnetId" in each),
+                default_route=_default_route(table["Routes"]),
+            )
+            for page in pages
+            for table in page["RouteTables"]
+        ]
 
     def placement_group(self, region: str, name: str) -> PlacementGroup | None:
         """Return the placement group of this name, None if there is none."""
@@ -378,6 +415,15 @@ def _instance(region: str, answer: Mapping[str, Any]) -> Instance:
         transition_reason=answer.get("StateTransitionReason") or None,
         launch_index=answer.get("AmiLaunchIndex", 0),
         tags={tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())},
+    )
+
+
+def _subnet(answer: Mapping[str, Any]) -> Subnet:
+    return Subnet(
+        id=answer["SubnetId"],
+        zone=answer["AvailabilityZone"],
+        vpc=answer["VpcId"],
+        maps_public_ip=answer["MapPublicIpOnLaunch"],
     )
 
 

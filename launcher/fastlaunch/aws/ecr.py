@@ -47,18 +47,14 @@ class EcrCalls(AwsSession):
                 raise refusal(api_call, failure.get("failureCode", ""), failure.get("failureReason", ""))
         return next((image["imageId"]["imageDigest"] for image in answer.get("images", ())), None)
 
+    def repository_exists(self, region: str, repository: str) -> bool:
+        """Return whether the account has a repository of this name."""
+        return self._repository_uri(region, repository) is not None
+
     def ensure_repository(self, region: str, repository: str) -> str:
         """Return the URI of the account's own repository, made with immutable tags if it does not exist."""
-        found = self.call_or_none(
-            "ecr",
-            region,
-            "DescribeRepositories",
-            absent=[_NO_REPOSITORY],
-            subject=repository,
-            repositoryNames=[repository],
-        )
-        if found is not None:
-            return str(found["repositories"][0]["repositoryUri"])
+        if (uri := self._repository_uri(region, repository)) is not None:
+            return uri
         made = self.call(
             "ecr",
             region,
@@ -68,6 +64,17 @@ class EcrCalls(AwsSession):
             imageTagMutability="IMMUTABLE",
         )
         return str(made["repository"]["repositoryUri"])
+
+    def _repository_uri(self, region: str, repository: str) -> str | None:
+        answer = self.call_or_none(
+            "ecr",
+            region,
+            "DescribeRepositories",
+            absent=[_NO_REPOSITORY],
+            subject=repository,
+            repositoryNames=[repository],
+        )
+        return str(answer["repositories"][0]["repositoryUri"]) if answer else None
 
     def registry_login(self, region: str) -> RegistryLogin:
         """Return a login for the account's registry, which opens AWS's own too (GetAuthorizationToken)."""

@@ -25,7 +25,7 @@ class IamCalls(AwsSession):
     def identity(self) -> Identity:
         """Return whose credentials these are (sts:GetCallerIdentity), asked for once."""
         if self._identity is None:
-            answer = self.call("sts", self._home_region(), "GetCallerIdentity")
+            answer = self.call("sts", self.home_region(), "GetCallerIdentity")
             self._identity = Identity(account=answer["Account"], arn=answer["Arn"])
         return self._identity
 
@@ -44,7 +44,7 @@ class IamCalls(AwsSession):
         name = instance_profile.rpartition("/")[2]
         answer = self.call_or_none(
             "iam",
-            self._home_region(),
+            self.home_region(),
             "GetInstanceProfile",
             absent=["NoSuchEntity"],
             subject=name,
@@ -86,7 +86,7 @@ class IamCalls(AwsSession):
         try:
             answer = self.call(
                 "iam",
-                self._home_region(),
+                self.home_region(),
                 "SimulatePrincipalPolicy",
                 PolicySourceArn=principal,
                 ActionNames=list(actions),
@@ -112,7 +112,7 @@ class IamCalls(AwsSession):
         name = assumed.partition("/")[0]
         try:
             # Only IAM knows the path that belongs to the ARN.
-            role: str = self.call("iam", self._home_region(), "GetRole", RoleName=name)["Role"]["Arn"]
+            role: str = self.call("iam", self.home_region(), "GetRole", RoleName=name)["Role"]["Arn"]
         except (NotAuthorised, BadConfiguration):
             return f"{head.replace(':sts:', ':iam:')}:role/{name}"
         return role

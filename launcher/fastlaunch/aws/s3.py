@@ -29,6 +29,27 @@ class S3Calls(AwsSession):
             raise refusal(api_call, "PermanentRedirect", message, status=301)
         return True
 
+    def is_bucket_of(self, region: str, bucket: str, account: str) -> bool | None:
+        """Return whether the bucket is the account's; None if there is none of the name.
+
+        Raises BadConfiguration for one of the account's in another region.
+        """
+        try:
+            answer = self.call(
+                "s3", region, "HeadBucket", subject=bucket, Bucket=bucket, ExpectedBucketOwner=account
+            )
+        except NotAuthorised as error:
+            if error.code in ("403", "AccessDenied", "Forbidden"):
+                return False
+            raise
+        except BadConfiguration as error:
+            if error.code in ("404", "NoSuchBucket", "NotFound"):
+                return None
+            raise
+        if (at := answer.get("BucketRegion", region)) != region:
+            raise BadConfiguration(f"bucket {bucket} is in {at}, not in {region}", "name another one")
+        return True
+
     def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
         """Store an object; return False and do nothing if `only_new` and it exists (If-None-Match)."""
         api_call = ApiCall(service="s3", action="PutObject", region=region, subject=f"{bucket}/{key}")

@@ -178,8 +178,8 @@ class AwsSession:
                 self._session = boto3.Session()
             return self._session
 
-    def _home_region(self) -> str:
-        """Return the user's own region, to ask what its whole partition shares."""
+    def home_region(self) -> str:
+        """Return the region of the user's environment or profile, else the default one."""
         api_call = ApiCall(service="sts", action="GetCallerIdentity", region=DEFAULT_REGION)
         region: str | None = self._translate_errors(api_call, lambda: self._boto3_session().region_name)
         return region or DEFAULT_REGION

@@ -90,6 +90,27 @@ class Subnet:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Vpc:
+    id: str
+    # Its tag `Name`; empty without one.
+    name: str
+    # Such as 172.31.0.0/16.
+    cidr: str
+    is_default: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteTable:
+    id: str
+    # Whether it serves the subnets that have no table of their own.
+    is_main: bool
+    # Ids of the subnets whose own it is.
+    subnets: frozenset[str]
+    # Target of the route to 0.0.0.0/0, such as `igw-0a1b` or `nat-0a1b`; "" without one.
+    default_route: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredObject:
     """An object in S3."""
 

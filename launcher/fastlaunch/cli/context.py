@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
 
 
-def app_context() -> AppContext:
+def app_context(*, config_may_lack: bool = False) -> AppContext:
     """Return the context that the current command was given, else one looked up; it asks on the terminal."""
-    given = click.get_current_context().find_object(AppContext) or default_context(tuple(sys.argv[1:]))
+    given = click.get_current_context().find_object(AppContext)
+    given = given or default_context(tuple(sys.argv[1:]), config_may_lack=config_may_lack)
     return replace(given, ask=_ask) if sys.stdin.isatty() else given
 
 

@@ -16,6 +16,7 @@ from fastlaunch.core.terminal import plain_output
 
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
+    "init": ("init", "Make an AWS account ready for jobs, and write the config file; asks first."),
     "submit": ("submit", "Train a workload with a recipe: here, or on AWS."),
     "sweep": ("sweep", "Measure recipes on several instance types, within one budget."),
     "doctor": ("doctor", "What a job on AWS would meet: login, quota, image, network, bucket, price."),
@@ -50,7 +51,8 @@ SYNONYMS = {
     **dict.fromkeys(("queue", "ps", "jobs"), "status"),
     **dict.fromkeys(("top", "htop", "monitor"), "watch"),
     **dict.fromkeys(("price", "instances", "gpus", "catalog"), "prices"),
-    **dict.fromkeys(("check", "diagnose", "setup"), "doctor"),
+    **dict.fromkeys(("setup", "configure", "bootstrap", "onboard"), "init"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
     **dict.fromkeys(("cleanup", "clean", "prune", "gc"), "reap"),
     **dict.fromkeys(("pull", "fetch", "sync", "download"), "collect"),
     **dict.fromkeys(("tail", "log"), "logs"),
@@ -95,6 +97,7 @@ class LazyGroup(click.Group):
         ("a result, in a second", "fastlaunch demo"),
         ("measure three recipes on this machine", "fastlaunch submit --local --recipe fp32,bf16,compile"),
         ("what a dollar bought", "fastlaunch compare"),
+        ("make an AWS account ready, step by step", "fastlaunch init"),
         ("what a job on AWS would do and cost at most", "fastlaunch submit --instance p5.48xlarge --dry-run"),
     ),
 )

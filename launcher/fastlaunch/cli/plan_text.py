@@ -116,13 +116,13 @@ def _topic(name: str, texts: Sequence[str], width: int) -> list[str]:
     return [f"{name:<{_INDENT}}{lines[0].lstrip()}", *lines[1:]] if lines else []
 
 
-def _wrapped(text: str, width: int, more: int = 0) -> list[str]:
-    """Return lines in the column of the texts; all but the first are indented by `more`."""
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return lines in the column of the texts."""
     return textwrap.wrap(
         text,
         width,
         initial_indent=" " * _INDENT,
-        subsequent_indent=" " * (_INDENT + more),
+        subsequent_indent=" " * _INDENT,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -151,10 +151,7 @@ def _missing(plan: Plan, site: "Placement", width: int, *, lacks_scheduler: bool
         return _topic("missing", ["nothing: the config file and the options name all."], width)
     lines = [f"{'' if number else 'missing':<{_INDENT}}{row}" for number, row in enumerate(rows)]
     lines += _wrapped(f"or as entries under `aws: {site.region}:` in the config file. To make them:", width)
-    for command in setup_command(site.region).split(" && "):
-        *parts, last = _wrapped(command, 78, more=2)
-        lines += [*(f"{part} \\" for part in parts), last]
-    return lines
+    return [*lines, *_wrapped(setup_command(site.region), width)]
 
 
 def _request(plan: Plan) -> str:

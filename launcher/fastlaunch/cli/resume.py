@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("run")
-@click.option("--max-cost", "max_cost_usd", type=USD, metavar="USD", help="Refuse if it may cost more.")
+@click.option(
+    "--max-cost",
+    "max_cost_usd",
+    type=USD,
+    metavar="USD",
+    help="Refuse if it may cost more.  [default: `max_cost` of the config file]",
+)
 @click.option("--detach", is_flag=True, help="Return once a machine has started.")
 @account_timer_option
 @table_or_json_option("the run is")
@@ -72,7 +78,7 @@ def _ask(
 
     plan = resumable(run, backends=launcher.cloud_backends, ledger=launcher.ledger)
     ceiling = cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)
-    check_budget(ceiling, max_cost_usd)
+    check_budget(ceiling, context.settings.budget_usd(max_cost_usd))
     click.echo(
         f"from {plan.origin}, with {plan.minutes_left} minutes left; {ceiling}\n{NOT_COUNTED}", err=True
     )

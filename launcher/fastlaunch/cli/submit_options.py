@@ -375,7 +375,7 @@ cloud_options = with_options(
         "max_cost_usd",
         type=USD,
         metavar="USD",
-        help="Refuse a submission that may cost more.",
+        help="Refuse a submission that may cost more.  [default: `max_cost` of the config file]",
     ),
     click.option(
         "--detach", is_flag=True, help="Return once it runs. Timers end what hangs or is forgotten."

@@ -143,7 +143,8 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
     "max_cost_usd",
     type=USD,
     metavar="USD",
-    help="Start an instance type only if its ceiling fits into what the others left of this.",
+    help="Start an instance type only if its ceiling fits into what the others left of this.  "
+    "[default: `max_cost` of the config file]",
 )
 @click.option(
     "--parallel",

@@ -4,8 +4,8 @@
     FASTLAUNCH_CONFIG   the config file; default: config.yaml in the platform's user config folder
 
 The config file may hold `prices` (a price file of your own), `region`, `discount` (the fraction of the list
-price that this account does not pay), `rates`, `max_price_age`, `tags` (of all that is started) and `aws`,
-which says for each region where jobs may run:
+price that this account does not pay), `rates`, `max_price_age`, `max_cost` (of a submission, in USD), `tags`
+(of all that is started) and `aws`, which says for each region where jobs may run:
 
     aws:
       us-east-1:
@@ -114,6 +114,8 @@ class Settings:
     rates: Mapping[str, AccountRate] = field(default_factory=dict)
     # Such as `7d`: `submit` and `sweep` refuse older prices. None for any age.
     max_price_age: str | None = None
+    # USD. `submit`, `sweep` and `resume` refuse what may cost more, unless --max-cost says.
+    max_cost: float | None = None
     # Of machines, their volumes and network interfaces, and training jobs.
     tags: Mapping[str, str] = field(default_factory=dict)
     # By region.
@@ -123,6 +125,10 @@ class Settings:
         if not 0 <= self.discount < 1:
             raise UserError(f"discount is {self.discount}", "give a fraction such as 0.12 for 12%")
         check_tags(self.tags)
+        if self.max_cost is not None and not 0 < self.max_cost < math.inf:
+            raise UserError(
+                f"max_cost is {self.max_cost:g}", "give an amount of USD above 0, or leave it out"
+            )
         if self.max_price_age is not None:
             try:
                 parse_duration_s(self.max_price_age)
@@ -145,20 +151,28 @@ class Settings:
             return rate.usd_per_hour
         return 0.0 if rate.discount is None else list_usd_per_hour * (1 - rate.discount)
 
+    def budget_usd(self, max_cost_usd: float | None) -> float | None:
+        """Return the most that a submission may cost. max_cost_usd: of --max-cost, which counts first."""
+        return self.max_cost if max_cost_usd is None else max_cost_usd
+
     def region_settings(self, region: str) -> RegionSettings:
         """Return what jobs in the region use: the defaults, if the config file does not name it."""
         return self.aws.get(region, RegionSettings())
 
 
-def load_settings() -> Settings:
-    """Return the settings. Raises BadFile for a config file that is wrong."""
+def load_settings(*, config_may_lack: bool = False) -> Settings:
+    """Return the settings. Raises BadFile for a config file that is wrong.
+
+    config_may_lack: whether FASTLAUNCH_CONFIG may name a file that is yet to be written.
+    """
     import platformdirs
 
     home = _expand(os.environ.get("FASTLAUNCH_HOME") or str(platformdirs.user_data_path("fastlaunch")))
     path = config_path()
     if not path.exists():
-        if os.environ.get("FASTLAUNCH_CONFIG"):
-            raise BadFile(path, "does not exist", hint="FASTLAUNCH_CONFIG names it")
+        if os.environ.get("FASTLAUNCH_CONFIG") and not config_may_lack:
+            hint = "FASTLAUNCH_CONFIG names it; `fastlaunch init` writes one"
+            raise BadFile(path, "does not exist", hint=hint)
         return Settings(home=home)
     file = YamlFile(path)
     aws = {region: _region(file, region) for region in file.mapping("aws")}

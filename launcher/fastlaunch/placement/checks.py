@@ -167,8 +167,8 @@ def _config(job: CheckContext, region: str) -> str:
     if len(problems) > 1:
         raise UserError(
             f"neither bucket nor {what} is named for {region}",
-            f"write `bucket: NAME` and `{entry}` under `aws: {region}:` in the config file; "
-            f"`fastlaunch doctor --setup` says how to make them, or all at once: {setup_command(region)}",
+            f"this makes and writes all that is needed: {setup_command(region)}; or by hand, as `fastlaunch "
+            f"doctor --setup` says: `bucket: NAME` and `{entry}` under `aws: {region}:` in the config file",
         )
     if problems:
         raise problems[0]

@@ -17,14 +17,9 @@ _PURPOSES = {
 }
 
 
-def setup_command(region: str, zone: str | None = None) -> str:
-    """Return the commands that make all of it in a region, with placement groups in a zone."""
-    zones = f" --zone {zone}" if zone else ""
-    return (
-        f"fastlaunch iam print --cloudformation --region {region}{zones} > fastlaunch.yaml && "
-        f"aws cloudformation deploy --region {region} --stack-name fastlaunch --capabilities CAPABILITY_IAM "
-        "--template-file fastlaunch.yaml --parameter-overrides BucketName=NAME Vpc=vpc-ID"
-    )
+def setup_command(region: str) -> str:
+    """Return the command that makes all of it in a region, after asking."""
+    return f"fastlaunch init --region {region}"
 
 
 def configured(settings: Settings, region: str, name: str) -> str:
@@ -35,7 +30,7 @@ def configured(settings: Settings, region: str, name: str) -> str:
         raise UserError(
             f"no {name.replace('_', ' ')} is named for {region}, {purpose}",
             f"write `{name}: {kind}` under `aws: {region}:` in the config file, or give "
-            f"--{name.replace('_', '-')} {kind}; `fastlaunch doctor --setup` says how to make one",
+            f"--{name.replace('_', '-')} {kind}; this makes one: {setup_command(region)}",
         )
     return value
 

@@ -123,6 +123,10 @@ def cost_ceiling(placements: "Sequence[Placement]", *, num_nodes: int, max_minut
     )
 
 
+#: Where a budget comes from.
+BUDGET = "the budget (--max-cost, else `max_cost` in the config file)"
+
+
 def check_budget(ceiling: CostCeiling, budget_usd: float | None) -> None:
     """Raise UserError if there is a budget and the ceiling is above it."""
     if budget_usd is None or ceiling.usd <= budget_usd:
@@ -131,7 +135,7 @@ def check_budget(ceiling: CostCeiling, budget_usd: float | None) -> None:
     minutes = affordable - MARGIN_MINUTES
     fits = f", or --max-hours {minutes}min" if minutes >= MIN_MINUTES else ""
     raise UserError(
-        f"this may cost {str(ceiling).removeprefix('at most ')}, above --max-cost {budget_usd:g}",
+        f"this may cost {str(ceiling).removeprefix('at most ')}, above {BUDGET} of ${budget_usd:,.2f}",
         f"give --max-cost {math.ceil(ceiling.usd)}{fits}",
     )
 

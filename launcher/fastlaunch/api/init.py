@@ -1,0 +1,429 @@
+"""`init`: an account is made ready for jobs in a region, by a stack, and the config file says so."""
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastlaunch.account.config_text import ConfigChange, config_change, stack_entries
+from fastlaunch.account.template import template, template_text
+from fastlaunch.api.context import AppContext
+from fastlaunch.aws.cloudformation import Stack, StackChange
+from fastlaunch.aws.types import Identity, Vpc
+from fastlaunch.catalog.container_images import registry
+from fastlaunch.core.activity import activity
+from fastlaunch.core.errors import BadConfiguration, BadFile, CloudRefused, NotAuthorised, UserError
+from fastlaunch.core.home import replace_file
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, config_path, load_settings
+from fastlaunch.core.units import counted, is_region
+from fastlaunch.images.build import DEFAULT_REPOSITORY
+from fastlaunch.placement.account_network import (
+    only_vpc,
+    several_vpcs,
+    subnets_by_zone,
+    tables_without_gateway,
+    vpc_lines,
+)
+
+#: Asks for a text on the terminal, with what it is if nothing is typed.
+Prompt = Callable[[str, str | None], str]
+#: Without a budget that somebody named.
+DEFAULT_BUDGET_USD = 25.0
+#: docs.aws.amazon.com/AmazonS3, "Bucket naming rules"; with a dot TLS does not work.
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_STACK = re.compile(r"[a-zA-Z][-a-zA-Z0-9]{0,127}")
+_DENIED = re.compile(r"Denied|Unauthorized|NotAuthorized|^403$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """What was typed; None where it is asked for, or chosen."""
+
+    region: str | None = None
+    bucket: str | None = None
+    vpc: str | None = None
+    # Ids.
+    subnets: tuple[str, ...] = ()
+    budget_usd: float | None = None
+    stack_name: str = "fastlaunch"
+    # Whether the stack takes over a bucket and a repository of the account that have their names.
+    import_existing: bool = False
+    # Whether a stack that is there becomes what this version's template says.
+    update: bool = False
+    yes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What `init` ends with."""
+
+    region: str
+    stack: Stack
+    config: Path
+
+
+def init(context: AppContext, options: InitOptions, *, prompt: Prompt | None = None) -> Ready:
+    """Make the stack and write the config file, as far as they are not there, each after asking.
+
+    prompt: None where there is nobody to ask; what then has no safe default is a UserError.
+    """
+    if not _STACK.fullmatch(options.stack_name):
+        raise UserError(f"{options.stack_name!r} is no stack's name", "give letters, digits and -")
+    identity = context.aws.identity()
+    context.report(f"account {identity.account}, as {identity.arn}")
+    region = _region(context, options, prompt)
+    return _Init(context, options, prompt, identity, region).run()
+
+
+def init_template(settings: Settings, region: str, zones: Sequence[str]) -> str:
+    """Return the template of a region, with what its part of the config file names."""
+    here = settings.region_settings(region)
+    is_own_image = here.ami_parameter != DEFAULT_AMI_PARAMETER
+    data = template(
+        zones=zones,
+        prefix=here.prefix or "fastlaunch",
+        repository=here.repository or DEFAULT_REPOSITORY,
+        registry=registry(region).account,
+        kms_keys=tuple(filter(None, (here.volume_kms_key, here.output_kms_key))),
+        sns_topics=(here.sns_topic,) if here.sns_topic else (),
+        ami_parameter=here.ami_parameter if is_own_image else None,
+    )
+    return template_text(data)
+
+
+def default_region(settings: Settings, home_region: str) -> str:
+    """Return the config file's region, else that of the AWS login."""
+    text = _config_text(config_path())
+    return settings.region if text is not None and re.search(r"^region:", text, re.MULTILINE) else home_region
+
+
+def _region(context: AppContext, options: InitOptions, prompt: Prompt | None) -> str:
+    region = options.region
+    if region is None:
+        default = default_region(context.settings, context.aws.home_region())
+        region = prompt("region", default) if prompt else default
+    if not is_region(region):
+        raise UserError(f"{region!r} is not the name of a region", "give one such as --region us-east-1")
+    return region
+
+
+@dataclass(frozen=True)
+class _Init:
+    """One call of `init`, once the region is known."""
+
+    context: AppContext
+    options: InitOptions
+    prompt: Prompt | None
+    identity: Identity
+    region: str
+
+    def run(self) -> Ready:
+        budget_usd = self._budget_usd()
+        with _explained(self.identity, self.region):
+            with activity(f"looking at stack {self.options.stack_name}") as shown:
+                aws = self.context.aws
+                stack = aws.settled_stack(self.region, self.options.stack_name, shown.update)
+            if stack is None or stack.is_empty:
+                stack, subnets = self._create()
+            else:
+                subnets = self._check_stack(stack)
+                stack = self._compare(stack, subnets)
+        entries = {**stack_entries(stack.outputs.get("ConfigFile", ""), self.region), "subnets": subnets}
+        return Ready(region=self.region, stack=stack, config=self._write_config(entries, budget_usd))
+
+    # A new stack
+
+    def _create(self) -> tuple[Stack, Mapping[str, str]]:
+        """Return the new stack, and the subnets by zone."""
+        aws, region, name = self.context.aws, self.region, self.options.stack_name
+        vpc = self._vpc(aws.vpcs(region))
+        tables = aws.route_tables(region, vpc)
+        subnets = subnets_by_zone(aws.subnets_of(region, vpc), tables, vpc=vpc, given=self.options.subnets)
+        served = aws.s3_gateway_tables(region, vpc)
+        route_tables = tables_without_gateway(subnets.values(), tables, served)
+        bucket = self._bucket()
+        if present := self.context.settings.region_settings(region).bucket:
+            self.context.report(f"the config file names a bucket for {region} already: {present}")
+        import_existing = self._import_existing(bucket)
+        self.context.check_can_ask(yes=self.options.yes)
+        with ExitStack() as unless_agreed:
+            with activity("asking CloudFormation what the template makes"):
+                change_set = aws.create_change_set(
+                    region,
+                    name,
+                    is_new=True,
+                    template=init_template(self.context.settings, region, list(subnets)),
+                    parameters={"BucketName": bucket, "Vpc": vpc, "RouteTables": ",".join(route_tables)},
+                    import_existing=import_existing,
+                )
+                unless_agreed.callback(self._discard, change_set, is_new=True)
+                changes = aws.changes(region, change_set)
+            self.context.report(f"stack {name} in {region}, with bucket {bucket}, in {vpc}:")
+            self._confirm(changes, f"Make stack {name}?")
+            unless_agreed.pop_all()
+        stack = self._execute(change_set)
+        return stack, {zone: subnet.id for zone, subnet in subnets.items()}
+
+    def _vpc(self, vpcs: Sequence[Vpc]) -> str:
+        chosen = only_vpc(vpcs, region=self.region, given=self.options.vpc)
+        if self.prompt and len(vpcs) > 1 and self.options.vpc is None:
+            self.context.report(f"VPCs of {self.region}:\n{vpc_lines(vpcs)}")
+            answer = self.prompt("VPC in which machines run", chosen.id if chosen else None)
+            chosen = only_vpc(vpcs, region=self.region, given=answer)
+        if chosen is None:
+            raise several_vpcs(vpcs, self.region)
+        return chosen.id
+
+    def _bucket(self) -> str:
+        bucket = self.options.bucket
+        if bucket is None:
+            default = f"fastlaunch-{self.identity.account}-{self.region}"
+            bucket = self.prompt("bucket to make", default) if self.prompt else default
+        if not _BUCKET.fullmatch(bucket):
+            raise UserError(
+                f"{bucket!r} is no name for a bucket",
+                "give 3 to 63 of a to z, 0 to 9 and -, such as acme-runs",
+            )
+        return bucket
+
+    def _import_existing(self, bucket: str) -> bool:
+        """Return whether the stack is to take over what has its names. Raises UserError if it may not."""
+        aws, region = self.context.aws, self.region
+        is_own = aws.is_bucket_of(region, bucket, self.identity.account)
+        if is_own is False:
+            raise UserError(
+                f"the name {bucket} is taken by another account, or you may not look at that bucket",
+                "give another name, --bucket NAME, or ask for the right s3:ListBucket on it",
+            )
+        repository = self.context.settings.region_settings(region).repository or DEFAULT_REPOSITORY
+        existing = [f"bucket {bucket}"] if is_own else []
+        existing += [f"repository {repository}"] if aws.repository_exists(region, repository) else []
+        if not existing or self.options.import_existing:
+            return bool(existing)
+        there = f"this account has {' and '.join(existing)} already, of no stack {self.options.stack_name}"
+        ask = self.context.ask
+        if not self.options.yes and ask is not None and ask(f"{there}. Let the stack take over?"):
+            return True
+        another = ", or name another: --bucket NAME" if is_own and len(existing) == 1 else ""
+        raise UserError(there, f"let the stack take over: --import-existing{another}")
+
+    # A stack that is there
+
+    def _check_stack(self, stack: Stack) -> Mapping[str, str]:
+        """Return the subnets by zone. Raises UserError if the stack is unusable, or not as was typed."""
+        region, name = self.region, stack.name
+        if not stack.is_usable:
+            raise _unusable(stack)
+        entries = stack_entries(stack.outputs.get("ConfigFile", ""), region)
+        vpc = stack.parameters.get("Vpc", "")
+        for option, given, present in (
+            ("--bucket", self.options.bucket, entries.get("bucket")),
+            ("--vpc", self.options.vpc, vpc),
+        ):
+            if given is not None and given != present:
+                raise UserError(
+                    f"stack {name} in {region} has {present}, not {given}",
+                    f"leave out {option}, or make another stack: --stack-name NAME",
+                )
+        configured = self.context.settings.region_settings(region).subnets
+        if configured and not self.options.subnets:
+            return configured
+        aws = self.context.aws
+        subnets = subnets_by_zone(
+            aws.subnets_of(region, vpc), aws.route_tables(region, vpc), vpc=vpc, given=self.options.subnets
+        )
+        return {zone: subnet.id for zone, subnet in subnets.items()}
+
+    def _compare(self, stack: Stack, subnets: Mapping[str, str]) -> Stack:
+        """Return the stack, made what the template says if the user wants that."""
+        aws, region = self.context.aws, self.region
+        entries = stack_entries(stack.outputs["ConfigFile"], region)
+        zones = list(entries.get("placement_groups") or ())
+        if self.options.update:
+            zones = sorted({*zones, *subnets})
+        there = f"stack {stack.name} is there"
+        with ExitStack() as unless_agreed:
+            try:
+                with activity(f"comparing stack {stack.name} with the template"):
+                    change_set = aws.create_change_set(
+                        region,
+                        stack.name,
+                        is_new=False,
+                        template=init_template(self.context.settings, region, zones),
+                        parameters=dict.fromkeys(stack.parameters),
+                        import_existing=False,
+                    )
+                    unless_agreed.callback(self._discard, change_set, is_new=False)
+                    changes = aws.changes(region, change_set)
+            except (NotAuthorised, BadConfiguration) as error:
+                if self.options.update:
+                    raise
+                # Whoever did not deploy it may use it all the same.
+                self.context.report(f"{there}; not compared with the template: {error.message}")
+                return stack
+            if not changes:
+                self.context.report(f"stack {stack.name} is up to date")
+                return stack
+            if not self.options.update:
+                again = shlex.join(["fastlaunch", *self.context.argv, "--update"])
+                differing = f"{counted(len(changes), 'resource')} of it would change with this template"
+                self.context.report(f"{there}; {differing}: {again}")
+                return stack
+            self.context.report(f"changes in stack {stack.name} in {region}:")
+            self._confirm(changes, f"Change stack {stack.name}?")
+            unless_agreed.pop_all()
+        return self._execute(change_set)
+
+    # Both
+
+    def _discard(self, change_set: str, *, is_new: bool) -> None:
+        """Delete what was proposed and is not to be; what cannot be deleted changes nothing."""
+        with suppress(CloudRefused):
+            self.context.aws.delete_change_set(self.region, change_set)
+            if is_new:
+                self.context.aws.delete_empty_stack(self.region, self.options.stack_name)
+
+    def _confirm(self, changes: Sequence[StackChange], question: str) -> None:
+        self.context.report("\n".join(change_lines(changes)))
+        self.context.confirm(question, yes=self.options.yes)
+
+    def _execute(self, change_set: str) -> Stack:
+        name, region = self.options.stack_name, self.region
+        try:
+            with activity(f"stack {name}") as shown:
+                stack = self.context.aws.execute_change_set(region, name, change_set, shown.update)
+        except BadConfiguration as error:
+            if error.code is not None:
+                raise
+            raise _failed(error, name, region) from None
+        self.context.report(f"stack {name} is {stack.status}")
+        return stack
+
+    def _write_config(self, entries: Mapping[str, Any], budget_usd: float) -> Path:
+        """Write what the config file lacks, after asking; return its path."""
+        path = config_path()
+        text = _config_text(path)
+        change = config_change(text, region=self.region, entries=entries, max_cost_usd=budget_usd)
+        if not change.lines:
+            self.context.report(f"{path} says all of it already")
+            return path
+        self.context.report(_shown(change, path, is_new=text is None))
+        if change.text is None:
+            return path
+        if not self.options.yes:
+            self.context.check_can_ask(yes=False)
+            assert self.context.ask is not None
+            if not self.context.ask(f"Write {path}?"):
+                raise UserError(f"{path} stays as it is", "the lines above are what it would need")
+        try:
+            # Not in place of a link.
+            replace_file(path.resolve(), change.text.encode())
+        except OSError as error:
+            hint = "write the lines above into it, or set FASTLAUNCH_CONFIG to another file"
+            raise BadFile(path, f"cannot be written: {error.strerror}", hint=hint) from None
+        load_settings()
+        return path
+
+    def _budget_usd(self) -> float:
+        if self.options.budget_usd is not None:
+            return self.options.budget_usd
+        if self.context.settings.max_cost is not None or not self.prompt:
+            return self.context.settings.max_cost or DEFAULT_BUDGET_USD
+        answer = self.prompt("the most USD that a submission may cost", f"{DEFAULT_BUDGET_USD:g}")
+        try:
+            budget_usd = float(answer.strip().removeprefix("$"))
+        except ValueError:
+            budget_usd = 0.0
+        if not 0 < budget_usd < float("inf"):
+            raise UserError(f"{answer!r} is not an amount of USD above 0", "give one such as 25")
+        return budget_usd
+
+
+def change_lines(changes: Sequence[StackChange]) -> list[str]:
+    """Return a line for each kind of resource, and what becomes of it."""
+    names: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for change in changes:
+        action = "Replace" if change.is_replaced else change.action
+        names[action, change.kind].append(change.name)
+    width = max(len(kind) for _, kind in names)
+    return [f"  {action:<7}  {kind:<{width}}  {', '.join(names[action, kind])}" for action, kind in names]
+
+
+@contextmanager
+def _explained(identity: Identity, region: str) -> Iterator[None]:
+    """Say of a right that is missing who lacks it, and how it goes without."""
+    try:
+        yield
+    except NotAuthorised as error:
+        if error.code is None or not _DENIED.search(error.code):
+            raise
+        who = "" if identity.arn in error.message else f" (you are {identity.arn})"
+        explained = NotAuthorised(
+            f"{error.message}{who}", f"ask for that right, or {_by_administrator(region)}"
+        )
+        explained.code = error.code
+        raise explained from None
+
+
+def _by_administrator(region: str) -> str:
+    return (
+        "let an administrator deploy the template, and then run `fastlaunch init` again, which finds the "
+        f"stack: fastlaunch init --print-template --region {region} > fastlaunch.yaml"
+    )
+
+
+def _delete_command(name: str, region: str) -> str:
+    return f"aws cloudformation delete-stack --region {region} --stack-name {name}"
+
+
+def _failed(error: BadConfiguration, name: str, region: str) -> BadConfiguration:
+    """Return the error of a stack that CloudFormation gave up, with what to do about it."""
+    hints = []
+    if "not authorized" in error.message:
+        hints.append(f"ask for that right, or {_by_administrator(region)}")
+    if "already exists" in error.message:
+        hints.append("name another bucket (--bucket NAME), or let the stack take it over (--import-existing)")
+    if "ROLLBACK" in error.message and "UPDATE" not in error.message:
+        hints.append(f"before you run it again, delete what is left: {_delete_command(name, region)}")
+    return BadConfiguration(
+        error.message, "\n  ".join(hints) or "correct what it names, then run the same again"
+    )
+
+
+def _unusable(stack: Stack) -> UserError:
+    """Return the error that the stack is in a state from which only its owner brings it back."""
+    state = (
+        f"stack {stack.name} in {stack.region} is {stack.status}{f': {stack.reason}' if stack.reason else ''}"
+    )
+    if stack.status.startswith("UPDATE"):
+        more = "aws cloudformation continue-update-rollback"
+        return UserError(
+            state, f"bring it back first: {more} --region {stack.region} --stack-name {stack.name}"
+        )
+    return UserError(
+        state,
+        f"delete it, then run the same again: {_delete_command(stack.name, stack.region)}\n  a bucket or "
+        "repository that it made is kept: --import-existing then takes it over",
+    )
+
+
+def _config_text(path: Path) -> str | None:
+    """Return what the config file holds; None if there is none."""
+    try:
+        # Not as text, which would change the ends of its lines.
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        return None
+
+
+def _shown(change: ConfigChange, path: Path, *, is_new: bool) -> str:
+    """Return the lines for the config file under what is to become of them."""
+    if change.text is not None:
+        head = f"{path}, a new file:" if is_new else f"to be added to {path}, which else stays as it is:"
+    else:
+        head = f"{path} stays as it is: {change.obstacle}. If you want these, write them into it:"
+    return "\n".join([head, "", *(f"  {line}".rstrip() for line in change.lines.splitlines()), ""])

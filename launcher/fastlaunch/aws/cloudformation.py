@@ -1,0 +1,259 @@
+"""Stacks: what one is, what a template would change in it, and following a change to its end."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastlaunch.aws.session import AwsSession
+from fastlaunch.core.errors import BadConfiguration, Unreachable
+
+#: Between two looks at a change set, and at a stack, and how often to look: 5 min, and 30 min.
+CHANGE_SET_PAUSE_S, MAX_CHANGE_SET_LOOKS = 2.0, 150
+STACK_PAUSE_S, MAX_STACK_LOOKS = 5.0, 360
+#: A stack that exists in name alone: a change set was made for it, and none was carried out yet.
+EMPTY = "REVIEW_IN_PROGRESS"
+_ROLES = "CAPABILITY_IAM"
+#: CloudFormation gives a code to neither. docs.aws.amazon.com/AWSCloudFormation, "Change set status codes".
+_NO_STACK = "does not exist"
+_NO_CHANGES = ("didn't contain changes", "No updates are to be performed")
+#: The reason of a resource that was given up because of another's failure.
+_CANCELLED = "Resource creation cancelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    id: str
+    name: str
+    region: str
+    # CREATE_COMPLETE, UPDATE_ROLLBACK_COMPLETE, ROLLBACK_IN_PROGRESS, ...
+    status: str
+    # Empty where CloudFormation gives none.
+    reason: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever made of it."""
+        return self.status == EMPTY
+
+    @property
+    def is_changing(self) -> bool:
+        return self.status.endswith("_IN_PROGRESS") and not self.is_empty
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its resources are there, and it can be changed: also after a change that was undone."""
+        return self.status in (
+            *("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE"),
+            *("UPDATE_ROLLBACK_COMPLETE", "IMPORT_ROLLBACK_COMPLETE"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackChange:
+    """What would become of one resource of a stack."""
+
+    # Add, Modify, Remove, Import, ...
+    action: str
+    # The resource's name in the template.
+    name: str
+    # Such as AWS::S3::Bucket.
+    kind: str
+    # Whether another one takes its place.
+    is_replaced: bool = False
+
+
+class CloudFormationCalls(AwsSession):
+    def stack(self, region: str, name: str) -> Stack | None:
+        """Return the stack of this name or id, None if there is none."""
+        try:
+            answer = self.call("cloudformation", region, "DescribeStacks", subject=name, StackName=name)
+        except BadConfiguration as error:
+            if error.code == "ValidationError" and _NO_STACK in error.message:
+                return None
+            raise
+        stack = _stack(region, answer["Stacks"][0])
+        return None if stack.status == "DELETE_COMPLETE" else stack
+
+    def settled_stack(
+        self, region: str, name: str, shown: Callable[[str], None] = lambda line: None
+    ) -> Stack | None:
+        """Return the stack once nothing changes it any more; None if there is none.
+
+        shown: is told of each look that finds it changing. Raises Unreachable if that does not end.
+        """
+        for _ in range(MAX_STACK_LOOKS):
+            stack = self.stack(region, name)
+            if stack is None or not stack.is_changing:
+                return stack
+            shown(f"{stack.name} is {stack.status}")
+            self._sleep(STACK_PAUSE_S)
+        minutes = MAX_STACK_LOOKS * STACK_PAUSE_S / 60
+        raise Unreachable(
+            f"stack {name} in {region} is not done after {minutes:.0f} minutes",
+            "it goes on without fastlaunch: type the same again",
+        )
+
+    def create_change_set(
+        self,
+        region: str,
+        stack: str,
+        *,
+        is_new: bool,
+        template: str,
+        parameters: Mapping[str, str | None],
+        import_existing: bool,
+    ) -> str:
+        """Ask what the template would change in the stack; return the change set's id.
+
+        For a new stack it makes an empty one. parameters: None for the stack's present value.
+        import_existing: make resources of the template's names that exist already part of the stack.
+        """
+        name = f"fastlaunch-{self._now():%Y%m%d-%H%M%S}"
+        answer = self.call(
+            "cloudformation",
+            region,
+            "CreateChangeSet",
+            subject=stack,
+            StackName=stack,
+            ChangeSetName=name,
+            # The same request twice makes one.
+            ClientToken=name,
+            ChangeSetType="CREATE" if is_new else "UPDATE",
+            TemplateBody=template,
+            Parameters=[
+                {"ParameterKey": key, "UsePreviousValue": True}
+                if value is None
+                else {"ParameterKey": key, "ParameterValue": value}
+                for key, value in parameters.items()
+            ],
+            Capabilities=[_ROLES],
+            **({"ImportExistingResources": True} if import_existing else {}),
+        )
+        return str(answer["Id"])
+
+    def changes(self, region: str, change_set: str) -> list[StackChange]:
+        """Return what a change set would change, once that is known; empty if nothing.
+
+        Raises BadConfiguration if CloudFormation refuses it, Unreachable if it does not answer in time.
+        """
+        changes: list[StackChange] = []
+        for _ in range(MAX_CHANGE_SET_LOOKS):
+            changes.clear()
+            pages = self.paginate("cloudformation", region, "DescribeChangeSet", ChangeSetName=change_set)
+            for page in pages:
+                status, reason = page["Status"], page.get("StatusReason", "")
+                changes += [_change(each["ResourceChange"]) for each in page.get("Changes", ())]
+            if status == "CREATE_COMPLETE":
+                return changes
+            if status == "FAILED" and any(text in reason for text in _NO_CHANGES):
+                return []
+            if status not in ("CREATE_PENDING", "CREATE_IN_PROGRESS"):
+                raise BadConfiguration(f"CloudFormation refuses the template: {reason or status}")
+            self._sleep(CHANGE_SET_PAUSE_S)
+        raise Unreachable(f"change set {change_set} is not ready", "type the same again")
+
+    def delete_change_set(self, region: str, change_set: str) -> None:
+        """Delete a change set that was not carried out; the stack stays as it is."""
+        self.call_or_none(
+            "cloudformation",
+            region,
+            "DeleteChangeSet",
+            absent=["ChangeSetNotFound", "ChangeSetNotFoundException"],
+            ChangeSetName=change_set,
+        )
+
+    def delete_empty_stack(self, region: str, stack_id: str) -> None:
+        """Delete a stack of which nothing was made; do nothing to any other."""
+        stack = self.stack(region, stack_id)
+        if stack is not None and stack.is_empty:
+            self.call("cloudformation", region, "DeleteStack", subject=stack.name, StackName=stack.id)
+
+    def execute_change_set(
+        self, region: str, stack: str, change_set: str, shown: Callable[[str], None] = lambda line: None
+    ) -> Stack:
+        """Carry out a change set, and return the stack once that is done.
+
+        shown: is told of each resource that is being made, or is done. Raises BadConfiguration with the
+        first failure if CloudFormation gives up.
+        """
+        before = self._latest_event(region, stack)
+        self.call(
+            "cloudformation",
+            region,
+            "ExecuteChangeSet",
+            subject=stack,
+            ChangeSetName=change_set,
+            ClientRequestToken=change_set.rpartition("/")[2],
+        )
+        # Until then the stack looks as before.
+        for _ in range(MAX_CHANGE_SET_LOOKS):
+            if self._events_since(region, stack, before):
+                break
+            self._sleep(CHANGE_SET_PAUSE_S)
+        settled = self.settled_stack(
+            region, stack, lambda _: self._show_progress(region, stack, before, shown)
+        )
+        if settled is None or not settled.is_usable or "ROLLBACK" in settled.status:
+            reasons = self._failures(region, stack, before)
+            status = settled.status if settled else "gone"
+            why = "; ".join(reasons) or (settled.reason if settled else "") or "no reason is given"
+            raise BadConfiguration(f"stack {stack} is {status}: {why}")
+        return settled
+
+    def _show_progress(
+        self, region: str, stack: str, before: str | None, shown: Callable[[str], None]
+    ) -> None:
+        events = self._events_since(region, stack, before)
+        if events:
+            shown(f"{events[0]['LogicalResourceId']} is {events[0]['ResourceStatus']}")
+
+    def _failures(self, region: str, stack: str, before: str | None) -> list[str]:
+        """Return `Bucket: acme already exists`, the first first, without what follows from another's."""
+        return [
+            f"{event['LogicalResourceId']}: {event['ResourceStatusReason']}"
+            for event in reversed(self._events_since(region, stack, before))
+            if event["ResourceStatus"].endswith("_FAILED")
+            and event.get("ResourceStatusReason", _CANCELLED).partition(":")[0] != _CANCELLED
+            and event["ResourceType"] != "AWS::CloudFormation::Stack"
+        ]
+
+    def _latest_event(self, region: str, stack: str) -> str | None:
+        for page in self.paginate("cloudformation", region, "DescribeStackEvents", StackName=stack):
+            for event in page["StackEvents"]:
+                return str(event["EventId"])
+        return None
+
+    def _events_since(self, region: str, stack: str, before: str | None) -> list[Any]:
+        """Return the stack's events after that of this id, the newest first."""
+        events: list[Any] = []
+        for page in self.paginate("cloudformation", region, "DescribeStackEvents", StackName=stack):
+            for event in page["StackEvents"]:
+                if event["EventId"] == before:
+                    return events
+                events.append(event)
+        return events
+
+
+def _stack(region: str, answer: Mapping[str, Any]) -> Stack:
+    return Stack(
+        id=answer["StackId"],
+        name=answer["StackName"],
+        region=region,
+        status=answer["StackStatus"],
+        reason=answer.get("StackStatusReason", ""),
+        parameters={
+            each["ParameterKey"]: each.get("ParameterValue", "") for each in answer.get("Parameters", ())
+        },
+        outputs={each["OutputKey"]: each["OutputValue"] for each in answer.get("Outputs", ())},
+    )
+
+
+def _change(answer: Mapping[str, Any]) -> StackChange:
+    return StackChange(
+        action=answer["Action"],
+        name=answer["LogicalResourceId"],
+        kind=answer["ResourceType"],
+        is_replaced=answer.get("Replacement") == "True",
+    )

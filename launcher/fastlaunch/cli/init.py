@@ -1,0 +1,91 @@
+"""`fastlaunch init`: an account made ready for jobs, and a config file, each after asking."""
+
+import sys
+from typing import Any
+
+import click
+
+from fastlaunch.cli.context import app_context
+from fastlaunch.cli.options import USD, examples, next_command, profile_option, yes_option
+from fastlaunch.core.errors import EXIT_DONE
+
+
+@click.command(
+    short_help="Make an AWS account ready for jobs, and write the config file; asks first.",
+    epilog=examples(
+        ("be asked for everything", "fastlaunch init"),
+        (
+            "without a question",
+            "fastlaunch init --region us-east-1 --bucket acme-training --budget 25 --yes",
+        ),
+        (
+            "the template, for whoever may deploy it",
+            "fastlaunch init --print-template --region us-east-1",
+        ),
+    ),
+)
+@click.option("--region", help="Region in which jobs run.  [default: the config's, else the AWS login's]")
+@click.option(
+    "--bucket",
+    metavar="NAME",
+    help="Name of the bucket to make for runs.  [default: fastlaunch-ACCOUNT-REGION]",
+)
+@click.option("--vpc", metavar="ID", help="VPC of the machines.  [default: the default one, or the only one]")
+@click.option(
+    "--subnet",
+    "subnets",
+    multiple=True,
+    metavar="ID",
+    help="Subnet of the machines; may be repeated, one per zone.  [default: one in each zone]",
+)
+@click.option(
+    "--budget",
+    "budget_usd",
+    type=USD,
+    metavar="USD",
+    help="The most that a submission may cost, unless --max-cost says otherwise.  [default: 25]",
+)
+@click.option(
+    "--stack-name", default="fastlaunch", show_default=True, metavar="NAME", help="Name of the stack."
+)
+@click.option(
+    "--import-existing",
+    is_flag=True,
+    help="Let the stack take over a bucket and a repository of yours that have their names.",
+)
+@click.option("--update", is_flag=True, help="Change a stack that is there to this version's template.")
+@click.option("--print-template", is_flag=True, help="Print the CloudFormation template; make nothing.")
+@yes_option
+@profile_option
+def init(print_template: bool, **options: Any) -> int:
+    """Make an AWS account ready for jobs, and write the config file; asks first.
+
+    Deploys one CloudFormation stack: bucket, roles and policies, image repository, security group, placement
+    groups, and a gateway to S3 where there is none. Shows it before it is made, and the config file's lines
+    before they are written. Run again, it changes only what is missing. Without a terminal it needs --yes.
+    """
+    from fastlaunch.api import init as api
+
+    context = app_context(config_may_lack=True)
+    if print_template:
+        region = options["region"] or api.default_region(context.settings, context.aws.home_region())
+        zones = [f"{region}{letter}" for letter in "abc"]
+        click.echo(api.init_template(context.settings, region, zones), nl=False)
+        bucket, vpc = options["bucket"] or "NAME", options["vpc"] or "vpc-ID"
+        next_command(
+            f"aws cloudformation deploy --region {region} --stack-name {options['stack_name']} "
+            "--capabilities CAPABILITY_IAM --template-file fastlaunch.yaml "
+            f"--parameter-overrides BucketName={bucket} Vpc={vpc}"
+        )
+        return EXIT_DONE
+    prompt = _prompt if sys.stdin.isatty() and not options["yes"] else None
+    ready = api.init(context, api.InitOptions(**options), prompt=prompt)
+    click.echo(f"{ready.region} is ready: stack {ready.stack.name}, config file {ready.config}")
+    where = "" if ready.region == context.settings.region else f" --region {ready.region}"
+    next_command(f"fastlaunch doctor --instance g6.xlarge{where}")
+    return EXIT_DONE
+
+
+def _prompt(question: str, default: str | None) -> str:
+    answer: str = click.prompt(question, default=default, err=True)
+    return answer.strip()
