@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -27,6 +28,7 @@ class ReportOptions(TypedDict, total=False):
     baseline: str | None
     prices_as_of: datetime.date | str | None
     price_as: "str | ChargedAs | Sequence[str | ChargedAs]"
+    price_share: Fraction | str | None
     usd_per_hour: float | None
     prices: Path | str | None
     allow_unverified: bool

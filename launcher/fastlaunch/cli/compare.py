@@ -1,13 +1,11 @@
 """`fastlaunch compare`: what a dollar bought, by the runs in the ledger."""
 
-import datetime
 import math
 import shlex
 import textwrap
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +22,7 @@ from fastlaunch.cli.options import (
     output_width,
     print_coloured,
     profile_option,
+    with_options,
 )
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 
@@ -41,6 +40,47 @@ def _parse_percent(text: str) -> float:
     return percent
 
 
+#: How `compare` and `report` compare and price runs.
+comparison_options = with_options(
+    click.option(
+        "--baseline",
+        metavar="RUN|RECIPE|NAME=A",
+        help="Compare with this.  [default: bf16, else the first row]",
+    ),
+    click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day."),
+    click.option(
+        "--price-as",
+        type=Quantity("instance", ChargedAs.parse),
+        metavar="INSTANCE[:SHARE]",
+        multiple=True,
+        help="Charge every run at this instance type's price; of several, at that of the one with its GPUs.",
+    ),
+    click.option(
+        "--price-share",
+        type=Quantity("share", parse_share),
+        metavar="SHARE",
+        help="Charge this share of that instance, such as 1/8: a prorated price.",
+    ),
+    click.option(
+        "--usd-per-hour",
+        type=float,
+        metavar="X",
+        help="Charge every run at this price for an hour of a machine.",
+    ),
+    click.option(
+        "--prices",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Read prices from this file too.",
+    ),
+    click.option(
+        "--allow-unverified",
+        is_flag=True,
+        help="Rank recipes even if their numerics or convergence are known to be wrong.",
+    ),
+)
+
+
 @click.command(
     short_help="What a dollar bought: runs side by side, with intervals and verdicts.",
     epilog=examples(
@@ -52,39 +92,8 @@ def _parse_percent(text: str) -> float:
     ),
 )
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
-@click.option(
-    "--baseline", metavar="RUN|RECIPE|NAME=A", help="Compare with this.  [default: bf16, else the first row]"
-)
-@click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
-@click.option(
-    "--price-as",
-    type=Quantity("instance", ChargedAs.parse),
-    metavar="INSTANCE[:SHARE]",
-    multiple=True,
-    help="Charge every run at this instance type's price; with several, at that of the one with its GPUs.",
-)
-@click.option(
-    "--price-share",
-    type=Quantity("share", parse_share),
-    metavar="SHARE",
-    help="Charge this share of that instance, such as 1/8: a prorated price.",
-)
-@click.option(
-    "--usd-per-hour", type=float, metavar="X", help="Charge every run at this price for an hour of a machine."
-)
-@click.option(
-    "--prices",
-    "price_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Read prices from this file too.",
-)
+@comparison_options
 @click.option("--every-run", "every_run", is_flag=True, help="Compare every run in the ledger.")
-@click.option(
-    "--allow-unverified",
-    is_flag=True,
-    help="Rank recipes even if their numerics or convergence are known to be wrong.",
-)
 @click.option(
     "--finish",
     type=POSITIVE_COUNT,
@@ -121,14 +130,7 @@ def _parse_percent(text: str) -> float:
 @profile_option
 def compare(
     selectors: tuple[str, ...],
-    baseline: str | None,
-    prices_as_of: datetime.date | None,
-    price_as: tuple[ChargedAs, ...],
-    price_share: Fraction | None,
-    usd_per_hour: float | None,
-    price_file: Path | None,
     every_run: bool,
-    allow_unverified: bool,
     finish: int | None,
     target: str | None,
     in_full: bool,
@@ -138,6 +140,7 @@ def compare(
     columns: tuple[str, ...] | None,
     brief: bool,
     output: str,
+    **options: Any,
 ) -> int:
     """What a dollar bought: runs side by side, with intervals and verdicts.
 
@@ -148,17 +151,7 @@ def compare(
     row that fails a check of its numerics, or trains to a worse held-out loss than its reference, is shown
     and not ranked.
     """
-    comparison = api.compare(
-        *selectors,
-        baseline=baseline,
-        prices_as_of=prices_as_of,
-        price_as=price_as,
-        price_share=price_share,
-        usd_per_hour=usd_per_hour,
-        prices=price_file,
-        every_run=every_run,
-        allow_unverified=allow_unverified,
-    )
+    comparison = api.compare(*selectors, every_run=every_run, **options)
     _print_warnings(comparison.warnings)
     if why is not None or notes:
         _print_instead(comparison, output, why)

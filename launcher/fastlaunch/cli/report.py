@@ -1,14 +1,14 @@
 """`fastlaunch report`: a comparison to send round."""
 
-import datetime
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fastlaunch.analysis.cost import ChargedAs
-from fastlaunch.cli.options import DATE, Quantity, examples, next_command, with_filters
+from fastlaunch.cli.compare import comparison_options
+from fastlaunch.cli.options import examples, next_command, with_filters
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.units import size_text
@@ -57,32 +57,7 @@ _START_BYTES = 1000
     help="Write it here; - is stdout.  [default: report.html, report.png, else stdout]",
 )
 @click.option("--open", "show", is_flag=True, help="Show the page in the browser.")
-@click.option(
-    "--baseline", metavar="RUN|RECIPE|NAME=A", help="Compare with this.  [default: bf16, else the first row]"
-)
-@click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day.")
-@click.option(
-    "--price-as",
-    type=Quantity("instance", ChargedAs.parse),
-    metavar="INSTANCE[:SHARE]",
-    multiple=True,
-    help="Charge every run at this instance type's price; with several, at that of the one with its GPUs.",
-)
-@click.option(
-    "--usd-per-hour", type=float, metavar="X", help="Charge every run at this price for an hour of a machine."
-)
-@click.option(
-    "--prices",
-    "price_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Read prices from this file too.",
-)
-@click.option(
-    "--allow-unverified",
-    is_flag=True,
-    help="Rank recipes even if their numerics or convergence are known to be wrong.",
-)
+@comparison_options
 @click.option("--measured-only", is_flag=True, help="Draw no predictions beside the runs.")
 def report(
     selectors: tuple[str, ...],
@@ -90,13 +65,8 @@ def report(
     format_: str,
     output: Path | None,
     show: bool,
-    baseline: str | None,
-    prices_as_of: datetime.date | None,
-    price_as: tuple[ChargedAs, ...],
-    usd_per_hour: float | None,
-    price_file: Path | None,
-    allow_unverified: bool,
     measured_only: bool,
+    **options: Any,
 ) -> int:
     from fastlaunch.api.report import report as report_on
 
@@ -108,17 +78,7 @@ def report(
     if output is None:
         _check_own(path)
     with activity("making the report"):
-        made = report_on(
-            *selectors,
-            sweep=sweep,
-            predictions=not measured_only,
-            baseline=baseline,
-            prices_as_of=prices_as_of,
-            price_as=price_as,
-            usd_per_hour=usd_per_hour,
-            prices=price_file,
-            allow_unverified=allow_unverified,
-        )
+        made = report_on(*selectors, sweep=sweep, predictions=not measured_only, **options)
         forms: dict[str, Callable[[], str | bytes]] = {
             **{"html": made.page, "png": made.chart},
             **{"md": made.markdown, "csv": made.csv, "json": made.json},
