@@ -26,8 +26,9 @@ def summaries() -> dict[str, RunSummary]:
 def test_the_summaries_are_those_of_the_records(summaries: dict[str, RunSummary]) -> None:
     found = find_runs([shipped("measurements")])
     assert not found.skipped
-    assert set(found.runs) == set(summaries)
-    for run_id, run in found.runs.items():
+    counted = {id: run for id, run in found.runs.items() if run.summary.profile is None}
+    assert set(counted) == set(summaries)
+    for run_id, run in counted.items():
         assert _rounded(run.summary.to_json()) == _rounded(summaries[run_id].to_json()), run_id
 
 
