@@ -93,8 +93,8 @@ def config_change(
     elif other := _differing(regions[region] or {}, entries):
         return ConfigChange(
             text=None,
-            lines=f"aws:\n{region_lines(region, entries)}",
-            obstacle=f"it has other values for {region}: {', '.join(other)}",
+            lines=f"aws:\n{region_lines(region, {name: entries[name] for name in other})}",
+            obstacle=f"it lacks these for {region}, or has others",
         )
     if not added:
         return ConfigChange(text=None, lines="")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastlaunch.account.config_text import ConfigChange, config_change, stack_entries
 from fastlaunch.account.template import template, template_text
@@ -29,6 +29,7 @@ from fastlaunch.placement.account_network import (
     vpc_lines,
 )
 
+T = TypeVar("T")
 #: Asks for a text on the terminal, with what it is if nothing is typed.
 Prompt = Callable[[str, str | None], str]
 #: Without a budget that somebody named.
@@ -102,13 +103,29 @@ def default_region(settings: Settings, home_region: str) -> str:
 
 
 def _region(context: AppContext, options: InitOptions, prompt: Prompt | None) -> str:
-    region = options.region
-    if region is None:
-        default = default_region(context.settings, context.aws.home_region())
-        region = prompt("region", default) if prompt else default
+    if options.region is not None:
+        return _checked_region(options.region)
+    default = default_region(context.settings, context.aws.home_region())
+    if prompt is None:
+        return _checked_region(default)
+    return _answer(context, prompt, "region", default, _checked_region)
+
+
+def _checked_region(region: str) -> str:
     if not is_region(region):
-        raise UserError(f"{region!r} is not the name of a region", "give one such as --region us-east-1")
+        raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
     return region
+
+
+def _answer(
+    context: AppContext, prompt: Prompt, question: str, default: str | None, check: Callable[[str], T]
+) -> T:
+    """Ask until the answer is one, and return it."""
+    while True:
+        try:
+            return check(prompt(question, default))
+        except UserError as error:
+            context.report(f"{error.message}: {error.hint}")
 
 
 @dataclass(frozen=True)
@@ -179,16 +196,12 @@ class _Init:
         return chosen.id
 
     def _bucket(self) -> str:
-        bucket = self.options.bucket
-        if bucket is None:
-            default = f"fastlaunch-{self.identity.account}-{self.region}"
-            bucket = self.prompt("bucket to make", default) if self.prompt else default
-        if not _BUCKET.fullmatch(bucket):
-            raise UserError(
-                f"{bucket!r} is no name for a bucket",
-                "give 3 to 63 of a to z, 0 to 9 and -, such as acme-runs",
-            )
-        return bucket
+        if self.options.bucket is not None:
+            return _checked_bucket(self.options.bucket)
+        default = f"fastlaunch-{self.identity.account}-{self.region}"
+        if self.prompt is None:
+            return default
+        return _answer(self.context, self.prompt, "bucket to make", default, _checked_bucket)
 
     def _import_existing(self, bucket: str) -> bool:
         """Return whether the stack is to take over what has its names. Raises UserError if it may not."""
@@ -313,12 +326,18 @@ class _Init:
             return path
         self.context.report(_shown(change, path, is_new=text is None))
         if change.text is None:
-            return path
+            raise UserError(
+                f"the stack is ready, and {path} is not: {change.obstacle}",
+                "write the lines above into it, then run `fastlaunch init` again",
+            )
         if not self.options.yes:
             self.context.check_can_ask(yes=False)
             assert self.context.ask is not None
             if not self.context.ask(f"Write {path}?"):
-                raise UserError(f"{path} stays as it is", "the lines above are what it would need")
+                raise UserError(
+                    f"{path} was not written",
+                    "to go on, write the lines above into it, or run the same again",
+                )
         try:
             # Not in place of a link.
             replace_file(path.resolve(), change.text.encode())
@@ -333,14 +352,26 @@ class _Init:
             return self.options.budget_usd
         if self.context.settings.max_cost is not None or not self.prompt:
             return self.context.settings.max_cost or DEFAULT_BUDGET_USD
-        answer = self.prompt("the most USD that a submission may cost", f"{DEFAULT_BUDGET_USD:g}")
-        try:
-            budget_usd = float(answer.strip().removeprefix("$"))
-        except ValueError:
-            budget_usd = 0.0
-        if not 0 < budget_usd < float("inf"):
-            raise UserError(f"{answer!r} is not an amount of USD above 0", "give one such as 25")
-        return budget_usd
+        question = "the most USD that a submission may cost"
+        return _answer(self.context, self.prompt, question, f"{DEFAULT_BUDGET_USD:g}", _checked_budget_usd)
+
+
+def _checked_bucket(name: str) -> str:
+    if not _BUCKET.fullmatch(name):
+        raise UserError(
+            f"{name!r} is no name for a bucket", "give 3 to 63 of a to z, 0 to 9 and -, such as acme-runs"
+        )
+    return name
+
+
+def _checked_budget_usd(text: str) -> float:
+    try:
+        budget_usd = float(text.strip().removeprefix("$"))
+    except ValueError:
+        budget_usd = 0.0
+    if not 0 < budget_usd < float("inf"):
+        raise UserError(f"{text!r} is not an amount of USD above 0", "give one such as 25")
+    return budget_usd
 
 
 def change_lines(changes: Sequence[StackChange]) -> list[str]:
@@ -423,7 +454,7 @@ def _config_text(path: Path) -> str | None:
 def _shown(change: ConfigChange, path: Path, *, is_new: bool) -> str:
     """Return the lines for the config file under what is to become of them."""
     if change.text is not None:
-        head = f"{path}, a new file:" if is_new else f"to be added to {path}, which else stays as it is:"
+        head = f"{path}, a new file:" if is_new else f"to be added to {path}, which otherwise stays as it is:"
     else:
-        head = f"{path} stays as it is: {change.obstacle}. If you want these, write them into it:"
+        head = f"{path} stays as it is: {change.obstacle}:"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in change.lines.splitlines()), ""])

@@ -250,7 +250,8 @@ def _print(
         click.echo(as_json(comparison, further))
         return
     width = output_width()
-    parts = [textwrap.fill(answer(comparison), width, break_on_hyphens=False)]
+    lines = answer(comparison).splitlines()
+    parts = ["\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)]
     if in_full:
         parts.append(as_table(comparison, only=columns, brief=brief, width=width))
     else:
@@ -272,7 +273,7 @@ def _print_warnings(warnings: Sequence[str]) -> None:
 
 def _next(comparison: "Comparison", output: str) -> str:
     """Return the next command worth typing: more runs if a verdict waits for them, else prices."""
-    from fastlaunch.analysis.lacking import instances_to_charge, more_runs_command
+    from fastlaunch.analysis.lacking import more_runs_command
     from fastlaunch.ledger.ledger import IMPORT
 
     rows, request = comparison.rows, comparison.request
@@ -281,10 +282,7 @@ def _next(comparison: "Comparison", output: str) -> str:
         made_here = [run.submission_id for run in comparison.runs if run.backend != IMPORT]
         adding = f" --add-to {made_here[-1]}" if made_here else ""
         return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
-    if not any(row.price for row in rows) and (
-        charges := instances_to_charge(rows, request, comparison.catalogue)
-    ):
-        words = [word for charge in charges for word in ("--price-as", str(charge))]
+    if words := prices_to_add(comparison):
         return shlex.join([*_command_line(()), *words])
     priced = next((row for row in rows if row.setup.instance and row.price), None)
     if priced:
@@ -294,6 +292,16 @@ def _next(comparison: "Comparison", output: str) -> str:
         return f"fastlaunch prices --instance {priced.setup.instance}{of_service}{where} --all"
     same = _command_line(("output", "columns", "brief"))
     return shlex.join([*same, *(["--output", "json"] if output == "table" else [])])
+
+
+def prices_to_add(comparison: "Comparison") -> list[str]:
+    """Return the options that charge runs of which none has a price; empty where they need none."""
+    from fastlaunch.analysis.lacking import instances_to_charge
+
+    if any(row.price for row in comparison.rows):
+        return []
+    charges = instances_to_charge(comparison.rows, comparison.request, comparison.catalogue)
+    return [word for charge in charges for word in ("--price-as", str(charge))]
 
 
 def _command_line(without: Sequence[str]) -> list[str]:

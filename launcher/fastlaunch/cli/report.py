@@ -1,18 +1,20 @@
 """`fastlaunch report`: a comparison to send round."""
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fastlaunch.cli.compare import comparison_options
+from fastlaunch.cli.compare import comparison_options, prices_to_add
 from fastlaunch.cli.options import examples, next_command, with_filters
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.units import size_text
 
+_FORMATS = ("html", "png", "md", "csv", "json")
 #: Written to a file of this name unless one is given.
 _IN_FILES = {"html": "report.html", "png": "report.png"}
 #: Near the start of every page of ours.
@@ -43,11 +45,9 @@ _START_BYTES = 1000
 @click.option("--sweep", metavar="ID", help="Only the runs of this sweep; the beginning of its id is enough.")
 @click.option(
     "--format",
-    "format_",
-    type=click.Choice(["html", "png", "md", "csv", "json"]),
-    default="html",
-    show_default=True,
-    help="What to write; png is the chart of cost against time.",
+    "given_format",
+    type=click.Choice(_FORMATS),
+    help="What to write; png is the chart of cost against time.  [default: by the name of FILE, else html]",
 )
 @click.option(
     "--output",
@@ -62,7 +62,7 @@ _START_BYTES = 1000
 def report(
     selectors: tuple[str, ...],
     sweep: str | None,
-    format_: str,
+    given_format: str | None,
     output: Path | None,
     show: bool,
     measured_only: bool,
@@ -70,6 +70,7 @@ def report(
 ) -> int:
     from fastlaunch.api.report import report as report_on
 
+    format_ = given_format or _format_of(output)
     if show and (format_ != "html" or output == Path("-")):
         raise UserError("--open shows a page in the browser", "leave out --format, and -o -")
     if format_ == "png" and output == Path("-"):
@@ -87,6 +88,8 @@ def report(
     if path == Path("-"):
         click.echo(text)
         return EXIT_DONE
+    if format_ == "html" and (words := prices_to_add(made.comparison)):
+        next_command(shlex.join(["fastlaunch", "report", *selectors, *words]))
     body = f"{text}\n".encode() if isinstance(text, str) else text
     _write(path, body)
     click.echo(f"Wrote {path} ({size_text(len(body))}).", err=True)
@@ -96,6 +99,15 @@ def report(
         if not webbrowser.open(path.resolve().as_uri()):
             next_command(f"open {path} in a browser: none was found here")
     return EXIT_DONE
+
+
+def _format_of(output: Path | None) -> str:
+    """Return the format that the file's name ends with; html without one. Raises UserError for another."""
+    ending = output.suffix.lstrip(".").lower() if output else ""
+    format_ = {"": "html", "htm": "html", "markdown": "md"}.get(ending, ending)
+    if format_ not in _FORMATS:
+        raise UserError(f"no report is written as .{ending}", f"give --format: {', '.join(_FORMATS)}")
+    return format_
 
 
 def _check_own(path: Path) -> None:

@@ -86,6 +86,9 @@ def find_runs(paths: Sequence[Path]) -> Imports:
             raise UserError(f"{path} is neither a file nor a folder", "give record files or CSV files")
         elif path.name.endswith(_SUFFIXES):
             files.append(path)
+        elif len(paths) > 1:
+            # As `folder/*` names what else lies there.
+            imports.skipped.append(BadFile(path, "is of no kind that can be imported"))
         else:
             raise UserError(
                 f"{path} is of no kind that can be imported",
@@ -292,8 +295,8 @@ def _check_type(name: str, value: object, kind: Any) -> None:
         for item in value:
             _check_type(name, item, arguments[0])
     elif origin is Mapping and isinstance(value, Mapping):
-        for text in value.values():
-            _check_type(name, text, str)
+        for item in value.values():
+            _check_type(name, item, arguments[1])
     elif origin in (tuple, Mapping) or not isinstance(
         value, kind | int if kind in (float, float | None) else kind
     ):

@@ -51,7 +51,7 @@ class LiveRun:
     cost_usd: float | None = None
     projected_usd: float | None = None
     max_cost_usd: float | None = None
-    #: Until the machines' time is over.
+    #: Until the machines' time is over; of a run here until its steps are done, at their pace.
     time_left_s: float | None = None
     #: What it does while it takes no steps, or how it ended.
     note: str | None = None
@@ -294,19 +294,27 @@ def live_run(
         step=shown.step if has_steps else None,
         num_steps=shown.num_steps,
         step_time_s=measured.value if measured else shown.step_time_s,
-        samples_per_s=shown.samples_per_s,
-        loss=shown.loss,
+        samples_per_s=_samples_per_s(run) or shown.samples_per_s,
+        loss=run.summary.quality.final_loss if run.summary else shown.loss,
         gpu_use=gpu_use,
         cost_usd=cost_usd,
         projected_usd=cost_usd
         if is_final
         else projected_usd(last, cost_usd, ceiling, shown.seconds_left, waiting),
         max_cost_usd=ceiling,
-        time_left_s=None if is_final else _time_left_s(last, now),
+        time_left_s=None if is_final else _time_left_s(last, now) if last else shown.seconds_left,
         note=note,
         alarm=alarm(last, now) if last else None,
         seen_s=None if is_final else seen_s,
     )
+
+
+def _samples_per_s(run: Run) -> float | None:
+    """Return the rate of a run that has ended, by the step time that it is compared with."""
+    timing = run.summary.timing if run.summary else None
+    if timing is None or timing.step_time_s is None or timing.samples_per_step is None:
+        return None
+    return timing.samples_per_step / timing.step_time_s.value
 
 
 def projected_usd(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.report.table import price_notes
+from fastlaunch.report.overview import decisive_notes, in_order
 from fastlaunch.report.text import dollars, name_of, rate_of, sentence_of, with_range
 
 _HEADINGS = ("row", "runs", "step ms", "rate", "$/h", "$/M", "x base", "verdict")
@@ -22,9 +22,9 @@ def _section(workload: str, rows: Sequence[Row]) -> str:
         "",
         f"| {' | '.join(headings)} |",
         f"|:--{'|--:' * (len(headings) - 2)}|:--|",
-        *(f"| {' | '.join(_cells(row, rows))} |" for row in rows),
+        *(f"| {' | '.join(_cells(row, rows))} |" for row in in_order(rows)),
         "",
-        *(f"* {_text(note)}" for note in price_notes(rows)),
+        *(f"* {_text(note)}" for note in decisive_notes(rows, rows)),
     ]
     return "\n".join(lines).rstrip()
 
@@ -40,7 +40,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
         with_range(row.speed.samples_per_s) or (f"{rate:.3g}" if rate is not None else None),
         dollars(price.usd_per_hour * row.setup.num_nodes) if price else None,
         with_range(cost, format_value=dollars),
-        f"{ratio.value:.3f}" if ratio else None,
+        with_range(ratio, format_value="{:.3f}".format),
         row.verdict.words,
     )
     return [_text(cell or "n/a") for cell in cells]

@@ -1,12 +1,13 @@
 """A comparison on a screen: rows by value with a bar, interval and verdict, and the notes that decide."""
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
-from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, NOT_RANKED, OTHER_BATCH
+from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, NOT_RANKED, OTHER_BATCH, TRAINING
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
@@ -115,12 +116,28 @@ def _section(rows: Sequence[Row], width: int) -> str:
             lines.append(textwrap.shorten(titles[at], width, placeholder="..."))
         lines.append(_line(texts, widths, _bar(shares.get(id(row), 0.0) / best, room)))
     parts = [heading(rows, width), "\n".join(line.rstrip() for line in lines)]
-    if notes := _decisive_notes(chosen, rows)[:_MOST_NOTES]:
+    if notes := decisive_notes(chosen, rows)[:_MOST_NOTES]:
         parts.append("\n".join(_short(note, width) for note in notes))
     return "\n\n".join(parts)
 
 
-def _decisive_notes(chosen: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with what is ranked first, and the cheapest of that, or without prices the fastest."""
+
+    def key(row: Row) -> tuple[bool, bool, float, float]:
+        usd, rate = row.cost.usd_per_million_samples, row.speed.samples_per_s
+        cost = usd.value if usd else math.inf
+        return row.is_barred, not is_comparable(row), cost, -rate.value if rate else 0.0
+
+    return sorted(rows, key=key)
+
+
+def is_comparable(row: Row) -> bool:
+    """Return whether the row trains as the baseline does: only such rows are ranked against each other."""
+    return row.verdict.comparable_as == TRAINING
+
+
+def decisive_notes(chosen: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """Return the notes on prices, and those that change a decision, of the rows in their order.
 
     A reason of all that are ranked against the baseline names none.

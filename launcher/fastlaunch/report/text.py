@@ -12,6 +12,7 @@ from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, T
 from fastlaunch.measure.summary import Interval
 
 NONE = "none"
+_WITHOUT_INTERVAL = "by figures without an interval"
 #: Half an interval that reads as the same on both sides.
 _EVEN = 0.25
 #: Why a row with a higher figure than the best is not the answer.
@@ -47,17 +48,20 @@ def sentence_of(rows: Sequence[Row]) -> str:
 
 
 def answer(comparison: Comparison) -> str:
-    """Return the answer, one clause for each workload."""
-    clauses = {workload: _clause(rows) for workload, rows in comparison.by_workload.items()}
-    if len(clauses) == 1:
-        return f"{next(iter(clauses.values()))}."
-    return "; ".join(f"{workload}: {clause}" for workload, clause in clauses.items()) + "."
+    """Return the answer, a sentence and a line for each workload."""
+    sentences = {workload: sentence_of(rows) for workload, rows in comparison.by_workload.items()}
+    if len(sentences) == 1:
+        return next(iter(sentences.values()))
+    return "\n".join(f"{workload}: {sentence}" for workload, sentence in sentences.items())
 
 
 def _clause(rows: Sequence[Row]) -> str:
     """Return the answer for one workload, with the cheapest row that it leaves out and why."""
     best = best_of(rows)
-    clause = _of_ranked(rows) + (_may_be_best(best, rows) + _left_out(best, rows) if best else "")
+    clause = _of_ranked(rows)
+    # By such figures it has named the best of all already.
+    if best and not clause.endswith(_WITHOUT_INTERVAL):
+        clause += _may_be_best(best, rows) + _left_out(best, rows)
     of_batches = [f"; at global batch {batch}, {_of_ranked(own)}" for batch, own in batches_of(rows).items()]
     return clause + "".join(of_batches)
 
@@ -134,7 +138,7 @@ def _of_ranked(rows: Sequence[Row]) -> str:
     more = _percent(_value(best, priced) / _value(next_best, priced) - 1)
     return (
         f"{named(best, rows)}{_gives(best, priced)}, {more} more than"
-        f" {named(next_best, rows, beside=best)}, by figures without an interval"
+        f" {named(next_best, rows, beside=best)}, {_WITHOUT_INTERVAL}"
     )
 
 

@@ -19,7 +19,7 @@ Spec = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 #: After Okabe and Ito, whom the colour-blind can tell apart, darker: 3:1 contrast or more on white.
-COLOURS = ("#0072b2", "#c44e00", "#00805a", "#a8457f", "#7d6200", "#3f8fb5", "#6f4c9b", "#6b6b6b")
+COLOURS = ("#0072b2", "#c44e00", "#00805a", "#a8457f", "#7d6200", "#262626", "#6f4c9b", "#6b6b6b")
 _QUIET, _WARNING = "#8a8a8a", "#d55e00"
 _HEIGHT = 300
 
@@ -66,8 +66,8 @@ def vega_bundle() -> Iterator[Callable[[], str]]:
 def cost_against_time(unit: str) -> Spec:
     """Return the main chart: USD against hours per million samples, their intervals, and the Pareto front.
 
-    Data sets: `rows` with name, colour, kind (measured or predicted), hours and usd with their ends
-    (hours_low, usd_high, ...) and the label beside it or none, and `front` with hours and usd.
+    Data sets: `rows` with name, colour, kind (measured, predicted, or unranked), hours and usd with their
+    ends (hours_low, usd_high, ...), the label beside it or none and its side, and `front` with hours and usd.
     """
     alt = load_altair()
     rows, front = alt.NamedData("rows"), alt.NamedData("front")
@@ -78,6 +78,7 @@ def cost_against_time(unit: str) -> Spec:
     marks: Mapping[str, Mapping[str, Any]] = {
         "measured": {"filled": True},
         "predicted": {"shape": "diamond", "strokeWidth": 2},
+        "unranked": {"shape": "cross", "strokeWidth": 2},
     }
     tooltip = [
         alt.Tooltip("name:N", title="row"),
@@ -97,23 +98,32 @@ def cost_against_time(unit: str) -> Spec:
             .encode(x=x, y=y, color=colour, tooltip=tooltip)
             for kind, mark in marks.items()
         ),
-        ends.transform_filter(alt.datum.label)
-        .mark_text(align="left", dx=9, dy=-7, fontSize=11)
-        .encode(x=x, y=y, text="label:N"),
+        *(
+            ends.transform_filter((alt.datum.label != None) & (alt.datum.side == side))  # noqa: E711
+            .mark_text(align=align, dx=dx, dy=-8, fontSize=11)
+            .encode(x=x, y=y, text="label:N")
+            for side, align, dx in (("right", "left", 9), ("left", "right", -9))
+        ),
     ]
     return _spec(alt.layer(*layers), f"Cost against time for a million {unit}", rows=[], front=[])
 
 
 def bars(title: str) -> Spec:
-    """Return bars with intervals. Data set `bars`, in the order to show: name, value, low, high, colour."""
+    """Return bars with intervals. Data set `bars`, in their order: name, value, low, high, colour, ranked."""
     alt = load_altair()
     data = alt.NamedData("bars")
     y = alt.Y("name:N", title=None, sort=None)
     tooltip = [alt.Tooltip("name:N", title="row"), alt.Tooltip("value:Q", title=title, format=",.4~g")]
     drawn = (
         alt.Chart(data)
-        .mark_bar(opacity=0.85)
-        .encode(x=alt.X("value:Q", title=title), y=y, color=_colour(alt).legend(None), tooltip=tooltip)
+        .mark_bar()
+        .encode(
+            x=alt.X("value:Q", title=title),
+            y=y,
+            color=_colour(alt).legend(None),
+            opacity=alt.when(alt.datum.ranked).then(alt.value(0.9)).otherwise(alt.value(0.35)),
+            tooltip=tooltip,
+        )
     )
     limits = alt.Chart(data).mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", y=y)
     return _spec(alt.layer(drawn, limits), title, bars=[])
@@ -199,7 +209,7 @@ def picture(spec: Spec, datasets: Mapping[str, Rows]) -> bytes:
 
     config = {
         **{"background": "white", "font": "DejaVu Sans", "view": {"stroke": None}},
-        **{"legend": {"columns": 6}, "range": {"category": list(COLOURS)}},
+        **{"legend": {"columns": 6, "symbolOpacity": 1}, "range": {"category": list(COLOURS)}},
     }
     # What the page takes from its width is a number here.
     filled = {**spec, "width": 820, "datasets": dict(datasets), "config": config}

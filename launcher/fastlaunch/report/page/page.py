@@ -5,6 +5,7 @@ import datetime
 import gzip
 import itertools
 import json
+import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import REFERENCE, curve, is_finite
 from fastlaunch.analysis.cost import reciprocal, scaled
 from fastlaunch.analysis.suggest import place_of, submit_command
-from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.series import RankSeries
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.overview import decisive_notes, in_order, is_comparable
 from fastlaunch.report.page import charts
-from fastlaunch.report.table import notes_of, step_parts_s
+from fastlaunch.report.table import step_parts_s
 from fastlaunch.report.text import dollars, name_of, number, sentence_of, with_range
 from fastlaunch_train.records.records import STEP_PARTS
 
@@ -96,17 +97,17 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         names = ", ".join(given.comparison.by_workload)
         raise UserError(f"these runs are of several workloads ({names})", "choose one: 'workload=NAME'")
     ((workload, rows),) = given.comparison.by_workload.items()
-    ordered = _in_order(rows)
+    ordered = in_order(rows)
     colours = _colours(ordered)
     ranked = [
         (row, usd, hours)
         for row in ordered
-        if _is_comparable(row) and not row.is_barred
+        if is_comparable(row) and not row.is_barred
         if (usd := row.cost.usd_per_million_samples) and (hours := _hours(row.speed.samples_per_s))
     ]
     if not ranked:
         raise UserError(
-            f"no run of {workload} has a price", "charge an instance: --price-as p5en.48xlarge:1/8"
+            f"no run of {workload} has a price", "`fastlaunch compare` ends with the options that charge them"
         )
     points = []
     for row, usd, hours in ranked:
@@ -121,7 +122,16 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         if not front or point["usd"] < front[-1]["usd"]:
             front.append(point)
     labelled = points if len(points) <= _MOST_LABELS else [front[0], front[-1], points[0]]
-    rows_of_chart = [{**point, "label": point["name"] if point in labelled else None} for point in points]
+    all_hours = [point["hours"] for point in points]
+    middle = math.sqrt(min(all_hours) * max(all_hours))
+    rows_of_chart = [
+        {
+            **point,
+            "label": point["name"] if point in labelled else None,
+            "side": "left" if point["hours"] > middle else "right",
+        }
+        for point in points
+    ]
     return charts.cost_against_time(rows[0].setup.sample_unit), {"rows": rows_of_chart, "front": front}
 
 
@@ -149,10 +159,10 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     """Return a workload: `data` for the scripts, and what is text on the page."""
     unit = rows[0].setup.sample_unit
     names = {id(row): name_of(row, rows) for row in rows}
-    ordered = _in_order(rows)
+    ordered = in_order(rows)
     colours = _colours(ordered)
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
-    notes, _ = notes_of(rows, brief=False)
+    groups = _groups(ordered)
     in_dollars = any(row.cost.usd_per_million_samples for row in rows)
     data = {
         "workload": workload,
@@ -179,27 +189,38 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "workload": workload,
         "unit": unit,
         "answer": sentence_of(rows),
-        "rows": [_row_text(row, names[id(row)], number) for number, row in enumerate(ordered)],
+        "groups": [
+            (heading, [_row_text(row, names[id(row)], ordered.index(row)) for row in of_group])
+            for heading, of_group in groups.items()
+        ],
+        "predicted": [_predicted_text(each) for each in given.predicted.get(workload, ())],
         "in_dollars": in_dollars,
         "boxes": [_price_box(key, row) for key, row in sorted(prices.items())],
         "guards": [_guard(row, names[id(row)]) for row in ordered if row.validity.held_out],
         "details": [_detail(row, names[id(row)], given.own_region) for row in ordered],
-        "notes": notes,
+        "notes": decisive_notes(ordered, rows),
         "data": data,
     }
 
 
-def _in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows as the page shows them: what is ranked first, and the cheapest of that."""
-    return sorted(rows, key=lambda row: (row.is_barred, not _is_comparable(row), *_by_cost(row)))
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows that are ranked, under no heading, and the others under why they are not."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        other = (
+            "" if is_comparable(row) else "Another global batch or length: throughput, not training progress"
+        )
+        groups.setdefault("Not ranked" if row.is_barred else other, []).append(row)
+    return groups
 
 
 def _colours(rows: Sequence[Row]) -> Callable[[str], str]:
     """Return what names the colour of a recipe: its name, or `others` where there are more than colours.
 
-    rows: the first of them have a colour of their own, and the baseline.
+    The baseline has a colour of its own, and the recipes with the most runs have.
     """
-    ordered = sorted(rows, key=lambda row: not row.is_baseline)
+    # With the most runs first, after the baseline.
+    ordered = sorted(rows, key=lambda row: (not row.is_baseline, -row.num_runs))
     recipes = list(dict.fromkeys(_family(row.setup.recipe) for row in ordered))
     own = recipes if len(recipes) <= len(charts.COLOURS) else recipes[: len(charts.COLOURS) - 1]
     return lambda recipe: _family(recipe) if _family(recipe) in own else "others"
@@ -207,16 +228,6 @@ def _colours(rows: Sequence[Row]) -> Callable[[str], str]:
 
 def _family(recipe: str) -> str:
     return recipe.split(" ")[0]
-
-
-def _is_comparable(row: Row) -> bool:
-    """Return whether the row trains as the baseline does: only such rows are ranked against each other."""
-    return row.verdict.comparable_as == TRAINING
-
-
-def _by_cost(row: Row) -> tuple[float, float]:
-    usd, rate = row.cost.usd_per_million_samples, row.speed.samples_per_s
-    return usd.value if usd else float("inf"), -rate.value if rate else 0.0
 
 
 def _place_key(row: Row) -> str:
@@ -252,7 +263,7 @@ def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, A
         "usdPerHour": row.price.usd_per_hour if row.price else None,
         "hours": _interval(hours),
         "rate": _interval(row.speed.samples_per_s),
-        "ranked": _is_comparable(row) and not row.is_barred,
+        "ranked": is_comparable(row) and not row.is_barred,
     }
 
 
@@ -265,10 +276,19 @@ def _predicted_data(of: Predicted, colours: Callable[[str], str]) -> dict[str, A
     }
 
 
+def _predicted_text(of: Predicted) -> dict[str, str]:
+    return {
+        "name": of.name,
+        "usd_per_hour": dollars(of.usd_per_hour),
+        "hours": with_range(of.hours) or "n/a",
+        "usd": with_range(scaled(of.hours, of.usd_per_hour), format_value=dollars) or "n/a",
+    }
+
+
 def _row_text(row: Row, name: str, number_in_data: int) -> dict[str, Any]:
     """Return the cells of the table; the script writes the cost and the order anew for other prices."""
     ratio = row.verdict.ratio or row.verdict.speed_ratio
-    usd = row.cost.usd_per_million_samples
+    usd, setup = row.cost.usd_per_million_samples, row.setup
     kind = "published" if row.setup.kind == "published" else "measured"
     return {
         "number": number_in_data,
@@ -276,11 +296,15 @@ def _row_text(row: Row, name: str, number_in_data: int) -> dict[str, Any]:
         "place": row.place,
         "kind": "derived" if row.derived else kind,
         "num_runs": row.num_runs,
+        "gpus": f"{setup.num_nodes} x {setup.num_gpus // setup.num_nodes}"
+        if setup.num_nodes > 1
+        else setup.num_gpus,
+        "batch": setup.batch_size_per_gpu or "n/a",
         "step_ms": with_range(row.speed.step_time_s, factor=1000) or "n/a",
         "rate": with_range(row.speed.samples_per_s) or "n/a",
         "usd_per_hour": dollars(row.price.usd_per_hour * row.setup.num_nodes) if row.price else "n/a",
         "usd": with_range(usd, format_value=dollars) or "n/a",
-        "ratio": f"{ratio.value:.3f}" if ratio else "n/a",
+        "ratio": with_range(ratio, format_value="{:.3f}".format) or "n/a",
         "verdict": row.verdict.words,
         "reasons": row.verdict.reasons,
         "barred": row.is_barred,
@@ -444,7 +468,6 @@ def _detail(row: Row, name: str, own_region: str) -> dict[str, Any]:
         "sequence length": setup.sequence_length,
         "data": setup.data,
         "instance": setup.instance,
-        "device": setup.device_name,
         **setup.fingerprint,
         "variant": ", ".join(f"{key}={text}" for key, text in setup.variant.items()),
         "build": _seconds(row.overhead.build_s),

@@ -5,7 +5,7 @@ const sections = JSON.parse(await new Response(unpacked).text());
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const printing = window.matchMedia("print");
 const COLOURS = JSON.parse(document.documentElement.dataset.colours);
-const DARK_COLOURS = ["#56b4e9", "#f0883e", "#2fc08f", "#e58ac0", "#d9b945", "#8ec7e0", "#b79ae0", "#b5b5b5"];
+const DARK_COLOURS = ["#56b4e9", "#f0883e", "#2fc08f", "#e58ac0", "#d9b945", "#f2f2f2", "#b79ae0", "#b5b5b5"];
 const ERRORS = 1; // of Vega's log levels: it warns of every data set that is empty
 const OUTLIER = 1.5; // times the median
 const BAR_HEIGHT = 24;
@@ -22,7 +22,7 @@ function config() {
     view: { stroke: null },
     axis: { ...words, gridColor: line, domainColor: quiet, tickColor: quiet },
     axisY: { labelLimit: isNarrow() ? 130 : 260 },
-    legend: { ...words, columns: isNarrow() ? 1 : 4 },
+    legend: { ...words, symbolOpacity: 1, columns: isNarrow() ? 1 : 4 },
     range: { category: dark.matches && !printing.matches ? DARK_COLOURS : COLOURS },
     text: { color: text },
     rule: { color: text },
@@ -61,16 +61,18 @@ class Section {
     this.element = element;
     this.data = data;
     this.prices = new Map();
-    this.select("run", data.runs, (run) => `${run.name}: ${run.id}`, () => this.drawSteps());
+    const places = new Map(data.rows.map((row, at) => [row.name, at]));
+    const runs = [...data.runs].sort((a, b) => places.get(a.name) - places.get(b.name));
+    this.select("run", runs, (run) => `${run.name}: ${run.id}`, () => this.drawSteps());
     const names = [...new Set([...data.curves, ...data.runs.filter((run) => run.ranks.some((rank) => rank.losses.length))].map((of) => of.name))];
     this.select("candidate", names.map((name) => ({ name })), (of) => of.name, () => this.drawLosses());
     for (const input of element.querySelectorAll("input[data-place]")) {
-      input.addEventListener("input", () => this.setPrice(input));
+      input.addEventListener("input", () => setPrice(input));
     }
     element.querySelector("form")?.addEventListener("submit", (event) => event.preventDefault());
     element.querySelector("form")?.addEventListener("reset", () => {
-      this.prices.clear();
-      this.drawCosts();
+      // After the boxes have gone back.
+      setTimeout(() => element.querySelectorAll("input[data-place]").forEach(setPrice));
     });
   }
 
@@ -85,15 +87,11 @@ class Section {
   select(name, items, label, changed) {
     const element = this.element.querySelector(`select[data-${name}]`);
     items.forEach((item, at) => element.add(new Option(label(item), at)));
-    element.addEventListener("change", changed);
+    const printed = element.nextElementSibling;
+    const tell = () => { printed.textContent = element.selectedOptions[0]?.text ?? ""; };
+    element.addEventListener("change", () => { tell(); changed(); });
+    tell();
     this[name] = () => items[element.value];
-  }
-
-  setPrice(input) {
-    const usd = Number(input.value);
-    if (input.value !== "" && usd > 0 && usd !== Number(input.defaultValue)) this.prices.set(input.dataset.place, usd);
-    else this.prices.delete(input.dataset.place);
-    this.drawCosts();
   }
 
   // The measured rows, with what a million samples costs at the prices as they are typed.
@@ -115,20 +113,27 @@ class Section {
     this.isTyped = this.prices.size > 0;
     this.tell(rows);
 
-    const points = rows.filter((row) => row.usd).map((row) => point(row.name, row.colour, "measured", row.hours, row.usd, row.ranked));
+    const points = rows.filter((row) => row.usd).map((row) =>
+      point(row.name, row.colour, row.ranked ? "measured" : "unranked", row.hours, row.usd, row.ranked));
     const predicted = data.predicted.map((of) => point(of.name, of.colour, "predicted", of.hours, of.hours.map((hours) => hours && hours * of.usdPerHour), true));
     const all = [...points, ...predicted];
     const best = front(all);
     // Of many the ends of the front, and the first that was measured: more would hide each other.
     const named = isNarrow() ? [] : all.length <= data.mostLabels ? all : [best[0], best.find(({ kind }) => kind === "measured"), best.at(-1)];
-    for (const of of all) of.label = named.includes(of) ? of.name : null;
+    const hours = all.map((of) => of.hours);
+    const middle = Math.sqrt(Math.min(...hours) * Math.max(...hours));
+    for (const of of all) {
+      of.label = named.includes(of) ? of.name : null;
+      of.side = of.hours > middle ? "left" : "right";
+    }
     if (this.show("cost", points.length > 0)) {
       this.element.querySelector("[data-predicted]").hidden = !predicted.length;
+      this.element.querySelector("[data-unranked]").hidden = points.every(({ ranked }) => ranked);
       draw(this.chart("cost"), data.specs.cost, { rows: all, front: best });
     }
     const inDollars = points.length > 0;
     const bars = rows.map((row) => ({ row, values: inDollars ? row.usd : row.rate })).filter(({ values }) => values)
-      .map(({ row, values: [value, low, high] }) => ({ name: row.name, colour: row.colour, value, low: low ?? value, high: high ?? value }));
+      .map(({ row, values: [value, low, high] }) => ({ name: row.name, colour: row.colour, value, low: low ?? value, high: high ?? value, ranked: row.ranked }));
     if (this.show("bars", bars.length > 0)) {
       const spec = inDollars ? data.specs.usd : data.specs.rate;
       this.element.querySelector("[data-bars-title]").textContent = spec.description;
@@ -137,16 +142,18 @@ class Section {
   }
 
   fillTable(rows) {
-    const body = this.element.querySelector(".rows tbody");
+    const table = this.element.querySelector(".rows");
     for (const row of rows) {
-      const line = body.querySelector(`[data-row="${row.number}"]`);
+      const line = table.querySelector(`[data-row="${row.number}"]`);
       const cells = { usd_per_hour: row.usdPerHour && row.usdPerHour * row.numNodes, usd: row.usd?.[0] };
       for (const [name, value] of Object.entries(cells)) {
         const cell = line.querySelector(`[data-cell="${name}"]`);
         cell.dataset.printed ??= cell.textContent;
-        cell.textContent = row.isTyped ? (value ? money(value) : "n/a") : cell.dataset.printed;
+        // The interval is in percent, and stays.
+        const range = name === "usd" ? cell.dataset.printed.match(/ ±.*/)?.[0] ?? "" : "";
+        cell.textContent = row.isTyped ? (value ? money(value) + range : "n/a") : cell.dataset.printed;
       }
-      body.append(line);
+      line.parentElement.append(line);
     }
   }
 
@@ -224,6 +231,23 @@ function front(points) {
     if (!kept.length || of.usd < kept.at(-1).usd) kept.push(of);
   }
   return kept;
+}
+
+// A price holds in every section that has the instance.
+function setPrice(input) {
+  const usd = Number(input.value);
+  const isPrice = input.value !== "" && usd > 0;
+  input.setCustomValidity(isPrice || input.value === input.defaultValue ? "" : "give a price above 0");
+  input.reportValidity();
+  for (const section of drawn) {
+    for (const box of section.element.querySelectorAll("input[data-place]")) {
+      if (box.dataset.place !== input.dataset.place) continue;
+      if (box !== input) box.value = input.value;
+      if (isPrice && usd !== Number(box.defaultValue)) section.prices.set(box.dataset.place, usd);
+      else section.prices.delete(box.dataset.place);
+      section.drawCosts();
+    }
+  }
 }
 
 for (const button of document.querySelectorAll("[data-copy]")) {
