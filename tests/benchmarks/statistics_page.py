@@ -331,8 +331,7 @@ def draw(stored: Mapping[str, Any]) -> None:
                 color=alt.Color(
                     "of:N", title=legend, scale=two if len({d["of"] for d in data}) == 2 else alt.Scale()
                 ),
-                shape=alt.Shape("of:N", title=legend),
-                strokeDash=alt.StrokeDash("of:N", title=legend),
+                shape=alt.Shape("of:N", legend=None),
             )
         )
 
@@ -409,9 +408,12 @@ def draw(stored: Mapping[str, Any]) -> None:
     }
     for name, chart in charts.items():
         sized = chart.properties(width=560, height=240, background="white", padding=12)
-        svg = sized.configure_axis(
-            labelFontSize=13, titleFontSize=13, titleFontWeight="normal"
-        ).configure_legend(labelFontSize=13, titleFontSize=13, titleFontWeight="normal", orient="top")
+        # Wide fonts: a browser without the first draws no label wider than it was measured.
+        svg = (
+            sized.configure(font="DejaVu Sans, Verdana, sans-serif")
+            .configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight="normal")
+            .configure_legend(labelFontSize=12, titleFontSize=12, titleFontWeight="normal", orient="top")
+        )
         svg.save(FOLDER / f"{name}.svg")
 
 

@@ -194,8 +194,12 @@ def test_a_config_file_of_the_users_keeps_what_it_says(
     config(isolated).write_text(text.replace(BUCKET, "another"))
     assert init("--yes", "--region", REGION) == 0
     err = capsys.readouterr().err
-    assert "other values for us-east-1: bucket" in err and f"bucket: {BUCKET}" in err
+    assert "other values for us-east-1" in err and f"bucket: {BUCKET}" in err
     assert "another" in config(isolated).read_text()
+    # What it lacks does not.
+    config(isolated).write_text(f"region: {REGION}\naws:\n  {REGION}:\n    bucket: another\n")
+    assert init("--yes", "--region", REGION) == 2
+    assert "instance_profile:" in capsys.readouterr().err
 
 
 def test_a_stack_that_failed_says_why_and_what_to_delete(

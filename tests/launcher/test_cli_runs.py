@@ -210,7 +210,9 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
     assert (len(summary["evals"]), summary["eval_s"], summary["padding_fraction"]) == (4, 10.0, 0.125)
 
 
-def test_show_says_where_a_steps_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_says_where_a_steps_time_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     parts = {
         "data_s": 0.003,
         "forward_s": 0.04,
@@ -234,6 +236,13 @@ def test_show_says_where_a_steps_time_went(tmp_path: Path, capsys: pytest.Captur
     ]
     summary = json.loads(typed(capsys, "show", OWN, "--output", "json")[0])["summary"]
     assert summary["profile"]["parts_s"]["backward"] == 0.06
+
+    # Elsewhere it is the same.
+    typed(capsys, "export", OWN, "--to", str(tmp_path / "exported"))
+    monkeypatch.setenv("FASTLAUNCH_HOME", str(tmp_path / "elsewhere"))
+    _, err = typed(capsys, "import", str(tmp_path / "exported"))
+    assert "skipped" not in err
+    assert json.loads(typed(capsys, "show", OWN, "--output", "json")[0])["summary"] == summary
 
 
 def test_rm_takes_the_folder_that_was_made_here(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,7 +159,7 @@ def test_another_budget_takes_the_place_of_the_old_one() -> None:
     [
         (
             f"max_cost: 25\naws:\n  {REGION}:\n    bucket: another\n",
-            "other values for us-east-1: bucket, sec",
+            "other values for us-east-1, or none",
         ),
         ("max_cost: 25\naws: {eu-west-1: {bucket: b}}\n", "leaves no room"),
         ("---\nmax_cost: 25\naws: {eu-west-1: {bucket: b}}\n...\n", "leaves no room"),
@@ -168,7 +168,9 @@ def test_another_budget_takes_the_place_of_the_old_one() -> None:
 def test_what_only_the_user_can_change_is_shown_alone(text: str, obstacle: str) -> None:
     changed = change(text)
     assert changed.text is None and obstacle in changed.obstacle
-    assert yaml.safe_load(changed.lines)["aws"][REGION] == ENTRIES
+    # The prefix is that of a file without one.
+    assert {**yaml.safe_load(changed.lines)["aws"][REGION], "prefix": "fastlaunch"} == ENTRIES
+    assert not changed.is_complete
 
 
 def test_entries_of_the_users_own_do_not_make_a_region_another() -> None:

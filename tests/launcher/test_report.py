@@ -241,7 +241,7 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
         ),
         (
             [*runs("bf16", 0.1), *runs("bf16", 0.1, workload="vit-tiny")],
-            r"vit-huge: bf16 gives 640 images/s; vit-tiny: bf16 gives 640 images/s\.",
+            r"vit-huge: bf16 gives 640 images/s\.\nvit-tiny: bf16 gives 640 images/s\.",
         ),
         # What may be better than the best that is established.
         (

@@ -117,6 +117,7 @@ def test_a_price_ranks_anew_and_goes_back(browser: Browser, tmp_path: Path) -> N
     problems: list[str] = []
     page = opened(browser, path, problems)
     before = names(page)
+    page.get_by_text("Prices: type yours").click()
     box = page.locator("input[data-place^=p4d]")
     cell = page.locator("tr", has_text="tf32 on p4d.24xlarge").locator('[data-cell="usd_per_hour"]')
     printed = cell.inner_text()

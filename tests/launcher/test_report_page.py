@@ -240,6 +240,17 @@ def test_a_page_is_written_whole_and_never_over_another_file(
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "report.html"}
 
 
+def test_the_files_name_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import_runs(tmp_path / "runs")
+    for name, start in (("a.md", "**vit-huge**"), ("a.csv", "workload,"), ("a.htm", "<!doctype")):
+        assert run(["report", "-o", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text().startswith(start)
+    assert run(["report", "-o", str(tmp_path / "a.md"), "--format", "json"]) == 0
+    assert json.loads((tmp_path / "a.md").read_text())["rows"]
+    assert run(["report", "-o", str(tmp_path / "a.pdf")]) == 2
+    assert not (tmp_path / "a.pdf").exists()
+
+
 def test_what_cannot_be_reported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "-o", str(tmp_path / "none.html")]) == 2
     import_runs(tmp_path / "runs")

@@ -36,6 +36,8 @@ class ConfigChange:
     lines: str
     # Why only its user can change it.
     obstacle: str | None = None
+    # Whether each entry has a value in it, though maybe another than the stack's.
+    is_complete: bool = False
 
 
 def region_lines(region: str, entries: Mapping[str, Any], indent: int = 2) -> str:
@@ -94,7 +96,8 @@ def config_change(
         return ConfigChange(
             text=None,
             lines=f"aws:\n{region_lines(region, {name: entries[name] for name in other})}",
-            obstacle=f"it lacks these for {region}, or has others",
+            obstacle=f"it has other values for {region}, or none",
+            is_complete=not [name for name in other if (regions[region] or {}).get(name) is None],
         )
     if not added:
         return ConfigChange(text=None, lines="")

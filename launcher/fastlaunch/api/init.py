@@ -325,6 +325,8 @@ class _Init:
             self.context.report(f"{path} says all of it already")
             return path
         self.context.report(_shown(change, path, is_new=text is None))
+        if change.text is None and change.is_complete:
+            return path
         if change.text is None:
             raise UserError(
                 f"the stack is ready, and {path} is not: {change.obstacle}",

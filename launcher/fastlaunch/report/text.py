@@ -12,7 +12,7 @@ from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, T
 from fastlaunch.measure.summary import Interval
 
 NONE = "none"
-_WITHOUT_INTERVAL = "by figures without an interval"
+_BY_FIGURES = "by figures without an interval"
 #: Half an interval that reads as the same on both sides.
 _EVEN = 0.25
 #: Why a row with a higher figure than the best is not the answer.
@@ -59,9 +59,9 @@ def _clause(rows: Sequence[Row]) -> str:
     """Return the answer for one workload, with the cheapest row that it leaves out and why."""
     best = best_of(rows)
     clause = _of_ranked(rows)
-    # By such figures it has named the best of all already.
-    if best and not clause.endswith(_WITHOUT_INTERVAL):
-        clause += _may_be_best(best, rows) + _left_out(best, rows)
+    # By figures it has compared those without an interval, too.
+    by_figures = clause.endswith(_BY_FIGURES)
+    clause += _may_be_best(best, rows) + _left_out(best, rows, by_figures=by_figures) if best else ""
     of_batches = [f"; at global batch {batch}, {_of_ranked(own)}" for batch, own in batches_of(rows).items()]
     return clause + "".join(of_batches)
 
@@ -73,12 +73,13 @@ def _may_be_best(best: Best, rows: Sequence[Row]) -> str:
     return f"; best is one of: {', '.join(name_of(row, rows) for row in best.may_be_best)}"
 
 
-def _left_out(best: Best, rows: Sequence[Row]) -> str:
+def _left_out(best: Best, rows: Sequence[Row], *, by_figures: bool) -> str:
     """Return a clause on the best figure of a row that is not ranked, if it is above the best one's."""
     priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
     of_best = _ratio(best.row, priced)
     # Of a single ranked row the sentence itself goes on to those without an interval, and of other batches.
     kinds = {*_WHY_LEFT_OUT} if best.runner_up else {NOT_RANKED}
+    kinds -= {NO_INTERVAL} if by_figures else set()
     others = [row for row in rows if row.verdict.kind in kinds and _ratio(row, priced)]
     if of_best is None or not others:
         return ""
@@ -138,7 +139,7 @@ def _of_ranked(rows: Sequence[Row]) -> str:
     more = _percent(_value(best, priced) / _value(next_best, priced) - 1)
     return (
         f"{named(best, rows)}{_gives(best, priced)}, {more} more than"
-        f" {named(next_best, rows, beside=best)}, {_WITHOUT_INTERVAL}"
+        f" {named(next_best, rows, beside=best)}, {_BY_FIGURES}"
     )
 
 

@@ -39,6 +39,8 @@ function draw(place, spec, datasets, height = spec.height) {
       actions: false, renderer: "svg", config: config(), logLevel: ERRORS, tooltip: { disableDefaultStyle: true },
     });
     place.view = result.view;
+    // The label says what it is; the tables have what it shows.
+    place.querySelector("svg").setAttribute("aria-hidden", "true");
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", spec.description);
   });
