@@ -34,7 +34,7 @@ def test_recipes_of_a_kind_stand_together_and_those_not_equivalent_say_so(
     rows = json.loads(out)
     assert err == "" and set(rows[0]) == {"name", "description", "kind", "equivalent", *OVERRIDABLE}
     kinds = [kind for kind, _ in itertools.groupby(row["kind"] for row in rows)]
-    assert len(kinds) == len(set(kinds)) == 8
+    assert len(kinds) == len(set(kinds)) == 10
     not_equivalent = [row["name"] for row in rows if row["equivalent"] == "NO"]
     assert not_equivalent == ["te-article", "te-article-fp8"]
 

@@ -54,9 +54,11 @@ IN_A_PROCESS = {
 POINTWISE = ("jit-script", "library")
 #: With all others, on a GPU: tests/gpu/test_recipe_equivalence.py.
 ON_A_GPU = (
-    "tf32",
+    *("tf32", "graph"),
     *("te-bf16", "te-fp8", "te-fp8-current", "te-fp8-block", "te-mxfp8", "te-article", "te-article-fp8"),
 )
+#: Of wider blocks, in test_fp8_fused.py.
+FUSED = ("fp8-fused",)
 #: Whose steps the code of another package makes, which only a whole run has.
 TRAINERS = ("lightning", "transformers")
 #: In ORTModule's own environment, with losses that are eager's: test_ort_trains_as_torch_does.
@@ -64,7 +66,7 @@ UNDER_OLD_TORCH = ("ort", "ort-zero1")
 
 
 def test_every_recipe_is_tried_somewhere() -> None:
-    on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *TRAINERS, *UNDER_OLD_TORCH]
+    on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *FUSED, *TRAINERS, *UNDER_OLD_TORCH]
     assert sorted([*on_a_cpu, *ON_A_GPU]) == sorted(RECIPES)
     assert torch.cuda.is_available() or set(runnable_recipes(this_machine(CPU))) <= set(on_a_cpu)
 

@@ -48,6 +48,9 @@ OVERRIDES: dict[str, tuple[str, str, object]] = {
     "compile_backend": ("compile", "aot_eager", "aot_eager"),
     "compile_scope": ("compile", "model", "model"),
     "parallelism": ("bf16", "zero2", "zero2"),
+    "last_block": ("fp8-fused", "class_token", "class_token"),
+    "dgrad_accumulation": ("fp8-fused", "fast", "fast"),
+    "step_graph": ("bf16", "true", True),
     "ddp_bucket_mb": ("bf16", "25", 25),
     "overlap_comm": ("zero1", "false", False),
     "wire_dtype": ("bf16", "bf16", "bf16"),
@@ -195,7 +198,8 @@ def test_of_all_combinations_the_sound_ones_remain() -> None:
     compiled = 1 + (len(CHOICES["compile_mode"]) - 1) * len(CHOICES["compile_scope"])
     in_native_blocks = 4 + len(TORCHAO_SCALINGS)  # four precisions without a scaling
     in_te_blocks = 2 * (1 + len(TE_SCALINGS))  # bf16 or a scaling, in faithful blocks or the article's
-    assert sound == in_native_blocks * compiled + in_te_blocks
+    in_fused_blocks = 1  # in FP8 with delayed scaling
+    assert sound == in_native_blocks * compiled + in_te_blocks + in_fused_blocks
 
 
 choices = {
@@ -208,6 +212,7 @@ choices = {
     "grad_accumulation": ("1", "2"),
     "set_to_none": ("true", "False"),
     "deterministic": ("true", "false"),
+    "step_graph": ("true", "false"),
     "learning_rate": ("none", "1e-3", "0.001", "2"),
 }
 plausible = st.sampled_from([f"{field}={value}" for field, values in choices.items() for value in values])

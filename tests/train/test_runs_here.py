@@ -80,15 +80,16 @@ def only_inductor(backend: str) -> str | None:
 ORT = having(engine="ort")
 EVERYTHING = set(RECIPES) - ORT
 COMPILED = set(RECIPES) - having(compile_mode="none")
-TE = set(RECIPES) - having(blocks="native")
+TE = having(blocks="te") | having(blocks="te-article")
 FP8 = having(precision="fp8")
-TORCHAO = FP8 - TE
+FUSED = having(blocks="fused")
+TORCHAO = FP8 - TE - FUSED
 HOPPER = {"te-fp8-block", "ao-fp8-rowwise"}
 
 
 def test_what_runs_on_which_gpu() -> None:
-    assert runs(machine(None)) == EVERYTHING - TE - {"tf32"}
-    assert runs(machine((6, 1))) == EVERYTHING - TE - FP8 - COMPILED - {"tf32"}
+    assert runs(machine(None)) == EVERYTHING - TE - {"tf32", "graph"}
+    assert runs(machine((6, 1))) == EVERYTHING - TE - FP8 - COMPILED - {"tf32", "graph"}
     # Inductor would run eagerly what it cannot compile there: bf16, which all of these are.
     assert runs(machine((7, 0))) == runs(machine((7, 5))) == EVERYTHING - TE - FP8 - COMPILED - {"tf32"}
     assert missing_part(resolve_recipe("compile", ["precision=fp16"]), machine((7, 5))) is None
@@ -162,7 +163,7 @@ NEAREST = [
     ("te-mxfp8", machine((9, 0)), "te-fp8-block"),
     ("te-fp8-block", machine((9, 0), cuda=(12, 8)), "te-fp8"),
     ("te-fp8", machine((8, 0)), "te-bf16"),
-    ("te-fp8", machine((9, 0), unusable={"transformer_engine": "no"}), "ao-fp8"),
+    ("te-fp8", machine((9, 0), unusable={"transformer_engine": "no"}), "fp8-fused"),
     ("te-bf16", machine(None), "bf16"),
     ("te-article", machine(None), "bf16"),
     ("te-article-fp8", machine((8, 0)), "te-article"),

@@ -35,6 +35,7 @@ _KINDS = (
     ("fp8_scaling", "none", "torchao"),
     ("pointwise", "written", "pointwise"),
     ("compile_mode", "none", "compiled"),
+    ("step_graph", False, "CUDA graph"),
 )
 _WORKLOAD_HEADERS = {
     "name": "workload",
@@ -158,6 +159,8 @@ def _recipe_row(recipe: Recipe) -> dict[str, Any]:
 
 def _kind(recipe: Recipe) -> str:
     """Return what sets the recipe apart from plain eager training, in a word or two."""
+    if recipe.blocks == "fused":
+        return "fused FP8"
     kinds = (kind for field, usual, kind in _KINDS if getattr(recipe, field) != usual)
     return next(kinds, "eager")
 

@@ -95,9 +95,11 @@ def run_checks(
     still = STILL_LIMITS[recipe.precision] * times_usual(recipe.precision, reference.rounding)
     with preserve_state(model):
         if recipe.fp8_scaling == "delayed":
-            # Scales are known from the second pass on, and only updated with gradients.
-            with precision.autocast():
-                outputs_of(model, probe)
+            # Scales are only updated with gradients. They are known from the second pass on: of Transformer
+            # Engine's blocks at its start or before, of fused ones after its start.
+            for _ in range(2):
+                with precision.autocast():
+                    outputs_of(model, probe)
         model.eval()
 
         def outputs(

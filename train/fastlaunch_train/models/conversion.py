@@ -50,6 +50,17 @@ def convert_model(
         from fastlaunch_train.models.te_blocks import replace_blocks
 
         replace_blocks(model, blocks, contexts=contexts, layer_factory=layer_factory)
+    elif recipe.blocks == "fused":
+        from fastlaunch_train.models.fp8_fused.block import replace_blocks as replace_by_fused
+        from fastlaunch_train.models.fp8_fused.patches import patches_by_product
+
+        if recipe.last_block == "class_token" and getattr(model, "global_pool", None) != "token":
+            raise RecipeError(
+                f"recipe {recipe.label}: this model does not classify by its class token alone",
+                "add --set last_block=all",
+            )
+        replace_by_fused(blocks, recipe)
+        patches_by_product(model)
     elif recipe.blocks == "te-article":
         from fastlaunch_train.models.te_blocks import replace_with_article_blocks
 

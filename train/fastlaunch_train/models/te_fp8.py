@@ -28,7 +28,7 @@ def fp8_recipe(recipe: Recipe, load: Callable[[str], Any] = importlib.import_mod
     Everything is explicit, since its defaults depend on the GPU. `delayed` takes the largest of the maxima of
     the last `amax_history` steps.
     """
-    if recipe.fp8_scaling not in TE_SCALINGS:
+    if recipe.fp8_scaling not in TE_SCALINGS or recipe.blocks == "fused":
         return None
     module = load("transformer_engine.common.recipe")
     arguments: dict[str, Any] = {

@@ -20,9 +20,11 @@ AMAX_HISTORY = 1024
 #: The words that a field may be, if it is one of several.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16", "fp8"),
-    "blocks": ("native", "te", "te-article"),
+    "blocks": ("native", "te", "te-article", "fused"),
     "fp8_scaling": ("none", *TE_SCALINGS, *TORCHAO_SCALINGS),
     "fp8_format": ("hybrid", "e4m3"),
+    "last_block": ("all", "class_token"),
+    "dgrad_accumulation": ("split", "fast"),
     "pointwise": ("written", "scripted", "library"),
     "engine": ("torch", "ort"),
     "compile_mode": ("none", "default", *CUDA_GRAPH_MODES),
@@ -66,12 +68,18 @@ class Recipe:
     precision: str = "bf16"
     #: `native`: as the model was built. `te`: replaced by Transformer Engine's, which compute the same.
     #: `te-article`: replaced by Transformer Engine's with its defaults, as an article of November 2023 had
-    #: them: they attend across the batch, and train another model.
+    #: them: they attend across the batch, and train another model. `fused`: ours, in FP8, whose pointwise
+    #: passes are fused with the casts.
     blocks: str = "native"
     fp8_scaling: str = "none"  #: how FP8 scale factors are found; `none` unless precision is `fp8`
     fp8_format: str = "hybrid"  #: `hybrid`: E4M3 forward, E5M2 for gradients
     fp8_blocks: str = "all"  #: which of the model's blocks compute in FP8: `all`, or a slice such as `1:-1`
     amax_history: int = AMAX_HISTORY  #: steps whose largest value gives the scale of delayed scaling
+    #: Tokens that fused blocks compute in the last block, after its attention: `class_token` alone is all
+    #: that reaches the head of a model that classifies by it.
+    last_block: str = "all"
+    #: Of fused blocks' products for input gradients: `split` sums up in fp32, `fast` in fewer bits.
+    dgrad_accumulation: str = "split"
     #: Pointwise functions that the model writes out in several operations: as `written`, `scripted` by
     #: torch.jit.script, or by torch's own single operator (`library`).
     pointwise: str = "written"
@@ -90,6 +98,9 @@ class Recipe:
     set_to_none: bool = True  #: gradients are freed, not zeroed
     #: `bf16`: weights are held and updated in bf16. `bf16-master`: bf16 weights, updated in fp32 masters.
     parameter_dtype: str = "fp32"
+    #: The GPU does a whole step, optimizer and all, by one CUDA graph. Several GPUs do without: they exchange
+    #: gradients as they come.
+    step_graph: bool = False
     deterministic: bool = False  #: torch's deterministic algorithms
     loop: str = "ours"  #: whose loop calls the steps; else Lightning's or Transformers' Trainer
     learning_rate: float | None = None  #: None: the workload's own
@@ -108,8 +119,9 @@ class Recipe:
 
     @property
     def compiles(self) -> bool:
-        """Whether the first call of the recipe's model compiles, scripts or exports something."""
-        return self.compile_mode != "none" or self.pointwise == "scripted" or self.engine == "ort"
+        """Whether the first call of the recipe's model compiles, scripts, exports or captures something."""
+        compiled = self.compile_mode != "none" or self.pointwise == "scripted" or self.engine == "ort"
+        return compiled or self.step_graph
 
     @property
     def label(self) -> str:

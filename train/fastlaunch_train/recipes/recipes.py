@@ -78,6 +78,20 @@ RECIPES: Mapping[str, Recipe] = {
             fp8_scaling="delayed",
         ),
         Recipe(
+            name="fp8-fused",
+            description="our own FP8 blocks with fused casts, delayed scaling, one CUDA graph a step",
+            precision="fp8",
+            fp8_scaling="delayed",
+            blocks="fused",
+            step_graph=True,
+            optimizer_impl="fused",
+        ),
+        Recipe(
+            name="graph",
+            description="bf16 autocast, a whole step in one CUDA graph (one GPU)",
+            step_graph=True,
+        ),
+        Recipe(
             name="ao-fp8",
             description="torchao float8, one scale a tensor, compiled block by block",
             fp8_scaling="tensorwise",

@@ -74,7 +74,7 @@ class Requirement:
     """What recipes with certain values of their fields need of a machine."""
 
     #: Field -> its values that need it. All fields have to match.
-    fields: Mapping[str, tuple[str, ...]]
+    fields: Mapping[str, tuple[object, ...]]
     missing: Missing
     package: str | None = None  #: what has to be installed, by the name that is imported
 
@@ -119,7 +119,7 @@ def _cuda(what: str, least: Version) -> Missing:
 
 
 def _package(
-    fields: Mapping[str, tuple[str, ...]],
+    fields: Mapping[str, tuple[object, ...]],
     package: str,
     least: Version = (),
     *,
@@ -163,7 +163,10 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     # Products scaled by blocks of 128 values, and by rows: Transformer Engine's support matrix.
     Requirement({"fp8_scaling": ("block",)}, _gpu("FP8 block scaling", (9, 0))),
     Requirement({"fp8_scaling": ("rowwise",)}, _gpu("FP8 scaled by rows", (9, 0), runs_on_cpu=True)),
-    Requirement({"fp8_scaling": ("delayed", "current")}, _gpu("FP8", (8, 9))),
+    Requirement({"fp8_scaling": ("delayed", "current"), "blocks": _TE_BLOCKS}, _gpu("FP8", (8, 9))),
+    # Their kernels round with instructions of Ada and newer; without a GPU torch computes the same.
+    Requirement({"blocks": ("fused",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
+    Requirement({"blocks": ("native",), "step_graph": (True,)}, _gpu("a CUDA graph", (7, 0))),
     Requirement({"fp8_scaling": ("tensorwise",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
     Requirement({"blocks": _TE_BLOCKS}, _gpu("Transformer Engine", (8, 0))),
     Requirement({"precision": ("tf32",)}, _gpu("TF32", (8, 0))),
@@ -195,7 +198,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         what="fp8_scaling block on Blackwell",
         from_capability=(10, 0),
     ),
-    Requirement({"fp8_scaling": TE_SCALINGS}, _scaling_refused),
+    Requirement({"fp8_scaling": TE_SCALINGS, "blocks": _TE_BLOCKS}, _scaling_refused),
     _package({"fp8_scaling": TORCHAO_SCALINGS}, "torchao", TORCHAO_RELEASE),
     Requirement(_COMPILED, lambda recipe, machine: machine.compile_problem(recipe.compile_backend)),
     _package({"engine": ("ort",)}, "torch_ort"),

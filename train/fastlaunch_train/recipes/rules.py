@@ -27,7 +27,18 @@ _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
 def recipe_problem(recipe: Recipe) -> Problem | None:
     """Return the first thing that is wrong with `recipe`; None if nothing is."""
-    for rules in (_choices, _numbers, _fp8, _blocks, _compile, _parallelism, _engine, _parameters):
+    for rules in (
+        _choices,
+        _numbers,
+        _fp8,
+        _blocks,
+        _fused,
+        _step_graph,
+        _compile,
+        _parallelism,
+        _engine,
+        _parameters,
+    ):
         for problem in rules(recipe):
             return problem
     return None
@@ -67,6 +78,11 @@ def steps_problem(recipe: Recipe) -> Problem | None:
 
 def profile_problem(recipe: Recipe) -> Problem | None:
     """Return why the phases of the recipe's steps cannot be told apart; None if they can."""
+    if recipe.step_graph:
+        return (
+            "the phases of a captured step cannot be told apart",
+            "leave out --step-profile, or add --set step_graph=false",
+        )
     if recipe.loop == "ours":
         return None
     return (
@@ -144,7 +160,7 @@ def _fp8(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _blocks(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.blocks == "native":
+    if recipe.blocks in ("native", "fused"):
         return
     if recipe.precision not in ("bf16", "fp8"):
         yield (
@@ -153,6 +169,40 @@ def _blocks(recipe: Recipe) -> Iterator[Problem]:
         )
     if recipe.compile_mode != "none":
         yield "Transformer Engine's modules break torch.compile's graph", "use compile_mode=none with them"
+
+
+def _fused(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.blocks != "fused":
+        if (recipe.last_block, recipe.dgrad_accumulation) != ("all", "split"):
+            yield "last_block and dgrad_accumulation are of fused blocks", "add --set blocks=fused"
+        return
+    if (recipe.fp8_scaling, recipe.fp8_format, recipe.fp8_blocks) != ("delayed", "hybrid", "all"):
+        yield (
+            "fused blocks compute in FP8 with delayed scaling, hybrid format, and all of them",
+            "leave out fp8_scaling, fp8_format and fp8_blocks, or use te-fp8",
+        )
+    if recipe.compile_mode != "none" or recipe.activation_checkpointing != "none":
+        yield (
+            "fused blocks are neither compiled nor recomputed",
+            "use compile_mode=none and activation_checkpointing=none",
+        )
+    if recipe.parameter_dtype != "fp32":
+        yield "fused blocks hold fp32 parameters", "leave out parameter_dtype"
+
+
+def _step_graph(recipe: Recipe) -> Iterator[Problem]:
+    if not recipe.step_graph:
+        return
+    if recipe.precision == "fp16":
+        yield "a captured step cannot skip an update, as loss scaling does", "add --set precision=bf16"
+    if recipe.blocks in ("te", "te-article"):
+        yield "Transformer Engine's steps are not captured here", "use step_graph=false"
+    if recipe.compile_mode != "none" or recipe.engine == "ort":
+        yield "a captured step is neither compiled nor ONNX Runtime's", "use step_graph=false"
+    if recipe.parallelism != "ddp" or recipe.loop != "ours":
+        yield "only steps of our own loop are captured, on one GPU", "leave out parallelism and loop"
+    if recipe.parameter_dtype == "bf16-master" or not recipe.set_to_none:
+        yield "a captured step frees its gradients and has no masters", "use step_graph=false"
 
 
 def _compile(recipe: Recipe) -> Iterator[Problem]:
@@ -190,7 +240,7 @@ def _parallelism(recipe: Recipe) -> Iterator[Problem]:
     if recipe.parallelism == "ddp":
         return
     if recipe.blocks != "native":
-        yield "Transformer Engine's blocks train with DDP only", "add --set parallelism=ddp"
+        yield "other blocks than the model's own train with DDP only", "add --set parallelism=ddp"
     if recipe.parallelism in ZERO_STAGES:
         if recipe.compile_mode in CUDA_GRAPH_MODES:
             yield (

@@ -24,6 +24,7 @@ class Adafactor(torch.optim.Optimizer):
     Parameters may be sharded (DTensor) and in bf16; the moments are fp32. In each step weights lose the share
     lr * weight_decay, as there.
 
+    capturable: count steps on the GPU, as a step that is captured in a CUDA graph has to.
     foreach: stack parameters of one shape and update them at once, up to 2**24 numbers, which takes a fourth
         of the kernels. Sharded parameters are updated one by one.
     """
@@ -35,9 +36,11 @@ class Adafactor(torch.optim.Optimizer):
         lr: float,
         weight_decay: float = 0.0,
         foreach: bool = True,
+        capturable: bool = False,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
         self._foreach = foreach
+        self._capturable = capturable
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -50,7 +53,11 @@ class Adafactor(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in parameters:
                 state = self.state[parameter]
-                state["step"] = state.get("step", 0) + 1
+                if self._capturable:
+                    # In place, for a graph that is replayed.
+                    state.setdefault("step", torch.zeros((), device=parameter.device)).add_(1)
+                else:
+                    state["step"] = state.get("step", 0) + 1
             for alike in self._alike(parameters) if self._foreach else ([each] for each in parameters):
                 # Checkpoints of before there was a weight decay have none.
                 self._update(alike, group["lr"], group.get("weight_decay", 0.0))
@@ -73,7 +80,8 @@ class Adafactor(torch.optim.Optimizer):
             if hasattr(parameter, "placements"):
                 yield [parameter]
                 continue
-            key = (parameter.shape, parameter.dtype, parameter.device, self.state[parameter]["step"])
+            step = 0 if self._capturable else self.state[parameter]["step"]
+            key = (parameter.shape, parameter.dtype, parameter.device, step)
             waiting = alike.setdefault(key, [])
             waiting.append(parameter)
             if (len(waiting) + 1) * parameter.numel() > _AT_ONCE:
@@ -117,11 +125,14 @@ def _apart(values: torch.Tensor) -> list[torch.Tensor]:
     return list(values.unbind()) if len(values) > 1 else [values.squeeze(0)]
 
 
-def _averaged(states: list[dict[str, Any]], name: str, values: torch.Tensor, kept: float) -> torch.Tensor:
+def _averaged(states: list[dict[str, Any]], name: str, values: torch.Tensor, kept: Any) -> torch.Tensor:
     """Return the running means under `name`, updated with `values`; in the first step kept is 0."""
     if name not in states[0]:
         for state, value in zip(states, _apart(values), strict=True):
             state[name] = value.clone()
+    elif isinstance(kept, torch.Tensor):
+        for state, value in zip(states, _apart(values), strict=True):
+            state[name].lerp_(value, 1.0 - kept)
     else:
         means = [state[name] for state in states]
         torch._foreach_mul_(means, kept)

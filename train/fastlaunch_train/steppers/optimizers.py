@@ -60,11 +60,15 @@ def build_optimizer(
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=workload.momentum, **implementation)
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, **implementation)
+        # A captured step counts on the GPU.
+        on_gpu = any(parameter.is_cuda for parameter in parameters.values())
+        return torch.optim.AdamW(groups, lr=rate, capturable=recipe.step_graph and on_gpu, **implementation)
     if name == "adafactor":
         from fastlaunch_train.steppers.adafactor import Adafactor
 
-        return Adafactor(groups, lr=rate, foreach=recipe.optimizer_impl != "for-loop")
+        return Adafactor(
+            groups, lr=rate, foreach=recipe.optimizer_impl != "for-loop", capturable=recipe.step_graph
+        )
     raise WorkloadError(
         f"workload {workload.name} asks for optimizer {name!r}", "sgd, adamw and adafactor are known"
     )

@@ -78,6 +78,11 @@ def build_stepper(
         from fastlaunch_train.steppers.deepspeed_engine import DeepSpeedStepper
 
         return DeepSpeedStepper(workload, recipe, precision, process, model)
+    if recipe.step_graph and process.device.type == "cuda" and process.world_size == 1:
+        # Torch without FP8 has no such modules.
+        from fastlaunch_train.steppers.graphed import GraphedStepper
+
+        return GraphedStepper(workload, recipe, precision, process, model)
     return TorchStepper(workload, recipe, precision, process, model)
 
 

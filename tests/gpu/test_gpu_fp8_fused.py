@@ -1,0 +1,134 @@
+"""The kernels of fused FP8 blocks against plain torch, and steps in one CUDA graph, on a GPU."""
+
+import copy
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from running_here import runnable
+
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
+from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.steppers.graphed import GraphedStepper
+from fastlaunch_train.steppers.stepping import build_native, build_stepper
+from fastlaunch_train.workloads.contract import DataRequest, load_workload, next_batch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = torch.device("cuda", 0)
+PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE)
+#: Of 16 and of 256 images, the second as ViT-Huge is trained.
+SHAPES = [(16 * 197, 768), (16 * 197, 1024), (256 * 197, 1280)]
+FP8 = (E4M3, E5M2)
+
+Pass = Callable[[ModuleType, torch.Tensor, torch.Tensor], Any]
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).bfloat16()
+
+
+def passes(rows: int, width: int) -> dict[str, Pass]:
+    """Each pass on random tensors, by the module that computes it, its scale and its amax."""
+    torch.manual_seed(0)
+    x, branch, skip, hidden, gradient = (
+        normal(rows, size) for size in (width, width, width, 4 * width, 4 * width)
+    )
+    weight, bias = (torch.randn(width, device=DEVICE) for _ in range(2))
+    matrix = 0.02 * torch.randn(3 * width, width, device=DEVICE)
+    mean, rstd = torch.randn(rows, device=DEVICE), torch.rand(rows, device=DEVICE) + 0.5
+    return {
+        "norm": lambda of, scale, amax: of.norm_forward(x, branch, weight, bias, 1e-6, scale, amax),
+        "first norm": lambda of, scale, amax: of.norm_forward(x, None, weight, bias, 1e-6, scale, amax),
+        "norm's gradient": lambda of, scale, amax: of.norm_backward(branch, x, skip, weight, mean, rstd),
+        "gelu": lambda of, scale, amax: of.gelu_forward(hidden, scale, amax),
+        "gelu's gradient": lambda of, scale, amax: of.gelu_backward(gradient, hidden, scale, amax),
+        "three parts": lambda of, scale, amax: of.cast_transpose(
+            (x, branch, skip), scale, amax, E5M2, sums=True
+        ),
+        "a weight": lambda of, scale, amax: of.cast_transpose((matrix,), scale, amax, E4M3, sums=False)[:2],
+    }
+
+
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_a_kernel_computes_what_plain_torch_does(rows: int, width: int) -> None:
+    from fastlaunch_train.models.fp8_fused import kernels
+
+    for name, compute in passes(rows, width).items():
+        results, largest = [], []
+        for module in (kernels, reference):
+            # Some values are beyond the format's largest.
+            scale, amax = torch.full((1,), 200.0, device=DEVICE), torch.zeros(1, device=DEVICE)
+            results.append(compute(module, scale, amax))
+            largest.append(float(amax))
+        assert largest[0] == pytest.approx(largest[1], rel=1e-5), name
+        for ours, theirs in zip(*results, strict=True):
+            if ours.dtype in FP8:
+                # A value between two of FP8's may be rounded to either, where an approximate tanh is in it.
+                same = (ours.view(torch.uint8) == theirs.view(torch.uint8)).float().mean()
+                assert float(same) > 0.999, name
+            else:
+                error = (ours.float() - theirs.float()).norm() / theirs.float().norm()
+                assert float(error) < 1e-4, name
+        given = [value for value in results[0] if value.dtype in FP8]
+        if given:
+            out, transposed = given
+            assert torch.equal(out.view(torch.uint8).t(), transposed.view(torch.uint8)), name
+
+
+def steps(label: str, workload_name: str, batch_size: int, number: int) -> tuple[Any, list[float]]:
+    """The stepper after some steps, and their losses."""
+    recipe, workload = runnable(label), load_workload(workload_name)
+    precision = setup_precision(recipe, DEVICE)
+    model = build_native(workload, 0, PROCESS)
+    convert_model(model, workload, recipe)
+    stepper = build_stepper(workload, recipe, precision, PROCESS, model)
+    request = DataRequest(
+        source="synthetic",
+        batch_size=batch_size,
+        seed=0,
+        rank=0,
+        world_size=1,
+        device=DEVICE,
+        num_workers=0,
+        first_step=1,
+        dtype=torch.bfloat16,
+    )
+    batches = workload.batches(request)
+    return stepper, [float(stepper.step(next_batch(workload, batches))) for _ in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch_size"), [("vit-tiny", 64), ("gpt2-xsmall", 2), ("distilbert-imdb", 4)]
+)
+def test_captured_steps_train_as_others_do(workload: str, batch_size: int) -> None:
+    captured, losses = steps("graph", workload, batch_size, 8)
+    _, expected = steps("bf16", workload, batch_size, 8)
+    assert isinstance(captured, GraphedStepper)
+    # Dropout draws others in a graph.
+    tolerance = 0.2 if workload == "distilbert-imdb" else 0.02
+    assert losses == pytest.approx(expected, rel=tolerance)
+
+
+def test_a_captured_step_goes_on_from_a_checkpoint() -> None:
+    stepper, _ = steps("graph", "gpt2-xsmall", 2, 5)
+    state = copy.deepcopy(stepper.state())
+    further = [float(stepper.step(stepper._batch)) for _ in range(3)]
+    resumed, _ = steps("graph", "gpt2-xsmall", 2, 1)
+    batch = stepper._batch
+    resumed.load_state(state)
+    assert [float(resumed.step(batch)) for _ in range(3)] == pytest.approx(further, rel=0.01)
+
+
+def test_fused_blocks_learn_as_transformer_engines_do() -> None:
+    _, fused = steps("fp8-fused", "vit-huge", 32, 12)
+    _, expected = steps("bf16", "vit-huge", 32, 12)
+    assert fused[-1] < fused[0] and fused == pytest.approx(expected, rel=0.05)

@@ -1,0 +1,262 @@
+"""Fused FP8 blocks where there is no GPU: what they compute, save and refuse, by passes in plain torch."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused.block import replace_blocks
+from fastlaunch_train.models.fp8_fused.context import fused_fp8
+from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
+from fastlaunch_train.models.fp8_fused.patches import PatchProduct, patches_by_product
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.steppers.adafactor import Adafactor
+from fastlaunch_train.steppers.graphed import clone_batch, copy_batch
+
+NUM_SAMPLES, NUM_CLASSES = 16, 10
+
+
+def vit(**changes: Any) -> nn.Module:
+    """A small ViT with biases and norms that hide no mistake."""
+    prepare_torchvision()
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    arguments = {"embed_dim": 256, "depth": 3, "num_heads": 4, **changes}
+    model: nn.Module = VisionTransformer(img_size=32, patch_size=8, num_classes=NUM_CLASSES, **arguments)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.dim() == 1 else 0.02))
+    return model
+
+
+def fused(model: nn.Module, *overrides: str) -> nn.Module:
+    converted: Any = copy.deepcopy(model)
+    replace_blocks(converted.blocks, resolve_recipe("fp8-fused", overrides))
+    return converted.train()  # type: ignore[no-any-return]
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(NUM_SAMPLES, 3, 32, 32, generator=generator)
+    return images, torch.randint(0, NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
+
+
+def passed(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16), fused_fp8():
+        return model(images).float()  # type: ignore[no-any-return]
+
+
+def train_passes(model: nn.Module, number: int = 3) -> torch.Tensor:
+    """The outputs of the last of some passes forward and backward, which leaves its gradients."""
+    images, labels = batch()
+    for _ in range(number):
+        model.zero_grad()
+        outputs = passed(model, images)
+        nn.functional.cross_entropy(outputs, labels).backward()
+    return outputs
+
+
+def relative(value: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((value - expected).detach().norm() / expected.detach().norm())
+
+
+@pytest.mark.parametrize("overrides", [(), ("last_block=class_token",)])
+def test_outputs_and_every_gradient_are_the_models(overrides: tuple[str, ...]) -> None:
+    model = vit()
+    converted = fused(model, *overrides)
+    outputs = train_passes(converted)
+    images, labels = batch()
+    expected = model(images)
+    nn.functional.cross_entropy(expected, labels).backward()
+    assert relative(outputs, expected) < 0.1
+    # FP8's own error; a gradient of the wrong tensor is off by about 1.
+    errors = {
+        name: relative(ours.grad, theirs.grad)  # type: ignore[arg-type]
+        for (name, theirs), ours in zip(model.named_parameters(), converted.parameters(), strict=True)
+    }
+    assert max(errors.values()) < 0.2, max(errors.items(), key=lambda item: item[1])
+
+
+def test_operations_that_are_left_out_are_counted() -> None:
+    whole, short = (fused(vit(), *of) for of in ((), ("last_block=class_token",)))
+    for model in (whole, short):
+        train_passes(model, 1)
+    tokens, width = 1 + 16, 256
+    assert sum(block.flops_left_out for block in whole.blocks) == 0  # type: ignore[union-attr]
+    left_out = [block.flops_left_out for block in short.blocks]  # type: ignore[union-attr]
+    assert left_out == [0, 0, 6 * (tokens - 1) * (width * width + 2 * 4 * width * width)]
+
+
+def test_parameters_keep_their_names_and_without_fp8_it_is_the_model() -> None:
+    model = vit()
+    converted = fused(model)
+    state, own = model.state_dict(), converted.state_dict()
+    assert {name for name in own if "scaling" not in name} == set(state)
+    converted.load_state_dict(state, strict=False)
+    images, _ = batch()
+    assert torch.allclose(converted(images), model(images), atol=1e-5)
+
+
+def test_samples_do_not_see_each_other() -> None:
+    converted = fused(vit())
+    train_passes(converted)
+    converted.eval()
+    images, _ = batch()
+    with torch.no_grad():
+        before = passed(converted, images)
+        changed = images.clone()
+        changed[3] = images[4]
+        after = passed(converted, changed)
+    assert torch.equal(before[[0, 1, 2, *range(4, 16)]], after[[0, 1, 2, *range(4, 16)]])
+    assert not torch.equal(before[3], after[3])
+
+
+def test_evaluation_leaves_the_scales_alone() -> None:
+    converted: Any = fused(vit())
+    train_passes(converted)
+    scaling: DelayedScaling = converted.blocks[0].scaling
+    before = {name: value.clone() for name, value in scaling.state_dict().items()}
+    converted.eval()
+    with torch.no_grad():
+        passed(converted, batch()[0] * 100)
+    assert all(torch.equal(value, before[name]) for name, value in scaling.state_dict().items())
+
+
+def test_scales_are_saved_with_the_model() -> None:
+    converted = fused(vit())
+    train_passes(converted)
+    other = fused(vit())
+    other.load_state_dict(copy.deepcopy(converted.state_dict()))
+    assert torch.equal(train_passes(converted, 1), train_passes(other, 1))
+
+
+def test_a_scale_follows_the_largest_magnitude_of_the_history() -> None:
+    scaling: Any = DelayedScaling(2, 3, torch.device("cpu"))
+    at = len(Slot) + Slot.GELU
+    seen = []
+    for magnitude in (2.0, 7.0, 1.0, 4.0, 3.0, 0.0, math.nan):
+        scale, amax = scaling.slot(1, Slot.GELU)
+        amax.fill_(magnitude)
+        scaling.update()
+        seen.append(448.0 / float(scaling.scale[at]))
+        assert float(scaling.inverse_of(1, Slot.GELU)) == pytest.approx(1 / float(scale))
+    # A step that saw nothing counts as none; what is no number changes no scale.
+    assert seen == pytest.approx([2, 7, 7, 7, 4, 4, 4])
+    assert float(scaling.scale[Slot.GELU]) == 1.0
+    scaling.slot(0, Slot.FC2_GRADIENT)[1].fill_(2.0)
+    scaling.update()
+    assert float(scaling.scale[Slot.FC2_GRADIENT]) == 57344 / 2
+    # Aligned as cuBLAS wants it.
+    assert scaling.inverse_of(0, Slot.ATTENTION).data_ptr() % 16 == scaling.inverse.data_ptr() % 16
+
+
+def test_values_beyond_the_format_are_its_largest() -> None:
+    values = torch.tensor([[1000.0, -1000.0], [1.0, 0.0]])
+    amax = torch.zeros(1)
+    out, transposed, sums = reference.cast_transpose(
+        (values,), torch.ones(1), amax, reference.E4M3, sums=True
+    )
+    assert out.float().tolist() == [[448.0, -448.0], [1.0, 0.0]]
+    assert transposed.float().tolist() == out.float().t().tolist()
+    assert float(amax) == 1000.0 and sums is not None and sums.tolist() == [1001.0, -1000.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"embed_dim": 192}, "multiple of 256"),
+        ({"proj_drop_rate": 0.1}, "this model drops"),
+        ({"drop_path_rate": 0.1}, "this model drops"),
+        ({"qk_norm": True}, "q_norm"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        fused(vit(**changes))
+    assert part in refused.value.message and refused.value.hint
+
+
+def test_a_batch_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(RecipeError, match="multiples of 16 rows"):
+        passed(fused(vit()), batch()[0][:9])
+
+
+def test_patches_by_a_product_are_those_of_the_convolution() -> None:
+    model: Any = vit()
+    images, _ = batch()
+    images = torch.cat([images, images[..., :3]], dim=-1)[..., :32]
+    expected = model.patch_embed(images)
+    expected.sum().backward()
+    gradient = model.patch_embed.proj.weight.grad.clone()
+    model.zero_grad()
+    patches_by_product(model)
+    assert isinstance(model.patch_embed.proj, PatchProduct)
+    embedded = model.patch_embed(images)
+    embedded.sum().backward()
+    assert torch.allclose(embedded, expected, atol=1e-5)
+    assert torch.allclose(model.patch_embed.proj.weight.grad, gradient, atol=1e-3)
+
+
+def test_overlapping_patches_stay_a_convolution() -> None:
+    model = nn.Module()
+    model.patch_embed = nn.Module()
+    model.patch_embed.proj = nn.Conv2d(3, 8, 4, stride=2)
+    patches_by_product(model)
+    assert type(model.patch_embed.proj) is nn.Conv2d
+
+
+def test_a_batch_is_copied_to_where_the_first_one_was() -> None:
+    first = {"x": torch.zeros(2, 3), "y": (torch.zeros(2), [torch.ones(1)]), "name": "a"}
+    kept = clone_batch(first)
+    place = kept["x"].data_ptr()
+    copy_batch(kept, {"x": torch.ones(2, 3), "y": (torch.ones(2), [torch.zeros(1)]), "name": "a"})
+    assert kept["x"].data_ptr() == place and kept["x"].sum() == 6 and first["x"].sum() == 0
+    assert kept["y"][0].sum() == 2 and kept["y"][1][0] == 0
+    for other in ({"x": torch.ones(3, 3)}, {"x": torch.ones(2, 3), "y": first["y"], "name": "b"}):
+        with pytest.raises(RecipeError, match="captured step"):
+            copy_batch(kept, {**first, **other})
+
+
+def test_adafactor_that_counts_on_the_gpu_steps_alike() -> None:
+    def trained(capturable: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+        optimizer = Adafactor(model.parameters(), lr=0.01, capturable=capturable)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(5, 8)).square().sum().backward()
+            optimizer.step()
+        return list(model.parameters())
+
+    for plain, counted in zip(trained(False), trained(True), strict=True):
+        assert torch.allclose(plain, counted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("fp8-fused", ("fp8_scaling=current",)),
+        ("fp8-fused", ("fp8_blocks=1:-1",)),
+        ("fp8-fused", ("compile_mode=default",)),
+        ("fp8-fused", ("activation_checkpointing=block",)),
+        ("fp8-fused", ("parallelism=fsdp2",)),
+        ("te-fp8", ("last_block=class_token",)),
+        ("bf16", ("dgrad_accumulation=fast",)),
+        ("te-fp8", ("step_graph=true",)),
+        ("fp16", ("step_graph=true",)),
+        ("compile", ("step_graph=true",)),
+        ("graph", ("loop=lightning",)),
+        ("graph", ("parameter_dtype=bf16-master",)),
+    ],
+)
+def test_what_does_not_go_together_is_refused(recipe: str, overrides: tuple[str, ...]) -> None:
+    with pytest.raises(RecipeError) as refused:
+        resolve_recipe(recipe, overrides)
+    assert refused.value.hint

@@ -1,0 +1,318 @@
+"""A pre-norm transformer block in FP8, as two autograd functions around torch's own attention.
+
+`FusedBlock` has the parameters of timm's block, by the same names, and computes as it does where FP8 is off.
+In FP8 blocks hand each other the residual stream and the last branch apart, since the next norm adds them:
+
+    total, q, k, v = NormQkv(x, branch)          total = x + branch
+    attended       = attention(q, k, v)          torch's, in bf16
+    x, branch      = ProjMlp(total, attended)    x = total + proj(attended)
+
+Products are in E4M3 forward and with E5M2 gradients, with delayed scaling; the residual stream is bf16,
+weights and their gradients fp32, GELU by tanh: the numerics of Transformer Engine's TransformerLayer.
+Gradients come block by block, so that DDP sends them while the others are computed.
+"""
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused.context import is_in_fp8
+from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
+from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
+from fastlaunch_train.models.te_blocks import te_arguments
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+
+#: The width of the tiles of LayerNorm's kernel.
+_WIDTH_MULTIPLE = 256
+#: Of rows, which are samples x tokens: FP8 products have no other sizes.
+_ROW_MULTIPLE = 16
+
+Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def _passes(x: torch.Tensor) -> ModuleType:
+    """Return the module with the fused passes for x's device."""
+    if x.device.type != "cuda":
+        return reference
+    from fastlaunch_train.models.fp8_fused import kernels
+
+    return kernels
+
+
+def _product(
+    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor,
+    bias: torch.Tensor | None = None, *, fast: bool, dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:  # fmt: skip
+    """Return a (m, k) times b (n, k) transposed. fast: accumulate in fewer bits, as forward products do."""
+    if a.device.type != "cuda":
+        return reference.product(a, b, inverse_a, inverse_b, bias, dtype)
+    return torch._scaled_mm(a, b.t(), inverse_a, inverse_b, bias, None, dtype, use_fast_accum=fast)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Which block it is, and what it needs besides tensors."""
+
+    scaling: DelayedScaling
+    block: int
+    record: bool  # magnitudes; not while the model is evaluated
+    fast_dgrad: bool
+    eps: float
+
+    def slot(self, slot: Slot) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.scaling.slot(self.block, slot, record=self.record)
+
+    def inverse(self, slot: Slot) -> torch.Tensor:
+        return self.scaling.inverse_of(self.block, slot)
+
+    def cast(
+        self, slot: Slot, *parts: torch.Tensor, sums: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        dtype = E5M2 if slot >= Slot.FC2_GRADIENT else E4M3
+        passes = _passes(parts[0])
+        out, transposed, summed = passes.cast_transpose(parts, *self.slot(slot), dtype, sums=sums)
+        return out, transposed, summed
+
+
+class NormQkv(torch.autograd.Function):
+    """Return x + branch, and q, k, v (samples, heads, tokens, width / heads) of its norm.
+
+    x, branch: (samples, tokens, width) in bf16; branch may be None. Weights in fp32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, branch: torch.Tensor | None, norm_weight: torch.Tensor,
+        norm_bias: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_heads: int, place: _Place,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        samples, tokens, width = x.shape
+        rows = x.reshape(-1, width)
+        total, normed, normed_t, mean, rstd = _passes(x).norm_forward(
+            rows, None if branch is None else branch.reshape(-1, width), norm_weight, norm_bias, place.eps,
+            *place.slot(Slot.NORM1),
+        )  # fmt: skip
+        weight8, weight8_t, _ = place.cast(Slot.QKV_WEIGHT, weight)
+        packed = _product(
+            normed, weight8, place.inverse(Slot.NORM1), place.inverse(Slot.QKV_WEIGHT), bias.to(x.dtype),
+            fast=True,
+        )  # fmt: skip
+        ctx.save_for_backward(total, normed_t, mean, rstd, norm_weight, weight8_t)
+        ctx.place, ctx.has_branch = place, branch is not None
+        q, k, v = packed.view(samples, tokens, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4)
+        # As it came, so that autograd sees a new tensor and not one of the inputs.
+        return total.view(samples, tokens, width) if branch is not None else x.view_as(x), q, k, v
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: torch.Tensor, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        total, normed_t, mean, rstd, norm_weight, weight8_t = ctx.saved_tensors
+        place: _Place = ctx.place
+        width = total.shape[1]
+        parts = [gradient.transpose(1, 2).reshape(-1, width) for gradient in gradients]
+        dqkv, dqkv_t, dbias = place.cast(Slot.QKV_GRADIENT, *parts, sums=True)
+        of_gradient, of_weight = place.inverse(Slot.QKV_GRADIENT), place.inverse(Slot.QKV_WEIGHT)
+        dnormed = _product(dqkv, weight8_t, of_gradient, of_weight, fast=place.fast_dgrad)
+        dweight = _weight_gradient(dqkv_t, normed_t, of_gradient, place.inverse(Slot.NORM1))
+        skip = dtotal.reshape(-1, width)
+        dx, dnorm_weight, dnorm_bias = _passes(total).norm_backward(
+            dnormed, total, skip, norm_weight, mean, rstd
+        )
+        dx = dx.view(dtotal.shape)
+        branch = dx if ctx.has_branch else None
+        return dx, branch, dnorm_weight, dnorm_bias, dweight, dbias, None, None
+
+
+class ProjMlp(torch.autograd.Function):
+    """Return x = total + proj(attended), and the MLP of its norm; all (samples, tokens, width) in bf16."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, total: torch.Tensor, attended: torch.Tensor, proj_weight: torch.Tensor,
+        proj_bias: torch.Tensor, norm_weight: torch.Tensor, norm_bias: torch.Tensor,
+        fc1_weight: torch.Tensor, fc1_bias: torch.Tensor, fc2_weight: torch.Tensor, fc2_bias: torch.Tensor,
+        place: _Place,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        shape, width, dtype = total.shape, total.shape[-1], total.dtype
+        passes, inverse = _passes(total), place.inverse
+        attended8, attended8_t, _ = place.cast(Slot.ATTENTION, attended.reshape(-1, width))
+        proj8, proj8_t, _ = place.cast(Slot.PROJ_WEIGHT, proj_weight)
+        branch = _product(
+            attended8,
+            proj8,
+            inverse(Slot.ATTENTION),
+            inverse(Slot.PROJ_WEIGHT),
+            proj_bias.to(dtype),
+            fast=True,
+        )
+        x, normed, normed_t, mean, rstd = passes.norm_forward(
+            total.reshape(-1, width), branch, norm_weight, norm_bias, place.eps, *place.slot(Slot.NORM2)
+        )
+        fc18, fc18_t, _ = place.cast(Slot.FC1_WEIGHT, fc1_weight)
+        hidden = _product(
+            normed, fc18, inverse(Slot.NORM2), inverse(Slot.FC1_WEIGHT), fc1_bias.to(dtype), fast=True
+        )
+        activated, activated_t = passes.gelu_forward(hidden, *place.slot(Slot.GELU))
+        fc28, fc28_t, _ = place.cast(Slot.FC2_WEIGHT, fc2_weight)
+        branch = _product(
+            activated, fc28, inverse(Slot.GELU), inverse(Slot.FC2_WEIGHT), fc2_bias.to(dtype), fast=True
+        )
+        ctx.save_for_backward(
+            attended8_t, proj8_t, x, normed_t, mean, rstd, norm_weight, fc18_t, hidden, activated_t, fc28_t
+        )
+        ctx.place = place
+        return x.view(shape), branch.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor, dbranch: torch.Tensor) -> tuple[Any, ...]:
+        attended8_t, proj8_t, x, normed_t, mean, rstd, norm_weight, fc18_t, hidden, activated_t, fc28_t = (
+            ctx.saved_tensors
+        )
+        place: _Place = ctx.place
+        passes, inverse, fast = _passes(x), place.inverse, place.fast_dgrad
+        width = x.shape[1]
+        d2, d2_t, dfc2_bias = place.cast(Slot.FC2_GRADIENT, dbranch.reshape(-1, width), sums=True)
+        of_gradient = inverse(Slot.FC2_GRADIENT)
+        dactivated = _product(d2, fc28_t, of_gradient, inverse(Slot.FC2_WEIGHT), fast=fast)
+        dfc2 = _weight_gradient(d2_t, activated_t, of_gradient, inverse(Slot.GELU))
+        d1, d1_t, dfc1_bias = passes.gelu_backward(dactivated, hidden, *place.slot(Slot.FC1_GRADIENT))
+        of_gradient = inverse(Slot.FC1_GRADIENT)
+        dnormed = _product(d1, fc18_t, of_gradient, inverse(Slot.FC1_WEIGHT), fast=fast)
+        dfc1 = _weight_gradient(d1_t, normed_t, of_gradient, inverse(Slot.NORM2))
+        dtotal, dnorm_weight, dnorm_bias = passes.norm_backward(
+            dnormed, x, dx.reshape(-1, width), norm_weight, mean, rstd
+        )
+        dp, dp_t, dproj_bias = place.cast(Slot.PROJ_GRADIENT, dtotal, sums=True)
+        of_gradient = inverse(Slot.PROJ_GRADIENT)
+        dattended = _product(dp, proj8_t, of_gradient, inverse(Slot.PROJ_WEIGHT), fast=fast)
+        dproj = _weight_gradient(dp_t, attended8_t, of_gradient, inverse(Slot.ATTENTION))
+        return (
+            *(dtotal.view(dx.shape), dattended.view(dx.shape), dproj, dproj_bias),
+            *(dnorm_weight, dnorm_bias, dfc1, dfc1_bias, dfc2, dfc2_bias, None),
+        )
+
+
+def _weight_gradient(
+    gradient_t: torch.Tensor, x_t: torch.Tensor, of_gradient: torch.Tensor, of_x: torch.Tensor
+) -> torch.Tensor:
+    return _product(gradient_t, x_t, of_gradient, of_x, fast=False, dtype=torch.float32)
+
+
+class FusedBlock(nn.Module):
+    """A timm block, computed in FP8 inside `fused_fp8`; the parts and parameters are the block's own.
+
+    Takes (samples, tokens, width), or what the block before returned: the residual stream and the last
+    branch, which are still to be added. The last block returns their sum.
+    """
+
+    def __init__(
+        self, block: nn.Module, scaling: DelayedScaling, index: int, recipe: Recipe, *, is_last: bool
+    ) -> None:
+        super().__init__()
+        for name, part in block.named_children():
+            self.add_module(name, part)
+        # All blocks share it, and the first holds its buffers.
+        if index == 0:
+            self.scaling = scaling
+        self.__dict__["_shared"] = scaling
+        self._index, self._is_last = index, is_last
+        self._fast_dgrad = recipe.dgrad_accumulation == "fast"
+        self._class_token_alone = is_last and recipe.last_block == "class_token"
+        self._num_tokens = 0
+        self.train(block.training)
+
+    def forward(self, stream: Stream) -> Stream:
+        """Return the residual stream and the last branch; of the last block, and without FP8, their sum."""
+        x, branch = stream if isinstance(stream, tuple) else (stream, None)
+        if not is_in_fp8():
+            assert branch is None
+            return self._native(x)
+        scaling: DelayedScaling = self.__dict__["_shared"]
+        record = self.training and torch.is_grad_enabled()
+        if self._index == 0 and record:
+            scaling.update()
+        self._num_tokens = x.shape[1]
+        parts: Any = self
+        if x.shape[0] * x.shape[1] % _ROW_MULTIPLE:
+            raise RecipeError(
+                f"FP8 products take multiples of {_ROW_MULTIPLE} rows, and {x.shape[0]} samples of "
+                f"{x.shape[1]} tokens are none",
+                f"give a --batch-size that is a multiple of {_ROW_MULTIPLE}",
+            )
+        place = _Place(
+            scaling=scaling,
+            block=self._index,
+            record=record,
+            fast_dgrad=self._fast_dgrad,
+            eps=parts.norm1.eps,
+        )
+        attn, mlp = parts.attn, parts.mlp
+        with torch.autocast(x.device.type, enabled=False):
+            total, q, k, v = NormQkv.apply(  # type: ignore[no-untyped-call]
+                x.to(torch.bfloat16), branch, parts.norm1.weight, parts.norm1.bias, attn.qkv.weight,
+                attn.qkv.bias, attn.num_heads, place,
+            )  # fmt: skip
+            attended = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            attended = attended.reshape(total.shape)
+            if self._class_token_alone:
+                # No other row reaches the head.
+                total, attended = total[:, :1].contiguous(), attended[:, :1].contiguous()
+            x, branch = ProjMlp.apply(  # type: ignore[no-untyped-call]
+                total, attended, attn.proj.weight, attn.proj.bias, parts.norm2.weight,
+                parts.norm2.bias, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias, place,
+            )  # fmt: skip
+        return x + branch if self._is_last else (x, branch)
+
+    @property
+    def flops_left_out(self) -> int:
+        """Return the operations of a sample's training step that it does without, once it has run."""
+        if not self._class_token_alone:
+            return 0
+        parts: Any = self
+        weights = (parts.attn.proj.weight, parts.mlp.fc1.weight, parts.mlp.fc2.weight)
+        # A multiplication and an addition each, forward and in both gradients.
+        return 6 * (self._num_tokens - 1) * sum(int(weight.numel()) for weight in weights)
+
+    def _native(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute as timm's block does."""
+        parts: Any = self
+        x = x + parts.attn(parts.norm1(x))
+        return x + parts.mlp(parts.norm2(x))  # type: ignore[no-any-return]
+
+
+def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> None:
+    """Put fused blocks in the place of timm's, which have to be called one after the other.
+
+    Raises RecipeError for blocks that compute something else, or whose sizes do not fit.
+    """
+    for block in blocks:
+        _check_drops(block)
+        te_arguments(block)  # raises RecipeError for what neither computes
+        _check_sizes(block)
+    device = next(blocks.parameters()).device
+    scaling = DelayedScaling(len(blocks), recipe.amax_history, device)
+    for index, block in enumerate(blocks):
+        blocks[index] = FusedBlock(block, scaling, index, recipe, is_last=index == len(blocks) - 1)
+
+
+def _check_sizes(block: Any) -> None:
+    width = block.mlp.fc1.in_features
+    for what, size in (("width", width), ("MLP's width", block.mlp.fc1.out_features)):
+        if size % _WIDTH_MULTIPLE:
+            raise RecipeError(
+                f"fused FP8 blocks need a {what} that is a multiple of {_WIDTH_MULTIPLE}, and it is {size}",
+                "use te-fp8, or another model",
+            )
+
+
+def _check_drops(block: nn.Module) -> None:
+    """Raise RecipeError for a block that drops anything, which Transformer Engine's may."""
+    for name, module in block.named_modules():
+        if getattr(module, "p", 0.0) or getattr(module, "drop_prob", 0.0):
+            raise RecipeError(
+                f"fused FP8 blocks drop nothing, and this model drops in {name}",
+                "use te-fp8, or drop rates of 0",
+            )

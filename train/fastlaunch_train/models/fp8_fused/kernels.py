@@ -1,0 +1,408 @@
+"""The fused passes of an FP8 block, in Triton: whatever writes FP8 also writes its transpose.
+
+A product in FP8 wants both operands with the inner dimension last, so that a gradient product wants the
+transpose of what the forward one read. Each kernel here reads a bf16 tensor once and writes both.
+
+FP8 tiles are not transposed as bytes: Triton 3.6.0 writes wrong ones at some tile sizes. Four rows are packed
+into a word of 32 bits, the words are transposed, and each is four neighbours of a transposed row. So the
+number of rows has to be a multiple of 4; FP8 products want one of 16.
+
+Tile sizes are those that were fastest at 50,432 rows on an H200 (train/measurements/fp8-fused.md).
+tests/gpu/test_gpu_fp8_fused.py checks every kernel, at the sizes it ships with, against `reference`.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+#: Rows, columns, and how many tiles a program goes down.
+_NORM, _GELU, _GELU_BACKWARD, _CAST = (32, 256), (64, 64, 1), (64, 64, 8), (128, 64, 4)
+#: Programs of LayerNorm's backward pass, each over every so-manieth row.
+_NORM_PROGRAMS = 528
+_SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+_CUBIC = tl.constexpr(0.035677408136300125)  # of tanh's argument: 0.044715 x sqrt(2 / pi)
+
+
+@triton.jit
+def _tanh(x):
+    return tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _gelu(x):
+    half = 0.5 * x
+    return half * _tanh(x * (_CUBIC * x * x + _SQRT_2_OVER_PI)) + half
+
+
+@triton.jit
+def _gelu_slope(x):
+    square = x * x
+    tanh = _tanh(x * (_CUBIC * square + _SQRT_2_OVER_PI))
+    slope = 0.5 * x * (3.0 * _CUBIC * square + _SQRT_2_OVER_PI)
+    return slope * (1.0 - tanh * tanh) + (0.5 * tanh + 0.5)
+
+
+@triton.jit
+def _pack_e4m3(a, b, c, d):
+    return tl.inline_asm_elementwise(
+        "{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, $2, $1;"
+        " cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h};}",
+        "=r,f,f,f,f",
+        [a, b, c, d],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _pack_e5m2(a, b, c, d):
+    return tl.inline_asm_elementwise(
+        "{.reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, $2, $1;"
+        " cvt.rn.satfinite.e5m2x2.f32 h, $4, $3; mov.b32 $0, {l, h};}",
+        "=r,f,f,f,f",
+        [a, b, c, d],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _store_both(
+    out, transposed, first_row, columns, num_rows, width, a, b, c, d, scale, ROWS: tl.constexpr,
+    E5: tl.constexpr,
+):  # fmt: skip
+    """Store four rows of each group, a to d, scaled, in FP8 and transposed; return their largest magnitudes.
+
+    out: (num_rows, width). transposed: (width, num_rows / 4) words. columns: of both, the tile's.
+    """
+    group = tl.arange(0, ROWS // 4)
+    rows = first_row + 4 * group
+    inside = (rows < num_rows)[:, None]
+    place = out + rows.to(tl.int64)[:, None] * width + columns[None, :]
+    kind = out.dtype.element_ty
+    tl.store(place, (a * scale).to(kind), mask=inside)
+    tl.store(place + width, (b * scale).to(kind), mask=inside)
+    tl.store(place + 2 * width, (c * scale).to(kind), mask=inside)
+    tl.store(place + 3 * width, (d * scale).to(kind), mask=inside)
+    if E5:
+        words = _pack_e5m2(a * scale, b * scale, c * scale, d * scale)
+    else:
+        words = _pack_e4m3(a * scale, b * scale, c * scale, d * scale)
+    word = first_row // 4 + group
+    place = transposed + columns.to(tl.int64)[:, None] * (num_rows // 4) + word[None, :]
+    tl.store(place, tl.trans(words), mask=(word < num_rows // 4)[None, :])
+    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
+
+
+@triton.jit
+def _load_rows(source, rows, columns, num_rows, width):
+    place = source + rows.to(tl.int64)[:, None] * width + columns[None, :]
+    return tl.load(place, mask=(rows < num_rows)[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _record_amax(amax, largest):
+    tl.atomic_max(amax, tl.max(tl.max(largest, 1), 0), sem="relaxed")
+
+
+@triton.jit
+def _norm_forward(
+    x, branch, total, weight, bias, out, transposed, mean_out, rstd_out, scale_in, amax, num_rows, eps,
+    WIDTH: tl.constexpr, HAS_BRANCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    first_row = tl.program_id(0) * ROWS
+    rows = first_row + tl.arange(0, ROWS)
+    inside = rows < num_rows
+    mean = tl.zeros([ROWS], tl.float32)
+    squares = tl.zeros([ROWS], tl.float32)
+    number = 0.0
+    # Welford's sums, a tile at a time.
+    for start in range(0, WIDTH, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        value = _load_rows(x, rows, columns, num_rows, WIDTH)
+        if HAS_BRANCH:
+            rounded = (value + _load_rows(branch, rows, columns, num_rows, WIDTH)).to(tl.bfloat16)
+            place = total + rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+            tl.store(place, rounded, mask=inside[:, None])
+            value = rounded.to(tl.float32)
+        tile_mean = tl.sum(value, 1) / COLUMNS
+        centred = value - tile_mean[:, None]
+        distance = tile_mean - mean
+        share = number * COLUMNS / (number + COLUMNS)
+        squares += tl.sum(centred * centred, 1) + distance * distance * share
+        number += COLUMNS
+        mean += distance * (COLUMNS / number)
+    tl.store(mean_out + rows, mean, mask=inside)
+    tl.store(rstd_out + rows, tl.rsqrt(squares / WIDTH + eps), mask=inside)
+    # The rows are read again in groups of four, by other threads.
+    tl.debug_barrier()
+    source = total if HAS_BRANCH else x
+    scale = tl.load(scale_in)
+    rows = first_row + 4 * tl.arange(0, ROWS // 4)
+    inside = rows < num_rows
+    mean_a = tl.load(mean_out + rows, mask=inside, other=0.0)[:, None]
+    mean_b = tl.load(mean_out + rows + 1, mask=inside, other=0.0)[:, None]
+    mean_c = tl.load(mean_out + rows + 2, mask=inside, other=0.0)[:, None]
+    mean_d = tl.load(mean_out + rows + 3, mask=inside, other=0.0)[:, None]
+    rstd_a = tl.load(rstd_out + rows, mask=inside, other=0.0)[:, None]
+    rstd_b = tl.load(rstd_out + rows + 1, mask=inside, other=0.0)[:, None]
+    rstd_c = tl.load(rstd_out + rows + 2, mask=inside, other=0.0)[:, None]
+    rstd_d = tl.load(rstd_out + rows + 3, mask=inside, other=0.0)[:, None]
+    largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
+    for start in range(0, WIDTH, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        gain = tl.load(weight + columns)[None, :]
+        shift = tl.load(bias + columns)[None, :]
+        a = (_load_rows(source, rows, columns, num_rows, WIDTH) - mean_a) * rstd_a * gain + shift
+        b = (_load_rows(source, rows + 1, columns, num_rows, WIDTH) - mean_b) * rstd_b * gain + shift
+        c = (_load_rows(source, rows + 2, columns, num_rows, WIDTH) - mean_c) * rstd_c * gain + shift
+        d = (_load_rows(source, rows + 3, columns, num_rows, WIDTH) - mean_d) * rstd_d * gain + shift
+        tile = _store_both(
+            out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, False
+        )
+        # Rows past the end are the shift alone.
+        largest = tl.maximum(largest, tl.where(inside[:, None], tile, 0.0))
+    _record_amax(amax, largest)
+
+
+@triton.jit
+def _norm_backward(
+    gradient, x, skip, weight, mean_in, rstd_in, out, partial, num_rows, NUM_PROGRAMS: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """A row at a time in registers, LEFT + RIGHT wide, since Triton's ranges are powers of 2."""
+    WIDTH: tl.constexpr = LEFT + RIGHT
+    left = tl.arange(0, LEFT)
+    right = LEFT + tl.arange(0, RIGHT)
+    gain_l, gain_r = tl.load(weight + left), tl.load(weight + right)
+    dgain_l, dshift_l = tl.zeros([LEFT], tl.float32), tl.zeros([LEFT], tl.float32)
+    dgain_r, dshift_r = tl.zeros([RIGHT], tl.float32), tl.zeros([RIGHT], tl.float32)
+    for row in range(tl.program_id(0), num_rows, NUM_PROGRAMS):
+        place = tl.cast(row, tl.int64) * WIDTH
+        dy_l = tl.load(gradient + place + left).to(tl.float32)
+        dy_r = tl.load(gradient + place + right).to(tl.float32)
+        mean, rstd = tl.load(mean_in + row), tl.load(rstd_in + row)
+        x_l = (tl.load(x + place + left).to(tl.float32) - mean) * rstd
+        x_r = (tl.load(x + place + right).to(tl.float32) - mean) * rstd
+        skip_l = tl.load(skip + place + left).to(tl.float32)
+        skip_r = tl.load(skip + place + right).to(tl.float32)
+        scaled_l, scaled_r = dy_l * gain_l, dy_r * gain_r
+        along = (tl.sum(scaled_l * x_l, 0) + tl.sum(scaled_r * x_r, 0)) / WIDTH
+        offset = (tl.sum(scaled_l, 0) + tl.sum(scaled_r, 0)) / WIDTH
+        dx_l = (scaled_l - x_l * along - offset) * rstd + skip_l
+        dx_r = (scaled_r - x_r * along - offset) * rstd + skip_r
+        tl.store(out + place + left, dx_l.to(tl.bfloat16))
+        tl.store(out + place + right, dx_r.to(tl.bfloat16))
+        dgain_l += dy_l * x_l
+        dgain_r += dy_r * x_r
+        dshift_l += dy_l
+        dshift_r += dy_r
+    place = partial + tl.program_id(0) * (2 * WIDTH)
+    tl.store(place + left, dgain_l)
+    tl.store(place + right, dgain_r)
+    tl.store(place + WIDTH + left, dshift_l)
+    tl.store(place + WIDTH + right, dshift_r)
+
+
+@triton.jit
+def _gelu_forward(
+    hidden, out, transposed, scale_in, amax, num_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    scale = tl.load(scale_in)
+    largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
+    for tile in range(TILES):
+        first_row = (tl.program_id(1) * TILES + tile) * ROWS
+        rows = first_row + 4 * tl.arange(0, ROWS // 4)
+        a = _gelu(_load_rows(hidden, rows, columns, num_rows, WIDTH))
+        b = _gelu(_load_rows(hidden, rows + 1, columns, num_rows, WIDTH))
+        c = _gelu(_load_rows(hidden, rows + 2, columns, num_rows, WIDTH))
+        d = _gelu(_load_rows(hidden, rows + 3, columns, num_rows, WIDTH))
+        magnitudes = _store_both(
+            out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, False
+        )
+        largest = tl.maximum(largest, magnitudes)
+    _record_amax(amax, largest)
+
+
+@triton.jit
+def _gelu_backward(
+    gradient, hidden, out, transposed, partial, scale_in, amax, num_rows, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    scale = tl.load(scale_in)
+    sums = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
+    largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
+    for tile in range(TILES):
+        first_row = (tl.program_id(1) * TILES + tile) * ROWS
+        rows = first_row + 4 * tl.arange(0, ROWS // 4)
+        a = _load_rows(gradient, rows, columns, num_rows, WIDTH)
+        b = _load_rows(gradient, rows + 1, columns, num_rows, WIDTH)
+        c = _load_rows(gradient, rows + 2, columns, num_rows, WIDTH)
+        d = _load_rows(gradient, rows + 3, columns, num_rows, WIDTH)
+        a *= _gelu_slope(_load_rows(hidden, rows, columns, num_rows, WIDTH))
+        b *= _gelu_slope(_load_rows(hidden, rows + 1, columns, num_rows, WIDTH))
+        c *= _gelu_slope(_load_rows(hidden, rows + 2, columns, num_rows, WIDTH))
+        d *= _gelu_slope(_load_rows(hidden, rows + 3, columns, num_rows, WIDTH))
+        sums += (a + b) + (c + d)
+        magnitudes = _store_both(
+            out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, True
+        )
+        largest = tl.maximum(largest, magnitudes)
+    tl.store(partial + tl.program_id(1) * WIDTH + columns, tl.sum(sums, 0))
+    _record_amax(amax, largest)
+
+
+@triton.jit
+def _cast_transpose(
+    x, out, transposed, partial, scale_in, amax, num_rows, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    OUT_COLUMN: tl.constexpr, SUMS: tl.constexpr, E5: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+):  # fmt: skip
+    """Columns OUT_COLUMN and on of `out`, OUT_WIDTH wide, from all of x."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    scale = tl.load(scale_in)
+    sums = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
+    largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
+    for tile in range(TILES):
+        first_row = (tl.program_id(1) * TILES + tile) * ROWS
+        rows = first_row + 4 * tl.arange(0, ROWS // 4)
+        a = _load_rows(x, rows, columns, num_rows, WIDTH)
+        b = _load_rows(x, rows + 1, columns, num_rows, WIDTH)
+        c = _load_rows(x, rows + 2, columns, num_rows, WIDTH)
+        d = _load_rows(x, rows + 3, columns, num_rows, WIDTH)
+        if SUMS:
+            sums += (a + b) + (c + d)
+        magnitudes = _store_both(
+            out, transposed, first_row, OUT_COLUMN + columns, num_rows, OUT_WIDTH, a, b, c, d, scale, ROWS, E5
+        )
+        largest = tl.maximum(largest, magnitudes)
+    if SUMS:
+        tl.store(partial + tl.program_id(1) * OUT_WIDTH + OUT_COLUMN + columns, tl.sum(sums, 0))
+    _record_amax(amax, largest)
+
+
+@triton.jit
+def _sum_rows(partial, out, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, num_rows, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
+        sums += tl.load(partial + rows[:, None] * width + columns[None, :], mask=mask, other=0.0)
+    tl.store(out + columns, tl.sum(sums, 0), mask=columns < width)
+
+
+def norm_forward(
+    x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor, eps: float,
+    scale: torch.Tensor, amax: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """See `reference.norm_forward`."""
+    num_rows, width = x.shape
+    rows, columns = _NORM
+    total = x if branch is None else torch.empty_like(x)
+    out, transposed = _both(x, width, E4M3)
+    mean, rstd = (torch.empty(num_rows, device=x.device) for _ in range(2))
+    _norm_forward[(triton.cdiv(num_rows, rows),)](
+        x, x if branch is None else branch, total, weight, bias, out, _words(transposed), mean, rstd, scale,
+        amax, num_rows, eps, WIDTH=width, HAS_BRANCH=branch is not None, ROWS=rows, COLUMNS=columns,
+        num_warps=8,
+    )  # fmt: skip
+    return total, out, transposed, mean, rstd
+
+
+def norm_backward(
+    gradient: torch.Tensor, x: torch.Tensor, skip: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor,
+    rstd: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """See `reference.norm_backward`."""
+    num_rows, width = x.shape
+    left = 1 << (width.bit_length() - 1)
+    left = left if left < width else width // 2
+    out = torch.empty_like(x)
+    partial = torch.empty(_NORM_PROGRAMS, 2 * width, device=x.device)
+    _norm_backward[(_NORM_PROGRAMS,)](
+        gradient, x, skip, weight, mean, rstd, out, partial, num_rows, NUM_PROGRAMS=_NORM_PROGRAMS,
+        LEFT=left, RIGHT=width - left, num_warps=4,
+    )  # fmt: skip
+    sums = sum_rows(partial)
+    return out, sums[:width], sums[width:]
+
+
+def gelu_forward(hidden: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """See `reference.gelu_forward`."""
+    num_rows, width = hidden.shape
+    rows, columns, tiles = _GELU
+    out, transposed = _both(hidden, width, E4M3)
+    _gelu_forward[(width // columns, triton.cdiv(num_rows, rows * tiles))](
+        hidden, out, _words(transposed), scale, amax, num_rows, WIDTH=width, ROWS=rows, COLUMNS=columns,
+        TILES=tiles, num_warps=4,
+    )  # fmt: skip
+    return out, transposed
+
+
+def gelu_backward(
+    gradient: torch.Tensor, hidden: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """See `reference.gelu_backward`."""
+    num_rows, width = hidden.shape
+    rows, columns, tiles = _GELU_BACKWARD
+    out, transposed = _both(hidden, width, E5M2)
+    num_programs = triton.cdiv(num_rows, rows * tiles)
+    partial = torch.empty(num_programs, width, device=hidden.device)
+    _gelu_backward[(width // columns, num_programs)](
+        gradient, hidden, out, _words(transposed), partial, scale, amax, num_rows, WIDTH=width, ROWS=rows,
+        COLUMNS=columns, TILES=tiles, num_warps=4,
+    )  # fmt: skip
+    return out, transposed, sum_rows(partial)
+
+
+def cast_transpose(
+    parts: tuple[torch.Tensor, ...],
+    scale: torch.Tensor,
+    amax: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    sums: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """See `reference.cast_transpose`."""
+    num_rows, width = parts[0].shape
+    out_width = len(parts) * width
+    rows, columns, tiles = _CAST
+    out, transposed = _both(parts[0], out_width, dtype)
+    num_programs = triton.cdiv(num_rows, rows * tiles)
+    partial = torch.empty(num_programs, out_width, device=out.device) if sums else scale
+    for index, part in enumerate(parts):
+        _cast_transpose[(width // columns, num_programs)](
+            part, out, _words(transposed), partial, scale, amax, num_rows, WIDTH=width, OUT_WIDTH=out_width,
+            OUT_COLUMN=index * width, SUMS=sums, E5=dtype == E5M2, ROWS=rows, COLUMNS=columns,
+            TILES=tiles, num_warps=4,
+        )  # fmt: skip
+    return out, transposed, sum_rows(partial) if sums else None
+
+
+def sum_rows(partial: torch.Tensor) -> torch.Tensor:
+    """Return the sums over the rows of `partial`, (rows, width) in fp32."""
+    num_rows, width = partial.shape
+    out = torch.empty(width, device=partial.device)
+    _sum_rows[(triton.cdiv(width, 32),)](partial, out, num_rows, width, ROWS=64, COLUMNS=32, num_warps=4)
+    return out
+
+
+def _both(like: torch.Tensor, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    num_rows = like.shape[0]
+    out = torch.empty(num_rows, width, device=like.device, dtype=dtype)
+    return out, torch.empty(width, num_rows, device=like.device, dtype=dtype)
+
+
+def _words(transposed: torch.Tensor) -> Any:
+    return transposed.view(torch.int32)

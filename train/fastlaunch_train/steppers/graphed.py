@@ -1,0 +1,159 @@
+"""Steps of which the GPU does the whole by one call: forward, backward and optimizer in one CUDA graph.
+
+Where a step is many short kernels, the GPU waits for its host to launch them. A graph is launched at once.
+"""
+
+import gc
+from typing import Any
+
+import torch
+
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
+from fastlaunch_train.models.precision import Precision
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.steppers.optimizers import MasterWeights
+from fastlaunch_train.steppers.torch_stepper import TorchStepper
+from fastlaunch_train.workloads.contract import Batch, Workload
+
+#: Passes before the graph is captured. Of delayed scaling the third has scales by the magnitudes of the one
+#: before, whose gradients were no longer rounded with a scale of 1.
+NUM_WARMUP_PASSES = 3
+
+
+class GraphedStepper(TorchStepper):
+    """A `TorchStepper` whose step is captured at the first batch and replayed from then on.
+
+    Every batch is copied to where the first one was, so all have its shapes. What a replay cannot do
+    otherwise is refused: another learning rate, another batch shape.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        recipe: Recipe,
+        precision: Precision,
+        process: Process,
+        model: torch.nn.Module,
+    ) -> None:
+        if workload.has_schedule:
+            raise RecipeError(
+                f"recipe {recipe.label}: a captured step has one learning rate, and workload {workload.name} "
+                "changes it",
+                "use a recipe with step_graph=false",
+            )
+        super().__init__(workload, recipe, precision, process, model)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._batch: Batch = None
+        self._loss = torch.zeros(())
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Do one optimizer step on `batch`; return its loss."""
+        self._capture(batch)
+        assert self._graph is not None
+        copy_batch(self._batch, batch)
+        self._graph.replay()
+        # The next replay overwrites it.
+        return self._loss.clone()
+
+    def compile_ahead(self, batch: Batch) -> None:
+        """Capture the step, and train nothing by it."""
+        self._capture(batch)
+        torch.cuda.synchronize(self._process.device)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned. The graph, which updates the state before, is captured anew."""
+        self._graph = None
+        super().load_state(state)
+
+    def _capture(self, batch: Batch) -> None:
+        if self._graph is not None:
+            return
+        self._batch = clone_batch(batch)
+        # New scales keep what the passes find; those of a checkpoint stay.
+        scaling = {
+            id(buffer)
+            for module in self._native.modules()
+            if isinstance(module, DelayedScaling) and module.is_fresh
+            for buffer in module.buffers()
+        }
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in scaling]
+        stream = torch.cuda.Stream(self._process.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.random.fork_rng(devices=[self._process.device]), torch.cuda.stream(stream):
+            for number in range(NUM_WARMUP_PASSES):
+                self.optimizer.zero_grad(set_to_none=True)
+                # The first on the batch itself, whose outputs are compared with the eager model's.
+                self._forward_backward(self._batch if number else batch, last=True)
+            _prepare(self.optimizer)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        # Gradients are made in the graph, which overwrites them in every replay.
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._loss = TorchStepper.step(self, self._batch)
+        self._graph = graph
+
+
+@torch.no_grad()
+def _prepare(optimizer: "torch.optim.Optimizer | MasterWeights") -> None:
+    """Have the optimizer make its state, which a first step does, and change no parameter.
+
+    A graph of the first step would make it anew in every replay.
+    """
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+
+
+def clone_batch(batch: Batch) -> Batch:
+    """Return a batch like `batch`, of tensors of its own."""
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(clone_batch, batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map(clone_batch, batch))
+    if isinstance(batch, dict):
+        return {key: clone_batch(item) for key, item in batch.items()}
+    return batch
+
+
+def copy_batch(target: Batch, source: Batch) -> None:
+    """Copy the tensors of `source` into those of `target`. Raises RecipeError if shapes or values differ."""
+    if isinstance(target, torch.Tensor):
+        if not isinstance(source, torch.Tensor) or source.shape != target.shape:
+            raise RecipeError(
+                f"a captured step takes batches of one shape, {tuple(target.shape)}, and this one is "
+                f"{tuple(getattr(source, 'shape', ()))}",
+                "use a recipe with step_graph=false",
+            )
+        target.copy_(source, non_blocking=True)
+    elif isinstance(target, (tuple, list)):
+        for ours, theirs in zip(target, source, strict=True):
+            copy_batch(ours, theirs)
+    elif isinstance(target, dict):
+        for key, ours in target.items():
+            copy_batch(ours, source[key])
+    elif target != source:
+        raise RecipeError(
+            f"a captured step has {target!r} in its batch, and this one {source!r}",
+            "use a recipe with step_graph=false",
+        )
