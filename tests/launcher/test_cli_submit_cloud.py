@@ -163,6 +163,20 @@ def test_a_dry_run_answers_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == f"next: fastlaunch submit {typed}\n"
 
 
+def test_above_the_budget_a_dry_run_proposes_what_would_be_accepted(
+    isolated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (isolated.parent / "config.yaml").write_text(f"{CONFIG}max_cost: 25\n")
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert fastlaunch(*DRY, "--no-account-timer", "--", "python", "train.py") == 0
+    _, err = capsys.readouterr()
+    warning, *_, proposal = err.splitlines()
+    assert warning.startswith("warning: ")
+    assert proposal.startswith("next: fastlaunch submit --max-cost 120 ")
+    assert proposal.endswith("-- python train.py")
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize(
     "argv",

@@ -139,6 +139,7 @@ def test_many_ranks_leave_the_page_small(tmp_path: Path) -> None:
     # Of each row as many as of the other.
     assert [run["name"] for run in runs[:4]] == ["te-fp8", "bf16"] * 2
     assert len(html.encode()) < 2e6
+    assert f"Of 10 runs {len(runs)} are here" in html
 
 
 def test_series_are_the_walls_that_the_step_time_is_of(tmp_path: Path) -> None:

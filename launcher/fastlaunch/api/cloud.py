@@ -72,7 +72,8 @@ def submit_to_cloud(
     for caveat in request.caveats:
         context.report(f"warning: {caveat}")
     if dry_run:
-        return _dry_run(context, request, resolution, ceiling, catalogue, directory)
+        dry = _dry_run(context, request, resolution, ceiling, catalogue, directory)
+        return replace(dry, budget_usd=budget_usd)
     from fastlaunch.lifecycle.launcher import check_home
     from fastlaunch.placement.prepare import prepare
 

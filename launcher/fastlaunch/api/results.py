@@ -165,5 +165,7 @@ class CloudDryRun(DryRun):
     cloud: "CloudOptions" = field(repr=False)
     #: Whether the config file names no role for the timer in the account.
     lacks_scheduler: bool
+    #: The most that a submission may cost, by the option or the config file; None without either.
+    budget_usd: float | None = None
     #: What travels with a script.
     directory: "WorkingDirectory | None" = field(repr=False)

@@ -164,7 +164,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
     groups = _groups(ordered)
     in_dollars = any(row.cost.usd_per_million_samples for row in rows)
-    data = {
+    data: dict[str, Any] = {
         "workload": workload,
         "unit": unit,
         "rows": [_row_data(row, names[id(row)], colours) for row in ordered],
@@ -197,6 +197,8 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "in_dollars": in_dollars,
         "boxes": [_price_box(key, row) for key, row in sorted(prices.items())],
         "guards": [_guard(row, names[id(row)]) for row in ordered if row.validity.held_out],
+        "num_drawn": len(data["runs"]),
+        "num_runs": sum(row.num_runs for row in rows),
         "details": [_detail(row, names[id(row)], given.own_region) for row in ordered],
         "notes": decisive_notes(ordered, rows),
         "data": data,
