@@ -28,7 +28,7 @@ MAX_BATCH_SIZE = 65536
 #: Fields that have their defaults in the trials: for one rank, one micro-batch, and eager steps.
 _NOT_TRIED = (
     *("parallelism", "ddp_bucket_mb", "overlap_comm", "grad_accumulation"),
-    *("engine", "compile_mode", "compile_backend", "compile_scope"),
+    *("engine", "compile_mode", "compile_backend", "compile_scope", "step_graph"),
 )
 #: Of the GPU's memory. The rest is for what comes later: communication buffers, fragmentation, kernels.
 MEMORY_SHARE = 0.95
