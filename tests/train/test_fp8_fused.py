@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,15 +10,19 @@ import torch
 from torch import nn
 
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.fp8_fused import reference
 from fastlaunch_train.models.fp8_fused.block import replace_blocks
 from fastlaunch_train.models.fp8_fused.context import fused_fp8
 from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
 from fastlaunch_train.models.fp8_fused.patches import PatchProduct, patches_by_product
+from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.adafactor import Adafactor
 from fastlaunch_train.steppers.graphed import clone_batch, copy_batch
+from fastlaunch_train.steppers.stepping import build_stepper
+from fastlaunch_train.workloads.contract import load_workload
 
 NUM_SAMPLES, NUM_CLASSES = 16, 10
 
@@ -155,6 +160,27 @@ def test_a_scale_follows_the_largest_magnitude_of_the_history() -> None:
     assert float(scaling.scale[Slot.FC2_GRADIENT]) == 57344 / 2
     # Aligned as cuBLAS wants it.
     assert scaling.inverse_of(0, Slot.ATTENTION).data_ptr() % 16 == scaling.inverse.data_ptr() % 16
+
+
+def test_the_first_scales_are_found_before_the_first_step() -> None:
+    """On one GPU by the passes before the capture, else here."""
+    recipe, process = (
+        resolve_recipe("fp8-fused"),
+        Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu")),
+    )
+    workload = replace(load_workload("vit-tiny"), build_model=vit)
+    model: Any = fused(vit())
+    stepper = build_stepper(workload, recipe, setup_precision(recipe, process.device), process, model)
+    parameters = [parameter.clone() for parameter in model.parameters()]
+    scaling: Any = model.blocks[0].scaling
+    assert scaling.is_fresh
+    stepper.compile_ahead(batch())
+    assert all(map(torch.equal, parameters, model.parameters()))
+    scales = scaling.scale.clone()
+    assert not scaling.is_fresh and not (scales[: len(Slot)] == 1).any()
+    # Those of a checkpoint are not calibrated again.
+    stepper.compile_ahead(batch())
+    assert torch.equal(scaling.scale, scales)
 
 
 def test_values_beyond_the_format_are_its_largest() -> None:

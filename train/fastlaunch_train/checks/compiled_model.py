@@ -89,8 +89,9 @@ class CompiledModelCheck:
         self._workload = workload
         self._batch = batch
         self._seen: list[_Pass] = []
-        # The pass that compiles and the first step's have the same weights; later ones have others.
-        self._num_passes = 2 if recipe.compiles else 1
+        # The pass that compiles and the first step's have the same weights; later ones have others. Where
+        # steps are captured, later passes before the first step may have other scales.
+        self._num_passes = 2 if recipe.compiles and not recipe.step_graph else 1
         self._done = False
         usual = equivalence_limit(recipe.precision, rounding)
         fp8 = recipe.precision == "fp8"

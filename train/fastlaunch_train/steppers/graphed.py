@@ -9,16 +9,11 @@ from typing import Any
 import torch
 
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.steppers.optimizers import MasterWeights
-from fastlaunch_train.steppers.torch_stepper import TorchStepper
+from fastlaunch_train.steppers.torch_stepper import NUM_CALIBRATION_PASSES, TorchStepper, fresh_scales
 from fastlaunch_train.workloads.contract import Batch, Workload
-
-#: Passes before the graph is captured. Of delayed scaling the third has scales by the magnitudes of the one
-#: before, whose gradients were no longer rounded with a scale of 1.
-NUM_WARMUP_PASSES = 3
 
 
 class GraphedStepper(TorchStepper):
@@ -71,17 +66,12 @@ class GraphedStepper(TorchStepper):
             return
         self._batch = clone_batch(batch)
         # New scales keep what the passes find; those of a checkpoint stay.
-        scaling = {
-            id(buffer)
-            for module in self._native.modules()
-            if isinstance(module, DelayedScaling) and module.is_fresh
-            for buffer in module.buffers()
-        }
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in scaling]
+        found = fresh_scales(self.model)
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in found]
         stream = torch.cuda.Stream(self._process.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.random.fork_rng(devices=[self._process.device]), torch.cuda.stream(stream):
-            for number in range(NUM_WARMUP_PASSES):
+            for number in range(NUM_CALIBRATION_PASSES):
                 self.optimizer.zero_grad(set_to_none=True)
                 # The first on the batch itself, whose outputs are compared with the eager model's.
                 self._forward_backward(self._batch if number else batch, last=True)

@@ -9,6 +9,7 @@ from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
+from fastlaunch_train.steppers.graphed import GraphedStepper
 from fastlaunch_train.steppers.torch_stepper import TorchStepper
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
@@ -79,9 +80,6 @@ def build_stepper(
 
         return DeepSpeedStepper(workload, recipe, precision, process, model)
     if recipe.step_graph and process.device.type == "cuda" and process.world_size == 1:
-        # Torch without FP8 has no such modules.
-        from fastlaunch_train.steppers.graphed import GraphedStepper
-
         return GraphedStepper(workload, recipe, precision, process, model)
     return TorchStepper(workload, recipe, precision, process, model)
 

@@ -25,6 +25,9 @@ from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
 
+#: Passes that find the first scales: the third has those of gradients that were no longer rounded with 1.
+NUM_CALIBRATION_PASSES = 3
+
 
 class TorchStepper:
     """A `Stepper` of torch's own parts. `optimizer` updates the model's parameters, or masters of them."""
@@ -149,16 +152,21 @@ class TorchStepper:
         return self.model.no_sync()
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Compile forward and backward on `batch`; put back buffers and random generators."""
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        """Compile forward and backward on `batch`; put back buffers, but for new FP8 scales, and draws."""
+        found = fresh_scales(self.model)
+        buffers = {
+            name: buffer.clone() for name, buffer in self.model.named_buffers() if id(buffer) not in found
+        }
         device = self._process.device
-        self._zero_grad()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            self._forward_backward(split_batch(batch, self._recipe.grad_accumulation)[0], last=True)
+            for _ in range(NUM_CALIBRATION_PASSES if found else 1):
+                self._zero_grad()
+                self._forward_backward(split_batch(batch, self._recipe.grad_accumulation)[0], last=True)
         self._zero_grad()
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[name])
+                if name in buffers:
+                    buffer.copy_(buffers[name])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
@@ -200,6 +208,16 @@ class TorchStepper:
             fsdp.reshard(self.model)
         named = {**dict(self._native.named_parameters()), **dict(self._native.named_buffers())}
         return {name: fsdp.local_shard(value.detach()) for name, value in named.items()}
+
+
+def fresh_scales(model: nn.Module) -> set[int]:
+    """Return the ids of the buffers of delayed scaling that has recorded nothing, which passes calibrate.
+
+    Of fused blocks; Transformer Engine's scales are no buffers. By an attribute, since an old torch, without
+    FP8, cannot import their module.
+    """
+    fresh = (module for module in model.modules() if getattr(module, "is_fresh", False))
+    return {id(buffer) for module in fresh for buffer in module.buffers()}
 
 
 def check_loss(workload: Workload, loss: Any) -> None:
