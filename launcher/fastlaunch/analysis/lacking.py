@@ -24,7 +24,8 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
         )
         if row.setup.is_script:
             if row.runs[0].script:
-                return _script_command(row, base, row.verdict.more_rounds or 1)
+                is_same = base.runs[0].script == row.runs[0].script and base is not row
+                return script_command([base, row] if is_same else [row], row.verdict.more_rounds or 1)
             continue
         is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
         return submit_command(
@@ -38,17 +39,16 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
     return None
 
 
-def _script_command(row: Row, base: Row, repeats: int) -> str:
-    """Return the command that runs the row's script again, and its baseline where that is the same command.
+def script_command(rows: Sequence[Row], repeats: int) -> str:
+    """Return the command that runs again the one script of all these rows.
 
-    Where the two differ in several texts it makes every combination of these.
+    Where they differ in several texts it makes every combination of these.
     """
-    rows = [base, row] if base.runs[0].script == row.runs[0].script and base is not row else [row]
     words = ["--local"]
-    for name in row.setup.variant:
+    for name in rows[-1].setup.variant:
         texts = dict.fromkeys(of.setup.variant[name] for of in rows)
         words += ["-L", f"{name}={','.join(texts)}"]
-    return shlex.join(["fastlaunch", "submit", *words, "--repeats", str(repeats), *row.runs[0].script])
+    return shlex.join(["fastlaunch", "submit", *words, "--repeats", str(repeats), *rows[-1].runs[0].script])
 
 
 def _terms(setup: Setup) -> tuple[object, ...]:

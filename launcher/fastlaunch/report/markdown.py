@@ -7,6 +7,7 @@ from fastlaunch.report.overview import decisive_notes, in_order
 from fastlaunch.report.text import dollars, name_of, rate_of, sentence_of, with_range
 
 _HEADINGS = ("row", "runs", "step ms", "rate", "$/h", "$/M", "x base", "verdict")
+_ESCAPES = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_[]|"}, "<": "&lt;", ">": "&gt;"})
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -48,8 +49,4 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
 
 def _text(text: str) -> str:
     """Return text in which Markdown and HTML find nothing of theirs."""
-    for character in "\\`*_[]<>|":
-        text = text.replace(
-            character, f"\\{character}" if character not in "<>" else {"<": "&lt;", ">": "&gt;"}[character]
-        )
-    return " ".join(text.split())
+    return " ".join(text.translate(_ESCAPES).split())

@@ -6,15 +6,15 @@ import gzip
 import itertools
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.analysis.convergence import REFERENCE, curve, is_finite
+from fastlaunch.analysis.convergence import curve, is_finite
 from fastlaunch.analysis.cost import reciprocal, scaled
+from fastlaunch.analysis.lacking import script_command
 from fastlaunch.analysis.suggest import place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
@@ -162,8 +162,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     ordered = in_order(rows)
     colours = _colours(ordered)
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
-    groups = _groups(ordered)
-    in_dollars = any(row.cost.usd_per_million_samples for row in rows)
+    numbers = {id(row): number for number, row in enumerate(ordered)}
     data: dict[str, Any] = {
         "workload": workload,
         "unit": unit,
@@ -190,11 +189,10 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "unit": unit,
         "answer": sentence_of(rows),
         "groups": [
-            (heading, [_row_text(row, names[id(row)], ordered.index(row)) for row in of_group])
-            for heading, of_group in groups.items()
+            (heading, [_row_text(row, names[id(row)], numbers[id(row)]) for row in of_group])
+            for heading, of_group in _groups(ordered).items()
         ],
         "predicted": [_predicted_text(each) for each in given.predicted.get(workload, ())],
-        "in_dollars": in_dollars,
         "boxes": [_price_box(key, row) for key, row in sorted(prices.items())],
         "guards": [_guard(row, names[id(row)]) for row in ordered if row.validity.held_out],
         "num_drawn": len(data["runs"]),
@@ -295,7 +293,6 @@ def _row_text(row: Row, name: str, number_in_data: int) -> dict[str, Any]:
     return {
         "number": number_in_data,
         "name": name,
-        "place": row.place,
         "kind": "derived" if row.derived else kind,
         "num_runs": row.num_runs,
         "gpus": f"{setup.num_nodes} x {setup.num_gpus // setup.num_nodes}"
@@ -436,26 +433,21 @@ def _guard(row: Row, name: str) -> dict[str, Any]:
     """Return what the convergence guard says of a row."""
     convergence, held_out = row.validity.convergence, row.validity.held_out
     end = convergence.end
-    mean, low, high = (end.relative(value) if end else None for value in _ends(end))
     difference = "n/a"
-    if mean is not None:
+    if end and (mean := end.relative(end.mean)) is not None:
         difference = f"{100 * mean:+.2f}%"
+        low, high = end.relative(end.low), end.relative(end.high)
         if low is not None and high is not None:
             difference += f" ({100 * low:+.2f}% to {100 * high:+.2f}%)"
     return {
         "name": name,
         "loss": f"{held_out.loss:.5g}" if held_out and held_out.loss is not None else "n/a",
         "verdict": convergence.verdict,
-        "is_reference": convergence.verdict == REFERENCE,
         "reference": convergence.reference or "",
         "num_pairs": convergence.num_pairs,
         "difference": difference,
         "notes": [*convergence.missing, *convergence.caveats],
     }
-
-
-def _ends(end: Any) -> tuple[float | None, float | None, float | None]:
-    return (end.mean, end.low, end.high) if end else (None, None, None)
 
 
 def _detail(row: Row, name: str, own_region: str) -> dict[str, Any]:
@@ -507,11 +499,7 @@ def _command(row: Row, own_region: str) -> str | None:
     """Return the command that makes the row's runs again; None for published ones and unknown scripts."""
     run = row.runs[0]
     if row.setup.is_script:
-        if not run.script:
-            return None
-        words = [word for key, text in row.setup.variant.items() for word in ("-L", f"{key}={text}")]
-        repeats = ["--repeats", str(row.num_runs)]
-        return shlex.join(["fastlaunch", "submit", "--local", *words, *repeats, *run.script])
+        return script_command([row], row.num_runs) if run.script else None
     if row.setup.kind == "published" or row.setup.batch_size_per_gpu is None:
         return None
     seeds = [each.summary.seed for each in row.runs if each.summary.seed is not None]
