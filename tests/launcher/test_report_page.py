@@ -5,6 +5,7 @@ import gzip
 import json
 import random
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,20 @@ def test_a_page_is_written_whole_and_never_over_another_file(
     assert run(["report", "-o", "report.html"]) == 0  # named
     assert run(["report", "-o", "no/such/folder.html"]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "report.html"}
+
+
+def test_where_no_run_has_a_price_the_same_command_with_one_is_proposed_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_runs(tmp_path / "runs")
+    capsys.readouterr()
+    typed = ["report", "recipe=*", "--measured-only", "-o", str(tmp_path / "a.html")]
+    assert run(typed) == 0
+    proposed = shlex.split(capsys.readouterr().err.splitlines()[-1].removeprefix("next: fastlaunch "))
+    assert set(typed) <= set(proposed)
+    assert "--price-as" in proposed
+    assert run(proposed) == 0
+    assert "next:" not in capsys.readouterr().err
 
 
 def test_the_files_name_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import BadConfiguration, BadFile, CloudRefused, NotAuthorised, UserError
 from fastlaunch.core.home import replace_file
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, config_path, load_settings
-from fastlaunch.core.units import counted, is_region
+from fastlaunch.core.units import counted, is_region, parse_usd
 from fastlaunch.images.build import DEFAULT_REPOSITORY
 from fastlaunch.placement.account_network import (
     only_vpc,
@@ -367,12 +367,9 @@ def _checked_bucket(name: str) -> str:
 
 
 def _checked_budget_usd(text: str) -> float:
-    try:
-        budget_usd = float(text.strip().removeprefix("$"))
-    except ValueError:
-        budget_usd = 0.0
-    if not 0 < budget_usd < float("inf"):
-        raise UserError(f"{text!r} is not an amount of USD above 0", "give one such as 25")
+    budget_usd = parse_usd(text)
+    if budget_usd <= 0:
+        raise UserError(f"{text!r} is not above 0", "give an amount of USD such as 25")
     return budget_usd
 
 

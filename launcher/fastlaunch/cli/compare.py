@@ -17,6 +17,7 @@ from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     Quantity,
     examples,
+    given_command,
     next_command,
     output_option,
     output_width,
@@ -283,14 +284,14 @@ def _next(comparison: "Comparison", output: str) -> str:
         adding = f" --add-to {made_here[-1]}" if made_here else ""
         return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
     if words := prices_to_add(comparison):
-        return shlex.join([*_command_line(()), *words])
+        return shlex.join([*given_command(), *words])
     priced = next((row for row in rows if row.setup.instance and row.price), None)
     if priced:
         # Without a service it is the prices of both.
         of_service = " --service sagemaker" if priced.offer.service == "sagemaker" else ""
         where = "" if priced.offer.region == request.region else f" --region {priced.offer.region}"
         return f"fastlaunch prices --instance {priced.setup.instance}{of_service}{where} --all"
-    same = _command_line(("output", "columns", "brief"))
+    same = given_command(without=("output", "columns", "brief"))
     return shlex.join([*same, *(["--output", "json"] if output == "table" else [])])
 
 
@@ -302,17 +303,3 @@ def prices_to_add(comparison: "Comparison") -> list[str]:
         return []
     charges = instances_to_charge(comparison.rows, comparison.request, comparison.catalogue)
     return [word for charge in charges for word in ("--price-as", str(charge))]
-
-
-def _command_line(without: Sequence[str]) -> list[str]:
-    """Return the command that was given, without the options `without`."""
-    context = click.get_current_context()
-    words = ["fastlaunch", "compare", *context.params["selectors"]]
-    for option in context.command.params:
-        name = str(option.name)
-        is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if isinstance(option, click.Option) and is_given and name not in without:
-            value = context.params[name]
-            for item in value if option.multiple else (value,):
-                words += option.opts[-1:] + ([] if option.is_flag else [str(item)])
-    return words

@@ -6,14 +6,21 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import plain, raw_output
-from fastlaunch.core.units import parse_bytes, parse_count, parse_date, parse_duration_s, split_names
+from fastlaunch.core.units import (
+    parse_bytes,
+    parse_count,
+    parse_date,
+    parse_duration_s,
+    parse_usd,
+    split_names,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -91,16 +98,6 @@ def _parse_minutes(text: str) -> int:
     return int(seconds // 60)
 
 
-def _parse_usd(text: str) -> float:
-    try:
-        value = float(text.strip().removeprefix("$"))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f"{text!r} is not an amount of USD", "give a number such as 25.50")
-    return value
-
-
 def _parse_seconds(text: str) -> float:
     """Return `90` (seconds), `10min` or `1h`."""
     try:
@@ -136,7 +133,7 @@ MINUTES = Quantity("time", _parse_minutes, above_zero=True)
 SECONDS = Quantity("time", _parse_seconds, above_zero=True)
 #: A count, or `gpu`.
 NPROC = Quantity("count", _parse_nproc)
-USD = Quantity("usd", _parse_usd, above_zero=True)
+USD = Quantity("usd", parse_usd, above_zero=True)
 #: `a,b` as a tuple.
 NAMES = Quantity("names", split_names)
 
@@ -219,6 +216,20 @@ def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:
     ]
     # The colours are ours: nothing else in it steers the terminal.
     click.echo("\n".join(lines), file=raw_output(sys.stdout))
+
+
+def given_command(*, without: Sequence[str] = ()) -> list[str]:
+    """Return the words of the running command: selectors, and the options given except those of `without`."""
+    context = click.get_current_context()
+    words = ["fastlaunch", str(context.info_name), *context.params["selectors"]]
+    for option in context.command.params:
+        name = str(option.name)
+        is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and is_given and name not in without:
+            value = context.params[name]
+            for item in value if option.multiple else (value,):
+                words += option.opts[-1:] + ([] if option.is_flag else [str(item)])
+    return words
 
 
 def next_command(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fastlaunch.cli.compare import comparison_options, prices_to_add
-from fastlaunch.cli.options import examples, next_command, with_filters
+from fastlaunch.cli.options import examples, given_command, next_command, with_filters
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.units import size_text
@@ -88,8 +88,6 @@ def report(
     if path == Path("-"):
         click.echo(text)
         return EXIT_DONE
-    if format_ == "html" and (words := prices_to_add(made.comparison)):
-        next_command(shlex.join(["fastlaunch", "report", *selectors, *words]))
     body = f"{text}\n".encode() if isinstance(text, str) else text
     _write(path, body)
     click.echo(f"Wrote {path} ({size_text(len(body))}).", err=True)
@@ -97,7 +95,9 @@ def report(
         import webbrowser
 
         if not webbrowser.open(path.resolve().as_uri()):
-            next_command(f"open {path} in a browser: none was found here")
+            click.echo(f"No browser was found here: open {path} in one.", err=True)
+    if format_ == "html" and (words := prices_to_add(made.comparison)):
+        next_command(shlex.join([*given_command(), *words]))
     return EXIT_DONE
 
 

@@ -1,6 +1,7 @@
 """Quantities as people write them (`100M` samples, `48h`, `2GiB`), dates and regions."""
 
 import datetime
+import math
 import re
 from collections.abc import Iterable
 from fractions import Fraction
@@ -67,6 +68,17 @@ def parse_date(text: str) -> datetime.date:
     except ValueError:
         pass
     raise UserError(f"{text!r} is not a date", "give one as YYYY-MM-DD, such as 2023-11-15")
+
+
+def parse_usd(text: str) -> float:
+    """Return the amount in `25.50` or `$25.50`. Raises UserError for other text."""
+    try:
+        value = float(text.strip().removeprefix("$"))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{text!r} is not an amount of USD", "give a number such as 25.50")
+    return value
 
 
 def by_reason(skipped: Iterable[tuple[str, str]]) -> list[str]:
