@@ -72,9 +72,13 @@ class Section {
       input.addEventListener("input", () => setPrice(input));
     }
     element.querySelector("form")?.addEventListener("submit", (event) => event.preventDefault());
-    element.querySelector("form")?.addEventListener("reset", () => {
-      // After the boxes have gone back.
-      setTimeout(() => element.querySelectorAll("input[data-place]").forEach(setPrice));
+    element.querySelector("form")?.addEventListener("reset", (event) => {
+      // Its own resetting comes after the event, too late to draw from.
+      event.preventDefault();
+      for (const input of element.querySelectorAll("input[data-place]")) {
+        input.value = input.defaultValue;
+        setPrice(input);
+      }
     });
   }
 
