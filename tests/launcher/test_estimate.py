@@ -176,6 +176,7 @@ def on_other_gpus(instance: str, *, recipe: str = "bf16", precision: str = "bf16
     ).rows
     kind = CATALOGUE.instance(instance)
     return predicted_like(
+        rows[0],
         rows,
         Wanted(recipe=recipe, instance=kind, num_nodes=1, batch_size=64),
         batch_size=64,

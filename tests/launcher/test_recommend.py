@@ -561,6 +561,24 @@ def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
     assert list(found.to_pandas()["instance"]) == [P4D, P5]
 
 
+def test_an_estimate_of_what_is_recommended_says_the_same() -> None:
+    found = fastlaunch.recommend("vit-huge", "10M")
+    predicted = [
+        each
+        for each in found.by_instance
+        if each.configuration.evidence != MEASURED
+        and each.configuration.recipe == each.configuration.whole_recipe
+    ]
+    assert len(predicted) > 5
+    for choice in predicted:
+        one = choice.configuration
+        cost = fastlaunch.estimate(
+            "vit-huge", one.instance, recipe=one.recipe, batch_size=one.batch_size_per_gpu, samples="10M"
+        ).cost
+        for mine, theirs in ((choice.total.usd, cost.usd), (choice.total.hours, cost.hours)):
+            assert [*vars(mine).values()] == pytest.approx([*vars(theirs).values()], rel=1e-6)
+
+
 def test_the_csv_has_a_row_for_each_choice_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recommend", *ARTICLE, "--prices-as-of", "2026-07-20", "--output", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

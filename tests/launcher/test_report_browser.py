@@ -105,6 +105,7 @@ def test_the_page_is_small_silent_and_for_everybody(browser: Browser, tmp_path: 
         page.emulate_media(media="print")
         page.emulate_media(media="screen")
         assert violations(page) == []
+        page.wait_for_selector("html[data-drawn]")
         assert not page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
         drawn = page.locator("[data-part]:not([hidden]) .chart svg").count()
         assert drawn == page.locator("[data-part]:not([hidden])").count() >= 5

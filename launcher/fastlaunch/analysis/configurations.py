@@ -21,7 +21,7 @@ from fastlaunch.analysis.target import LOSS, MIN_SEEDS, Target, usd_to_target
 from fastlaunch.catalog.gpus import identify
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.measure.summary import RunSummary, Setup
+from fastlaunch.measure.summary import Interval, RunSummary, Setup
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
@@ -72,6 +72,16 @@ class Configuration:
     def deviation_or_usual(self) -> float:
         """Return the deviation; what machines of one type differ by where nothing else is known."""
         return max(self.deviation or 0.0, MACHINE)
+
+    @property
+    def speed(self) -> Interval:
+        """Return samples/s with a range of 90%; of a prediction such that its time is the expected one."""
+        if self.deviation is None:
+            return Interval(value=self.samples_per_s)
+        half = math.exp(RANGE_DEVIATIONS * self.deviation)
+        mean = 1.0 if self.evidence == MEASURED else math.exp(self.deviation**2 / 2)
+        rate = self.samples_per_s
+        return Interval(value=rate / mean, low=rate / half, high=rate * half)
 
     @property
     def global_batch(self) -> int:
@@ -411,7 +421,7 @@ def near_anchors(published: Sequence[Anchor], subject: Subject) -> list[Anchor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Query:
+class Query:
     """A configuration whose speed is to be predicted."""
 
     instance: InstanceType
@@ -419,7 +429,7 @@ class _Query:
     facts: RecipeFacts
     recipe: str  # with the micro-batches that it takes
     batch_size_per_gpu: int
-    micro_batch: int
+    micro_batch: int  # 0 where a script does not say its batch
     gpu: str
 
     @property
@@ -442,75 +452,82 @@ def predicted_configurations(
 
     A rank's batch that does not fit in its GPU's memory is split into micro-batches.
     """
-    from fastlaunch.analysis.predict import Prediction, Predictor
-
-    known = {key_of(each): each for each in measured}
+    known = {key_of(each) for each in measured}
     queries = [
         query
         for query in _queries(subject, facts, instances, catalogue, scope, left_out)
         if (query.instance.name, query.num_nodes, query.recipe, query.batch_size_per_gpu) not in known
     ]
-    nodes = list(dict.fromkeys(query.node for query in queries))
-    by_recipe = {each.recipe: each for each in facts}
+    answers = predict(queries, subject, anchors, measured, scope.node_scaling)
+    for query, answer in zip(queries, answers, strict=True):
+        if isinstance(answer, str):
+            left_out.append(LeftOut(instance=query.instance.name, recipe=query.facts.recipe, reason=answer))
+    return [answer for answer in answers if isinstance(answer, Configuration)]
+
+
+def predict(
+    queries: Sequence[Query],
+    subject: Subject,
+    anchors: Sequence[Anchor],
+    measured: Sequence[Configuration] = (),
+    node_scaling: float | None = None,
+) -> list[Configuration | str]:
+    """Return for each query what is predicted from `anchors`, or the reason why nothing is.
+
+    measured: where one node of a query is among them, its speed counts. node_scaling: see `Scope`.
+    """
+    from fastlaunch.analysis.predict import Predictor
+
+    known = {key_of(each): each for each in measured}
+    precisions = {query.node: query.facts.precision for query in queries}
     newest = max((row["date"] for row in anchors), default="")
-    answers = dict(
-        zip(
-            nodes,
-            Predictor(anchors).predict(
-                [
-                    {
-                        **anchor_fields(
-                            subject, recipe, by_recipe[recipe].precision, subject.sequence_length
-                        ),
-                        "gpu": gpu,
-                        "num_gpus": str(num_gpus),
-                        "batch_per_gpu": str(micro_batch),
-                        "date": newest,
-                    }
-                    for gpu, num_gpus, recipe, micro_batch in nodes
-                ]
-            ),
-            strict=True,
-        )
-    )
+    rows = [
+        {
+            **anchor_fields(subject, recipe, precision, subject.sequence_length),
+            "gpu": gpu,
+            "num_gpus": str(num_gpus),
+            "batch_per_gpu": str(micro_batch or ""),
+            "date": newest,
+        }
+        for (gpu, num_gpus, recipe, micro_batch), precision in precisions.items()
+    ]
+    of_node = dict(zip(precisions, Predictor(anchors).predict(rows), strict=True))
     efficiency, source = _node_efficiency(measured)
-    source = source if scope.node_scaling is None else "as given"
-    configurations = []
+    source = source if node_scaling is None else "as given"
+    answers: list[Configuration | str] = []
     for query in queries:
-        name, num_nodes = query.instance.name, query.num_nodes
+        name, num_nodes, answer = query.instance.name, query.num_nodes, of_node[query.node]
         one_node = known.get((name, 1, query.recipe, query.batch_size_per_gpu))
-        answer = answers[query.node]
         if one_node is not None:
             rate, deviation, evidence = one_node.samples_per_s, one_node.deviation_or_usual, "A"
-        elif isinstance(answer, Prediction):
+        elif isinstance(answer, str):
+            answers.append(answer)
+            continue
+        else:
             rate, deviation = median_and_deviation(answer.low, answer.high)
             rate, evidence = rate / subject.units_per_sample, answer.evidence
-        else:
-            left_out.append(LeftOut(instance=name, recipe=query.facts.recipe, reason=answer))
-            continue
         assumption = None
         if num_nodes > 1:
-            share = scope.node_scaling or efficiency ** math.log2(num_nodes)
+            share = node_scaling or efficiency ** math.log2(num_nodes)
             rate *= num_nodes * share
             deviation = math.hypot(deviation, _NODE_DEVIATION)
             assumption = f"{num_nodes} nodes train {num_nodes * share:.2f} times as fast as one, {source}"
         num_gpus = num_nodes * query.instance.num_accelerators
-        num_parts = query.batch_size_per_gpu // query.micro_batch
-        launched = query.batch_size_per_gpu * num_gpus / (num_parts * _MIN_STEP_S)
-        configurations.append(
+        limits = _network_limit(subject, query, num_gpus), query.micro_batch * num_gpus / _MIN_STEP_S
+        answers.append(
             Configuration(
                 instance=name,
                 num_nodes=num_nodes,
                 recipe=query.recipe,
                 batch_size_per_gpu=query.batch_size_per_gpu,
                 num_gpus=num_gpus,
-                samples_per_s=min(rate, launched, _network_limit(subject, query, num_gpus)),
+                samples_per_s=min(rate, *(limits if query.micro_batch else ())),
                 deviation=deviation,
                 evidence=evidence,
                 assumption=assumption,
             )
         )
-    return configurations
+    return answers
 
 
 def median_and_deviation(low: float, high: float) -> tuple[float, float]:
@@ -518,7 +535,7 @@ def median_and_deviation(low: float, high: float) -> tuple[float, float]:
     return math.sqrt(low * high), math.log(high / low) / (2 * RANGE_DEVIATIONS)
 
 
-def _network_limit(subject: Subject, query: _Query, num_gpus: int) -> float:
+def _network_limit(subject: Subject, query: Query, num_gpus: int) -> float:
     """Return samples/s at which exchanging fp32 gradients alone fills the network between nodes."""
     if query.num_nodes == 1 or subject.params is None:
         return math.inf
@@ -547,7 +564,7 @@ def _queries(
     catalogue: Catalogue,
     scope: Scope,
     left_out: list[LeftOut],
-) -> Iterator[_Query]:
+) -> Iterator[Query]:
     usable = []
     for each in facts:
         if _is_excluded(each.recipe, scope):
@@ -590,7 +607,7 @@ def _queries(
                     if recipe is None:
                         leave(each.recipe, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
                         continue
-                    yield _Query(
+                    yield Query(
                         instance=instance,
                         num_nodes=num_nodes,
                         facts=each,

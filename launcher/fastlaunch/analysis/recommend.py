@@ -290,34 +290,18 @@ def _line_of(purchase: Purchase, job: Job, *, compiles: bool) -> _Line:
 
 def _steps_s(configuration: Configuration, job: Job) -> tuple[float, float, float]:
     """Return seconds of the steps: expected, at the lower, and at the upper end."""
-    expected_s = job.samples * configuration.samples_factor / configuration.samples_per_s
-    if configuration.deviation is None:
-        return expected_s, expected_s, expected_s
-    mean, half = _mean_and_half(configuration.deviation, configuration.evidence)
-    return expected_s * mean, expected_s / half, expected_s * half
-
-
-def _mean_and_half(deviation: float, evidence: str) -> tuple[float, float]:
-    """Return the mean time over the one that is predicted, and the range's half, as factors."""
-    half = math.exp(RANGE_DEVIATIONS * deviation)
-    return (1.0 if evidence == MEASURED else math.exp(deviation**2 / 2)), half
+    samples, speed = job.samples * configuration.samples_factor, configuration.speed
+    value = speed.value
+    return samples / value, samples / (speed.high or value), samples / (speed.low or value)
 
 
 def training_of(configuration: Configuration, job: Job, samples: float | None = None) -> Training:
-    """Return the training of so many samples, by default the job's, as its costs are worked out.
-
-    The speed of a prediction is such that its time is the expected one.
-    """
-    rate, is_measured = configuration.samples_per_s, configuration.evidence == MEASURED
-    speed = Interval(value=rate)
-    if configuration.deviation is not None:
-        mean, half = _mean_and_half(configuration.deviation, configuration.evidence)
-        speed = Interval(value=rate / mean, low=rate / half, high=rate * half)
+    """Return the training of so many samples, by default the job's, as its costs are worked out."""
     row = configuration.row
     return Training(
         samples=Interval(value=job.samples * configuration.samples_factor if samples is None else samples),
-        samples_per_s=speed,
-        evidence="measured" if is_measured else "predicted",
+        samples_per_s=configuration.speed,
+        evidence="measured" if configuration.evidence == MEASURED else "predicted",
         num_nodes=configuration.num_nodes,
         account=account_of_row(row) if row else None,
         samples_per_step=float(configuration.global_batch),

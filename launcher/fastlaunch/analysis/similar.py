@@ -8,17 +8,18 @@ from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.configurations import (
     USABLE_MEMORY,
     Anchor,
-    anchor_fields,
+    Query,
+    RecipeFacts,
     anchor_of,
     facts_of,
     largest_part,
-    median_and_deviation,
     name_of,
     near_anchors,
     precision_of,
+    predict,
     subject_of,
 )
-from fastlaunch.analysis.cost import accelerator_of, samples_per_s, scaled
+from fastlaunch.analysis.cost import accelerator_of, samples_per_s
 from fastlaunch.analysis.cost_to_train import Assumptions, Training
 from fastlaunch.analysis.finish import account_of_row
 from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
@@ -114,6 +115,7 @@ def training_like(
 
 
 def predicted_like(
+    row: Row,
     rows: Sequence[Row],
     wanted: Wanted,
     *,
@@ -121,65 +123,69 @@ def predicted_like(
     samples: Interval,
     published: Sequence[Anchor],
     catalogue: Catalogue,
+    node_scaling: float | None = None,
 ) -> Training:
-    """Return the training on GPUs, or a number of them, on which nobody measured it, by its recipe's `rows`.
+    """Return the training on GPUs, or a number of them, on which nobody measured it, as `recommend` does.
 
-    published: other runs to predict from, as `analysis.predict` reads them. The interval holds one run in
-    90%, and the speed is such that its time is the expected one, as in recommendations. Raises UserError with
-    the reason where it cannot be predicted.
+    row: the most similar one, whose recipe it is. rows: all of the workload, on whatever GPU. published:
+    other runs to predict from, as `analysis.predict` reads them. node_scaling: see `Scope`. The interval
+    holds one run in 90%, and the speed is such that its time is the expected one. Raises UserError with the
+    reason where it cannot be predicted.
     """
-    from fastlaunch.analysis.predict import Predictor
-
-    setup = rows[0].setup
+    setup = row.setup
     subject = subject_of(setup.workload, rows, setup, catalogue)
-    own = [anchor for row in rows if (anchor := anchor_of(row, subject, catalogue))]
-    query = {
-        **anchor_fields(subject, setup.recipe, precision_of(setup), setup.sequence_length),
-        "gpu": name_of(catalogue.accelerators[wanted.instance.accelerator]),
-        "num_gpus": str(wanted.num_gpus),
-        "num_nodes": str(wanted.num_nodes),
-        "batch_per_gpu": str(batch_size or ""),
-        "date": max((row["date"] for row in (*own, *published)), default=""),
-    }
-    (found,) = Predictor([*own, *near_anchors(published, subject)]).predict([query])
+    anchors = [anchor for each in rows if (anchor := anchor_of(each, subject, catalogue))]
+    query = Query(
+        instance=wanted.instance,
+        num_nodes=wanted.num_nodes,
+        facts=RecipeFacts(recipe=setup.recipe, precision=precision_of(setup)),
+        recipe=setup.recipe,
+        batch_size_per_gpu=batch_size or 0,
+        micro_batch=batch_size or 0,
+        gpu=name_of(catalogue.accelerators[wanted.instance.accelerator]),
+    )
+    (found,) = predict(
+        [query], subject, [*anchors, *near_anchors(published, subject)], node_scaling=node_scaling
+    )
     if isinstance(found, str):
         raise UserError(
             f"nobody measured {setup.recipe} on {wanted.num_gpus} x {wanted.instance.accelerator}, and it"
             f" cannot be predicted: {found}",
             "take another recipe, or an instance type that can be predicted or was measured",
         )
-    median, deviation = median_and_deviation(found.low, found.high)
-    expected = median / math.exp(deviation**2 / 2)
+    num_own = sum(anchor["model"] == subject.model_of(setup.recipe) for anchor in anchors)
+    others = f", {len(anchors) - num_own} of other recipes" if len(anchors) > num_own else ""
+    by = f"class {found.evidence}, by {counted(num_own, 'row')} of it on other machines{others}"
     recipe = RECIPES.get(setup.recipe.split(" ")[0])
     return Training(
         samples=samples,
-        samples_per_s=scaled(
-            Interval(value=expected, low=found.low, high=found.high), 1 / subject.units_per_sample
-        ),
+        samples_per_s=found.speed,
         evidence="predicted",
-        source=f"class {found.evidence}, by {counted(len(own), 'row')} of it on other machines",
+        source="; ".join([by, *filter(None, [found.assumption])]),
         num_nodes=wanted.num_nodes,
         samples_per_step=float((batch_size or 1) * wanted.num_gpus),
         compiles=recipe is None or recipe.compiles,
     )
 
 
-def check_memory(rows: Sequence[Row], wanted: Wanted, *, batch_size: int, catalogue: Catalogue) -> str | None:
+def check_memory(
+    row: Row, rows: Sequence[Row], wanted: Wanted, *, batch_size: int, catalogue: Catalogue
+) -> str | None:
     """Return in words that it is not known whether a batch fits in the GPU's memory; None if it does.
 
-    rows: of the recipe, on whatever GPU. batch_size: per GPU. Raises UserError for one that does not fit, by
-    the peaks of the rows.
+    row, rows: as for `predicted_like`. batch_size: per GPU. Raises UserError for one that does not fit, by
+    the peaks of the recipe's rows.
     """
-    accelerator = catalogue.accelerators[wanted.instance.accelerator]
+    accelerator, recipe = catalogue.accelerators[wanted.instance.accelerator], row.setup.recipe
+    own = [each for each in rows if each.setup.recipe == recipe]
     if any(
-        wanted.is_measured_by(row, catalogue) and (row.setup.batch_size_per_gpu or 0) >= batch_size
-        for row in rows
+        wanted.is_measured_by(each, catalogue) and (each.setup.batch_size_per_gpu or 0) >= batch_size
+        for each in own
     ):
         return None
-    setup = rows[0].setup
-    subject = subject_of(setup.workload, rows, setup, catalogue)
-    facts = next((each for each in facts_of(rows, subject, catalogue) if each.recipe == setup.recipe), None)
-    has_peak = any(row.overhead.peak_memory_gib is not None for row in rows)
+    subject = subject_of(row.setup.workload, rows, row.setup, catalogue)
+    facts = next((each for each in facts_of(own, subject, catalogue) if each.recipe == recipe), None)
+    has_peak = any(each.overhead.peak_memory_gib is not None for each in own)
     if facts is None or facts.gib_per_sample is None or not has_peak:
         return f"whether a batch of {batch_size} per GPU fits in its memory is not known"
     is_script = subject.info is None

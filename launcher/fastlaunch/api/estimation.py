@@ -196,7 +196,7 @@ def estimate(
     row = measured.row
     count = _samples(context, length, measured, wanted)
     batch = batch_size or row.setup.batch_size_per_gpu
-    unknown = batch and check_memory(measured.rows, wanted, batch_size=batch, catalogue=catalogue)
+    unknown = batch and check_memory(row, measured.rows, wanted, batch_size=batch, catalogue=catalogue)
     is_predicted = measured.is_elsewhere or (
         # Between nodes, and of steps that are no samples, nothing is predicted.
         row.setup.num_gpus != wanted.num_gpus
@@ -208,12 +208,14 @@ def estimate(
         gpus = f"{wanted.num_gpus} x {kind.accelerator}"
         context.report(f"nobody measured {row.setup.recipe} on {gpus}: predicting it")
         training = predicted_like(
+            row,
             measured.rows,
             wanted,
             batch_size=batch,
             samples=count,
             published=training_throughput(),
             catalogue=catalogue,
+            node_scaling=assumptions.scaling if "scaling" in assumptions.given else None,
         )
     else:
         training = training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions)
@@ -368,7 +370,7 @@ class _Measured:
     row: "Row"
     comparison: "compare.Comparison"
     source: str  # in words
-    #: All rows of its recipe, on whatever GPU, itself first.
+    #: All rows with a speed, on whatever GPU and of whatever recipe.
     rows: "tuple[Row, ...]"
     is_elsewhere: bool  # no row is on the GPU that is wanted
 
@@ -388,12 +390,13 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
         (name, compare_runs.compare(runs, catalogue=catalogue, prices=request))
         for name, runs in _sources(context, workload)
     ]
-    on_gpus = [
+    all_rows = [
         (row, name, comparison)
         for name, comparison in found
         for row in comparison.rows
-        if wanted.has_recipe_of(row) and accelerator_of(row.setup, catalogue)
+        if rate_of(row) and accelerator_of(row.setup, catalogue)
     ]
+    on_gpus = [each for each in all_rows if wanted.has_recipe_of(each[0])]
     for name, _ in found:
         fitting = [
             each[0] for each in on_gpus if each[1] == name and wanted.is_measured_by(each[0], catalogue)
@@ -405,25 +408,15 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
             _of_one_recipe(fitting or [row for row, _, _ in on_gpus], workload), key=wanted.distance
         )
         ((source, comparison),) = [each[1:] for each in on_gpus if each[0] is nearest]
-        others = [
-            row for row, _, _ in on_gpus if row is not nearest and row.setup.recipe == nearest.setup.recipe
-        ]
         return _Measured(
             row=nearest,
             comparison=comparison,
             source=_words(nearest, source),
-            rows=(nearest, *others),
+            rows=tuple(row for row, _, _ in all_rows),
             is_elsewhere=not fitting,
         )
     what = f"{workload} with {wanted.recipe}" if wanted.recipe else workload
-    known = [
-        *dict.fromkeys(
-            row.setup.recipe
-            for _, comparison in found
-            for row in comparison.rows
-            if rate_of(row) and accelerator_of(row.setup, catalogue)
-        )
-    ]
+    known = [*dict.fromkeys(row.setup.recipe for row, _, _ in all_rows)]
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     if known:
         hint = f"measured: {', '.join(known[:_MOST_NAMED])}{more}"

@@ -31,7 +31,10 @@ function config() {
 
 // One after the other for each place, so that the last one drawn is the last one asked for.
 const drawing = new Map();
+let numDrawing = 0;
 function draw(place, spec, datasets, height = spec.height) {
+  numDrawing += 1;
+  delete document.documentElement.dataset.drawn;
   const next = (drawing.get(place) ?? Promise.resolve()).then(async () => {
     place.view?.finalize();
     const filled = { ...structuredClone(spec), height, datasets };
@@ -43,9 +46,10 @@ function draw(place, spec, datasets, height = spec.height) {
     place.querySelector("svg").setAttribute("aria-hidden", "true");
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", spec.description);
+    numDrawing -= 1;
+    if (!numDrawing) document.documentElement.dataset.drawn = "yes";
   });
   drawing.set(place, next);
-  return next;
 }
 
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
@@ -272,10 +276,6 @@ for (const button of document.querySelectorAll("[data-copy]")) {
 }
 
 const drawn = sections.map((data, at) => new Section(document.querySelector(`[data-section="${at}"]`), data));
-const drawAll = async () => {
-  for (const section of drawn) section.draw();
-  await Promise.all(drawing.values());
-  document.documentElement.dataset.drawn = "yes";
-};
+const drawAll = () => drawn.forEach((section) => section.draw());
 for (const medium of [dark, printing]) medium.addEventListener("change", drawAll);
-await drawAll();
+drawAll();
