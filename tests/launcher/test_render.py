@@ -18,7 +18,7 @@ from fastlaunch.core.units import in_ms
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.measure.summary import Interval, RunSummary, StepProfile
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.records.records import read_record
 
@@ -79,6 +79,14 @@ def test_the_fastest_recipe_is_named_only_if_its_slowest_run_beats_the_others(su
     close = [run(summary, 0.105, recipe="fp32"), run(summary, 0.2, recipe="fp32")]
     assert runs_sentence([*close, *bf16]).startswith("bf16 on vit-huge")
     assert runs_sentence([*close, *bf16]).endswith("; compare tells how surely.")
+
+
+def test_where_a_step_s_time_goes_is_said_of_a_profiled_run(summary: RunSummary) -> None:
+    parts = {"data": 0.01, "forward": 0.04, "backward": 0.1499, "other": 0.0001}
+    profiled = changed(summary, profile=StepProfile(num_steps=3, step_time_s=0.2, parts_s=parts))
+    assert runs_sentence([run(profiled), run(summary)]).splitlines()[1:] == [
+        "A step of bf16 is 75% backward, 20% forward, 5% data, by its profile."
+    ]
 
 
 def test_runs_that_contradict_are_left_out(summary: RunSummary) -> None:

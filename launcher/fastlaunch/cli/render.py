@@ -17,7 +17,7 @@ from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.jobs.spec import JobSpec, names_apart
-from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.measure.summary import Interval, RunSummary, StepProfile
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
@@ -285,7 +285,17 @@ def runs_sentence(runs: Sequence["Run"]) -> str:
         return f"No step time: {_why_not(runs)}."
     missing = sum(not run.is_unneeded for run in runs) - len(measured)
     note = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
-    return ".\n".join(map(_fastest, alike.values())) + f"{note}."
+    profiled = {recipe: summary.profile for recipe, summary in measured if summary.profile}
+    parts = [f"\n{_parts_of(recipe, profile)}." for recipe, profile in profiled.items()]
+    return ".\n".join(map(_fastest, alike.values())) + f"{note}.{''.join(parts)}"
+
+
+def _parts_of(recipe: str, profile: StepProfile) -> str:
+    """`A step of bf16 is 61% backward, 30% forward, 9% optimizer, by its profile`, the largest part first."""
+    shares = {name: seconds / profile.step_time_s for name, seconds in profile.parts_s.items()}
+    largest = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
+    named = ", ".join(f"{shares[name]:.0%} {name}" for name in largest)
+    return f"A step of {recipe} is {named}, by its profile"
 
 
 def _is_measured(run: "Run") -> bool:
