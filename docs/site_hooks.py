@@ -1,18 +1,37 @@
 """MkDocs hook: pages may link to files of the repository outside docs/, which the site takes in.
 
 Such a file is at repository/PATH there. Markdown becomes a page, whose own links are followed too.
+The page of the command line gets the examples of `--help`, which mkdocs-click leaves out.
 """
 
+import inspect
 import re
+import textwrap
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:)([^)#\s]+)")
 _TAKEN_IN = "repository"
+
+
+def on_startup(command: str, dirty: bool) -> None:
+    from fastlaunch.cli.main import fastlaunch
+
+    commands: list[click.Command] = [fastlaunch]
+    for each in commands:
+        if isinstance(each, click.Group):
+            context = click.Context(each)
+            found = (each.get_command(context, name) for name in each.list_commands(context))
+            commands += filter(None, found)
+        _, _, examples = (each.epilog or "").partition("Examples:\n")
+        if examples:
+            shown = f"```sh\n{textwrap.dedent(examples)}\n```"
+            each.help = f"{inspect.cleandoc(each.help or '')}\n\n{shown}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
