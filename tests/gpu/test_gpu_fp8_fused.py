@@ -84,6 +84,31 @@ def test_a_kernel_computes_what_plain_torch_does(rows: int, width: int) -> None:
             assert torch.equal(out.view(torch.uint8).t(), transposed.view(torch.uint8)), name
 
 
+@pytest.mark.parametrize("shape", [(3840, 1280), (1280, 1280), (1280, 5120), (768, 3072)])
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_the_optimizers_pass_rounds_as_plain_torch_does(shape: tuple[int, int], momentum: float) -> None:
+    from fastlaunch_train.models.fp8_fused import kernels
+
+    torch.manual_seed(0)
+    weight, gradient, velocity = (torch.randn(*shape, device=DEVICE) for _ in range(3))
+    results = []
+    for module in (kernels, reference):
+        given = weight.clone(), velocity.clone() if momentum else None
+        out = torch.empty(shape, device=DEVICE, dtype=E4M3)
+        transposed = torch.empty(shape[::-1], device=DEVICE, dtype=E4M3)
+        scale, amax = torch.full((1,), 100.0, device=DEVICE), torch.zeros(1, device=DEVICE)
+        module.sgd_cast(
+            given[0], gradient, given[1], out, transposed, scale, amax, lr=0.1, momentum=momentum, decay=0.01
+        )
+        results.append((*given, amax, out, transposed))
+    for ours, theirs in zip(*results, strict=True):
+        if ours is not None and ours.dtype not in FP8:
+            assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+    new, _, _, out, transposed = results[0]
+    assert torch.equal(out.float(), (new * 100).clamp(-448, 448).to(E4M3).float())
+    assert torch.equal(out.view(torch.uint8).t(), transposed.view(torch.uint8))
+
+
 def steps(label: str, workload_name: str, batch_size: int, number: int) -> tuple[Any, list[float]]:
     """The stepper after some steps, and their losses."""
     recipe, workload = runnable(label), load_workload(workload_name)
@@ -118,17 +143,22 @@ def test_captured_steps_train_as_others_do(workload: str, batch_size: int) -> No
     assert losses == pytest.approx(expected, rel=tolerance)
 
 
-def test_a_captured_step_goes_on_from_a_checkpoint() -> None:
-    stepper, _ = steps("graph", "gpt2-xsmall", 2, 5)
+@pytest.mark.parametrize(
+    ("label", "workload", "batch_size"),
+    [("graph", "gpt2-xsmall", 2), ("fp8-fused weight_cast=optimizer", "vit-huge", 16)],
+)
+def test_a_captured_step_goes_on_from_a_checkpoint(label: str, workload: str, batch_size: int) -> None:
+    stepper, _ = steps(label, workload, batch_size, 5)
     state = copy.deepcopy(stepper.state())
     further = [float(stepper.step(stepper._batch)) for _ in range(3)]
-    resumed, _ = steps("graph", "gpt2-xsmall", 2, 1)
+    resumed, _ = steps(label, workload, batch_size, 1)
     batch = stepper._batch
     resumed.load_state(state)
     assert [float(resumed.step(batch)) for _ in range(3)] == pytest.approx(further, rel=0.01)
 
 
-def test_fused_blocks_learn_as_transformer_engines_do() -> None:
-    _, fused = steps("fp8-fused", "vit-huge", 32, 12)
+@pytest.mark.parametrize("label", ["fp8-fused", "fp8-fused weight_cast=optimizer"])
+def test_fused_blocks_learn_as_the_models_own_do(label: str) -> None:
+    _, fused = steps(label, "vit-huge", 32, 12)
     _, expected = steps("bf16", "vit-huge", 32, 12)
     assert fused[-1] < fused[0] and fused == pytest.approx(expected, rel=0.05)

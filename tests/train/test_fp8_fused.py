@@ -21,6 +21,7 @@ from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.adafactor import Adafactor
 from fastlaunch_train.steppers.graphed import clone_batch, copy_batch
+from fastlaunch_train.steppers.optimizers import check_optimizer
 from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads.contract import load_workload
 
@@ -162,15 +163,19 @@ def test_a_scale_follows_the_largest_magnitude_of_the_history() -> None:
     assert scaling.inverse_of(0, Slot.ATTENTION).data_ptr() % 16 == scaling.inverse.data_ptr() % 16
 
 
+def steps_of(*overrides: str) -> tuple[Any, Any]:
+    """A stepper on the CPU, and the model that it trains."""
+    overrides = ("optimizer=sgd", "learning_rate=0.003", *overrides)
+    recipe = resolve_recipe("fp8-fused", overrides)
+    process = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
+    workload = replace(load_workload("vit-tiny"), build_model=vit)
+    model: Any = fused(vit(), *overrides)
+    return build_stepper(workload, recipe, setup_precision(recipe, process.device), process, model), model
+
+
 def test_the_first_scales_are_found_before_the_first_step() -> None:
     """On one GPU by the passes before the capture, else here."""
-    recipe, process = (
-        resolve_recipe("fp8-fused"),
-        Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu")),
-    )
-    workload = replace(load_workload("vit-tiny"), build_model=vit)
-    model: Any = fused(vit())
-    stepper = build_stepper(workload, recipe, setup_precision(recipe, process.device), process, model)
+    stepper, model = steps_of()
     parameters = [parameter.clone() for parameter in model.parameters()]
     scaling: Any = model.blocks[0].scaling
     assert scaling.is_fresh
@@ -181,6 +186,98 @@ def test_the_first_scales_are_found_before_the_first_step() -> None:
     # Those of a checkpoint are not calibrated again.
     stepper.compile_ahead(batch())
     assert torch.equal(scaling.scale, scales)
+
+
+BY_OPTIMIZER = "weight_cast=optimizer"
+
+
+def test_weights_that_the_optimizer_rounds_are_those_that_each_forward_pass_rounds() -> None:
+    trained = []
+    for overrides in ((), (BY_OPTIMIZER,)):
+        stepper, model = steps_of(*overrides)
+        stepper.compile_ahead(batch())
+        trained.append(([float(stepper.step(batch())) for _ in range(6)], dict(model.named_parameters())))
+    (losses, weights), (others, others_weights) = trained
+    assert losses[-1] < 0.9 * losses[0]
+    # In the first pass of all the weights' scales are 1 here and fit there.
+    assert others == pytest.approx(losses, rel=0.01)
+    for name, weight in weights.items():
+        assert relative(others_weights[name], weight) < 0.01, name
+
+
+def test_no_forward_pass_rounds_a_weight_that_the_optimizer_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper, _ = steps_of(BY_OPTIMIZER)
+    stepper.compile_ahead(batch())
+    stepper.step(batch())
+    rounded = []
+    cast = reference.cast_transpose
+
+    def spying(parts: Any, *arguments: Any, **options: Any) -> Any:
+        rounded.extend(part for part in parts if isinstance(part, nn.Parameter))
+        return cast(parts, *arguments, **options)
+
+    monkeypatch.setattr(reference, "cast_transpose", spying)
+    stepper.step(batch())
+    assert not rounded
+
+
+def test_weights_that_somebody_else_changed_are_rounded_anew() -> None:
+    stepper, model = steps_of(BY_OPTIMIZER)
+    stepper.compile_ahead(batch())
+    stepper.step(batch())
+    images, _ = batch()
+    state, own = copy.deepcopy(stepper.state()), stepper.weights()
+
+    def evaluated() -> torch.Tensor:
+        model.eval()
+        with torch.no_grad():
+            outputs = passed(model, images)
+        model.train()
+        return outputs
+
+    before = evaluated()
+    halved = {name: value / 2 if "fc1.weight" in name else value for name, value in own.items()}
+    stepper.load_weights(halved)
+    assert relative(evaluated(), before) > 0.01
+    # As the weights before the best ones are put back: a captured step would read these copies.
+    stepper.load_weights(own)
+    assert torch.equal(evaluated(), before)
+    losses = [float(stepper.step(batch())) for _ in range(3)]
+
+    again, _ = steps_of(BY_OPTIMIZER)
+    again.load_state(state)
+    assert [float(again.step(batch())) for _ in range(3)] == losses
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.9, 0.1), (0.0, 0.1)])
+def test_the_step_of_the_rounding_pass_is_sgds(momentum: float, decay: float) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(32, 256))
+    expected = nn.Parameter(weight.detach().clone())
+    sgd = torch.optim.SGD([expected], lr=0.1, momentum=momentum, weight_decay=decay)
+    velocity = torch.zeros_like(weight) if momentum else None
+    out, transposed = torch.empty(32, 256, dtype=reference.E4M3), torch.empty(256, 32, dtype=reference.E4M3)
+    for _ in range(3):
+        gradient = torch.randn(32, 256)
+        expected.grad = gradient.clone()
+        sgd.step()
+        amax = torch.zeros(1)
+        with torch.no_grad():
+            reference.sgd_cast(
+                weight, gradient, velocity, out, transposed, torch.full((1,), 50.0), amax,
+                lr=0.1, momentum=momentum, decay=decay,
+            )  # fmt: skip
+    assert torch.allclose(weight, expected, atol=1e-6)
+    assert float(amax) == float(weight.detach().abs().max())
+    assert torch.equal(out.float(), (weight * 50).clamp(-448, 448).to(reference.E4M3).float())
+    assert torch.equal(out.float().t(), transposed.float())
+
+
+def test_only_fused_sgd_rounds_weights() -> None:
+    workload = load_workload("vit-tiny")
+    for change in ("optimizer=adamw", "optimizer_impl=foreach"):
+        with pytest.raises(RecipeError, match="in the pass of fused SGD"):
+            check_optimizer(workload, resolve_recipe("fp8-fused", (BY_OPTIMIZER, change)))
 
 
 def test_values_beyond_the_format_are_its_largest() -> None:
@@ -275,6 +372,8 @@ def test_adafactor_that_counts_on_the_gpu_steps_alike() -> None:
         ("fp8-fused", ("parallelism=fsdp2",)),
         ("te-fp8", ("last_block=class_token",)),
         ("bf16", ("dgrad_accumulation=fast",)),
+        ("bf16", ("weight_cast=optimizer",)),
+        ("fp8-fused", ("weight_cast=optimizer", "step_graph=false", "parallelism=zero2")),
         ("te-fp8", ("step_graph=true",)),
         ("fp16", ("step_graph=true",)),
         ("compile", ("step_graph=true",)),

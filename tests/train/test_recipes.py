@@ -50,6 +50,7 @@ OVERRIDES: dict[str, tuple[str, str, object]] = {
     "parallelism": ("bf16", "zero2", "zero2"),
     "last_block": ("fp8-fused", "class_token", "class_token"),
     "dgrad_accumulation": ("fp8-fused", "fast", "fast"),
+    "weight_cast": ("fp8-fused", "optimizer", "optimizer"),
     "step_graph": ("bf16", "true", True),
     "ddp_bucket_mb": ("bf16", "25", 25),
     "overlap_comm": ("zero1", "false", False),

@@ -25,6 +25,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "fp8_format": ("hybrid", "e4m3"),
     "last_block": ("all", "class_token"),
     "dgrad_accumulation": ("split", "fast"),
+    "weight_cast": ("forward", "optimizer"),
     "pointwise": ("written", "scripted", "library"),
     "engine": ("torch", "ort"),
     "compile_mode": ("none", "default", *CUDA_GRAPH_MODES),
@@ -80,6 +81,9 @@ class Recipe:
     last_block: str = "all"
     #: Of fused blocks' products for input gradients: `split` sums up in fp32, `fast` in fewer bits.
     dgrad_accumulation: str = "split"
+    #: When fused blocks round weights to FP8: in each `forward` pass, or in the pass of the `optimizer`,
+    #: which has to be fused SGD.
+    weight_cast: str = "forward"
     #: Pointwise functions that the model writes out in several operations: as `written`, `scripted` by
     #: torch.jit.script, or by torch's own single operator (`library`).
     pointwise: str = "written"

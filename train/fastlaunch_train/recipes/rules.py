@@ -46,6 +46,13 @@ def recipe_problem(recipe: Recipe) -> Problem | None:
 
 def optimizer_problem(recipe: Recipe, optimizer: str) -> Problem | None:
     """Return what `recipe` wants that `optimizer`, its own or the workload's, cannot do; None if nothing."""
+    if recipe.weight_cast == "optimizer" and (
+        optimizer not in ("sgd", "workload") or recipe.optimizer_impl != "fused"
+    ):
+        return (
+            f"weights are rounded in the pass of fused SGD, not of {recipe.optimizer_impl} {optimizer}",
+            "leave out weight_cast",
+        )
     if recipe.optimizer_impl != "fused":
         return None
     if optimizer == "adafactor":
@@ -173,8 +180,11 @@ def _blocks(recipe: Recipe) -> Iterator[Problem]:
 
 def _fused(recipe: Recipe) -> Iterator[Problem]:
     if recipe.blocks != "fused":
-        if (recipe.last_block, recipe.dgrad_accumulation) != ("all", "split"):
-            yield "last_block and dgrad_accumulation are of fused blocks", "add --set blocks=fused"
+        if (recipe.last_block, recipe.dgrad_accumulation, recipe.weight_cast) != ("all", "split", "forward"):
+            yield (
+                "last_block, dgrad_accumulation and weight_cast are of fused blocks",
+                "add --set blocks=fused",
+            )
         return
     if (recipe.fp8_scaling, recipe.fp8_format, recipe.fp8_blocks) != ("delayed", "hybrid", "all"):
         yield (
@@ -188,6 +198,8 @@ def _fused(recipe: Recipe) -> Iterator[Problem]:
         )
     if recipe.parameter_dtype != "fp32":
         yield "fused blocks hold fp32 parameters", "leave out parameter_dtype"
+    if recipe.weight_cast == "optimizer" and recipe.parallelism != "ddp":
+        yield "the optimizer's pass rounds whole weights, not shards", "leave out weight_cast"
 
 
 def _step_graph(recipe: Recipe) -> Iterator[Problem]:

@@ -36,12 +36,13 @@ def check_optimizer(workload: Workload, recipe: Recipe) -> None:
 
 
 def build_optimizer(
-    workload: Workload, recipe: Recipe, parameters: Mapping[str, nn.Parameter]
+    workload: Workload, recipe: Recipe, parameters: Mapping[str, nn.Parameter], model: nn.Module | None = None
 ) -> torch.optim.Optimizer:
     """Return the workload's optimizer, unless the recipe names another.
 
-    Raises WorkloadError for a name other than sgd, adamw and adafactor, and for a function of the workload's
-    that makes something else.
+    model: with fused blocks, whose weights the optimizer's pass rounds if the recipe says so. Raises
+    WorkloadError for a name other than sgd, adamw and adafactor, and for a function of the workload's that
+    makes something else.
     """
     name = optimizer_name(workload, recipe)
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
@@ -57,6 +58,11 @@ def build_optimizer(
         return made
     implementation = _IMPLEMENTATIONS[recipe.optimizer_impl]
     groups = list(_groups(parameters.values(), workload.weight_decay))
+    if name == "sgd" and recipe.weight_cast == "optimizer":
+        from fastlaunch_train.models.fp8_fused.weights import CastingSgd, rounded_weights
+
+        assert model is not None
+        return CastingSgd(groups, rounded_weights(model), lr=rate, momentum=workload.momentum)
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=workload.momentum, **implementation)
     if name == "adamw":

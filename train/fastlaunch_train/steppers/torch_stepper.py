@@ -65,7 +65,7 @@ class TorchStepper:
             )
             self._rates = LearningRates(self.optimizer.optimizer)
         else:
-            self.optimizer = build_optimizer(workload, recipe, parameters)
+            self.optimizer = build_optimizer(workload, recipe, parameters, model)
             self._rates = LearningRates(self.optimizer)
 
     def step(self, batch: Batch) -> torch.Tensor:

@@ -12,8 +12,8 @@ weights and their gradients fp32, GELU by tanh: the numerics of Transformer Engi
 Gradients come block by block, so that DDP sends them while the others are computed.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from torch.nn import functional
 
 from fastlaunch_train.models.fp8_fused import reference
 from fastlaunch_train.models.fp8_fused.context import is_in_fp8
-from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
+from fastlaunch_train.models.fp8_fused.delayed_scaling import WEIGHTS, DelayedScaling, Slot
 from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
+from fastlaunch_train.models.fp8_fused.weights import RoundedWeights, passes_for
 from fastlaunch_train.models.te_blocks import te_arguments
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
@@ -33,15 +34,6 @@ _WIDTH_MULTIPLE = 256
 _ROW_MULTIPLE = 16
 
 Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-
-def _passes(x: torch.Tensor) -> ModuleType:
-    """Return the module with the fused passes for x's device."""
-    if x.device.type != "cuda":
-        return reference
-    from fastlaunch_train.models.fp8_fused import kernels
-
-    return kernels
 
 
 def _product(
@@ -59,22 +51,32 @@ class _Place:
     """Which block it is, and what it needs besides tensors."""
 
     scaling: DelayedScaling
+    #: Scales of the weights, the same ones unless the optimizer's pass rounds them.
+    weight_scaling: DelayedScaling
+    rounded: RoundedWeights | None  # by the optimizer's pass, if they are those of the weights
     block: int
     record: bool  # magnitudes; not while the model is evaluated
     fast_dgrad: bool
     eps: float
 
     def slot(self, slot: Slot) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.scaling.slot(self.block, slot, record=self.record)
+        return self._scaling_of(slot).slot(self.block, slot, record=self.record)
 
     def inverse(self, slot: Slot) -> torch.Tensor:
-        return self.scaling.inverse_of(self.block, slot)
+        return self._scaling_of(slot).inverse_of(self.block, slot)
+
+    def _scaling_of(self, slot: Slot) -> DelayedScaling:
+        return self.weight_scaling if slot in WEIGHTS else self.scaling
+
+    def weight(self, slot: Slot, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weight in FP8, and transposed."""
+        return self.rounded[self.block, slot] if self.rounded else self.cast(slot, weight)[:2]
 
     def cast(
         self, slot: Slot, *parts: torch.Tensor, sums: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:
         dtype = E5M2 if slot >= Slot.FC2_GRADIENT else E4M3
-        passes = _passes(parts[0])
+        passes = passes_for(parts[0])
         out, transposed, summed = passes.cast_transpose(parts, *self.slot(slot), dtype, sums=sums)
         return out, transposed, summed
 
@@ -92,11 +94,11 @@ class NormQkv(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         samples, tokens, width = x.shape
         rows = x.reshape(-1, width)
-        total, normed, normed_t, mean, rstd = _passes(x).norm_forward(
+        total, normed, normed_t, mean, rstd = passes_for(x).norm_forward(
             rows, None if branch is None else branch.reshape(-1, width), norm_weight, norm_bias, place.eps,
             *place.slot(Slot.NORM1),
         )  # fmt: skip
-        weight8, weight8_t, _ = place.cast(Slot.QKV_WEIGHT, weight)
+        weight8, weight8_t = place.weight(Slot.QKV_WEIGHT, weight)
         packed = _product(
             normed, weight8, place.inverse(Slot.NORM1), place.inverse(Slot.QKV_WEIGHT), bias.to(x.dtype),
             fast=True,
@@ -118,7 +120,7 @@ class NormQkv(torch.autograd.Function):
         dnormed = _product(dqkv, weight8_t, of_gradient, of_weight, fast=place.fast_dgrad)
         dweight = _weight_gradient(dqkv_t, normed_t, of_gradient, place.inverse(Slot.NORM1))
         skip = dtotal.reshape(-1, width)
-        dx, dnorm_weight, dnorm_bias = _passes(total).norm_backward(
+        dx, dnorm_weight, dnorm_bias = passes_for(total).norm_backward(
             dnormed, total, skip, norm_weight, mean, rstd
         )
         dx = dx.view(dtotal.shape)
@@ -137,9 +139,9 @@ class ProjMlp(torch.autograd.Function):
         place: _Place,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         shape, width, dtype = total.shape, total.shape[-1], total.dtype
-        passes, inverse = _passes(total), place.inverse
+        passes, inverse = passes_for(total), place.inverse
         attended8, attended8_t, _ = place.cast(Slot.ATTENTION, attended.reshape(-1, width))
-        proj8, proj8_t, _ = place.cast(Slot.PROJ_WEIGHT, proj_weight)
+        proj8, proj8_t = place.weight(Slot.PROJ_WEIGHT, proj_weight)
         branch = _product(
             attended8,
             proj8,
@@ -151,12 +153,12 @@ class ProjMlp(torch.autograd.Function):
         x, normed, normed_t, mean, rstd = passes.norm_forward(
             total.reshape(-1, width), branch, norm_weight, norm_bias, place.eps, *place.slot(Slot.NORM2)
         )
-        fc18, fc18_t, _ = place.cast(Slot.FC1_WEIGHT, fc1_weight)
+        fc18, fc18_t = place.weight(Slot.FC1_WEIGHT, fc1_weight)
         hidden = _product(
             normed, fc18, inverse(Slot.NORM2), inverse(Slot.FC1_WEIGHT), fc1_bias.to(dtype), fast=True
         )
         activated, activated_t = passes.gelu_forward(hidden, *place.slot(Slot.GELU))
-        fc28, fc28_t, _ = place.cast(Slot.FC2_WEIGHT, fc2_weight)
+        fc28, fc28_t = place.weight(Slot.FC2_WEIGHT, fc2_weight)
         branch = _product(
             activated, fc28, inverse(Slot.GELU), inverse(Slot.FC2_WEIGHT), fc2_bias.to(dtype), fast=True
         )
@@ -172,7 +174,7 @@ class ProjMlp(torch.autograd.Function):
             ctx.saved_tensors
         )
         place: _Place = ctx.place
-        passes, inverse, fast = _passes(x), place.inverse, place.fast_dgrad
+        passes, inverse, fast = passes_for(x), place.inverse, place.fast_dgrad
         width = x.shape[1]
         d2, d2_t, dfc2_bias = place.cast(Slot.FC2_GRADIENT, dbranch.reshape(-1, width), sums=True)
         of_gradient = inverse(Slot.FC2_GRADIENT)
@@ -209,15 +211,26 @@ class FusedBlock(nn.Module):
     """
 
     def __init__(
-        self, block: nn.Module, scaling: DelayedScaling, index: int, recipe: Recipe, *, is_last: bool
+        self,
+        block: nn.Module,
+        scaling: DelayedScaling,
+        rounded: RoundedWeights | None,
+        index: int,
+        recipe: Recipe,
+        *,
+        is_last: bool,
     ) -> None:
         super().__init__()
         for name, part in block.named_children():
             self.add_module(name, part)
-        # All blocks share it, and the first holds its buffers.
+        # All blocks share them, and the first holds their buffers.
         if index == 0:
             self.scaling = scaling
+            if rounded:
+                self.weight_scaling = rounded.scaling
         self.__dict__["_shared"] = scaling
+        #: See `weights`; None where each forward pass rounds the weights.
+        self.rounded_weights = rounded
         self._index, self._is_last = index, is_last
         self._fast_dgrad = recipe.dgrad_accumulation == "fast"
         self._class_token_alone = is_last and recipe.last_block == "class_token"
@@ -232,8 +245,12 @@ class FusedBlock(nn.Module):
             return self._native(x)
         scaling: DelayedScaling = self.__dict__["_shared"]
         record = self.training and torch.is_grad_enabled()
-        if self._index == 0 and record:
-            scaling.update()
+        rounded = self.rounded_weights
+        if self._index == 0:
+            if record:
+                scaling.update()
+            if rounded:
+                rounded.check(refresh=record)
         self._num_tokens = x.shape[1]
         parts: Any = self
         if x.shape[0] * x.shape[1] % _ROW_MULTIPLE:
@@ -244,6 +261,8 @@ class FusedBlock(nn.Module):
             )
         place = _Place(
             scaling=scaling,
+            weight_scaling=rounded.scaling if rounded else scaling,
+            rounded=rounded if rounded and rounded.is_current else None,
             block=self._index,
             record=record,
             fast_dgrad=self._fast_dgrad,
@@ -294,8 +313,17 @@ def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> Non
         _check_sizes(block)
     device = next(blocks.parameters()).device
     scaling = DelayedScaling(len(blocks), recipe.amax_history, device)
+    rounded = None
+    if recipe.weight_cast == "optimizer":
+        weights = {(index, slot): of for index, block in enumerate(blocks) for slot, of in _weights(block)}
+        rounded = RoundedWeights(weights, DelayedScaling(len(blocks), recipe.amax_history, device))
     for index, block in enumerate(blocks):
-        blocks[index] = FusedBlock(block, scaling, index, recipe, is_last=index == len(blocks) - 1)
+        blocks[index] = FusedBlock(block, scaling, rounded, index, recipe, is_last=index == len(blocks) - 1)
+
+
+def _weights(block: Any) -> Iterator[tuple[Slot, nn.Parameter]]:
+    linears = block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2
+    yield from zip(WEIGHTS, (linear.weight for linear in linears), strict=True)
 
 
 def _check_sizes(block: Any) -> None:

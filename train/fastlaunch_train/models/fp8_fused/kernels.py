@@ -20,6 +20,7 @@ import triton.language as tl
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 #: Rows, columns, and how many tiles a program goes down.
 _NORM, _GELU, _GELU_BACKWARD, _CAST = (32, 256), (64, 64, 1), (64, 64, 8), (128, 64, 4)
+_SGD = (64, 64)
 #: Programs of LayerNorm's backward pass, each over every so-manieth row.
 _NORM_PROGRAMS = 528
 _SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
@@ -292,6 +293,51 @@ def _cast_transpose(
 
 
 @triton.jit
+def _sgd_rows(
+    weight, gradient, velocity, rows, columns, num_rows, WIDTH: tl.constexpr, lr, momentum, decay,
+    HAS_MOMENTUM: tl.constexpr,
+):  # fmt: skip
+    """Return rows of the updated weight, which is stored, as its momentum is."""
+    place = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+    inside = (rows < num_rows)[:, None]
+    value = _load_rows(weight, rows, columns, num_rows, WIDTH)
+    step = _load_rows(gradient, rows, columns, num_rows, WIDTH) + decay * value
+    if HAS_MOMENTUM:
+        step += momentum * _load_rows(velocity, rows, columns, num_rows, WIDTH)
+        tl.store(velocity + place, step, mask=inside)
+    value -= lr * step
+    tl.store(weight + place, value, mask=inside)
+    return value
+
+
+@triton.jit
+def _sgd_cast(
+    weight, gradient, velocity, out, transposed, scale_in, amax, lr, momentum, decay, num_rows,
+    WIDTH: tl.constexpr, HAS_MOMENTUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first_row = tl.program_id(1) * ROWS
+    rows = first_row + 4 * tl.arange(0, ROWS // 4)
+    a = _sgd_rows(
+        weight, gradient, velocity, rows, columns, num_rows, WIDTH, lr, momentum, decay, HAS_MOMENTUM
+    )
+    b = _sgd_rows(
+        weight, gradient, velocity, rows + 1, columns, num_rows, WIDTH, lr, momentum, decay, HAS_MOMENTUM
+    )
+    c = _sgd_rows(
+        weight, gradient, velocity, rows + 2, columns, num_rows, WIDTH, lr, momentum, decay, HAS_MOMENTUM
+    )
+    d = _sgd_rows(
+        weight, gradient, velocity, rows + 3, columns, num_rows, WIDTH, lr, momentum, decay, HAS_MOMENTUM
+    )
+    scale = tl.load(scale_in)
+    largest = _store_both(
+        out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, False
+    )
+    _record_amax(amax, largest)
+
+
+@triton.jit
 def _sum_rows(partial, out, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -388,6 +434,21 @@ def cast_transpose(
             TILES=tiles, num_warps=4,
         )  # fmt: skip
     return out, transposed, sum_rows(partial) if sums else None
+
+
+def sgd_cast(
+    weight: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor | None, out: torch.Tensor,
+    transposed: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, *, lr: float, momentum: float,
+    decay: float,
+) -> None:  # fmt: skip
+    """See `reference.sgd_cast`."""
+    num_rows, width = weight.shape
+    rows, columns = _SGD
+    _sgd_cast[(width // columns, triton.cdiv(num_rows, rows))](
+        weight, gradient, weight if velocity is None else velocity, out, _words(transposed), scale, amax, lr,
+        momentum, decay, num_rows, WIDTH=width, HAS_MOMENTUM=velocity is not None, ROWS=rows, COLUMNS=columns,
+        num_warps=4,
+    )  # fmt: skip
 
 
 def sum_rows(partial: torch.Tensor) -> torch.Tensor:

@@ -67,6 +67,20 @@ def cast_transpose(
     return *_to_fp8(whole, scale, amax, dtype), whole.sum(0) if sums else None
 
 
+def sgd_cast(
+    weight: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor | None, out: torch.Tensor,
+    transposed: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, *, lr: float, momentum: float,
+    decay: float,
+) -> None:  # fmt: skip
+    """Do a step of SGD on `weight` and its momentum's buffer, and write the new weight to `out` in E4M3."""
+    step = gradient + decay * weight
+    if velocity is not None:
+        step = velocity.mul_(momentum).add_(step)
+    weight.sub_(lr * step)
+    for target, value in zip((out, transposed), _to_fp8(weight, scale, amax, E4M3), strict=True):
+        target.copy_(value)
+
+
 def product(
     a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor,
     bias: torch.Tensor | None, dtype: torch.dtype,

@@ -1,0 +1,137 @@
+"""The weights of fused blocks in FP8, rounded in the optimizer's pass over them, not in every forward pass.
+
+That pass has the new weight at hand, so that it is not read a second time and rounded by a kernel of its own.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
+from fastlaunch_train.models.fp8_fused.reference import E4M3
+
+Key = tuple[int, Slot]
+
+
+def passes_for(x: torch.Tensor) -> ModuleType:
+    """Return the module with the fused passes for x's device."""
+    if x.device.type != "cuda":
+        return reference
+    from fastlaunch_train.models.fp8_fused import kernels
+
+    return kernels
+
+
+class RoundedWeights:
+    """FP8 copies of weights (rows, width) and their transposes, by block and slot.
+
+    They are those of the weights as they were when `check` or `CastingSgd` last rounded them. Whoever else
+    changes a weight, as loading does, leaves them behind, which `check` finds.
+    """
+
+    def __init__(self, weights: Mapping[Key, nn.Parameter], scaling: DelayedScaling) -> None:
+        self.weights = dict(weights)
+        self.scaling = scaling
+        self._copies: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._versions = -1
+        #: Whether they are those of the weights, as of the last `check`.
+        self.is_current = False
+
+    def __getitem__(self, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._copies[key]
+
+    @torch.no_grad()
+    def check(self, *, refresh: bool) -> None:
+        """Find out whether they are those of the weights, and if asked to, round the weights if not.
+
+        Where nothing was recorded yet, with scales that fit them.
+        """
+        self.is_current = self._versions == self._sum_of_versions()
+        if self.is_current or not refresh:
+            return
+        if self.scaling.is_fresh:
+            self._round_all()
+            self.scaling.update()
+        self._round_all()
+        self.mark_current()
+
+    def mark_current(self) -> None:
+        """Take them for those of the weights as these are now."""
+        self._versions = self._sum_of_versions()
+        self.is_current = True
+
+    def _round_all(self) -> None:
+        for (block, slot), weight in self.weights.items():
+            scale, amax = self.scaling.slot(block, slot)
+            rounded = passes_for(weight).cast_transpose((weight,), scale, amax, E4M3, sums=False)[:2]
+            # A captured step has the addresses of those of before.
+            kept = self._copies.setdefault((block, slot), rounded)
+            for old, new in zip(kept, rounded, strict=True):
+                if old is not new:
+                    old.copy_(new)
+
+    def _sum_of_versions(self) -> int:
+        # Kernels of ours change weights without one.
+        return sum(weight._version for weight in self.weights.values())
+
+
+def rounded_weights(model: nn.Module) -> RoundedWeights:
+    """Return those of the model's fused blocks, which share them."""
+    found = (getattr(module, "rounded_weights", None) for module in model.modules())
+    return next(rounded for rounded in found if isinstance(rounded, RoundedWeights))
+
+
+class CastingSgd(torch.optim.SGD):
+    """torch's fused SGD, whose pass over the weights of `rounded` makes their FP8 copies, too."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        rounded: RoundedWeights,
+        *,
+        lr: float,
+        momentum: float,
+    ) -> None:
+        super().__init__(parameters, lr=lr, momentum=momentum, fused=True)
+        self._rounded = rounded
+        self._keys = {weight: key for key, weight in rounded.weights.items()}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters by their gradients, and round the new weights by scales of the past ones."""
+        assert closure is None
+        rounded = self._rounded
+        rounded.check(refresh=True)
+        rounded.scaling.update()
+        gradients = {}
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight in self._keys and weight.grad is not None:
+                    self._step(weight, group)
+                    gradients[weight], weight.grad = weight.grad, None
+        super().step()
+        for weight, gradient in gradients.items():
+            weight.grad = gradient
+        rounded.mark_current()
+
+    def _step(self, weight: nn.Parameter, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if group["momentum"] and state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        key = self._keys[weight]
+        scale, amax = self._rounded.scaling.slot(*key)
+        passes_for(weight).sgd_cast(
+            weight,
+            weight.grad,
+            state.get("momentum_buffer"),
+            *self._rounded[key],
+            scale,
+            amax,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            decay=group["weight_decay"],
+        )
