@@ -58,7 +58,7 @@ ON_A_GPU = (
     *("te-bf16", "te-fp8", "te-fp8-current", "te-fp8-block", "te-mxfp8", "te-article", "te-article-fp8"),
 )
 #: Of wider blocks, in test_fp8_fused.py.
-FUSED = ("fp8-fused",)
+FUSED = ("fp8-fused", "bf16-fused")
 #: Whose steps the code of another package makes, which only a whole run has.
 TRAINERS = ("lightning", "transformers")
 #: In ORTModule's own environment, with losses that are eager's: test_ort_trains_as_torch_does.

@@ -199,7 +199,7 @@ def test_of_all_combinations_the_sound_ones_remain() -> None:
     compiled = 1 + (len(CHOICES["compile_mode"]) - 1) * len(CHOICES["compile_scope"])
     in_native_blocks = 4 + len(TORCHAO_SCALINGS)  # four precisions without a scaling
     in_te_blocks = 2 * (1 + len(TE_SCALINGS))  # bf16 or a scaling, in faithful blocks or the article's
-    in_fused_blocks = 1  # in FP8 with delayed scaling
+    in_fused_blocks = 2  # bf16, or FP8 with delayed scaling
     assert sound == in_native_blocks * compiled + in_te_blocks + in_fused_blocks
 
 

@@ -89,9 +89,11 @@ HOPPER = {"te-fp8-block", "ao-fp8-rowwise"}
 
 def test_what_runs_on_which_gpu() -> None:
     assert runs(machine(None)) == EVERYTHING - TE - {"tf32", "graph"}
-    assert runs(machine((6, 1))) == EVERYTHING - TE - FP8 - COMPILED - {"tf32", "graph"}
+    assert runs(machine((6, 1))) == EVERYTHING - TE - FP8 - FUSED - COMPILED - {"tf32", "graph"}
     # Inductor would run eagerly what it cannot compile there: bf16, which all of these are.
-    assert runs(machine((7, 0))) == runs(machine((7, 5))) == EVERYTHING - TE - FP8 - COMPILED - {"tf32"}
+    assert (
+        runs(machine((7, 0))) == runs(machine((7, 5))) == EVERYTHING - TE - FP8 - FUSED - COMPILED - {"tf32"}
+    )
     assert missing_part(resolve_recipe("compile", ["precision=fp16"]), machine((7, 5))) is None
     assert runs(machine((8, 0))) == EVERYTHING - FP8
     assert runs(machine((8, 9))) == EVERYTHING - HOPPER - {"te-mxfp8"}

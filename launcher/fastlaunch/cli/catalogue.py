@@ -160,7 +160,7 @@ def _recipe_row(recipe: Recipe) -> dict[str, Any]:
 def _kind(recipe: Recipe) -> str:
     """Return what sets the recipe apart from plain eager training, in a word or two."""
     if recipe.blocks == "fused":
-        return "fused FP8"
+        return "fused blocks"
     kinds = (kind for field, usual, kind in _KINDS if getattr(recipe, field) != usual)
     return next(kinds, "eager")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlaunch_train.models.fp8_fused.context import fused_fp8
+from fastlaunch_train.models.fp8_fused.context import fused_passes
 from fastlaunch_train.models.te_fp8 import fp8_recipe, nested, te_autocast
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
@@ -60,7 +60,7 @@ def setup_precision(recipe: Recipe, device: torch.device) -> Precision:
     if te_recipe is not None:
         autocast = nested(autocast, functools.partial(te_autocast, te_recipe))
     elif recipe.blocks == "fused":
-        autocast = nested(autocast, fused_fp8)
+        autocast = nested(autocast, fused_passes)
     return Precision(autocast=autocast, scaler=_scaler(device) if recipe.precision == "fp16" else None)
 
 

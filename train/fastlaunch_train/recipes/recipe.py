@@ -69,8 +69,8 @@ class Recipe:
     precision: str = "bf16"
     #: `native`: as the model was built. `te`: replaced by Transformer Engine's, which compute the same.
     #: `te-article`: replaced by Transformer Engine's with its defaults, as an article of November 2023 had
-    #: them: they attend across the batch, and train another model. `fused`: ours, in FP8, whose pointwise
-    #: passes are fused with the casts.
+    #: them: they attend across the batch, and train another model. `fused`: ours, in bf16 or FP8, whose
+    #: pointwise passes are fused with each other and with the casts.
     blocks: str = "native"
     fp8_scaling: str = "none"  #: how FP8 scale factors are found; `none` unless precision is `fp8`
     fp8_format: str = "hybrid"  #: `hybrid`: E4M3 forward, E5M2 for gradients

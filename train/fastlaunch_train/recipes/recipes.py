@@ -79,9 +79,16 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             name="fp8-fused",
-            description="our own FP8 blocks with fused casts, delayed scaling, one CUDA graph a step",
+            description="our own blocks in FP8 with fused passes, delayed scaling, one CUDA graph a step",
             precision="fp8",
             fp8_scaling="delayed",
+            blocks="fused",
+            step_graph=True,
+            optimizer_impl="fused",
+        ),
+        Recipe(
+            name="bf16-fused",
+            description="the same blocks in bf16, with fused passes, one CUDA graph a step",
             blocks="fused",
             step_graph=True,
             optimizer_impl="fused",

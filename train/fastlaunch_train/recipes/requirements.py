@@ -165,7 +165,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement({"fp8_scaling": ("rowwise",)}, _gpu("FP8 scaled by rows", (9, 0), runs_on_cpu=True)),
     Requirement({"fp8_scaling": ("delayed", "current"), "blocks": _TE_BLOCKS}, _gpu("FP8", (8, 9))),
     # Their kernels round with instructions of Ada and newer; without a GPU torch computes the same.
-    Requirement({"blocks": ("fused",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
+    Requirement({"blocks": ("fused",), "precision": ("fp8",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
+    Requirement({"blocks": ("fused",)}, _gpu("bf16", BF16_CAPABILITY, runs_on_cpu=True)),
     Requirement({"blocks": ("native",), "step_graph": (True,)}, _gpu("a CUDA graph", (7, 0))),
     Requirement({"fp8_scaling": ("tensorwise",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
     Requirement({"blocks": _TE_BLOCKS}, _gpu("Transformer Engine", (8, 0))),

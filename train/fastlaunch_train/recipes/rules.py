@@ -186,11 +186,16 @@ def _fused(recipe: Recipe) -> Iterator[Problem]:
                 "add --set blocks=fused",
             )
         return
-    if (recipe.fp8_scaling, recipe.fp8_format, recipe.fp8_blocks) != ("delayed", "hybrid", "all"):
+    if recipe.precision not in ("bf16", "fp8"):
+        yield f"fused blocks compute in bf16 or fp8, not {recipe.precision}", "add --set precision=bf16"
+    in_fp8 = recipe.precision == "fp8"
+    if in_fp8 and (recipe.fp8_scaling, recipe.fp8_format, recipe.fp8_blocks) != ("delayed", "hybrid", "all"):
         yield (
             "fused blocks compute in FP8 with delayed scaling, hybrid format, and all of them",
             "leave out fp8_scaling, fp8_format and fp8_blocks, or use te-fp8",
         )
+    if not in_fp8 and (recipe.dgrad_accumulation, recipe.weight_cast) != ("split", "forward"):
+        yield "dgrad_accumulation and weight_cast are of products in FP8", "use fp8-fused"
     if recipe.compile_mode != "none" or recipe.activation_checkpointing != "none":
         yield (
             "fused blocks are neither compiled nor recomputed",

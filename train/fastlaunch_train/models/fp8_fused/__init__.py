@@ -1,1 +1,1 @@
-"""FP8 transformer blocks whose pointwise passes are fused with the casts: what recipe `fp8-fused` trains."""
+"""Transformer blocks whose pointwise passes are fused with the casts: what recipe `fp8-fused` trains."""

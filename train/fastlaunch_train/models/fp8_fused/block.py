@@ -1,14 +1,16 @@
-"""A pre-norm transformer block in FP8, as two autograd functions around torch's own attention.
+"""A pre-norm transformer block in FP8 or bf16, as two autograd functions around torch's own attention.
 
-`FusedBlock` has the parameters of timm's block, by the same names, and computes as it does where FP8 is off.
-In FP8 blocks hand each other the residual stream and the last branch apart, since the next norm adds them:
+`FusedBlock` has the parameters of timm's block, by the same names, and computes as it does outside
+`fused_passes`. Inside, blocks hand each other the residual stream and the last branch apart, since the next
+norm adds them:
 
     total, q, k, v = NormQkv(x, branch)          total = x + branch
     attended       = attention(q, k, v)          torch's, in bf16
     x, branch      = ProjMlp(total, attended)    x = total + proj(attended)
 
-Products are in E4M3 forward and with E5M2 gradients, with delayed scaling; the residual stream is bf16,
-weights and their gradients fp32, GELU by tanh: the numerics of Transformer Engine's TransformerLayer.
+Products are in E4M3 forward and with E5M2 gradients, with delayed scaling, or all in bf16; the residual
+stream is bf16, weights and their gradients fp32, GELU by tanh: the numerics of Transformer Engine's
+TransformerLayer.
 Gradients come block by block, so that DDP sends them while the others are computed.
 """
 
@@ -21,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 
 from fastlaunch_train.models.fp8_fused import reference
-from fastlaunch_train.models.fp8_fused.context import is_in_fp8
+from fastlaunch_train.models.fp8_fused.context import uses_fused_passes
 from fastlaunch_train.models.fp8_fused.delayed_scaling import WEIGHTS, DelayedScaling, Slot
 from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
 from fastlaunch_train.models.fp8_fused.weights import RoundedWeights, passes_for
@@ -30,54 +32,70 @@ from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
 #: The width of the tiles of LayerNorm's kernel.
 _WIDTH_MULTIPLE = 256
-#: Of rows, which are samples x tokens: FP8 products have no other sizes.
+#: Of rows, which are samples x tokens: products in FP8 have no other sizes.
 _ROW_MULTIPLE = 16
 
 Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def _product(
-    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor,
+    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor | None, inverse_b: torch.Tensor | None,
     bias: torch.Tensor | None = None, *, fast: bool, dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:  # fmt: skip
-    """Return a (m, k) times b (n, k) transposed. fast: accumulate in fewer bits, as forward products do."""
+    """Return a (m, k) times b (n, k) transposed, in `dtype`.
+
+    fast: accumulate products of FP8 in fewer bits, as forward products do. In bf16 a gradient of weights is
+    in fp32 from torch 2.8 on, and is rounded to bf16 before.
+    """
     if a.device.type != "cuda":
         return reference.product(a, b, inverse_a, inverse_b, bias, dtype)
-    return torch._scaled_mm(a, b.t(), inverse_a, inverse_b, bias, None, dtype, use_fast_accum=fast)
+    if inverse_a is not None and inverse_b is not None:
+        return torch._scaled_mm(a, b.t(), inverse_a, inverse_b, bias, None, dtype, use_fast_accum=fast)
+    if bias is not None:
+        return torch.addmm(bias, a, b.t())
+    if dtype == a.dtype:
+        return a @ b.t()
+    if hasattr(torch.ops.aten.mm, "dtype"):
+        return torch.mm(a, b.t(), out_dtype=dtype)
+    return (a @ b.t()).to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
     """Which block it is, and what it needs besides tensors."""
 
-    scaling: DelayedScaling
+    scaling: DelayedScaling | None  # None in bf16, which needs none
     #: Scales of the weights, the same ones unless the optimizer's pass rounds them.
-    weight_scaling: DelayedScaling
+    weight_scaling: DelayedScaling | None
     rounded: RoundedWeights | None  # by the optimizer's pass, if they are those of the weights
     block: int
     record: bool  # magnitudes; not while the model is evaluated
     fast_dgrad: bool
     eps: float
 
-    def slot(self, slot: Slot) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._scaling_of(slot).slot(self.block, slot, record=self.record)
+    def slot(self, slot: Slot) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.dtype]:
+        """Return scale, amax and what it is rounded to."""
+        scaling = self._scaling_of(slot)
+        if scaling is None:
+            return None, None, torch.bfloat16
+        dtype = E5M2 if slot >= Slot.FC2_GRADIENT else E4M3
+        return *scaling.slot(self.block, slot, record=self.record), dtype
 
-    def inverse(self, slot: Slot) -> torch.Tensor:
-        return self._scaling_of(slot).inverse_of(self.block, slot)
+    def inverse(self, slot: Slot) -> torch.Tensor | None:
+        scaling = self._scaling_of(slot)
+        return None if scaling is None else scaling.inverse_of(self.block, slot)
 
-    def _scaling_of(self, slot: Slot) -> DelayedScaling:
+    def _scaling_of(self, slot: Slot) -> DelayedScaling | None:
         return self.weight_scaling if slot in WEIGHTS else self.scaling
 
     def weight(self, slot: Slot, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weight in FP8, and transposed."""
+        """Return the weight rounded, and transposed."""
         return self.rounded[self.block, slot] if self.rounded else self.cast(slot, weight)[:2]
 
     def cast(
         self, slot: Slot, *parts: torch.Tensor, sums: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        dtype = E5M2 if slot >= Slot.FC2_GRADIENT else E4M3
-        passes = passes_for(parts[0])
-        out, transposed, summed = passes.cast_transpose(parts, *self.slot(slot), dtype, sums=sums)
+        out, transposed, summed = passes_for(parts[0]).cast_transpose(parts, *self.slot(slot), sums=sums)
         return out, transposed, summed
 
 
@@ -198,13 +216,13 @@ class ProjMlp(torch.autograd.Function):
 
 
 def _weight_gradient(
-    gradient_t: torch.Tensor, x_t: torch.Tensor, of_gradient: torch.Tensor, of_x: torch.Tensor
+    gradient_t: torch.Tensor, x_t: torch.Tensor, of_gradient: torch.Tensor | None, of_x: torch.Tensor | None
 ) -> torch.Tensor:
     return _product(gradient_t, x_t, of_gradient, of_x, fast=False, dtype=torch.float32)
 
 
 class FusedBlock(nn.Module):
-    """A timm block, computed in FP8 inside `fused_fp8`; the parts and parameters are the block's own.
+    """A timm block, computed by fused passes inside `fused_passes`; parts and parameters are the block's own.
 
     Takes (samples, tokens, width), or what the block before returned: the residual stream and the last
     branch, which are still to be added. The last block returns their sum.
@@ -213,7 +231,7 @@ class FusedBlock(nn.Module):
     def __init__(
         self,
         block: nn.Module,
-        scaling: DelayedScaling,
+        scaling: DelayedScaling | None,
         rounded: RoundedWeights | None,
         index: int,
         recipe: Recipe,
@@ -224,7 +242,7 @@ class FusedBlock(nn.Module):
         for name, part in block.named_children():
             self.add_module(name, part)
         # All blocks share them, and the first holds their buffers.
-        if index == 0:
+        if index == 0 and scaling:
             self.scaling = scaling
             if rounded:
                 self.weight_scaling = rounded.scaling
@@ -238,16 +256,16 @@ class FusedBlock(nn.Module):
         self.train(block.training)
 
     def forward(self, stream: Stream) -> Stream:
-        """Return the residual stream and the last branch; of the last block, and without FP8, their sum."""
+        """Return the residual stream and the last branch; of the last block, and natively, their sum."""
         x, branch = stream if isinstance(stream, tuple) else (stream, None)
-        if not is_in_fp8():
+        if not uses_fused_passes():
             assert branch is None
             return self._native(x)
-        scaling: DelayedScaling = self.__dict__["_shared"]
+        scaling: DelayedScaling | None = self.__dict__["_shared"]
         record = self.training and torch.is_grad_enabled()
         rounded = self.rounded_weights
         if self._index == 0:
-            if record:
+            if scaling and record:
                 scaling.update()
             if rounded:
                 rounded.check(refresh=record)
@@ -255,7 +273,7 @@ class FusedBlock(nn.Module):
         parts: Any = self
         if x.shape[0] * x.shape[1] % _ROW_MULTIPLE:
             raise RecipeError(
-                f"FP8 products take multiples of {_ROW_MULTIPLE} rows, and {x.shape[0]} samples of "
+                f"fused passes take multiples of {_ROW_MULTIPLE} rows, and {x.shape[0]} samples of "
                 f"{x.shape[1]} tokens are none",
                 f"give a --batch-size that is a multiple of {_ROW_MULTIPLE}",
             )
@@ -312,7 +330,8 @@ def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> Non
         te_arguments(block)  # raises RecipeError for what neither computes
         _check_sizes(block)
     device = next(blocks.parameters()).device
-    scaling = DelayedScaling(len(blocks), recipe.amax_history, device)
+    in_fp8 = recipe.precision == "fp8"
+    scaling = DelayedScaling(len(blocks), recipe.amax_history, device) if in_fp8 else None
     rounded = None
     if recipe.weight_cast == "optimizer":
         weights = {(index, slot): of for index, block in enumerate(blocks) for slot, of in _weights(block)}
@@ -331,7 +350,7 @@ def _check_sizes(block: Any) -> None:
     for what, size in (("width", width), ("MLP's width", block.mlp.fc1.out_features)):
         if size % _WIDTH_MULTIPLE:
             raise RecipeError(
-                f"fused FP8 blocks need a {what} that is a multiple of {_WIDTH_MULTIPLE}, and it is {size}",
+                f"fused blocks need a {what} that is a multiple of {_WIDTH_MULTIPLE}, and it is {size}",
                 "use te-fp8, or another model",
             )
 
@@ -341,6 +360,6 @@ def _check_drops(block: nn.Module) -> None:
     for name, module in block.named_modules():
         if getattr(module, "p", 0.0) or getattr(module, "drop_prob", 0.0):
             raise RecipeError(
-                f"fused FP8 blocks drop nothing, and this model drops in {name}",
+                f"fused blocks drop nothing, and this model drops in {name}",
                 "use te-fp8, or drop rates of 0",
             )

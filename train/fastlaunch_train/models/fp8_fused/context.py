@@ -1,22 +1,22 @@
-"""Whether fused blocks compute in FP8."""
+"""Whether fused blocks compute by their passes, or as the model was built."""
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-_in_fp8: ContextVar[bool] = ContextVar("_in_fp8", default=False)
+_fused: ContextVar[bool] = ContextVar("_fused", default=False)
 
 
 @contextlib.contextmanager
-def fused_fp8() -> Iterator[None]:
-    """Have fused blocks compute in FP8 inside this context."""
-    token = _in_fp8.set(True)
+def fused_passes() -> Iterator[None]:
+    """Have fused blocks compute by their passes inside this context."""
+    token = _fused.set(True)
     try:
         yield
     finally:
-        _in_fp8.reset(token)
+        _fused.reset(token)
 
 
-def is_in_fp8() -> bool:
+def uses_fused_passes() -> bool:
     """Return whether they do."""
-    return _in_fp8.get()
+    return _fused.get()

@@ -1,7 +1,9 @@
-"""The fused passes of an FP8 block, in Triton: whatever writes FP8 also writes its transpose.
+"""The passes of a fused block, in Triton: whatever writes FP8 also writes its transpose.
 
 A product in FP8 wants both operands with the inner dimension last, so that a gradient product wants the
 transpose of what the forward one read. Each kernel here reads a bf16 tensor once and writes both.
+
+In bf16 products take a transposed view: what is written is one tensor, without a scale.
 
 FP8 tiles are not transposed as bytes: Triton 3.6.0 writes wrong ones at some tile sizes. Four rows are packed
 into a word of 32 bits, the words are transposed, and each is four neighbours of a transposed row. So the
@@ -17,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E5M2 = torch.float8_e5m2
 #: Rows, columns, and how many tiles a program goes down.
 _NORM, _GELU, _GELU_BACKWARD, _CAST = (32, 256), (64, 64, 1), (64, 64, 8), (128, 64, 4)
 _SGD = (64, 64)
@@ -81,7 +83,8 @@ def _store_both(
 ):  # fmt: skip
     """Store four rows of each group, a to d, scaled, in FP8 and transposed; return their largest magnitudes.
 
-    out: (num_rows, width). transposed: (width, num_rows / 4) words. columns: of both, the tile's.
+    out: (num_rows, width). transposed: (width, num_rows / 4) words, or None: then `out` is in bf16, without a
+    scale. columns: of both, the tile's.
     """
     group = tl.arange(0, ROWS // 4)
     rows = first_row + 4 * group
@@ -92,13 +95,14 @@ def _store_both(
     tl.store(place + width, (b * scale).to(kind), mask=inside)
     tl.store(place + 2 * width, (c * scale).to(kind), mask=inside)
     tl.store(place + 3 * width, (d * scale).to(kind), mask=inside)
-    if E5:
-        words = _pack_e5m2(a * scale, b * scale, c * scale, d * scale)
-    else:
-        words = _pack_e4m3(a * scale, b * scale, c * scale, d * scale)
-    word = first_row // 4 + group
-    place = transposed + columns.to(tl.int64)[:, None] * (num_rows // 4) + word[None, :]
-    tl.store(place, tl.trans(words), mask=(word < num_rows // 4)[None, :])
+    if transposed is not None:
+        if E5:
+            words = _pack_e5m2(a * scale, b * scale, c * scale, d * scale)
+        else:
+            words = _pack_e4m3(a * scale, b * scale, c * scale, d * scale)
+        word = first_row // 4 + group
+        place = transposed + columns.to(tl.int64)[:, None] * (num_rows // 4) + word[None, :]
+        tl.store(place, tl.trans(words), mask=(word < num_rows // 4)[None, :])
     return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
 
 
@@ -109,8 +113,14 @@ def _load_rows(source, rows, columns, num_rows, width):
 
 
 @triton.jit
+def _load_scale(scale):
+    return 1.0 if scale is None else tl.load(scale)
+
+
+@triton.jit
 def _record_amax(amax, largest):
-    tl.atomic_max(amax, tl.max(tl.max(largest, 1), 0), sem="relaxed")
+    if amax is not None:
+        tl.atomic_max(amax, tl.max(tl.max(largest, 1), 0), sem="relaxed")
 
 
 @triton.jit
@@ -145,7 +155,7 @@ def _norm_forward(
     # The rows are read again in groups of four, by other threads.
     tl.debug_barrier()
     source = total if HAS_BRANCH else x
-    scale = tl.load(scale_in)
+    scale = _load_scale(scale_in)
     rows = first_row + 4 * tl.arange(0, ROWS // 4)
     inside = rows < num_rows
     mean_a = tl.load(mean_out + rows, mask=inside, other=0.0)[:, None]
@@ -218,7 +228,7 @@ def _gelu_forward(
     COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    scale = tl.load(scale_in)
+    scale = _load_scale(scale_in)
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     for tile in range(TILES):
         first_row = (tl.program_id(1) * TILES + tile) * ROWS
@@ -240,7 +250,7 @@ def _gelu_backward(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    scale = tl.load(scale_in)
+    scale = _load_scale(scale_in)
     sums = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     for tile in range(TILES):
@@ -269,9 +279,9 @@ def _cast_transpose(
     OUT_COLUMN: tl.constexpr, SUMS: tl.constexpr, E5: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Columns OUT_COLUMN and on of `out`, OUT_WIDTH wide, from all of x."""
+    """Columns OUT_COLUMN and on of `out`, OUT_WIDTH wide, from all of x; of no `out` the sums alone."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    scale = tl.load(scale_in)
+    scale = _load_scale(scale_in)
     sums = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     for tile in range(TILES):
@@ -283,10 +293,12 @@ def _cast_transpose(
         d = _load_rows(x, rows + 3, columns, num_rows, WIDTH)
         if SUMS:
             sums += (a + b) + (c + d)
-        magnitudes = _store_both(
-            out, transposed, first_row, OUT_COLUMN + columns, num_rows, OUT_WIDTH, a, b, c, d, scale, ROWS, E5
-        )
-        largest = tl.maximum(largest, magnitudes)
+        if out is not None:
+            magnitudes = _store_both(
+                out, transposed, first_row, OUT_COLUMN + columns, num_rows, OUT_WIDTH, a, b, c, d, scale,
+                ROWS, E5
+            )  # fmt: skip
+            largest = tl.maximum(largest, magnitudes)
     if SUMS:
         tl.store(partial + tl.program_id(1) * OUT_WIDTH + OUT_COLUMN + columns, tl.sum(sums, 0))
     _record_amax(amax, largest)
@@ -330,7 +342,7 @@ def _sgd_cast(
     d = _sgd_rows(
         weight, gradient, velocity, rows + 3, columns, num_rows, WIDTH, lr, momentum, decay, HAS_MOMENTUM
     )
-    scale = tl.load(scale_in)
+    scale = _load_scale(scale_in)
     largest = _store_both(
         out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, False
     )
@@ -350,13 +362,13 @@ def _sum_rows(partial, out, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.con
 
 def norm_forward(
     x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor, eps: float,
-    scale: torch.Tensor, amax: torch.Tensor,
+    scale: torch.Tensor | None, amax: torch.Tensor | None, dtype: torch.dtype,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """See `reference.norm_forward`."""
     num_rows, width = x.shape
     rows, columns = _NORM
     total = x if branch is None else torch.empty_like(x)
-    out, transposed = _both(x, width, E4M3)
+    out, transposed = _both(x, width, dtype)
     mean, rstd = (torch.empty(num_rows, device=x.device) for _ in range(2))
     _norm_forward[(triton.cdiv(num_rows, rows),)](
         x, x if branch is None else branch, total, weight, bias, out, _words(transposed), mean, rstd, scale,
@@ -384,11 +396,13 @@ def norm_backward(
     return out, sums[:width], sums[width:]
 
 
-def gelu_forward(hidden: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def gelu_forward(
+    hidden: torch.Tensor, scale: torch.Tensor | None, amax: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
     """See `reference.gelu_forward`."""
     num_rows, width = hidden.shape
     rows, columns, tiles = _GELU
-    out, transposed = _both(hidden, width, E4M3)
+    out, transposed = _both(hidden, width, dtype)
     _gelu_forward[(width // columns, triton.cdiv(num_rows, rows * tiles))](
         hidden, out, _words(transposed), scale, amax, num_rows, WIDTH=width, ROWS=rows, COLUMNS=columns,
         TILES=tiles, num_warps=4,
@@ -397,12 +411,13 @@ def gelu_forward(hidden: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor) 
 
 
 def gelu_backward(
-    gradient: torch.Tensor, hidden: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
+    gradient: torch.Tensor, hidden: torch.Tensor, scale: torch.Tensor | None, amax: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """See `reference.gelu_backward`."""
     num_rows, width = hidden.shape
     rows, columns, tiles = _GELU_BACKWARD
-    out, transposed = _both(hidden, width, E5M2)
+    out, transposed = _both(hidden, width, dtype)
     num_programs = triton.cdiv(num_rows, rows * tiles)
     partial = torch.empty(num_programs, width, device=hidden.device)
     _gelu_backward[(width // columns, num_programs)](
@@ -414,8 +429,8 @@ def gelu_backward(
 
 def cast_transpose(
     parts: tuple[torch.Tensor, ...],
-    scale: torch.Tensor,
-    amax: torch.Tensor,
+    scale: torch.Tensor | None,
+    amax: torch.Tensor | None,
     dtype: torch.dtype,
     *,
     sums: bool,
@@ -424,16 +439,19 @@ def cast_transpose(
     num_rows, width = parts[0].shape
     out_width = len(parts) * width
     rows, columns, tiles = _CAST
-    out, transposed = _both(parts[0], out_width, dtype)
+    is_there = len(parts) == 1 and parts[0].dtype == dtype
+    out, transposed = (parts[0], parts[0].t()) if is_there else _both(parts[0], out_width, dtype)
+    if is_there and not sums:
+        return out, transposed, None
     num_programs = triton.cdiv(num_rows, rows * tiles)
-    partial = torch.empty(num_programs, out_width, device=out.device) if sums else scale
+    partial = torch.empty(num_programs, out_width, device=out.device) if sums else None
     for index, part in enumerate(parts):
         _cast_transpose[(width // columns, num_programs)](
-            part, out, _words(transposed), partial, scale, amax, num_rows, WIDTH=width, OUT_WIDTH=out_width,
-            OUT_COLUMN=index * width, SUMS=sums, E5=dtype == E5M2, ROWS=rows, COLUMNS=columns,
-            TILES=tiles, num_warps=4,
+            part, None if is_there else out, _words(transposed), partial, scale, amax, num_rows,
+            WIDTH=width, OUT_WIDTH=out_width, OUT_COLUMN=index * width, SUMS=sums, E5=dtype == E5M2,
+            ROWS=rows, COLUMNS=columns, TILES=tiles, num_warps=4,
         )  # fmt: skip
-    return out, transposed, sum_rows(partial) if sums else None
+    return out, transposed, None if partial is None else sum_rows(partial)
 
 
 def sgd_cast(
@@ -462,8 +480,10 @@ def sum_rows(partial: torch.Tensor) -> torch.Tensor:
 def _both(like: torch.Tensor, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     num_rows = like.shape[0]
     out = torch.empty(num_rows, width, device=like.device, dtype=dtype)
-    return out, torch.empty(width, num_rows, device=like.device, dtype=dtype)
+    is_fp8 = dtype.itemsize == 1
+    return out, torch.empty(width, num_rows, device=like.device, dtype=dtype) if is_fp8 else out.t()
 
 
 def _words(transposed: torch.Tensor) -> Any:
-    return transposed.view(torch.int32)
+    """Return the transpose in words of four FP8 values; None where it is a view, which nothing writes."""
+    return transposed.view(torch.int32) if transposed.dtype.itemsize == 1 else None

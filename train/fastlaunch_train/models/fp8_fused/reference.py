@@ -1,8 +1,9 @@
-"""The passes of an FP8 block in plain torch: what the kernels compute, and what runs where there is no GPU.
+"""The passes of a fused block in plain torch: what the kernels compute, and what runs where there is no GPU.
 
-All take tensors of two dimensions, (rows, width), rows being samples x tokens, and `scale` and `amax` of one
-element each: values are multiplied by `scale` before they are rounded to FP8, and `amax` becomes the largest
-magnitude that it or the tensor has.
+All take tensors of two dimensions, (rows, width), rows being samples x tokens. What goes into a product comes
+as (rows, width) in `dtype`, and transposed. To FP8 values are rounded after they were multiplied by `scale`,
+and `amax` becomes the largest magnitude that it or the tensor has; both are of one element. In bf16 there is
+neither, and the transpose is a view.
 """
 
 import torch
@@ -15,14 +16,14 @@ LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 
 def norm_forward(
     x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor, eps: float,
-    scale: torch.Tensor, amax: torch.Tensor,
+    scale: torch.Tensor | None, amax: torch.Tensor | None, dtype: torch.dtype,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Return x + branch in bf16, its LayerNorm in E4M3 and transposed, and rows' mean and 1 / deviation."""
+    """Return x + branch in bf16, its LayerNorm in `dtype`, transposed, and rows' mean and 1 / deviation."""
     total = x if branch is None else (x.float() + branch.float()).to(x.dtype)
     variance, mean = torch.var_mean(total.float(), dim=1, correction=0)
     rstd = torch.rsqrt(variance + eps)
     normed = (total.float() - mean[:, None]) * rstd[:, None] * weight + bias
-    return total, *_to_fp8(normed, scale, amax, E4M3), mean, rstd
+    return total, *_both(normed, scale, amax, dtype), mean, rstd
 
 
 def norm_backward(
@@ -38,33 +39,36 @@ def norm_backward(
     return dx.to(x.dtype), (dy * normed).sum(0), dy.sum(0)
 
 
-def gelu_forward(hidden: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return GELU of `hidden`, by tanh, in E4M3 and transposed."""
-    return _to_fp8(functional.gelu(hidden.float(), approximate="tanh"), scale, amax, E4M3)
+def gelu_forward(
+    hidden: torch.Tensor, scale: torch.Tensor | None, amax: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """Return GELU of `hidden`, by tanh, in `dtype` and transposed."""
+    return _both(functional.gelu(hidden.float(), approximate="tanh"), scale, amax, dtype)
 
 
 def gelu_backward(
-    gradient: torch.Tensor, hidden: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Return the gradient of GELU's input in E5M2, transposed, and summed over the rows."""
+    gradient: torch.Tensor, hidden: torch.Tensor, scale: torch.Tensor | None, amax: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Return the gradient of GELU's input in `dtype`, transposed, and summed over the rows."""
     with torch.enable_grad():
         leaf = hidden.detach().float().requires_grad_()
         (slope,) = torch.autograd.grad(functional.gelu(leaf, approximate="tanh").sum(), leaf)
     product = gradient.float() * slope
-    return *_to_fp8(product, scale, amax, E5M2), product.sum(0)
+    return *_both(product, scale, amax, dtype), product.sum(0)
 
 
 def cast_transpose(
     parts: tuple[torch.Tensor, ...],
-    scale: torch.Tensor,
-    amax: torch.Tensor,
+    scale: torch.Tensor | None,
+    amax: torch.Tensor | None,
     dtype: torch.dtype,
     *,
     sums: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the parts side by side in FP8, transposed, and if asked for their sums over the rows."""
+    """Return the parts side by side in `dtype`, transposed, and if asked for their sums over the rows."""
     whole = torch.cat([part.float() for part in parts], dim=1)
-    return *_to_fp8(whole, scale, amax, dtype), whole.sum(0) if sums else None
+    return *_both(whole, scale, amax, dtype), whole.sum(0) if sums else None
 
 
 def sgd_cast(
@@ -77,22 +81,28 @@ def sgd_cast(
     if velocity is not None:
         step = velocity.mul_(momentum).add_(step)
     weight.sub_(lr * step)
-    for target, value in zip((out, transposed), _to_fp8(weight, scale, amax, E4M3), strict=True):
+    for target, value in zip((out, transposed), _both(weight, scale, amax, E4M3), strict=True):
         target.copy_(value)
 
 
 def product(
-    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor, inverse_b: torch.Tensor,
+    a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor | None, inverse_b: torch.Tensor | None,
     bias: torch.Tensor | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Return a (m, k) times b (n, k) transposed, plus bias (n,), of FP8 values and their inverse scales."""
-    result = (a.float() * inverse_a) @ (b.float() * inverse_b).t()
+    """Return a (m, k) times b (n, k) transposed, plus bias (n,); of FP8 values with their inverse scales."""
+    one = torch.ones((), device=a.device)
+    result = (a.float() * (one if inverse_a is None else inverse_a)) @ (
+        b.float() * (one if inverse_b is None else inverse_b)
+    ).t()
     return (result if bias is None else result + bias.float()).to(dtype)
 
 
-def _to_fp8(
-    values: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype
+def _both(
+    values: torch.Tensor, scale: torch.Tensor | None, amax: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if scale is None or amax is None:
+        rounded = values.to(dtype)
+        return rounded, rounded.t()
     torch.maximum(amax, values.abs().amax().reshape(amax.shape), out=amax)
     limit = LARGEST[dtype]
     rounded = (values * scale).clamp(-limit, limit).to(dtype)

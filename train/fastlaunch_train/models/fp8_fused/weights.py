@@ -66,8 +66,8 @@ class RoundedWeights:
 
     def _round_all(self) -> None:
         for (block, slot), weight in self.weights.items():
-            scale, amax = self.scaling.slot(block, slot)
-            rounded = passes_for(weight).cast_transpose((weight,), scale, amax, E4M3, sums=False)[:2]
+            scaled = self.scaling.slot(block, slot)
+            rounded = passes_for(weight).cast_transpose((weight,), *scaled, E4M3, sums=False)[:2]
             # A captured step has the addresses of those of before.
             kept = self._copies.setdefault((block, slot), rounded)
             for old, new in zip(kept, rounded, strict=True):
