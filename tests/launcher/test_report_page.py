@@ -3,9 +3,11 @@
 import base64
 import gzip
 import json
+import os
 import random
 import re
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,20 @@ def test_a_page_is_written_whole_and_never_over_another_file(
     assert run(["report", "-o", "report.html"]) == 0  # named
     assert run(["report", "-o", "no/such/folder.html"]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "report.html"}
+
+
+def test_what_is_no_plain_file_is_written_as_it_is(tmp_path: Path) -> None:
+    import_runs(tmp_path / "runs")
+    page, link, pipe = (tmp_path / name for name in ("page.html", "link.html", "pipe.html"))
+    link.symlink_to(page)
+    assert run(["report", "-o", str(link)]) == 0
+    assert link.is_symlink() and page.read_text().startswith("<!doctype")
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        text = pool.submit(pipe.read_text)
+        assert run(["report", "-o", str(pipe)]) == 0
+        assert text.result().startswith("<!doctype") and pipe.is_fifo()
+    assert run(["report", "-o", str(page / "a.html")]) == 2  # in a file
 
 
 def test_where_no_run_has_a_price_the_same_command_with_one_is_proposed_last(

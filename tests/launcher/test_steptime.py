@@ -101,5 +101,21 @@ def test_stalls_are_billed_and_count(run) -> None:
 def test_what_the_last_half_takes_more_is_recorded_and_told_from_2_percent_on(run) -> None:
     summary = run(steps=210, step_time_s=lambda rank, step: 0.11 if step > 120 else 0.1)
     assert summary.timing.late == pytest.approx(math.log(0.11 / 0.105))
-    assert summary.warnings == ("the last half of the steps took +4.7% against all of them",)
+    assert summary.warnings == ("the last half of the steps took +4.8% against all of them",)
     assert run(attempt=2, steps=210, step_time_s=0.1).timing.late == pytest.approx(0.0)
+
+
+def test_an_attempt_that_took_another_time_is_told(run) -> None:
+    run(steps=210, step_time_s=0.1)
+    assert run(attempt=2, steps=110, step_time_s=0.101).warnings == ()
+    summary = run(attempt=3, steps=110, step_time_s=0.5)
+    assert step_time_s(summary) == pytest.approx(0.1)
+    assert summary.warnings == (
+        "the steps of attempt 3 took 500 ms and do not count: the step time is that of attempt 1, the longest,"
+        " 100 ms",
+    )
+
+
+def test_a_last_half_that_fell_far_took_that_much_less(run) -> None:
+    summary = run(steps=210, step_time_s=lambda rank, step: 0.01 if step > 120 else 0.1)
+    assert summary.warnings == ("the last half of the steps took -81.8% against all of them",)

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +125,19 @@ def _check_own(path: Path) -> None:
 
 
 def _write(path: Path, body: bytes) -> None:
-    """Write the file whole or not at all. Raises UserError if that fails."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Write the file whole or not at all; what is no file, such as a pipe, as it is. Raises UserError."""
+    # A link stays one.
+    target = path.resolve()
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(body)
+            return
         partial.write_bytes(body)
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise UserError(
             f"{path} cannot be written: {error.strerror or error}", "give another place: -o FILE"
         ) from None

@@ -115,7 +115,8 @@ def size_text(num_bytes: int) -> str:
     """`1.5 GiB`, `340 KiB`, `12 B`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
+            number = num_bytes / size
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:,.0f} {unit}"
     return f"{num_bytes} B"
 
 

@@ -1,10 +1,11 @@
 """Turn the step records of a run into its `RunSummary`."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from fastlaunch.core.units import in_ms
 from fastlaunch.measure.events import (
     all_reduce_of,
     checkpoints_of,
@@ -53,14 +54,16 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     for record in sorted(records, key=lambda record: (record.header["attempt"], record.header["rank"])):
         attempts.setdefault(record.header["attempt"], []).append(record)
     last = attempts[max(attempts)]
-    timed, timing, no_timing = last, None, ""
-    for ranks in attempts.values():
+    timings: dict[int, Timing] = {}
+    no_timing = ""
+    for attempt, ranks in attempts.items():
         try:
-            candidate: Timing | None = time_attempt(ranks)
+            timings[attempt] = time_attempt(ranks)
         except NoTiming as reason:
-            candidate, no_timing = None, str(reason)
-        if candidate and (timing is None or candidate.num_retained_steps >= timing.num_retained_steps):
-            timed, timing = ranks, candidate
+            no_timing = str(reason)
+    longest = max(timings, key=lambda attempt: (timings[attempt].num_retained_steps, attempt), default=None)
+    timing = None if longest is None else timings[longest]
+    timed = last if longest is None else attempts[longest]
 
     status = max((_status(record) for record in last), key=_STATUSES.index)
     problems = contradictions(attempts)
@@ -88,7 +91,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         sentence = f"ended as {status}" + (f": {message}" if message else "")
         (warnings if status in _STOPPED and timing else problems).append(sentence)
     if timing and timing.late and abs(timing.late) > DRIFT_WORTH_TELLING:
-        warnings.append(f"the last half of the steps took {timing.late:+.1%} against all of them")
+        warnings.append(f"the last half of the steps took {math.expm1(timing.late):+.1%} against all of them")
+    warnings += _other_attempts(timings, longest)
     skipped = skipped_fraction(attempts)
     if skipped is not None and skipped > SKIPPED_WORTH_TELLING:
         warnings.append(f"the loss scaler skipped {skipped:.0%} of the steps, which trained nothing")
@@ -162,6 +166,20 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         warnings=tuple(dict.fromkeys(warnings)),
         problems=tuple(problems),
     )
+
+
+def _other_attempts(timings: Mapping[int, Timing], longest: int | None) -> Iterator[str]:
+    """Yield in words which attempts' steps took another time than those of the longest, which counts."""
+    times_s = {attempt: timing.step_time_s.value for attempt, timing in timings.items() if timing.step_time_s}
+    if longest not in times_s:
+        return
+    counted_s = times_s[longest]
+    for attempt, time_s in times_s.items():
+        if abs(math.log(time_s / counted_s)) > DRIFT_WORTH_TELLING:
+            yield (
+                f"the steps of attempt {attempt} took {in_ms(time_s)} and do not count: the step time is that"
+                f" of attempt {longest}, the longest, {in_ms(counted_s)}"
+            )
 
 
 def _with_devices(timing: Timing, ranks: Sequence[RankRecord]) -> Timing:
