@@ -154,6 +154,27 @@ def test_a_batch_that_does_not_fit_in_memory_is_refused() -> None:
         of_batch(None, "g6.xlarge")
 
 
+def test_a_recipe_that_the_gpu_cannot_run_is_refused_whatever_its_batch() -> None:
+    for batch_size in (None, 64):
+        with pytest.raises(UserError, match="te-fp8 cannot run on p4d") as error:
+            fastlaunch.estimate("vit-huge", "p4d.24xlarge", recipe="te-fp8", samples=1, batch_size=batch_size)
+        assert "te-bf16" in str(error.value.hint)
+
+
+def test_the_command_that_measures_first_is_of_what_was_asked_for() -> None:
+    def hint(workload: str, **arguments: Any) -> str:
+        with pytest.raises(UserError, match=r"on no GPU|on a GPU") as error:
+            fastlaunch.estimate(workload, "g6.xlarge", samples=1000, **arguments)
+        return str(error.value.hint).partition(": ")[2]
+
+    assert hint("vit-tiny", recipe="fp32", batch_size=4) == (
+        "fastlaunch submit --workload vit-tiny --instance g6.xlarge --recipe fp32 --batch-size 4"
+    )
+    on_a_cpu = {"instance": None, "device_name": None, "num_gpus": 1}
+    imported(measured(0.2, workload="train.py", recipe="train.py", variant={"width": "64"}, **on_a_cpu))
+    assert hint("train.py") == "fastlaunch submit --instance g6.xlarge -- python train.py"
+
+
 def test_where_no_peak_of_memory_is_known_a_larger_batch_is_noted() -> None:
     script = {"workload": "train.py", "recipe": "train.py", "variant": {"amp": "bf16"}}
     imported(measured(0.2, **script))

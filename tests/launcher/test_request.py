@@ -13,7 +13,7 @@ from fastlaunch.api.containers import jobs_in_containers
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.build import FEWEST_TIMED_STEPS, build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
-from fastlaunch.jobs.options import SubmitOptions, Variant
+from fastlaunch.jobs.options import SubmitOptions
 from fastlaunch.jobs.spec import Inputs, JobSpec, entrypoint_arguments
 from fastlaunch.jobs.sweep import search_options
 from fastlaunch.jobs.variants import missing_on, nearest_on
@@ -327,11 +327,7 @@ def why_not(recipe: Recipe, machine: Machine) -> str | None:
 
 
 def nearest_that_runs(recipe: Recipe, machine: Machine, workload: str = "vit-huge") -> Recipe:
-    variant = Variant(
-        workload=workload_info(workload), recipe=recipe, batch_size=8, steps=1, epochs=None, eval_every=0,
-        inputs=Inputs(),
-    )  # fmt: skip
-    return nearest_on(variant, machine.capabilities(CATALOGUE))
+    return nearest_on(recipe, workload_info(workload), machine.capabilities(CATALOGUE))
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ def test_an_attempt_that_took_another_time_is_told(run) -> None:
     summary = run(attempt=3, steps=110, step_time_s=0.5)
     assert step_time_s(summary) == pytest.approx(0.1)
     assert summary.warnings == (
-        "the steps of attempt 3 took 500 ms and do not count: the step time is that of attempt 1, the longest,"
-        " 100 ms",
+        "the steps of attempt 3 took 500 ms and do not count: the step time is that of attempt 1,"
+        " the longest, 100 ms",
     )
 
 

@@ -39,16 +39,18 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
     return None
 
 
-def script_command(rows: Sequence[Row], repeats: int) -> str:
-    """Return the command that runs again the one script of all these rows.
+def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = ("--local",)) -> str:
+    """Return the command that runs again the one script of all these rows. place: the options that say where.
 
     Where they differ in several texts it makes every combination of these.
     """
-    words = ["--local"]
+    words = [*place]
     for name in rows[-1].setup.variant:
         texts = dict.fromkeys(of.setup.variant[name] for of in rows)
         words += ["-L", f"{name}={','.join(texts)}"]
-    return shlex.join(["fastlaunch", "submit", *words, "--repeats", str(repeats), *rows[-1].runs[0].script])
+    if repeats > 1:
+        words += ["--repeats", str(repeats)]
+    return shlex.join(["fastlaunch", "submit", *words, *rows[-1].runs[0].script])
 
 
 def _terms(setup: Setup) -> tuple[object, ...]:

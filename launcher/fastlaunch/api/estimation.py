@@ -3,6 +3,7 @@
 import datetime
 import glob
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.pooling import MeasuredRun, Offer
     from fastlaunch.analysis.similar import Wanted
     from fastlaunch.analysis.spot import SpotMarket
+    from fastlaunch.catalog.hardware import InstanceType
     from fastlaunch.measure.summary import Interval
 
 #: The recipe of `submit`, where none is given.
@@ -194,6 +196,7 @@ def estimate(
     wanted = Wanted(recipe=recipe, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
     measured = _most_like(context, workload, wanted, catalogue)
     row = measured.row
+    _check_gpu(row, kind, catalogue)
     count = _samples(context, length, measured, wanted)
     batch = batch_size or row.setup.batch_size_per_gpu
     unknown = batch and check_memory(row, measured.rows, wanted, batch_size=batch, catalogue=catalogue)
@@ -251,6 +254,22 @@ def estimate(
             *([old] if old else []),
         ),
     )
+
+
+def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> None:
+    """Raise UserError if the row's recipe, one of ours, does not run on the GPUs of the instance type."""
+    from fastlaunch.jobs.variants import gpu_problem
+    from fastlaunch_train.recipes.recipe import RecipeError
+    from fastlaunch_train.recipes.recipes import resolve_recipe
+    from fastlaunch_train.workloads.registry import WorkloadError, workload_info
+
+    name, *overrides = row.setup.recipe.split()
+    try:
+        recipe, workload = resolve_recipe(name, overrides), workload_info(row.setup.workload)
+    except (RecipeError, WorkloadError):
+        return  # a script's
+    if problem := gpu_problem(instance, recipe, workload, catalogue):
+        raise problem
 
 
 def _price_note(price: Price, paid_usd_per_hour: float) -> str:
@@ -425,13 +444,45 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
             workload_info(workload)
         except WorkloadError as error:
             if any(comparison.rows for _, comparison in found):
+                rows = [row for _, comparison in found for row in comparison.rows]
                 raise UserError(
                     f"{workload} is a script that ran on no GPU",
-                    f"measure it on one: fastlaunch submit --instance {wanted.instance.name}",
+                    f"measure it on one: {_script_command(rows, wanted)}",
                 ) from None
             raise UserError(error.message, f"{error.hint}; or a script that was measured") from None
-        hint = f"measure it: fastlaunch submit --workload {workload} --instance {wanted.instance.name}"
+        hint = f"measure it: {_command(workload, wanted)}"
+        if not known and wanted.recipe in (None, DEFAULT_RECIPE):
+            hint += (
+                f"; `fastlaunch recommend --workload {workload} --samples N` predicts it from other models"
+            )
     raise UserError(f"no run of {what} was measured on a GPU", hint)
+
+
+def _command(workload: str, wanted: "Wanted") -> str:
+    """Return the command that measures one of our workloads as it is wanted."""
+    words = ["--workload", workload, *_place(wanted)]
+    if wanted.recipe:
+        name, *overrides = wanted.recipe.split()
+        words += ["--recipe", name, *(word for override in overrides for word in ("--set", override))]
+    if wanted.batch_size:
+        words += ["--batch-size", str(wanted.batch_size)]
+    return shlex.join(["fastlaunch", "submit", *words])
+
+
+def _script_command(rows: "Sequence[Row]", wanted: "Wanted") -> str:
+    """Return the command that measures a script, of whose variants `rows` are, as it is wanted."""
+    from fastlaunch.analysis.lacking import script_command
+
+    known = [row for row in rows if row.runs[0].script]
+    named = [row for row in known if wanted.recipe and row.setup.is_named(wanted.recipe)]
+    if not known:
+        return shlex.join(["fastlaunch", "submit", *_place(wanted), "--", "python", rows[0].setup.workload])
+    return script_command((named or known)[:1], 1, place=_place(wanted))
+
+
+def _place(wanted: "Wanted") -> list[str]:
+    nodes = ["--num-nodes", str(wanted.num_nodes)] if wanted.num_nodes > 1 else []
+    return ["--instance", wanted.instance.name, *nodes]
 
 
 def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":

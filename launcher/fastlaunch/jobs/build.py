@@ -185,7 +185,7 @@ def _adapt(
     recipe = variant.recipe
     problem = missing_on(recipe, kinds)
     if problem is not None:
-        recipe = nearest_on(variant, kinds)
+        recipe = nearest_on(variant.recipe, variant.workload, kinds)
         if not is_rehearsed:
             raise UserError(
                 f"recipe {variant.recipe.label} cannot run here: {problem}",

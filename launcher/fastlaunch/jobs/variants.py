@@ -257,13 +257,12 @@ def missing_on(recipe: Recipe, machines: Iterable[Capabilities]) -> str | None:
     return next(filter(None, (missing_part(recipe, machine) for machine in machines)), None)
 
 
-def nearest_on(variant: Variant, machines: Sequence[Capabilities]) -> Recipe:
-    """Return the recipe nearest to the variant's that fits its workload and runs on all of `machines`."""
+def nearest_on(recipe: Recipe, workload: WorkloadInfo, machines: Sequence[Capabilities]) -> Recipe:
+    """Return the recipe nearest to `recipe` that fits the workload and runs on all of `machines`."""
     return nearest_recipe(
-        variant.recipe,
-        lambda recipe: (
-            all(can_stand_in(recipe, machine) for machine in machines)
-            and fit_problem(recipe, variant.workload) is None
+        recipe,
+        lambda other: (
+            all(can_stand_in(other, machine) for machine in machines) and fit_problem(other, workload) is None
         ),
     )
 
@@ -304,7 +303,7 @@ def problem_on(
     variants: all of the submission, which one image serves.
     """
     return (
-        _gpu_problem(instance, variant, catalogue)
+        gpu_problem(instance, variant.recipe, variant.workload, catalogue)
         or _ranks_problem(instance, variant, cloud)
         or _image_problem(variant, variants, cloud)
     )
@@ -333,8 +332,11 @@ def check_base(
             )
 
 
-def _gpu_problem(instance: InstanceType, variant: Variant, catalogue: Catalogue) -> UserError | None:
-    recipe, accelerator = variant.recipe, catalogue.accelerators[instance.accelerator]
+def gpu_problem(
+    instance: InstanceType, recipe: Recipe, workload: WorkloadInfo, catalogue: Catalogue
+) -> UserError | None:
+    """Return why the recipe cannot run on the instance type's accelerators; None if it can."""
+    accelerator = catalogue.accelerators[instance.accelerator]
     if accelerator.compute_capability is None:
         families = _families(resolve_recipe("bf16"), catalogue)
         return UserError(
@@ -345,7 +347,7 @@ def _gpu_problem(instance: InstanceType, variant: Variant, catalogue: Catalogue)
     missing = missing_part(recipe, gpu)
     if missing is None:
         return None
-    nearest = nearest_on(variant, [gpu])
+    nearest = nearest_on(recipe, workload, [gpu])
     return UserError(
         f"recipe {recipe.label} cannot run on {instance.name}: {missing}",
         f"it runs on {_families(recipe, catalogue)}; or give recipe {nearest.label}",
