@@ -81,6 +81,18 @@ def test_the_fastest_recipe_is_named_only_if_its_slowest_run_beats_the_others(su
     assert runs_sentence([*close, *bf16]).endswith("; compare tells how surely.")
 
 
+def test_a_recipe_that_compare_does_not_rank_is_no_fastest(summary: RunSummary) -> None:
+    runs = [
+        replace(run(summary, seconds, recipe=recipe), id=recipe)
+        for recipe, seconds in (("bf16", 0.2), ("fp16", 0.3), ("fp32", 0.1))
+    ]
+    assert runs_sentence(runs, {"fp32": "held-out loss is off"}) == (
+        "bf16 is the fastest on vit-huge, batch 2: 200 ms per step (198 to 202), 80.0 images/s; "
+        "fp16 300 ms per step.\nfp32 took 100 ms and is not ranked: held-out loss is off."
+    )
+    assert runs_sentence(runs, dict.fromkeys(("bf16", "fp16", "fp32"), "off")).startswith("fp32 is the fast")
+
+
 def test_where_a_step_s_time_goes_is_said_of_a_profiled_run(summary: RunSummary) -> None:
     parts = {"data": 0.01, "forward": 0.04, "backward": 0.1499, "other": 0.0001}
     profiled = changed(summary, profile=StepProfile(num_steps=3, step_time_s=0.2, parts_s=parts))

@@ -171,9 +171,9 @@ def _print_json(results: Sequence["Check"]) -> None:
 
 def _next(context: AppContext, results: Sequence["Check"], job: "CheckContext") -> str:
     if any(check.name == "login" and isinstance(check.error, NotAuthorised) for check in results):
-        return "aws configure   (or `aws sso login`), then fastlaunch doctor"
+        return "aws configure"
     if any(check.error is not None for check in results):
-        return f"mend the first that failed, then {shlex.join(['fastlaunch', *context.argv])}"
+        return shlex.join(["fastlaunch", *context.argv])
     if not job.instances:
         return f"fastlaunch doctor --instance {'ml.' if job.cloud.backend == 'sagemaker' else ''}p5.48xlarge"
     # Every option of the check is one of `submit` as well.

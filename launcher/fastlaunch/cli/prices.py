@@ -170,7 +170,8 @@ def update(regions: str | None, output: str) -> int:
     click.echo(told, err=True)
     for failure in found.failures:
         click.echo(f"not updated: {failure}", err=True)
-    next_command(UPDATE_COMMAND if found.failures else "fastlaunch prices")
+    # Whether one is logged in, and may ask.
+    next_command("fastlaunch doctor" if found.failures else "fastlaunch prices")
     return EXIT_CLOUD_REFUSED if found.failures else 0
 
 

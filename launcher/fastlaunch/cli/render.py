@@ -269,12 +269,14 @@ def run_json(run: "Run") -> dict[str, Any]:
     }
 
 
-def runs_sentence(runs: Sequence["Run"]) -> str:
+def runs_sentence(runs: Sequence["Run"], barred: Mapping[str, str] | None = None) -> str:
     """Return what the runs say in a sentence: the step time of a recipe, or which recipe is the fastest.
 
     The fastest is a recipe whose slowest run beats the others' fastest; `compare` judges by more than that.
-    Runs of another workload, batch size or number of ranks get a line of their own.
+    Runs of another workload, batch size or number of ranks get a line of their own. barred: ids of the runs
+    that `compare` does not rank, and why.
     """
+    why = {run.recipe: barred[run.id] for run in runs if barred and run.id in barred}
     alike: dict[tuple[str, int | None, int, bool], dict[str, list[RunSummary]]] = {}
     measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
     for recipe, summary in measured:
@@ -287,7 +289,8 @@ def runs_sentence(runs: Sequence["Run"]) -> str:
     note = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
     profiled = {recipe: summary.profile for recipe, summary in measured if summary.profile}
     parts = [f"\n{_parts_of(recipe, profile)}." for recipe, profile in profiled.items()]
-    return ".\n".join(map(_fastest, alike.values())) + f"{note}.{''.join(parts)}"
+    sentences = [_fastest(of, why) for of in alike.values()]
+    return ".\n".join(sentences) + f"{note}.{''.join(parts)}"
 
 
 def _parts_of(recipe: str, profile: StepProfile) -> str:
@@ -304,10 +307,17 @@ def _is_measured(run: "Run") -> bool:
     return bool(stood and run.summary and _time(run.summary) and not run.summary.problems)
 
 
-def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
-    """Return the sentence, without its full stop, on runs by recipe that are alike in all else."""
+def _fastest(measured: Mapping[str, Sequence[RunSummary]], barred: Mapping[str, str]) -> str:
+    """Return the sentence, without its full stop, on runs by recipe that are alike in all else.
+
+    barred: recipes that are not ranked, and why; they come last.
+    """
     times = {recipe: _over_runs(summaries) for recipe, summaries in measured.items()}
-    first, *slower = sorted(times, key=lambda recipe: times[recipe].value)
+    ordered = sorted(times, key=lambda recipe: (recipe in barred, times[recipe].value))
+    first, *slower = ordered
+    if first not in barred:
+        slower = [recipe for recipe in slower if recipe not in barred]
+    unranked = [recipe for recipe in ordered if recipe not in (first, *slower)]
     summary, time = measured[first][0], times[first]
     apart = all(_is_below(time, times[recipe]) for recipe in slower)
     leads = f"{first} is the fastest" if slower and apart else first
@@ -326,14 +336,14 @@ def _fastest(measured: Mapping[str, Sequence[RunSummary]]) -> str:
         f"{leads} on {summary.setup.workload}{at_batch}: "
         f"{in_words(time.value)} {per}{interval}{per_s}{num_runs}"
     )
-    if not slower:
-        return sentence
-    sentence += f"; {', '.join(f'{recipe} {in_words(times[recipe].value)}' for recipe in slower)} {per}"
-    if apart:
-        return sentence
-    if any(each.low is None or each.high is None for each in times.values()):
-        return f"{sentence}; one run each does not tell how surely"
-    return f"{sentence}; compare tells how surely"
+    if slower:
+        sentence += f"; {', '.join(f'{recipe} {in_words(times[recipe].value)}' for recipe in slower)} {per}"
+    if slower and not apart:
+        is_single = any(times[recipe].low is None for recipe in (first, *slower))
+        sentence += f"; {'one run each does not tell' if is_single else 'compare tells'} how surely"
+    for recipe in unranked:
+        sentence += f".\n{recipe} took {in_words(times[recipe].value)} and is not ranked: {barred[recipe]}"
+    return sentence
 
 
 def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
@@ -388,14 +398,17 @@ def _why_not(runs: Sequence["Run"]) -> str:
     return next(filter(None, reasons), "no run has ended" if runs else "there are no runs")
 
 
-def print_runs(runs: "Sequence[Run]", *, output: str) -> None:
-    """Print the runs and what they say; on stderr the end of a failed run's log and the next command."""
+def print_runs(runs: "Sequence[Run]", *, output: str, barred: Mapping[str, str] | None = None) -> None:
+    """Print the runs and what they say; on stderr the end of a failed run's log and the next command.
+
+    barred: see `runs_sentence`.
+    """
     if output == "json":
         click.echo(
             json.dumps({"submission": runs[0].submission_id, "runs": [run_json(r) for r in runs]}, indent=2)
         )
     else:
-        sentence = runs_sentence(runs)
+        sentence = runs_sentence(runs, barred)
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
         for row in rows:
             if row["note"] and sentence == f"No step time: {row['note']}.":

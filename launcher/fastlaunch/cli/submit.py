@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,10 @@ from fastlaunch.cli.submit_options import (
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
+
+if TYPE_CHECKING:
+    from fastlaunch.api.context import AppContext
+    from fastlaunch.ledger.ledger import Run
 
 
 @click.command(
@@ -104,7 +108,7 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
         raise _show_is_for_aws()
     result = api.submit(context=context, dry_run=dry_run, yes=yes, **options)
     if isinstance(result, Submitted):
-        print_runs(result.runs, output=output)
+        print_runs(result.runs, output=output, barred=_barred(context, result.runs))
         return result.exit_code
     if isinstance(result, CloudDryRun):
         from fastlaunch.cli.plan_text import print_dry_run
@@ -115,6 +119,19 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
     else:
         click.echo(_plans_json(result.plans) if output == "json" else _plans_text(result.plans, result.jobs))
     return EXIT_DONE
+
+
+def _barred(context: "AppContext", runs: Sequence["Run"]) -> dict[str, str]:
+    """Return the ids of the runs that `compare` does not rank beside the others, and why."""
+    from fastlaunch.api.comparison import compare_at_own_prices
+
+    if len({run.recipe for run in runs}) < 2:
+        return {}
+    try:
+        rows = compare_at_own_prices(context.settings, runs).rows
+    except UserError:  # nothing was measured, as the runs say themselves
+        return {}
+    return {run_id: row.validity.failures[0] for row in rows if row.is_barred for run_id in row.run_ids}
 
 
 def _show_is_for_aws() -> UserError:

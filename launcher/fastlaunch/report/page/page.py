@@ -107,7 +107,8 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     ]
     if not ranked:
         raise UserError(
-            f"no run of {workload} has a price", "`fastlaunch compare` ends with the options that charge them"
+            f"no run of {workload} has a price",
+            "say what an hour of a machine costs with --usd-per-hour, or --price-as which instance type",
         )
     points = []
     for row, usd, hours in ranked:
