@@ -162,6 +162,7 @@ def _dry_run(
     by_id = dict(zip(names, jobs, strict=True))
     plan = plan_at(by_id, site, attempt=1, max_minutes=request.cloud.max_minutes)
     is_named = context.settings.region_settings(site.region).scheduler_role is not None
+    _warn_of_memory(context, jobs, site, catalogue)
     return CloudDryRun(
         # A fee made of a price per hour is known once AWS has said how many hours the block has.
         plans=(replace(plan, max_cost_usd=ceiling.usd, sunk_usd=request.cloud.block_fee_usd),),
@@ -192,6 +193,15 @@ def expected_usd(
     """Return what the request's jobs will probably cost at the site; None if that is not known."""
     found = expected_at(context, _jobs_of(request, site), site, catalogue)
     return None if isinstance(found, str) else found.usd
+
+
+def _warn_of_memory(
+    context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
+) -> None:
+    from fastlaunch.api.estimation import memory_warnings
+
+    for warning in memory_warnings(context, jobs, site, catalogue):
+        context.report(f"warning: {warning}")
 
 
 def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
@@ -248,6 +258,7 @@ def _submit(
 
     submission = submission_of(context, prepared)
     jobs = _jobs_of(prepared.request, prepared.placements[0])
+    _warn_of_memory(context, jobs, prepared.placements[0], catalogue)
     expected = expected_text(
         expected_at(context, jobs, prepared.placements[0], catalogue),
         jobs,
