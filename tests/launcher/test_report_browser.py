@@ -120,10 +120,15 @@ def test_a_price_ranks_anew_and_goes_back(browser: Browser, tmp_path: Path) -> N
     before = names(page)
     page.get_by_text("Prices: type yours").click()
     box = page.locator("input[data-place^=p4d]")
-    cell = page.locator("tr", has_text="tf32 on p4d.24xlarge").locator('[data-cell="usd_per_hour"]')
+    line = page.locator("tr", has_text="tf32 on p4d.24xlarge")
+    cell = line.locator('[data-cell="usd_per_hour"]')
     printed = cell.inner_text()
+    ratio = page.locator("tr", has_text="tf32 on p5.4xlarge").locator('[data-cell="ratio"]')
+    printed_ratio = ratio.inner_text()
 
     box.fill("0.01")
+    # The cost of its baseline, on a p4d, over its own.
+    assert float(ratio.inner_text()) < 0.1 < float(printed_ratio.split()[0])
     assert "p4d.24xlarge" in names(page)[0] and names(page) != before
     assert "p4d.24xlarge costs the least" in page.get_by_role("status").inner_text()
     assert cell.inner_text() == "0.01"
@@ -134,6 +139,7 @@ def test_a_price_ranks_anew_and_goes_back(browser: Browser, tmp_path: Path) -> N
     box.fill("0.01")
     page.get_by_role("button", name="Back to these prices").click()
     assert names(page) == before and cell.inner_text() == printed
+    assert ratio.inner_text() == printed_ratio
     assert page.get_by_role("status").count() == 0
     assert problems == []
 

@@ -149,6 +149,7 @@ def _predicted(
         Predicted(
             name=f"{choice.configuration.recipe} on {choice.instance}",
             recipe=choice.configuration.recipe,
+            instance=choice.instance,
             usd_per_hour=choice.usd / choice.hours,
             hours=choice.total.hours,
         )

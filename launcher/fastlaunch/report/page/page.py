@@ -43,6 +43,7 @@ class Predicted:
 
     name: str
     recipe: str
+    instance: str
     usd_per_hour: float  # of all nodes
     hours: Interval
 
@@ -168,7 +169,8 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "workload": workload,
         "unit": unit,
         "rows": [_row_data(row, names[id(row)], colours) for row in ordered],
-        "predicted": [_predicted_data(each, colours) for each in given.predicted.get(workload, ())],
+        "base": next((numbers[id(row)] for row in ordered if row.is_baseline), None),
+        "predicted": [_predicted_data(each, colours, prices) for each in given.predicted.get(workload, ())],
         "mostLabels": _MOST_LABELS,
         "prices": _price_history(rows, given.catalogue, given.today),
         "parts": list(_parts(ordered, names)),
@@ -268,8 +270,20 @@ def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, A
     }
 
 
-def _predicted_data(of: Predicted, colours: Callable[[str], str]) -> dict[str, Any]:
+def _predicted_data(
+    of: Predicted, colours: Callable[[str], str], prices: Mapping[str, Row]
+) -> dict[str, Any]:
+    # A price typed for a GPU that is charged as this instance type is one of the type's.
+    place = next(
+        (
+            {"place": key, "placeUsdPerHour": row.price.usd_per_hour}
+            for key, row in prices.items()
+            if row.price and row.price.instance == of.instance and not row.price.hypothetical
+        ),
+        {},
+    )
     return {
+        **place,
         "name": of.name,
         "colour": colours(of.recipe),
         "usdPerHour": of.usd_per_hour,

@@ -114,6 +114,15 @@ class Section {
     });
   }
 
+  // The predictions, likewise.
+  predicted() {
+    return this.data.predicted.map((of) => {
+      const typed = of.place && this.prices.get(of.place);
+      const usdPerHour = typed ? of.usdPerHour * typed / of.placeUsdPerHour : of.usdPerHour;
+      return { ...of, usdPerHour, usd: of.hours.map((hours) => hours && hours * usdPerHour), isTyped: Boolean(typed) };
+    });
+  }
+
   drawCosts() {
     const { data } = this;
     const rows = this.priced();
@@ -125,7 +134,7 @@ class Section {
 
     const points = rows.filter((row) => row.usd).map((row) =>
       point(row.name, row.colour, row.ranked ? "measured" : "unranked", row.hours, row.usd, row.ranked));
-    const predicted = data.predicted.map((of) => point(of.name, of.colour, "predicted", of.hours, of.hours.map((hours) => hours && hours * of.usdPerHour), true));
+    const predicted = this.predicted().map((of) => point(of.name, of.colour, "predicted", of.hours, of.usd, true));
     const all = [...points, ...predicted];
     const best = front(all);
     // Of many the ends of the front, and the first that was measured: more would hide each other.
@@ -152,19 +161,17 @@ class Section {
   }
 
   fillTable(rows) {
-    const table = this.element.querySelector(".rows");
+    const base = rows.find((row) => row.number === this.data.base);
     for (const row of rows) {
-      const line = table.querySelector(`[data-row="${row.number}"]`);
-      const cells = { usd_per_hour: row.usdPerHour && row.usdPerHour * row.numNodes, usd: row.usd?.[0] };
-      for (const [name, value] of Object.entries(cells)) {
-        const cell = line.querySelector(`[data-cell="${name}"]`);
-        cell.dataset.printed ??= cell.textContent;
-        // The interval is in percent, and stays.
-        const range = name === "usd" ? cell.dataset.printed.match(/ ±.*/)?.[0] ?? "" : "";
-        cell.textContent = row.isTyped ? (value ? money(value) + range : "n/a") : cell.dataset.printed;
-      }
+      const line = this.element.querySelector(`.rows [data-row="${row.number}"]`);
+      const isTyped = row.isTyped || base?.isTyped;
+      // The range of the ratio is that of the verdict, which has its own prices.
+      const ratio = isTyped && row.usd && base?.usd ? (base.usd[0] / row.usd[0]).toFixed(3) : "n/a";
+      fill(line, "ratio", isTyped ? ratio : null);
+      fillCosts(line, { ...row, usdPerHour: row.usdPerHour && row.usdPerHour * row.numNodes });
       line.parentElement.append(line);
     }
+    this.predicted().forEach((of, at) => fillCosts(this.element.querySelector(`[data-predicted-row="${at}"]`), of));
   }
 
   tell(rows) {
@@ -225,6 +232,21 @@ class Section {
     }
     if (this.show("prices", data.prices.length > 0)) draw(this.chart("prices"), data.specs.prices, { prices: data.prices });
   }
+}
+
+// A cell as it was printed, unless there is another text.
+function fill(line, name, text) {
+  const cell = line.querySelector(`[data-cell="${name}"]`);
+  cell.dataset.printed ??= cell.textContent;
+  cell.textContent = text ?? cell.dataset.printed;
+  return cell.dataset.printed;
+}
+
+function fillCosts(line, { isTyped, usdPerHour, usd }) {
+  fill(line, "usd_per_hour", isTyped ? (usdPerHour ? money(usdPerHour) : "n/a") : null);
+  // Its range is in percent, and stays.
+  const range = fill(line, "usd", null).match(/ ±.*/)?.[0] ?? "";
+  if (isTyped) fill(line, "usd", usd?.[0] ? money(usd[0]) + range : "n/a");
 }
 
 function point(name, colour, kind, [hours, hoursLow, hoursHigh], [usd, usdLow, usdHigh], ranked) {
