@@ -106,6 +106,17 @@ def test_without_a_price_rows_have_speeds_and_nothing_is_predicted(tmp_path: Pat
     assert all(row["rate"] for row in section["rows"])
 
 
+def test_runs_whose_samples_nobody_knows_have_runs_an_hour() -> None:
+    assert run(["runs", "import", "--published"]) == 0
+    made = report("workload=gpt2-xsmall")
+    page = made.page()
+    (section,) = data_of(page).values()
+    rates = [row["rate"] for row in section["rows"]]
+    assert len(rates) == 5 and all(rate[0] > 3 and rate[1:] == [None, None] for rate in rates)
+    for text in (page, made.markdown()):
+        assert "runs/h" in text and "7.23" in text and "sequences/s" not in text
+
+
 def test_every_row_has_the_command_that_makes_its_runs_again(tmp_path: Path) -> None:
     import_runs(tmp_path)
     html = report().page()

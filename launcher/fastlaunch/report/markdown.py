@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.report.overview import decisive_notes, in_order
-from fastlaunch.report.text import dollars, name_of, rate_of, sentence_of, with_range
+from fastlaunch.report.text import dollars, name_of, rate_of, rate_text, sentence_of, with_range
 
 _HEADINGS = ("row", "runs", "step ms", "rate", "$/h", "$/M", "x base", "verdict")
 _ESCAPES = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_[]|"}, "<": "&lt;", ">": "&gt;"})
@@ -33,12 +33,11 @@ def _section(workload: str, rows: Sequence[Row]) -> str:
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     ratio = row.verdict.ratio or row.verdict.speed_ratio
     price, cost = row.price, row.cost.usd_per_million_samples
-    rate, _ = rate_of(row)
     cells = (
         name_of(row, rows),
         str(row.num_runs),
         with_range(row.speed.step_time_s, factor=1000),
-        with_range(row.speed.samples_per_s) or (f"{rate:.3g}" if rate is not None else None),
+        rate_text(row),
         dollars(price.usd_per_hour * row.setup.num_nodes) if price else None,
         with_range(cost, format_value=dollars),
         with_range(ratio, format_value="{:.3f}".format),

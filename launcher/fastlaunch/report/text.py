@@ -181,6 +181,12 @@ def rate_of(row: Row) -> tuple[float | None, str]:
     return speed.samples_per_s.value if speed.samples_per_s else None, f"{row.setup.sample_unit}/s"
 
 
+def rate_text(row: Row) -> str | None:
+    """Return what `rate_of` counts, with its range; None if the row has no rate."""
+    rate, _ = rate_of(row)
+    return with_range(row.speed.samples_per_s) or (None if rate is None else f"{rate:.3g}")
+
+
 def _ratio(row: Row, priced: bool) -> Interval | None:
     return row.verdict.ratio if priced else row.verdict.speed_ratio
 

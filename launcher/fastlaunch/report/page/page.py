@@ -23,7 +23,7 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.overview import decisive_notes, in_order, is_comparable
 from fastlaunch.report.page import charts
 from fastlaunch.report.table import step_parts_s
-from fastlaunch.report.text import dollars, name_of, number, sentence_of, with_range
+from fastlaunch.report.text import dollars, name_of, number, rate_of, rate_text, sentence_of, with_range
 from fastlaunch_train.records.records import STEP_PARTS
 
 #: What lies beside this file, for the page.
@@ -159,7 +159,8 @@ def _packed(value: object) -> str:
 
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
     """Return a workload: `data` for the scripts, and what is text on the page."""
-    unit = rows[0].setup.sample_unit
+    rate_unit = rate_of(rows[0])[1]
+    unit, _, period = rate_unit.partition("/")
     names = {id(row): name_of(row, rows) for row in rows}
     ordered = in_order(rows)
     colours = _colours(ordered)
@@ -180,7 +181,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "specs": {
             "cost": charts.cost_against_time(unit),
             "usd": charts.bars(f"USD for a million {unit}"),
-            "rate": charts.bars(f"{unit} a second"),
+            "rate": charts.bars(f"{unit} {'an hour' if period == 'h' else 'a second'}"),
             "steps": charts.step_times(),
             "parts": charts.step_parts(STEP_PARTS),
             "losses": charts.losses(),
@@ -190,6 +191,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     return {
         "workload": workload,
         "unit": unit,
+        "rate_unit": rate_unit,
         "answer": sentence_of(rows),
         "groups": [
             (heading, [_row_text(row, names[id(row)], numbers[id(row)]) for row in of_group])
@@ -257,7 +259,7 @@ def _hours(rate_per_s: Interval | None) -> Interval | None:
 
 
 def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, Any]:
-    setup, hours = row.setup, _hours(row.speed.samples_per_s)
+    setup, hours, (rate, _) = row.setup, _hours(row.speed.samples_per_s), rate_of(row)
     return {
         "name": name,
         "colour": colours(setup.recipe),
@@ -265,7 +267,8 @@ def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, A
         "numNodes": setup.num_nodes,
         "usdPerHour": row.price.usd_per_hour if row.price else None,
         "hours": _interval(hours),
-        "rate": _interval(row.speed.samples_per_s),
+        "rate": _interval(row.speed.samples_per_s)
+        or (None if rate is None else [_rounded(rate), None, None]),
         "ranked": is_comparable(row) and not row.is_barred,
     }
 
@@ -315,7 +318,7 @@ def _row_text(row: Row, name: str, number_in_data: int) -> dict[str, Any]:
         else setup.num_gpus,
         "batch": setup.batch_size_per_gpu or "n/a",
         "step_ms": with_range(row.speed.step_time_s, factor=1000) or "n/a",
-        "rate": with_range(row.speed.samples_per_s) or "n/a",
+        "rate": rate_text(row) or "n/a",
         "usd_per_hour": dollars(row.price.usd_per_hour * row.setup.num_nodes) if row.price else "n/a",
         "usd": with_range(usd, format_value=dollars) or "n/a",
         "ratio": with_range(ratio, format_value="{:.3f}".format) or "n/a",
