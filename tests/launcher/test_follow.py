@@ -23,6 +23,7 @@ from fastlaunch.lifecycle.display import (
     describe,
     make_display,
 )
+from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
 
 HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)
 
@@ -75,6 +76,20 @@ def test_whatever_a_job_records_is_passed_over_or_shown(tmp_path: Path, kind: st
         path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in [*changed, value]))
         progress = RecordTail(tmp_path).read()
         assert progress is None or describe(progress)
+
+
+@pytest.mark.parametrize(("recipe", "last"), [("compile", "compiling"), ("bf16", "warming up")])
+def test_what_a_run_does_before_its_steps_follows_from_what_it_has_done(
+    tmp_path: Path, recipe: str, last: str
+) -> None:
+    (path,) = write_run(tmp_path, recipe=recipe, steps=1)
+    header = json.loads(path.read_bytes().splitlines()[0])
+    for detail, now in ((BUILD_MODEL, "converting"), (BUILD_CHECKS, "preparing"), (BUILD_STEPS, last)):
+        phase = {"kind": "phase", "name": "build", "seconds": 5.12, "step": 0, "detail": detail}
+        path.write_text(f"{json.dumps(header)}\n{json.dumps(phase)}\n")
+        progress = RecordTail(tmp_path).read()
+        assert progress is not None
+        assert re.fullmatch(rf"before the first step \({now}.*; build took 5.1 s\)", describe(progress))
 
 
 def test_tail_goes_on_in_a_newer_record(tmp_path: Path) -> None:

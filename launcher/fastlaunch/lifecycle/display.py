@@ -17,7 +17,16 @@ from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.core.terminal import plain, raw_output, report_line
 from fastlaunch.core.units import rounded
 from fastlaunch.measure.outcome import outcome_of, read_records
-from fastlaunch_train.records.records import KINDS, SCRIPT_PHASE, header_problem, line_problem
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.records.records import (
+    BUILD_CHECKS,
+    BUILD_MODEL,
+    BUILD_STEPS,
+    KINDS,
+    SCRIPT_PHASE,
+    header_problem,
+    line_problem,
+)
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -49,7 +58,7 @@ class Progress:
     #: Whether it records losses, so that None is one that is not finite. A script need not.
     has_loss: bool = True
     seconds_left: float | None = None
-    #: What it last did outside its steps, such as `compile 21.3 s`.
+    #: What it does before its steps, or last did: `compiling; build took 5.1 s`.
     phase: str | None = None
 
 
@@ -107,12 +116,25 @@ class RecordTail:
             self._num_samples = self._num_samples + num_samples if is_known else None
         # That of a whole script is no phase before its steps.
         elif kind == "phase" and data["name"] != SCRIPT_PHASE:
-            detail = f": {data['detail']}" if data["detail"] else ""
-            self._phase = f"{data['name']} {data['seconds']:.1f} s{detail}"
+            self._phase = self._after(data["name"], data["detail"], data["seconds"])
         elif kind == "block":
             num_steps = data["last_step"] - data["first_step"] + 1
             self._blocks.append((num_steps, self._num_samples, data["wall_s"]))
             self._num_samples = 0
+
+    def _after(self, name: str, detail: str | None, seconds: float) -> str:
+        """Return what a run does after this phase, which is recorded when it is over."""
+        compiles = False
+        with suppress(LookupError, TypeError):  # a script's, or another release's
+            compiles = Recipe.from_record(self._header["recipe"]).compiles
+        following = {
+            ("build", BUILD_MODEL): "converting and checking the model",
+            ("build", BUILD_CHECKS): "preparing its steps",
+            ("build", BUILD_STEPS): "compiling" if compiles else "warming up",
+        }
+        done = f"{name} took {seconds:.1f} s"
+        now = following.get((name, detail or ""))
+        return f"{now}; {done}" if now else done
 
     def _progress(self) -> Progress:
         step = self._steps.get("step", 0)

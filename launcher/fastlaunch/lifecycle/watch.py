@@ -279,6 +279,8 @@ def live_run(
         note = None
     elif last is not None:
         note = doing(run, attempts, home)
+    elif run.state is RunState.PLANNED and {*waiting}:
+        note = "waiting for its turn"
     else:
         note = (progress and progress.phase) or "starting"
     shown = progress or Progress(step=0, num_steps=None)

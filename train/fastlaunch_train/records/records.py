@@ -47,6 +47,8 @@ FAILED_CHECK = "the recipe fails the check of"
 SCRIPT_PHASE = "script"
 #: The phase whose detail names further scripts of the same command, of which nothing else is recorded.
 UNRECORDED_PHASE = "unrecorded"
+#: The parts of the phase `build`, in their order, as its details.
+BUILD_MODEL, BUILD_CHECKS, BUILD_STEPS = "the model", "its conversion and checks", "what makes its steps"
 SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
 #: The parts of a step's time in a profile, in the order in which they are shown.

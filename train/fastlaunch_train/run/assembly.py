@@ -39,6 +39,7 @@ from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.host_threads import default_num_workers
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
 from fastlaunch_train.steppers.optimizers import check_optimizer
@@ -109,9 +110,9 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         workload, request, process, every=options.eval_every, last_step=session.steps
     )
 
-    with phase.during("build", "the model"):
+    with phase.during("build", BUILD_MODEL):
         model = build_native(workload, options.seed, process)
-    with phase.during("build", "its conversion and checks"):
+    with phase.during("build", BUILD_CHECKS):
         rounding = _convert(session, workload, arithmetic, model, batch_size)
         batches, model_check, trained = None, None, workload
         if not (options.resume and newest_step(process, options.output / "checkpoints")):
@@ -121,7 +122,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         # The peak of memory that is recorded is the training's.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(process.device)
-    with phase.during("build", "what makes its steps"):
+    with phase.during("build", BUILD_STEPS):
         # Lightning and Transformers join the ranks themselves.
         joined = process if trainer is None else dataclasses.replace(process, world_size=1)
         stepper = build_stepper(trained, recipe, arithmetic, joined, model)
