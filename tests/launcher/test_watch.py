@@ -97,13 +97,14 @@ def test_a_run_that_trains_has_its_rate_its_cost_and_the_time_left() -> None:
         ),
         (run_with(), [MACHINE], "waiting for the machine to boot"),
         (run_with(backend="local", purchase=None), [], "starting"),
+        (run_with(backend="local", purchase=None, state=RunState.PLANNED), [], "waiting for its turn"),
         (run_with(state=RunState.FAILED, reason="no memory"), [MACHINE], "no memory"),
     ],
 )
 def test_before_its_first_step_a_row_says_what_the_run_waits_for(
     run: Run, attempts: Sequence[Any], note: str
 ) -> None:
-    found = live(run, None, attempts=attempts)
+    found = live(run, None, attempts=attempts, waiting=("run-b",))
     assert (found.note, found.step, found.has_failed) == (note, None, run.state is RunState.FAILED)
     assert cells(found)["note"] == note
 
