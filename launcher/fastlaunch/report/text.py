@@ -6,6 +6,7 @@ from typing import Any
 
 from fastlaunch.analysis.best import Best, best_of
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
+from fastlaunch.analysis.cost import reciprocal
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
@@ -122,9 +123,11 @@ def _of_ranked(rows: Sequence[Row]) -> str:
         )
     first = others[0]
     if first.verdict.kind == WORSE:
+        ratio = _ratio(first, priced)
+        assert ratio is not None
         return (
             f"{named(base, rows)}{_gives(base, priced)}, {_percent(1 / _value(first, priced) - 1)} more"
-            f" than {named(first, rows, beside=base)}, the next best"
+            f" than {named(first, rows, beside=base)}, the next best{between(reciprocal(ratio))}"
         )
     if first.verdict.kind == TIE:
         return f"{named(first, rows)} and {named(base, rows)} give the same {what} within 2%"
