@@ -63,6 +63,16 @@ def vega_bundle() -> Iterator[Callable[[], str]]:
             process.kill()
 
 
+def _log_axis(scale: str) -> dict[str, Any]:
+    """Return an axis with 1, 2, 5, 10 and so on: of more labels the round ones give way to their neighbours.
+
+    Over less than a factor of 6 it has all.
+    """
+    is_short = f"domain('{scale}')[1] < 6 * domain('{scale}')[0]"
+    is_round = "indexof('125', format(datum.value, '.0e')[0]) >= 0"
+    return {"labelExpr": f"{is_short} || {is_round} ? format(datum.value, '~g') : ''", "labelFlush": 8}
+
+
 def cost_against_time(unit: str) -> Spec:
     """Return the main chart: USD against hours per million samples, their intervals, and the Pareto front.
 
@@ -73,6 +83,7 @@ def cost_against_time(unit: str) -> Spec:
     rows, front = alt.NamedData("rows"), alt.NamedData("front")
     x = alt.X("hours:Q", title=f"hours for a million {unit}").scale(type="log", nice=False, padding=30)
     y = alt.Y("usd:Q", title=f"USD for a million {unit}").scale(type="log", nice=False, padding=30)
+    x, y = x.axis(**_log_axis("x")), y.axis(**_log_axis("y"))
     colour = _colour(alt).legend(**_LEGEND)
     ends = alt.Chart(rows)
     marks: Mapping[str, Mapping[str, Any]] = {
