@@ -8,7 +8,7 @@ BUILD := .build
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo sagemaker-sdk trackers test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
+.PHONY: help install demo sagemaker-sdk trackers triton test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
   tables statistics docs mutations check clean
 
 help:
@@ -59,12 +59,12 @@ test-cloud: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'cloud and not full'
 
 # Those that play machines run one at a time, since each is busy by itself.
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED) triton
 	@echo '==> slow tests'
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'slow and not full' --timeout 600 --ignore tests/node
 	@$(BIN)/python -m pytest -q -m 'slow and not full' --timeout 600 tests/node
 
-test-full: $(INSTALLED) sagemaker-sdk trackers
+test-full: $(INSTALLED) sagemaker-sdk trackers triton
 	@echo '==> every test'
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not gpu' --timeout 900 --ignore tests/node
 	@$(BIN)/python -m pytest -q -m 'not gpu' --timeout 900 tests/node
@@ -96,6 +96,14 @@ trackers: .venv-trackers/.installed
 	@echo '==> MLflow, Weights & Biases and TensorBoard in .venv-trackers (about 1 GB)'
 	@$(PYTHON) -m venv .venv-trackers
 	@.venv-trackers/bin/python -m pip install --quiet --editable '.[export]'
+	@touch $@
+
+# Without a GPU Triton only compiles. Beside the environment, since torch's builds for CPUs have none.
+triton: $(BUILD)/triton/.installed
+
+$(BUILD)/triton/.installed: $(INSTALLED)
+	@echo '==> Triton in $(BUILD)/triton (190 MB to download)'
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(BUILD)/triton triton==3.6.0
 	@touch $@
 
 test-gpu: $(INSTALLED)
