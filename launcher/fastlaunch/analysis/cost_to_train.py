@@ -65,7 +65,9 @@ class Assumptions:
     checkpoint_s: float = _assumed(30.0, "writing one checkpoint", _NEVER_MEASURED)
     checkpoint_every_s: float = _assumed(0.0, "from one to the next; 0 for none", "none is asked for")
     scaling: float = _assumed(
-        1.0, "of a GPU's throughput, what is kept on other numbers of GPUs than measured", "linear"
+        1.0,
+        "of a GPU's throughput, what is kept on other numbers of GPUs than measured",
+        "linear, and 0.95 for each doubling of the nodes",
     )
     volume_gib: float = _assumed(200.0, "root volume of a node", "what submit asks for")
     volume_mibps: float = _assumed(500.0, "its throughput in MiB/s", "what submit asks for")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.configurations import (
+    NODE_EFFICIENCY,
     USABLE_MEMORY,
     Anchor,
     Query,
@@ -98,8 +99,11 @@ def training_like(
     speed_source = source
     if factor != 1:
         # How well it scales has no interval, so neither has the speed.
-        rate = Interval(value=rate.value * factor * assumptions.scaling)
-        how = f"{assumptions.scaling:.0%} of linear" if assumptions.scaling != 1 else "linear"
+        kept = assumptions.scaling
+        if "scaling" not in assumptions.given:
+            kept = NODE_EFFICIENCY ** math.log2(wanted.num_nodes / row.setup.num_nodes)
+        rate = Interval(value=rate.value * factor * kept)
+        how = f"{kept:.3g} times linear" if kept != 1 else "linear"
         speed_source += f", {how} from {counted(row.setup.num_gpus, 'GPU')} to {wanted.num_gpus}"
     return Training(
         samples=samples,
