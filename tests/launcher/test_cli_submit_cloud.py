@@ -163,6 +163,16 @@ def test_a_dry_run_answers_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == f"next: fastlaunch submit {typed}\n"
 
 
+@pytest.mark.parametrize(("batch_size", "is_warned"), [(64, True), (16, False)])
+def test_a_batch_that_will_probably_not_fit_is_warned_of(
+    batch_size: int, is_warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--instance", "g6.xlarge", "--recipe", "bf16", "--batch-size", str(batch_size)]
+    assert fastlaunch("submit", "--dry-run", *words) == 0
+    err = capsys.readouterr().err
+    assert ("GiB, by other runs, and L4 has 20.6" in err and "--batch-size 52 may fit" in err) == is_warned
+
+
 def test_above_the_budget_a_dry_run_proposes_what_would_be_accepted(
     isolated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

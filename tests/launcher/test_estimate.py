@@ -161,14 +161,6 @@ def test_a_recipe_that_the_gpu_cannot_run_is_refused_whatever_its_batch() -> Non
         assert "te-bf16" in str(error.value.hint)
 
 
-def test_a_submission_that_will_not_fit_in_memory_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    for batch_size, is_warned in ((64, True), (16, False)):
-        words = ["submit", "--instance", "g6.xlarge", "--recipe", "bf16", "--batch-size", str(batch_size)]
-        assert run([*words, "--dry-run"]) == 0
-        err = capsys.readouterr().err
-        assert ("does not fit in the memory of L4" in err and "--batch-size 52" in err) == is_warned
-
-
 def test_the_command_that_measures_first_is_of_what_was_asked_for() -> None:
     def hint(workload: str, **arguments: Any) -> str:
         with pytest.raises(UserError, match=r"on no GPU|on a GPU") as error:

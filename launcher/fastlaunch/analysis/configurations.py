@@ -21,6 +21,7 @@ from fastlaunch.analysis.target import LOSS, MIN_SEEDS, Target, usd_to_target
 from fastlaunch.catalog.gpus import identify
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.measure.memory import USABLE_MEMORY, memory_line
 from fastlaunch.measure.summary import Interval, RunSummary, Setup
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -36,11 +37,6 @@ NODE_EFFICIENCY = 0.95
 _NODE_DEVIATION = 0.06
 #: A step is assumed to take no less on a GPU, however small the model: launching its kernels.
 _MIN_STEP_S = 0.005
-#: Of the GPU's memory that a step may take.
-USABLE_MEMORY = 0.92
-#: Weights, gradients and an optimizer's momentum in fp32.
-_BYTES_PER_WEIGHT = 12
-_GIB = 2**30
 #: Log of a range's half is so many deviations: the range holds 90%.
 RANGE_DEVIATIONS = 1.645
 _MEASURED_DEVIATIONS = 1.96
@@ -303,11 +299,10 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
     if not by_recipe:
         own = (subject.info.batch_size,) if subject.info else ()
         return [RecipeFacts(recipe="bf16", precision="bf16", batches=own)]
-    fixed_gib = 0.0 if subject.params is None else _BYTES_PER_WEIGHT * subject.params / _GIB
     facts = []
     for recipe, own_rows in by_recipe.items():
         setup = own_rows[0].setup
-        fixed, per_sample = _memory_of(own_rows, fixed_gib, catalogue)
+        fixed, per_sample = _memory_of(own_rows, subject.params, catalogue)
         facts.append(
             RecipeFacts(
                 recipe=recipe,
@@ -328,11 +323,12 @@ def precision_of(setup: Setup) -> str:
     return match[0] if match else ""
 
 
-def _memory_of(rows: Sequence[Row], fixed_gib: float, catalogue: Catalogue) -> tuple[float, float | None]:
-    """Return GiB that are there anyhow, and GiB per sample, by the rows' peaks.
+def _memory_of(
+    rows: Sequence[Row], num_parameters: float | None, catalogue: Catalogue
+) -> tuple[float, float | None]:
+    """Return GiB that are there anyhow, and GiB per sample, by the rows' peaks; see `memory_line`.
 
-    Two batches give a line. One gives a line through `fixed_gib`; without a record of the peak, the GPU's
-    whole memory stands for it.
+    Without a record of the peak, the GPU's whole memory stands for it.
     """
     peaks: dict[int, float] = {}
     for row in rows:
@@ -344,14 +340,7 @@ def _memory_of(rows: Sequence[Row], fixed_gib: float, catalogue: Catalogue) -> t
             accelerator = accelerator_of(row.setup, catalogue)
             if row.setup.batch_size_per_gpu and accelerator:
                 peaks[row.setup.batch_size_per_gpu] = accelerator.memory_gib
-    if not peaks:
-        return fixed_gib, None
-    least, most = min(peaks), max(peaks)
-    if most > least and peaks[most] > peaks[least]:
-        slope = (peaks[most] - peaks[least]) / (most - least)
-        return max(0.0, peaks[least] - slope * least), slope
-    fixed_gib = min(fixed_gib, 0.9 * peaks[most])
-    return fixed_gib, (peaks[most] - fixed_gib) / most
+    return memory_line(peaks, num_parameters) if peaks else (0.0, None)
 
 
 def gpu_of(setup: Setup, catalogue: Catalogue) -> str | None:

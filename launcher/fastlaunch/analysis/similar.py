@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.configurations import (
     NODE_EFFICIENCY,
-    USABLE_MEMORY,
     Anchor,
     Query,
     RecipeFacts,
@@ -28,6 +27,7 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import counted
+from fastlaunch.measure.memory import USABLE_MEMORY
 from fastlaunch.measure.summary import Interval
 from fastlaunch_train.recipes.recipes import RECIPES
 

@@ -198,9 +198,9 @@ def expected_usd(
 def _warn_of_memory(
     context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
 ) -> None:
-    from fastlaunch.api.estimation import memory_warnings
+    from fastlaunch.lifecycle.expected import too_large
 
-    for warning in memory_warnings(context, jobs, site, catalogue):
+    for warning in too_large(jobs, site, sources=_measured(context, jobs), catalogue=catalogue):
         context.report(f"warning: {warning}")
 
 

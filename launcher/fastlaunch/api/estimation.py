@@ -5,7 +5,6 @@ import glob
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.pooling import MeasuredRun, Offer
     from fastlaunch.analysis.similar import Wanted
     from fastlaunch.analysis.spot import SpotMarket
-    from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.hardware import InstanceType
-    from fastlaunch.jobs.spec import JobSpec
     from fastlaunch.measure.summary import Interval
 
 #: The recipe of `submit`, where none is given.
@@ -273,29 +270,6 @@ def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> No
         return  # a script's
     if problem := gpu_problem(instance, recipe, workload, catalogue):
         raise problem
-
-
-def memory_warnings(
-    context: AppContext, jobs: "Sequence[JobSpec]", site: "Placement", catalogue: Catalogue
-) -> Iterator[str]:
-    """Yield which jobs will probably not fit in the GPUs' memory at the site, by runs like them."""
-    from fastlaunch.analysis.similar import Wanted, check_memory
-
-    for workload, recipe, batch_size in dict.fromkeys(
-        (job.workload, job.recipe.label, job.batch_size) for job in jobs if not job.script
-    ):
-        wanted = Wanted(
-            recipe=recipe, instance=site.instance, num_nodes=jobs[0].num_nodes, batch_size=batch_size
-        )
-        with suppress(UserError):  # nothing like it was measured
-            measured = _most_like(context, workload, wanted, catalogue)
-            try:
-                if batch_size:
-                    check_memory(
-                        measured.row, measured.rows, wanted, batch_size=batch_size, catalogue=catalogue
-                    )
-            except UserError as error:
-                yield f"{recipe} on {workload}: {error.message}; {error.hint}"
 
 
 def _price_note(price: Price, paid_usd_per_hour: float) -> str:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.measure.memory import USABLE_MEMORY, memory_line
 from fastlaunch.measure.published import DATA
 from fastlaunch.measure.summary import RunSummary
+from fastlaunch_train.workloads.registry import workload_info
 
 if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
@@ -91,6 +93,37 @@ def expected(
         start_s=start_s,
         steps=tuple(steps),
     )
+
+
+def too_large(
+    jobs: Sequence[JobSpec], site: "Placement", *, sources: Sequence[Source], catalogue: Catalogue
+) -> Iterator[str]:
+    """Yield which jobs' batches will probably not fit in the memory of the site's GPUs, by runs' peaks."""
+    accelerator = catalogue.accelerators[site.instance.accelerator]
+    for workload, recipe, batch_size in dict.fromkeys(
+        (job.workload, job.recipe.label, job.batch_size) for job in jobs if not job.script
+    ):
+        peaks: dict[int, float] = {}
+        fits = False
+        for summary in (each for source in sources for each in source.summaries):
+            setup, batch, peak_gib = summary.setup, summary.setup.batch_size_per_gpu, summary.peak_memory_gib
+            if (setup.workload, setup.recipe) != (workload, recipe) or not batch or peak_gib is None:
+                continue
+            peaks[batch] = max(peak_gib, peaks.get(batch, 0.0))
+            device = catalogue.accelerator_of_device(setup.device_name) if setup.device_name else None
+            fits |= device == accelerator and batch >= (batch_size or 0)
+        if fits or not peaks or not batch_size:
+            continue
+        fixed_gib, gib_per_sample = memory_line(peaks, workload_info(workload).num_parameters)
+        need_gib = fixed_gib + batch_size * gib_per_sample
+        room_gib = USABLE_MEMORY * accelerator.memory_gib
+        if need_gib > room_gib:
+            most = int((room_gib - fixed_gib) / gib_per_sample)
+            advice = f"--batch-size {most} may fit" if most >= 1 else "no batch may fit"
+            yield (
+                f"{recipe} on {workload} at batch {batch_size} takes about {need_gib:,.0f} GiB, by other"
+                f" runs, and {accelerator.name} has {room_gib:.3g} that can be used: {advice}"
+            )
 
 
 def _like(

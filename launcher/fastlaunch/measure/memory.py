@@ -1,0 +1,23 @@
+"""What a batch takes of a GPU's memory, by the peaks of runs."""
+
+from collections.abc import Mapping
+
+#: Of the GPU's memory that a step may take.
+USABLE_MEMORY = 0.92
+#: Weights, gradients and an optimizer's momentum in fp32.
+_BYTES_PER_WEIGHT = 12
+_GIB = 2**30
+
+
+def memory_line(peaks_gib: Mapping[int, float], num_parameters: float | None) -> tuple[float, float]:
+    """Return GiB that are there anyhow, and GiB that each sample of a GPU's batch adds.
+
+    peaks_gib: by batch size per GPU. Two batches give a line. One gives a line through what the model's
+    parameters take, with gradients and momentum; num_parameters: None if it is not known.
+    """
+    least, most = min(peaks_gib), max(peaks_gib)
+    if most > least and peaks_gib[most] > peaks_gib[least]:
+        slope = (peaks_gib[most] - peaks_gib[least]) / (most - least)
+        return max(0.0, peaks_gib[least] - slope * least), slope
+    fixed_gib = min(_BYTES_PER_WEIGHT * (num_parameters or 0.0) / _GIB, 0.9 * peaks_gib[most])
+    return fixed_gib, (peaks_gib[most] - fixed_gib) / most
