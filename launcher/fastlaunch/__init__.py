@@ -2,7 +2,9 @@
 
 __version__ = "0.1.0"
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,3 +56,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """Keeps `fastlaunch.report` the function: importing the subpackage of that name would bind it here."""
+
+    @property
+    def report(self) -> Any:
+        return __getattr__("report")
+
+    @report.setter
+    def report(self, subpackage: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package

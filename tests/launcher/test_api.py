@@ -1,6 +1,7 @@
 """`import fastlaunch`: what the commands call, from Python."""
 
 import datetime
+import importlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
@@ -34,6 +35,13 @@ def params(name: str) -> Mapping[str, click.Parameter]:
         command = group.get_command(context, name)
         assert command is not None
         return {str(param.name): param for param in command.params if param.name not in OF_COMMANDS}
+
+
+def test_no_subpackage_hides_a_function() -> None:
+    importlib.import_module("fastlaunch.report.table")
+    assert fastlaunch.report is importlib.import_module("fastlaunch.api.report").report
+    rooms = {path.name for path in Path(fastlaunch.__file__).parent.iterdir()}
+    assert rooms & set(fastlaunch.__all__) == {"report"}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
