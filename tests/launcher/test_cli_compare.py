@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_records import write_run
-from fake_summaries import PLAIN
+from fake_summaries import PLAIN, changed
 
 from fastlaunch.api.comparison import measured_run as compared_run
 from fastlaunch.cli.main import run
@@ -345,3 +345,28 @@ def test_the_submission_is_the_session_unless_it_was_an_import(backend: str, ses
         "us-east-1",
     )
     assert measured is not None and measured.session == session
+
+
+def test_of_an_imported_script_the_row_that_ran_first_is_the_baseline(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = [
+        changed(
+            PLAIN,
+            workload="train.py",
+            recipe=f"amp={amp}",
+            variant={"amp": amp},
+            seed=None,
+            started_at=f"2026-11-25T10:{number:02d}:00+00:00",
+        )
+        for number, amp in enumerate(("exact", "sloppy", "exact", "sloppy"))
+    ]
+    with open_ledger(load_settings()) as ledger:
+        # As files are named, which says nothing.
+        ledger.add_imported(
+            [(summary, Path("records")) for summary in reversed(made)],
+            submission_id=ledger.add_submission("fastlaunch runs import"),
+            run_ids=["a", "b", "c", "d"],
+        )
+    found = {row["recipe"]: row["verdict"] for row in data(capsys)["rows"]}
+    assert found["amp=exact"] == "baseline" != found["amp=sloppy"]

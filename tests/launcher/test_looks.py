@@ -60,6 +60,19 @@ def test_what_a_look_settled_stands_whatever_later_rounds_show() -> None:
     assert (at_once.kind, at_once.round) == ("unresolved", None)
 
 
+@pytest.mark.parametrize(("before", "after"), [(-0.1, 0.1), (0.1, -0.1), (0.0, 0.3)])
+def test_what_was_settled_is_open_again_where_all_runs_say_the_opposite(before: float, after: float) -> None:
+    first = planned(QUIET, [before + time for time in QUIET], max_rounds=None)
+    base = (0.0, 0.002, -0.001, 0.001, 0.0, -0.002) * 3
+    later = planned(base, [after + time for time in reversed(base)], max_rounds=None, session="b")
+    (settled,) = looked(first).values()
+    (both,) = looked([*first, *later]).values()
+    assert settled.kind != "unresolved" and settled.contradicted is None
+    assert (both.kind, both.contradicted) == ("unresolved", settled.kind)
+    low, high = both.difference.limits(both.level)
+    assert low <= both.difference.value <= high
+
+
 def test_a_row_that_stopped_takes_in_no_later_round_and_the_others_go_on() -> None:
     rng = random.Random(0)
     noisy = [0.05 * rng.gauss(0, 1) for _ in range(8)]

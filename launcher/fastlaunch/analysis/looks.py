@@ -1,9 +1,11 @@
 """When runs are looked at, what each look may spend of the 5%, and what the looks have settled.
 
 A plan of at most M rounds is looked at after rounds 3, 4, ..., M. A row's verdict is final when a look first
-reaches it. Nothing is stored: the looks are replayed from the rounds of the runs.
+reaches it, unless later runs turn it over: then it is unresolved. Nothing is stored: the looks are replayed
+from the rounds of the runs.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +14,8 @@ from fastlaunch.analysis.statistics import (
     BETTER,
     LEVEL,
     TIE,
+    TIE_HIGH,
+    TIE_LOW,
     UNRESOLVED,
     WORSE,
     Difference,
@@ -38,6 +42,8 @@ class Looked:
     share: float  # of the 5%, which the level is made of
     kind: str  # better, worse, tie or unresolved
     next_level: float  # of the look at another session
+    #: What the first runs had settled, if all of them together say the opposite: then it is unresolved.
+    contradicted: str | None = None
     round: int | None  # of its plan, after which it was settled, or that was looked at last; None without one
     max_rounds: int | None
 
@@ -91,6 +97,16 @@ def look_again(
             )
         elif _agrees(seen.kind, difference, level := seen.level * shares[at] / seen.share):
             after[at] = replace(seen, difference=difference, level=level, share=shares[at])
+        elif _contradicts(seen.kind, difference):
+            after[at] = replace(
+                seen,
+                difference=difference,
+                level=level,
+                share=shares[at],
+                kind=UNRESOLVED,
+                contradicted=seen.kind,
+                next_level=level / shares[at] * share_of_session(_num_sessions(runs, at)),
+            )
     return after
 
 
@@ -100,6 +116,14 @@ def _agrees(kind: str, difference: Difference, level: float) -> bool:
         return difference.is_tie(level)
     p_value = difference.p_above(0.0) if kind == BETTER else difference.p_below(0.0)
     return p_value < level / 2
+
+
+def _contradicts(kind: str, difference: Difference) -> bool:
+    """Return whether the difference itself, without its interval, is one of another verdict."""
+    value = difference.value
+    if kind == TIE:
+        return not math.log(TIE_LOW) <= value <= math.log(TIE_HIGH)
+    return value <= 0 if kind == BETTER else value >= 0
 
 
 def look_levels(shares: Sequence[float], p_values: Sequence[float]) -> list[float]:

@@ -112,7 +112,11 @@ def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
 
 def _as_looked(pair: _Pair, looked: Looked | None) -> _Pair:
     """Return the pair with what the looks at it have come to."""
-    return replace(pair, looked=looked, difference=looked.difference) if looked else pair
+    if looked is None:
+        return pair
+    # Value and interval are of the same runs.
+    speed = looked.difference.value - pair.by_price
+    return replace(pair, looked=looked, difference=looked.difference, speed=speed)
 
 
 def _pair(
@@ -224,7 +228,11 @@ def _classify(pair: _Pair) -> tuple[str, list[str], int | None]:
 
 def _of_plan(looked: Looked | None) -> Iterator[str]:
     """Yield which round of a plan settled it."""
-    if looked is None or looked.max_rounds is None:
+    if looked is None:
+        return
+    if looked.contradicted:
+        yield f"its first runs had settled it as {looked.contradicted}, and all together say the opposite"
+    if looked.max_rounds is None:
         return
     if looked.kind == UNRESOLVED:
         yield f"not settled after round {looked.round} of at most {looked.max_rounds}"

@@ -107,7 +107,7 @@ def compared(
             "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved",
         )
     found = compare_runs(
-        [measured for run in runs if (measured := measured_run(run, request.region))],
+        [measured for run in _as_made(runs) if (measured := measured_run(run, request.region))],
         catalogue=catalogue,
         prices=request,
         baseline=baseline,
@@ -178,6 +178,27 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
         }
 
     return verdicts
+
+
+def _as_made(runs: Sequence["Run"]) -> "list[Run]":
+    """Return the runs, those that were imported together in the order in which they were made.
+
+    They come in that of their files' names, and the first row of a script is the baseline.
+    """
+    from fastlaunch.ledger.ledger import IMPORT
+
+    def started_at(run: "Run") -> str:
+        return (run.summary and run.summary.environment.started_at) or ""
+
+    places: dict[str, list[int]] = {}
+    for at, run in enumerate(runs):
+        if run.backend == IMPORT:
+            places.setdefault(run.submission_id, []).append(at)
+    ordered = list(runs)
+    for own in places.values():
+        for at, run in zip(own, sorted((runs[at] for at in own), key=started_at), strict=True):
+            ordered[at] = run
+    return ordered
 
 
 def measured_run(run: "Run", region: str) -> "MeasuredRun | None":

@@ -153,6 +153,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         environment=Environment(
             service=service_of(header),
             host_id=host_ids(timed),
+            started_at=min(record.header["started_at"] for record in records),
             measured_on=datetime.fromisoformat(header["started_at"]).date().isoformat(),
             record_schema=header["schema"],
             recipe_schema=recipe_schema(header),

@@ -149,6 +149,7 @@ class Environment:
     record_schema: int | None = None
     recipe_schema: int | None = None
     # Older summaries lack these and are the same otherwise, so they are not compared.
+    started_at: str | None = field(default=None, compare=False)  # ISO 8601
     session: str | None = field(default=None, compare=False)  # the submission that the run belongs to
     round: int | None = field(default=None, compare=False)  # which of the submission's rounds, from 1
     max_rounds: int | None = field(default=None, compare=False)  # that it planned, to stop when settled
