@@ -66,6 +66,14 @@ def test_rows_of_unknown_samples_are_compared_by_steps() -> None:
     assert answer(comparison).startswith("amp=bf16 gives 12.5 steps/s, 25")
 
 
+def test_a_row_of_several_commands_is_told_of() -> None:
+    other = submit_words(Script(command=("python", "train.py", "0.03"), variant=()))
+    changed_runs = [MeasuredRun(run_id=f"x{run.run_id}", script=other, summary=run.summary) for run in FP32]
+    (warning,) = warned(compared(FP32, changed_runs), "one row of 2 commands")
+    assert "`python train.py --amp '{amp}'` and `python train.py 0.03`" in warning
+    assert not warned(compared(FP32, BF16), "commands")
+
+
 def test_rows_without_steps_are_compared_by_wall_time() -> None:
     of_all = [
         MeasuredRun(run_id=run.run_id, summary=whole(run.summary), script=run.script) for run in FP32 + BF16

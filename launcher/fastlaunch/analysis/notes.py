@@ -61,7 +61,18 @@ def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
 
 def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
     """Yield once, of the rows of a script, by what they are compared and what nobody knows of them."""
-    if not groups[0].setup.is_script or len(groups) < 2:
+    if not groups[0].setup.is_script:
+        return
+    for group in groups:
+        commands = list(dict.fromkeys(run.script for run in group.runs if run.script))
+        if len(commands) > 1:
+            first, second = (shlex.join(words[words.index("--") + 1 :]) for words in commands[:2])
+            yield (
+                f"{group.setup.recipe} of {group.setup.workload} is one row of {len(commands)} commands, such"
+                f" as `{first}` and `{second}`, whose difference counts as noise: vary it with -L, or choose"
+                " the runs of one: fastlaunch compare submission=ID"
+            )
+    if len(groups) < 2:
         return
     told = {
         BARE_STEP: "by steps, as nothing says how many samples one has; fl.step(num_samples=...) would",
