@@ -234,25 +234,32 @@ def test_where_both_have_a_price_it_is_dollars_that_cross() -> None:
 
 
 def test_the_interval_holds_the_lengths_at_which_the_step_times_do_not_tell() -> None:
-    pair = BreakEven(first=ROW, second=ROW2, by="time", more_once=600.0, less_each=1.0, error=0.2)
+    pair = BreakEven(
+        first=ROW, second=ROW2, by="time", more_once=600.0, less_each=1.0, less_limits=(0.8, 1.2)
+    )
     assert pair.samples == Interval(value=600.0, low=pytest.approx(500.0), high=pytest.approx(750.0))
     assert pair.difference(500.0).low == pytest.approx(0.0)
     assert pair.difference(750.0).high == pytest.approx(0.0)
-    open_ended = replace(pair, error=1.5)
+    open_ended = replace(pair, less_limits=(-0.5, 2.5))
     assert open_ended.samples == Interval(value=600.0, low=pytest.approx(240.0))
     assert open_ended.settled is False
-    assert replace(pair, error=None).samples == Interval(value=600.0)
+    # Far from even about the middle, as ratios of few noisy runs are.
+    assert replace(pair, less_limits=(0.1, 5.0)).settled
+    assert replace(pair, less_limits=None).samples == Interval(value=600.0)
+    turned = replace(pair, more_once=-600.0, less_each=-1.0, less_limits=(-1.2, -0.8))
+    assert turned.samples == Interval(value=600.0, low=pytest.approx(500.0), high=pytest.approx(750.0))
 
 
 def test_the_error_is_that_of_the_difference_between_rounds() -> None:
     """A host that took 3% more in one round and 3% less in another did so to both rows."""
     comparison = compared(*three("bf16", 2.0, by=0.03), *three("compile", 1.0, by=0.03, compile_s=60.0))
-    error = pair_of(comparison).error
+    limits = pair_of(comparison).less_limits
+    assert limits is not None
     # 0.1% between runs at least, at two degrees of freedom, of 2 s for 64 samples.
     width = math.exp(-math.log(2)) * 4.302653 * 0.001 * math.sqrt(2 / 3)
-    assert error == pytest.approx(2.0 / 64 * width, rel=0.01)
+    assert (limits[1] - limits[0]) / 2 == pytest.approx(2.0 / 64 * width, rel=0.01)
     alone = compared(run("bf16", 2.0), run("compile", 1.0, compile_s=60.0))
-    assert pair_of(alone).error is None
+    assert pair_of(alone).less_limits is None
 
 
 def test_one_row_that_costs_less_from_the_start_is_never_crossed() -> None:

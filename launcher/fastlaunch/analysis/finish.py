@@ -131,7 +131,8 @@ class BreakEven:
     by: str  # `usd`, or `time`, in seconds, if a row has no price
     more_once: float  # what `second` costs more than `first`, whatever the length
     less_each: float  # what it costs less for each sample
-    error: float | None  # half-width of less_each; None if a step time has no interval
+    #: Ends of less_each; None if a step time has no interval.
+    less_limits: tuple[float, float] | None
     #: Whether no compiling is part of more_once: builds and warm-ups differ by as much from run to run.
     compiles_alike: bool = False
     left_out: tuple[str, ...] = ()  # parts that are unknown of one row, or not equally frequent
@@ -149,7 +150,10 @@ class BreakEven:
     @property
     def settled(self) -> bool | None:
         """Whether the step times tell which is cheaper for each sample; None where one has no interval."""
-        return None if self.error is None else abs(self.less_each) > self.error
+        if self.less_limits is None:
+            return None
+        low, high = self.less_limits
+        return low > 0 or high < 0
 
     @property
     def samples(self) -> Interval | None:
@@ -161,10 +165,11 @@ class BreakEven:
         if self.short is self.long:
             return None
         once, each = abs(self.more_once), abs(self.less_each)
-        if self.error is None:
+        if self.less_limits is None:
             return Interval(value=once / each)
-        high = once / (each - self.error) if self.settled else None
-        return Interval(value=once / each, low=once / (each + self.error), high=high)
+        low, high = self.less_limits
+        least, most = (low, high) if self.less_each > 0 else (-high, -low)
+        return Interval(value=once / each, low=once / most, high=once / least if self.settled else None)
 
     @property
     def steps(self) -> Interval | None:
@@ -182,9 +187,10 @@ class BreakEven:
     def difference(self, samples: float) -> Interval:
         """Return how much more a job of so many samples costs on `second` than on `first`."""
         value = self.more_once - samples * self.less_each
-        if self.error is None:
+        if self.less_limits is None:
             return Interval(value=value)
-        return Interval(value=value, low=value - samples * self.error, high=value + samples * self.error)
+        low, high = (self.more_once - samples * less for less in reversed(self.less_limits))
+        return Interval(value=value, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +267,7 @@ def break_even(first: Finish, second: Finish, faster: Difference | None) -> Brea
         by=by,
         more_once=theirs.once - ours.once,
         less_each=ours.each - theirs.each,
-        error=None if faster is None else ours.each * _half_width_of_time(faster),
+        less_limits=None if faster is None else _less_limits(ours.each - theirs.each, ours.each, faster),
         compiles_alike=_compile_alike(first.account, second.account),
         left_out=left_out,
     )
@@ -275,10 +281,10 @@ class _Line:
     each: float
 
 
-def _half_width_of_time(faster: Difference) -> float:
-    """Return that of the time, of as many steps, as a part of the first row's."""
-    low, high = faster.limits(LEVEL)
-    return (exp(-low) - exp(-high)) / 2
+def _less_limits(less: float, each: float, faster: Difference) -> tuple[float, float]:
+    """Return the ends of `less`, by the interval of how much faster the steps are. each: of the first row."""
+    low, high = (each * (exp(-faster.value) - exp(-limit)) for limit in faster.limits(LEVEL))
+    return less + low, less + high
 
 
 def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:

@@ -181,9 +181,9 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
 
 
 def _as_made(runs: Sequence["Run"]) -> "list[Run]":
-    """Return the runs, those that were imported together in the order in which they were made.
+    """Return the runs, a script's that were imported together in the order in which they were made.
 
-    They come in that of their files' names, and the first row of a script is the baseline.
+    They come in that of their files' names, and a script's first row is the baseline.
     """
     from fastlaunch.ledger.ledger import IMPORT
 
@@ -192,7 +192,7 @@ def _as_made(runs: Sequence["Run"]) -> "list[Run]":
 
     places: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
-        if run.backend == IMPORT:
+        if run.backend == IMPORT and run.summary and run.summary.setup.is_script:
             places.setdefault(run.submission_id, []).append(at)
     ordered = list(runs)
     for own in places.values():
