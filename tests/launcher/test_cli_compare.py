@@ -356,6 +356,7 @@ def test_of_an_imported_script_the_row_that_ran_first_is_the_baseline(
             workload="train.py",
             recipe=f"amp={amp}",
             variant={"amp": amp},
+            precision="unknown",
             seed=None,
             started_at=f"2026-11-25T10:{number:02d}:00+00:00",
         )

@@ -173,6 +173,8 @@ def test_the_command_that_measures_first_is_of_what_was_asked_for() -> None:
     on_a_cpu = {"instance": None, "device_name": None, "num_gpus": 1}
     imported(measured(0.2, workload="train.py", recipe="train.py", variant={"width": "64"}, **on_a_cpu))
     assert hint("train.py") == "fastlaunch submit --instance g6.xlarge -- python train.py"
+    with pytest.raises(UnknownName, match="unknown variant"):
+        fastlaunch.estimate("train.py", "g6.xlarge", samples=1000, recipe="width=65")
 
 
 def test_where_no_peak_of_memory_is_known_a_larger_batch_is_noted() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
-from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import parse_count, parse_date
 from fastlaunch.jobs.options import ML
@@ -445,6 +445,10 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
         except WorkloadError as error:
             if any(comparison.rows for _, comparison in found):
                 rows = [row for _, comparison in found for row in comparison.rows]
+                if wanted.recipe and not any(row.setup.is_named(wanted.recipe) for row in rows):
+                    raise UnknownName(
+                        "variant", wanted.recipe, dict.fromkeys(row.setup.recipe for row in rows)
+                    ) from None
                 raise UserError(
                     f"{workload} is a script that ran on no GPU",
                     f"measure it on one: {_script_command(rows, wanted)}",

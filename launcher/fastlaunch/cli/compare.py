@@ -147,8 +147,8 @@ def compare(
 
     Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
     last part of it, or a submission's; FILTER is field=glob, such as 'recipe=te-*', on workload, recipe,
-    instance, state, submission, sweep, backend or commit (of the training code). Runs that are repeats of
-    each other become one row. A run is priced as it was billed, else by the price of its instance today. A
+    instance, state, submission, sweep, backend, owner or commit (of the training code). Runs that are repeats
+    of each other become one row. A run is priced as it was billed, else by the price of its instance today. A
     row that fails a check of its numerics, or trains to a worse held-out loss than its reference, is shown
     and not ranked.
     """

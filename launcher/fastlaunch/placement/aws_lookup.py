@@ -114,7 +114,7 @@ class AwsLookup(Lookup):
         if digest is None:
             raise BadConfiguration(
                 f"the registry of AWS in {region} ({account}) has no image {base.name}",
-                "give another one to submit, such as --base-image 2.12",
+                "give another --base-image, or your own with --image",
             )
         return image_uri(base, region, digest)
 
