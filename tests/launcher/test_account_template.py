@@ -142,6 +142,18 @@ def test_a_secret_is_named_by_its_arn(capsys: pytest.CaptureFixture[str]) -> Non
     assert "by its ARN" in capsys.readouterr().err
 
 
+def test_the_role_of_a_profile_made_by_the_template_has_to_be_named(
+    isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (isolated.parent / "config.yaml").write_text("aws: {us-east-1: {instance_profile: NodeProfile-CK40}}\n")
+    role = "arn:aws:iam::123456789012:role/NodeRole-91BQ"
+    for options, is_warned in (([], True), (["--node-role", role], False)):
+        assert run(["iam", "print", "launcher", *options]) == 0
+        out, err = capsys.readouterr()
+        assert ("get-instance-profile --instance-profile-name NodeProfile-CK40" in err) == is_warned
+        assert (role in out) == (not is_warned) and ("role/fastlaunch-node" in out) == is_warned
+
+
 def test_the_command_allows_what_the_config_file_and_the_options_name(
     isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,11 @@ def iam() -> None:
 @click.option("--kms-key", metavar="ARN", help="Encrypt the bucket and the volumes with this key.")
 @click.option("--zone", "zones", multiple=True, help="Let several nodes run in this zone; may be repeated.")
 @click.option(
+    "--node-role",
+    metavar="ARN",
+    help="The role in the machines' instance profile.  [default: fastlaunch-node]",
+)
+@click.option(
     "--secret",
     "secrets",
     multiple=True,
@@ -117,6 +122,14 @@ def print_(
     if not cloudformation:
         if reaper:
             raise UserError("--reaper is a part of the template", "add --cloudformation")
+        profile = settings.region_settings(region).instance_profile
+        if profile not in (None, _BY_HAND) and "node_role" not in names:
+            click.echo(
+                f"warning: which role instance profile {profile} has is not known here, and the policies name"
+                f" {_BY_HAND}\n  give --node-role ARN, by: aws iam get-instance-profile"
+                f" --instance-profile-name {profile}",
+                err=True,
+            )
         click.echo(_policies(name, names))
         return
     if name is not None:
@@ -128,6 +141,8 @@ def print_(
     click.echo(template_text(template(reaper=reaper, **given_names)), nl=False)
 
 
+#: The machines' role, and its instance profile, where both were made by hand as docs/setup.md says.
+_BY_HAND = "fastlaunch-node"
 #: Names that the template takes; roles are its own.
 _TEMPLATE = (
     *("zones", "bucket", "prefix", "repository", "registry", "kms_key", "vpc"),
