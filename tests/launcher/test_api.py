@@ -44,6 +44,12 @@ def test_no_subpackage_hides_a_function() -> None:
     assert rooms & set(fastlaunch.__all__) == {"report"}
 
 
+def test_compare_says_what_it_takes() -> None:
+    for selectors, options in (((["workload=vit-huge"],), {}), ((), {"usd_per_hour": "x"})):
+        with pytest.raises(UserError, match=r"as text|usd_per_hour is 'x'"):
+            fastlaunch.compare(*selectors, **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_takes_the_options_of_its_command_and_of_the_dataclasses(name: str) -> None:
     own = params(name)

@@ -53,6 +53,14 @@ def compare(
     from fastlaunch.analysis.cost import ChargedAs, PriceRequest, parse_share
     from fastlaunch.catalog.load import load_catalogue
 
+    for selector in selectors:
+        if not isinstance(selector, str):
+            raise UserError(
+                f"compare() takes runs and filters as text, and {selector!r} is none",
+                'give each by itself: compare("workload=vit-huge", "recipe=te-*")',
+            )
+    if usd_per_hour is not None and not isinstance(usd_per_hour, int | float):
+        raise UserError(f"usd_per_hour is {usd_per_hour!r}", "give USD as a number, such as 55.04")
     settings = (context or default_context()).settings
     several = (price_as,) if isinstance(price_as, str | ChargedAs) else price_as
     charged = tuple(ChargedAs.parse(each) if isinstance(each, str) else each for each in several)

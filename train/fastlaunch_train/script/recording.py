@@ -242,8 +242,11 @@ class Recording:
             status, message = "completed", ""
         if self._blocks is not None:
             with suppress(Exception):  # a GPU after an error, or a full disk
-                self._blocks.close_at_last_step(self._details)
+                closed, _ = self._blocks.close_at_last_step(self._details)
                 self._add_waiting()
+                problem = self._not_finite(closed)
+                if problem and status == "completed":
+                    status, message = "nan_loss", problem
         self._write_end(status, message)
         self.interrupts.done()
 
@@ -299,11 +302,16 @@ class Recording:
 
     def _check(self, closed: ClosedBlock | None) -> None:
         """End the script if a loss of the block is not finite."""
-        if closed and any(loss is not None and not math.isfinite(loss) for loss in closed.losses):
-            assert self._blocks is not None
-            last = self._blocks.last_done
-            first = last - closed.num_steps + 1
-            self._leave("nan_loss", f"the loss was not finite between steps {first} and {last}")
+        if problem := self._not_finite(closed):
+            self._leave("nan_loss", problem)
+
+    def _not_finite(self, closed: ClosedBlock | None) -> str | None:
+        """Return between which steps a loss of the block just closed is not finite; None if all are."""
+        if closed is None or all(loss is None or math.isfinite(loss) for loss in closed.losses):
+            return None
+        assert self._blocks is not None
+        last = self._blocks.last_done
+        return f"the loss was not finite between steps {last - closed.num_steps + 1} and {last}"
 
     def _leave(self, status: str, message: str) -> None:
         self._ended = (status, message)
