@@ -21,7 +21,7 @@ from fastlaunch.analysis.target import LOSS, MIN_SEEDS, Target, usd_to_target
 from fastlaunch.catalog.gpus import identify
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.measure.memory import USABLE_MEMORY, memory_line
+from fastlaunch.measure.memory import USABLE_MEMORY, memory_line, peaks_by_batch
 from fastlaunch.measure.summary import Interval, RunSummary, Setup
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -330,11 +330,7 @@ def _memory_of(
 
     Without a record of the peak, the GPU's whole memory stands for it.
     """
-    peaks: dict[int, float] = {}
-    for row in rows:
-        batch, peak = row.setup.batch_size_per_gpu, row.overhead.peak_memory_gib
-        if batch and peak is not None:
-            peaks[batch] = max(peak, peaks.get(batch, 0.0))
+    peaks = peaks_by_batch((row.setup.batch_size_per_gpu, row.overhead.peak_memory_gib) for row in rows)
     if not peaks:
         for row in rows:
             accelerator = accelerator_of(row.setup, catalogue)

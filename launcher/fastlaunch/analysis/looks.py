@@ -94,6 +94,7 @@ def look_again(
                 next_level=levels[at] / shares[at] * share_of_session(_num_sessions(runs, at)),
                 round=round,
                 max_rounds=max_rounds,
+                contradicted=before[at].contradicted if at in before else None,
             )
         elif _agrees(seen.kind, difference, level := seen.level * shares[at] / seen.share):
             after[at] = replace(seen, difference=difference, level=level, share=shares[at])

@@ -162,7 +162,6 @@ def _dry_run(
     by_id = dict(zip(names, jobs, strict=True))
     plan = plan_at(by_id, site, attempt=1, max_minutes=request.cloud.max_minutes)
     is_named = context.settings.region_settings(site.region).scheduler_role is not None
-    _warn_of_memory(context, jobs, site, catalogue)
     return CloudDryRun(
         # A fee made of a price per hour is known once AWS has said how many hours the block has.
         plans=(replace(plan, max_cost_usd=ceiling.usd, sunk_usd=request.cloud.block_fee_usd),),
@@ -181,27 +180,27 @@ def _dry_run(
 def expected_at(
     context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
 ) -> "Expected | str":
-    """Return what the jobs will probably take at the site; in words why that is not known."""
-    from fastlaunch.lifecycle.expected import expected
+    """Return what the jobs will probably take at the site; in words why that is not known.
 
-    return expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue)
+    It warns of batches that will probably not fit in the memory of the site's GPUs.
+    """
+    from fastlaunch.lifecycle.expected import expected, too_large
+
+    sources = _measured(context, jobs)
+    for warning in too_large(jobs, site, sources=sources, catalogue=catalogue):
+        context.report(f"warning: {warning}")
+    return expected(jobs, site, sources=sources, catalogue=catalogue)
 
 
 def expected_usd(
     context: AppContext, request: CloudRequest, site: "Placement", catalogue: Catalogue
 ) -> float | None:
     """Return what the request's jobs will probably cost at the site; None if that is not known."""
-    found = expected_at(context, _jobs_of(request, site), site, catalogue)
+    from fastlaunch.lifecycle.expected import expected
+
+    jobs = _jobs_of(request, site)
+    found = expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue)
     return None if isinstance(found, str) else found.usd
-
-
-def _warn_of_memory(
-    context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
-) -> None:
-    from fastlaunch.lifecycle.expected import too_large
-
-    for warning in too_large(jobs, site, sources=_measured(context, jobs), catalogue=catalogue):
-        context.report(f"warning: {warning}")
 
 
 def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
@@ -258,7 +257,6 @@ def _submit(
 
     submission = submission_of(context, prepared)
     jobs = _jobs_of(prepared.request, prepared.placements[0])
-    _warn_of_memory(context, jobs, prepared.placements[0], catalogue)
     expected = expected_text(
         expected_at(context, jobs, prepared.placements[0], catalogue),
         jobs,

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
+from fastlaunch.catalog.hardware import Accelerator
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.measure.memory import USABLE_MEMORY, memory_line
+from fastlaunch.measure.memory import USABLE_MEMORY, memory_line, peaks_by_batch
 from fastlaunch.measure.published import DATA
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.workloads.registry import workload_info
@@ -103,16 +104,14 @@ def too_large(
     for workload, recipe, batch_size in dict.fromkeys(
         (job.workload, job.recipe.label, job.batch_size) for job in jobs if not job.script
     ):
-        peaks: dict[int, float] = {}
-        fits = False
-        for summary in (each for source in sources for each in source.summaries):
-            setup, batch, peak_gib = summary.setup, summary.setup.batch_size_per_gpu, summary.peak_memory_gib
-            if (setup.workload, setup.recipe) != (workload, recipe) or not batch or peak_gib is None:
-                continue
-            peaks[batch] = max(peak_gib, peaks.get(batch, 0.0))
-            device = catalogue.accelerator_of_device(setup.device_name) if setup.device_name else None
-            fits |= device == accelerator and batch >= (batch_size or 0)
-        if fits or not peaks or not batch_size:
+        alike = [
+            summary
+            for source in sources
+            for summary in source.summaries
+            if (summary.setup.workload, summary.setup.recipe) == (workload, recipe)
+        ]
+        peaks = peaks_by_batch((each.setup.batch_size_per_gpu, each.peak_memory_gib) for each in alike)
+        if not peaks or not batch_size or _has_fitted(alike, batch_size, accelerator, catalogue):
             continue
         fixed_gib, gib_per_sample = memory_line(peaks, workload_info(workload).num_parameters)
         need_gib = fixed_gib + batch_size * gib_per_sample
@@ -124,6 +123,19 @@ def too_large(
                 f"{recipe} on {workload} at batch {batch_size} takes about {need_gib:,.0f} GiB, by other"
                 f" runs, and {accelerator.name} has {room_gib:.3g} that can be used: {advice}"
             )
+
+
+def _has_fitted(
+    runs: Iterable[RunSummary], batch_size: int, accelerator: Accelerator, catalogue: Catalogue
+) -> bool:
+    """Return whether one of the runs had such a batch, or a larger one, on this accelerator."""
+    return any(
+        each.setup.device_name
+        and catalogue.accelerator_of_device(each.setup.device_name) == accelerator
+        and (each.setup.batch_size_per_gpu or 0) >= batch_size
+        and each.peak_memory_gib is not None
+        for each in runs
+    )
 
 
 def _like(

@@ -1,12 +1,21 @@
 """What a batch takes of a GPU's memory, by the peaks of runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 #: Of the GPU's memory that a step may take.
 USABLE_MEMORY = 0.92
 #: Weights, gradients and an optimizer's momentum in fp32.
 _BYTES_PER_WEIGHT = 12
 _GIB = 2**30
+
+
+def peaks_by_batch(runs: Iterable[tuple[int | None, float | None]]) -> dict[int, float]:
+    """Return the largest peak in GiB by batch size per GPU, where a run has both."""
+    peaks: dict[int, float] = {}
+    for batch, peak_gib in runs:
+        if batch and peak_gib is not None:
+            peaks[batch] = max(peak_gib, peaks.get(batch, 0.0))
+    return peaks
 
 
 def memory_line(peaks_gib: Mapping[int, float], num_parameters: float | None) -> tuple[float, float]:

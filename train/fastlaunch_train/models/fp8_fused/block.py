@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn import functional
 
 from fastlaunch_train.models.fp8_fused import reference
-from fastlaunch_train.models.fp8_fused.context import uses_fused_passes
+from fastlaunch_train.models.fp8_fused.context import passes_for, uses_fused_passes
 from fastlaunch_train.models.fp8_fused.delayed_scaling import WEIGHTS, DelayedScaling, Slot
 from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
-from fastlaunch_train.models.fp8_fused.weights import RoundedWeights, passes_for
+from fastlaunch_train.models.fp8_fused.weights import RoundedWeights
 from fastlaunch_train.models.te_blocks import te_arguments
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 

@@ -1,8 +1,13 @@
-"""Whether fused blocks compute by their passes, or as the model was built."""
+"""Whether fused blocks compute by their passes, or as the model was built; and by which passes."""
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _fused: ContextVar[bool] = ContextVar("_fused", default=False)
 
@@ -20,3 +25,15 @@ def fused_passes() -> Iterator[None]:
 def uses_fused_passes() -> bool:
     """Return whether they do."""
     return _fused.get()
+
+
+def passes_for(x: "torch.Tensor") -> ModuleType:
+    """Return the module with the fused passes for x's device."""
+    # Here, since an old torch has no FP8.
+    if x.device.type != "cuda":
+        from fastlaunch_train.models.fp8_fused import reference
+
+        return reference
+    from fastlaunch_train.models.fp8_fused import kernels
+
+    return kernels

@@ -25,6 +25,13 @@ _NORM, _GELU, _GELU_BACKWARD, _CAST = (32, 256), (64, 64, 1), (64, 64, 8), (128,
 _SGD = (64, 64)
 #: Programs of LayerNorm's backward pass, each over every so-manieth row.
 _NORM_PROGRAMS = 528
+_TO_E4M3, _TO_E5M2 = (
+    tl.constexpr(
+        f"{{.reg .b16 l, h; cvt.rn.satfinite.{kind}x2.f32 l, $2, $1;"
+        f" cvt.rn.satfinite.{kind}x2.f32 h, $4, $3; mov.b32 $0, {{l, h}};}}"
+    )
+    for kind in ("e4m3", "e5m2")
+)
 _SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 _CUBIC = tl.constexpr(0.035677408136300125)  # of tanh's argument: 0.044715 x sqrt(2 / pi)
 
@@ -51,29 +58,9 @@ def _gelu_slope(x):
 
 
 @triton.jit
-def _pack_e4m3(a, b, c, d):
-    return tl.inline_asm_elementwise(
-        "{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, $2, $1;"
-        " cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h};}",
-        "=r,f,f,f,f",
-        [a, b, c, d],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@triton.jit
-def _pack_e5m2(a, b, c, d):
-    return tl.inline_asm_elementwise(
-        "{.reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, $2, $1;"
-        " cvt.rn.satfinite.e5m2x2.f32 h, $4, $3; mov.b32 $0, {l, h};}",
-        "=r,f,f,f,f",
-        [a, b, c, d],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
+def _pack(a, b, c, d, ROUND: tl.constexpr):
+    """Return four values in FP8 as a word, a in its lowest byte."""
+    return tl.inline_asm_elementwise(ROUND, "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -96,10 +83,7 @@ def _store_both(
     tl.store(place + 2 * width, (c * scale).to(kind), mask=inside)
     tl.store(place + 3 * width, (d * scale).to(kind), mask=inside)
     if transposed is not None:
-        if E5:
-            words = _pack_e5m2(a * scale, b * scale, c * scale, d * scale)
-        else:
-            words = _pack_e4m3(a * scale, b * scale, c * scale, d * scale)
+        words = _pack(a * scale, b * scale, c * scale, d * scale, _TO_E5M2 if E5 else _TO_E4M3)
         word = first_row // 4 + group
         place = transposed + columns.to(tl.int64)[:, None] * (num_rows // 4) + word[None, :]
         tl.store(place, tl.trans(words), mask=(word < num_rows // 4)[None, :])

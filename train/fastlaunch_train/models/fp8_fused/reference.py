@@ -90,10 +90,11 @@ def product(
     bias: torch.Tensor | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
     """Return a (m, k) times b (n, k) transposed, plus bias (n,); of FP8 values with their inverse scales."""
-    one = torch.ones((), device=a.device)
-    result = (a.float() * (one if inverse_a is None else inverse_a)) @ (
-        b.float() * (one if inverse_b is None else inverse_b)
-    ).t()
+    left, right = (
+        values.float() if inverse is None else values.float() * inverse
+        for values, inverse in ((a, inverse_a), (b, inverse_b))
+    )
+    result = left @ right.t()
     return (result if bias is None else result + bias.float()).to(dtype)
 
 

@@ -4,26 +4,16 @@ That pass has the new weight at hand, so that it is not read a second time and r
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused.context import passes_for
 from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
 from fastlaunch_train.models.fp8_fused.reference import E4M3
 
 Key = tuple[int, Slot]
-
-
-def passes_for(x: torch.Tensor) -> ModuleType:
-    """Return the module with the fused passes for x's device."""
-    if x.device.type != "cuda":
-        return reference
-    from fastlaunch_train.models.fp8_fused import kernels
-
-    return kernels
 
 
 class RoundedWeights:
