@@ -34,33 +34,34 @@ FP8_ONLY = {"transposed": None, "scale_in": None, "amax": None}
 
 def cases() -> Iterator[tuple[Any, str, dict[str, Any], Mapping[str, str], int]]:
     """Each kernel with its constants as it ships, types that are not the usual ones, and warps."""
-    norm_rows, norm_columns = kernels._NORM
+    norm_rows, norm_columns, norm_warps = kernels._NORM
     for products, constants, forward, backward in (
         ("fp8", {}, {"out": "*fp8e4nv"}, {"out": "*fp8e5"}),
         ("bf16", FP8_ONLY, {"out": "*bf16"}, {"out": "*bf16"}),
     ):
         for has_branch in (True, False):
             tile = {"ROWS": norm_rows, "COLUMNS": norm_columns, "WIDTH": WIDTH, "HAS_BRANCH": has_branch}
-            yield kernels._norm_forward, products, {**tile, **constants}, forward, 8
-        rows, columns, tiles = kernels._GELU
+            yield kernels._norm_forward, products, {**tile, **constants}, forward, norm_warps
+        rows, columns, tiles, warps = kernels._GELU
         tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "WIDTH": MLP_WIDTH}
-        yield kernels._gelu_forward, products, {**tile, **constants}, forward, 4
-        rows, columns, tiles = kernels._GELU_BACKWARD
+        yield kernels._gelu_forward, products, {**tile, **constants}, forward, warps
+        rows, columns, tiles, warps = kernels._GELU_BACKWARD
         tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "WIDTH": MLP_WIDTH}
-        yield kernels._gelu_backward, products, {**tile, **constants}, backward, 4
-        rows, columns, tiles = kernels._CAST
+        yield kernels._gelu_backward, products, {**tile, **constants}, backward, warps
+        rows, columns, tiles, warps = kernels._CAST
         tile = {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "WIDTH": WIDTH, "OUT_COLUMN": WIDTH}
         of_gradient = {**tile, "OUT_WIDTH": 3 * WIDTH, "SUMS": True, "E5": True}
-        yield kernels._cast_transpose, products, {**of_gradient, **constants}, backward, 4
+        yield kernels._cast_transpose, products, {**of_gradient, **constants}, backward, warps
         of_weight = {**tile, "OUT_COLUMN": 0, "OUT_WIDTH": WIDTH, "SUMS": False, "E5": False, "partial": None}
-        yield kernels._cast_transpose, products, {**of_weight, **constants}, {**forward, "x": "*fp32"}, 4
+        yield kernels._cast_transpose, products, {**of_weight, **constants}, {**forward, "x": "*fp32"}, warps
     # Where nothing is written but the sums.
-    yield kernels._cast_transpose, "bf16", {**of_gradient, **FP8_ONLY, "out": None}, {}, 4
-    rows, columns = kernels._SGD
+    yield kernels._cast_transpose, "bf16", {**of_gradient, **FP8_ONLY, "out": None}, {}, warps
+    rows, columns, warps = kernels._SGD
     tile = {"ROWS": rows, "COLUMNS": columns, "WIDTH": WIDTH, "HAS_MOMENTUM": True}
-    yield kernels._sgd_cast, "fp8", tile, {"gradient": "*fp32", "out": "*fp8e4nv"}, 4
-    halves = {"LEFT": 1024, "RIGHT": 256, "NUM_PROGRAMS": kernels._NORM_PROGRAMS}
-    yield kernels._norm_backward, "bf16", halves, {"out": "*bf16"}, 4
+    yield kernels._sgd_cast, "fp8", tile, {"gradient": "*fp32", "out": "*fp8e4nv"}, warps
+    num_programs, warps = kernels._NORM_BACKWARD
+    halves = {"LEFT": 1024, "RIGHT": 256, "NUM_PROGRAMS": num_programs}
+    yield kernels._norm_backward, "bf16", halves, {"out": "*bf16"}, warps
     yield kernels._sum_rows, "bf16", {"ROWS": 64, "COLUMNS": 32}, {"out": "*fp32"}, 4
 
 

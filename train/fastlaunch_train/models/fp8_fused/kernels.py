@@ -9,6 +9,9 @@ FP8 tiles are not transposed as bytes: Triton 3.6.0 writes wrong ones at some ti
 into a word of 32 bits, the words are transposed, and each is four neighbours of a transposed row. So the
 number of rows has to be a multiple of 4; FP8 products want one of 16.
 
+What goes over several tiles, or rows, loads the next one before it stores this one: no compiler moves a load
+over a store that might be to the same memory, so that the memory would idle in between.
+
 Tile sizes are those that were fastest at 50,432 rows on an H200 (train/measurements/fp8-fused.md).
 tests/gpu/test_gpu_fp8_fused.py checks every kernel, at the sizes it ships with, against `reference`.
 """
@@ -20,11 +23,11 @@ import triton
 import triton.language as tl
 
 E5M2 = torch.float8_e5m2
-#: Rows, columns, and how many tiles a program goes down.
-_NORM, _GELU, _GELU_BACKWARD, _CAST = (32, 256), (64, 64, 1), (64, 64, 8), (128, 64, 4)
-_SGD = (64, 64)
-#: Programs of LayerNorm's backward pass, each over every so-manieth row.
-_NORM_PROGRAMS = 528
+#: Rows, columns, where a program goes down several tiles their number, and warps.
+_NORM, _SGD = (32, 256, 8), (64, 64, 4)
+_GELU, _GELU_BACKWARD, _CAST = (64, 64, 1, 4), (64, 64, 8, 4), (128, 64, 4, 4)
+#: Programs of LayerNorm's backward pass, each over every so-manieth row, and warps.
+_NORM_BACKWARD = (528, 4)
 _TO_E4M3, _TO_E5M2 = (
     tl.constexpr(
         f"{{.reg .b16 l, h; cvt.rn.satfinite.{kind}x2.f32 l, $2, $1;"
@@ -91,9 +94,22 @@ def _store_both(
 
 
 @triton.jit
-def _load_rows(source, rows, columns, num_rows, width):
+def _load_rows(source, rows, columns, end, width):
+    """Return a tile's rows as they are stored, and 0 from row `end` on."""
     place = source + rows.to(tl.int64)[:, None] * width + columns[None, :]
-    return tl.load(place, mask=(rows < num_rows)[:, None], other=0.0).to(tl.float32)
+    return tl.load(place, mask=(rows < end)[:, None], other=0.0)
+
+
+@triton.jit
+def _load_four(source, first_row, columns, end, width, ROWS: tl.constexpr):
+    """Return four rows of each group, as they are stored."""
+    rows = first_row + 4 * tl.arange(0, ROWS // 4)
+    return (
+        _load_rows(source, rows, columns, end, width),
+        _load_rows(source, rows + 1, columns, end, width),
+        _load_rows(source, rows + 2, columns, end, width),
+        _load_rows(source, rows + 3, columns, end, width),
+    )
 
 
 @triton.jit
@@ -108,6 +124,19 @@ def _record_amax(amax, largest):
 
 
 @triton.jit
+def _load_summands(x, branch, rows, columns, num_rows, width, HAS_BRANCH: tl.constexpr):
+    """Return a tile of x and of the branch; without one, of x twice."""
+    tile = _load_rows(x, rows, columns, num_rows, width)
+    return tile, _load_rows(branch, rows, columns, num_rows, width) if HAS_BRANCH else tile
+
+
+@triton.jit
+def _sum_eights(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the sum of each eight neighbours in a row, which one thread holds."""
+    return tl.sum(tl.reshape(tile, [ROWS, COLUMNS // 8, 8]), 2)
+
+
+@triton.jit
 def _norm_forward(
     x, branch, total, weight, bias, out, transposed, mean_out, rstd_out, scale_in, amax, num_rows, eps,
     WIDTH: tl.constexpr, HAS_BRANCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -115,30 +144,35 @@ def _norm_forward(
     first_row = tl.program_id(0) * ROWS
     rows = first_row + tl.arange(0, ROWS)
     inside = rows < num_rows
-    mean = tl.zeros([ROWS], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
-    number = 0.0
-    # Welford's sums, a tile at a time.
-    for start in range(0, WIDTH, COLUMNS):
-        columns = start + tl.arange(0, COLUMNS)
-        value = _load_rows(x, rows, columns, num_rows, WIDTH)
+    columns = tl.arange(0, COLUMNS)
+    next_x, next_branch = _load_summands(x, branch, rows, columns, num_rows, WIDTH, HAS_BRANCH)
+    sums = tl.zeros([ROWS, COLUMNS // 8], tl.float32)
+    squares = tl.zeros([ROWS, COLUMNS // 8], tl.float32)
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        value, summand = next_x, next_branch
+        if start + COLUMNS < WIDTH:
+            following = start + COLUMNS + columns
+            next_x, next_branch = _load_summands(x, branch, rows, following, num_rows, WIDTH, HAS_BRANCH)
         if HAS_BRANCH:
-            rounded = (value + _load_rows(branch, rows, columns, num_rows, WIDTH)).to(tl.bfloat16)
-            place = total + rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
-            tl.store(place, rounded, mask=inside[:, None])
-            value = rounded.to(tl.float32)
-        tile_mean = tl.sum(value, 1) / COLUMNS
-        centred = value - tile_mean[:, None]
-        distance = tile_mean - mean
-        share = number * COLUMNS / (number + COLUMNS)
-        squares += tl.sum(centred * centred, 1) + distance * distance * share
-        number += COLUMNS
-        mean += distance * (COLUMNS / number)
-    tl.store(mean_out + rows, mean, mask=inside)
-    tl.store(rstd_out + rows, tl.rsqrt(squares / WIDTH + eps), mask=inside)
+            value = (value.to(tl.float32) + summand.to(tl.float32)).to(tl.bfloat16)
+            place = total + rows.to(tl.int64)[:, None] * WIDTH + (start + columns)[None, :]
+            tl.store(place, value, mask=inside[:, None])
+        value = value.to(tl.float32)
+        # Distances from the first tile's mean: sums of squares of far-off values would cancel out.
+        if start == 0:
+            pivot = tl.sum(value, 1)[:, None] / COLUMNS
+        distance = value - pivot
+        sums += _sum_eights(distance, ROWS, COLUMNS)
+        squares += _sum_eights(distance * distance, ROWS, COLUMNS)
+    offset = tl.sum(sums, 1) / WIDTH
+    # Rounding may leave a constant row's just below 0.
+    variance = tl.maximum(tl.sum(squares, 1) / WIDTH - offset * offset, 0.0)
+    tl.store(mean_out + rows, tl.reshape(pivot, [ROWS]) + offset, mask=inside)
+    tl.store(rstd_out + rows, tl.rsqrt(variance + eps), mask=inside)
     # The rows are read again in groups of four, by other threads.
     tl.debug_barrier()
     source = total if HAS_BRANCH else x
+    next_tile = _load_four(source, first_row, columns, num_rows, WIDTH, ROWS)
     scale = _load_scale(scale_in)
     rows = first_row + 4 * tl.arange(0, ROWS // 4)
     inside = rows < num_rows
@@ -151,20 +185,47 @@ def _norm_forward(
     rstd_c = tl.load(rstd_out + rows + 2, mask=inside, other=0.0)[:, None]
     rstd_d = tl.load(rstd_out + rows + 3, mask=inside, other=0.0)[:, None]
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
-    for start in range(0, WIDTH, COLUMNS):
-        columns = start + tl.arange(0, COLUMNS)
-        gain = tl.load(weight + columns)[None, :]
-        shift = tl.load(bias + columns)[None, :]
-        a = (_load_rows(source, rows, columns, num_rows, WIDTH) - mean_a) * rstd_a * gain + shift
-        b = (_load_rows(source, rows + 1, columns, num_rows, WIDTH) - mean_b) * rstd_b * gain + shift
-        c = (_load_rows(source, rows + 2, columns, num_rows, WIDTH) - mean_c) * rstd_c * gain + shift
-        d = (_load_rows(source, rows + 3, columns, num_rows, WIDTH) - mean_d) * rstd_d * gain + shift
+    # In every row, so that each thread loads what it needs: sharing it would take barriers.
+    everywhere = tl.broadcast_to(columns[None, :], [ROWS // 4, COLUMNS])
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        a, b, c, d = next_tile
+        # Before the next tile's, since a load may wait for those that were issued before it.
+        gain = tl.load(weight + start + everywhere)
+        shift = tl.load(bias + start + everywhere)
+        if start + COLUMNS < WIDTH:
+            next_tile = _load_four(source, first_row, start + COLUMNS + columns, num_rows, WIDTH, ROWS)
+        a = (a.to(tl.float32) - mean_a) * rstd_a * gain + shift
+        b = (b.to(tl.float32) - mean_b) * rstd_b * gain + shift
+        c = (c.to(tl.float32) - mean_c) * rstd_c * gain + shift
+        d = (d.to(tl.float32) - mean_d) * rstd_d * gain + shift
         tile = _store_both(
-            out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, False
+            out, transposed, first_row, start + columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, False
         )
         # Rows past the end are the shift alone.
         largest = tl.maximum(largest, tl.where(inside[:, None], tile, 0.0))
     _record_amax(amax, largest)
+
+
+@triton.jit
+def _load_part(gradient, x, skip, row, columns, num_rows, WIDTH: tl.constexpr):
+    """Return a part of a row of each, as it is stored; past the last row, any values."""
+    place = tl.cast(row, tl.int64) * WIDTH + columns
+    inside = row < num_rows
+    return (
+        tl.load(gradient + place, mask=inside),
+        tl.load(x + place, mask=inside),
+        tl.load(skip + place, mask=inside),
+    )
+
+
+@triton.jit
+def _load_statistics(mean, rstd, row, num_rows):
+    return tl.load(mean + row, mask=row < num_rows), tl.load(rstd + row, mask=row < num_rows)
+
+
+@triton.jit
+def _add_pairs(a, b, other_a, other_b):
+    return a + other_a, b + other_b
 
 
 @triton.jit
@@ -179,20 +240,27 @@ def _norm_backward(
     gain_l, gain_r = tl.load(weight + left), tl.load(weight + right)
     dgain_l, dshift_l = tl.zeros([LEFT], tl.float32), tl.zeros([LEFT], tl.float32)
     dgain_r, dshift_r = tl.zeros([RIGHT], tl.float32), tl.zeros([RIGHT], tl.float32)
-    for row in range(tl.program_id(0), num_rows, NUM_PROGRAMS):
-        place = tl.cast(row, tl.int64) * WIDTH
-        dy_l = tl.load(gradient + place + left).to(tl.float32)
-        dy_r = tl.load(gradient + place + right).to(tl.float32)
-        mean, rstd = tl.load(mean_in + row), tl.load(rstd_in + row)
-        x_l = (tl.load(x + place + left).to(tl.float32) - mean) * rstd
-        x_r = (tl.load(x + place + right).to(tl.float32) - mean) * rstd
-        skip_l = tl.load(skip + place + left).to(tl.float32)
-        skip_r = tl.load(skip + place + right).to(tl.float32)
+    first = tl.program_id(0)
+    next_l = _load_part(gradient, x, skip, first, left, num_rows, WIDTH)
+    next_r = _load_part(gradient, x, skip, first, right, num_rows, WIDTH)
+    next_statistics = _load_statistics(mean_in, rstd_in, first, num_rows)
+    for row in range(first, num_rows, NUM_PROGRAMS):
+        dy_l, x_l, skip_l = next_l
+        dy_r, x_r, skip_r = next_r
+        mean, rstd = next_statistics
+        next_l = _load_part(gradient, x, skip, row + NUM_PROGRAMS, left, num_rows, WIDTH)
+        next_r = _load_part(gradient, x, skip, row + NUM_PROGRAMS, right, num_rows, WIDTH)
+        next_statistics = _load_statistics(mean_in, rstd_in, row + NUM_PROGRAMS, num_rows)
+        dy_l, dy_r = dy_l.to(tl.float32), dy_r.to(tl.float32)
+        x_l, x_r = (x_l.to(tl.float32) - mean) * rstd, (x_r.to(tl.float32) - mean) * rstd
         scaled_l, scaled_r = dy_l * gain_l, dy_r * gain_r
-        along = (tl.sum(scaled_l * x_l, 0) + tl.sum(scaled_r * x_r, 0)) / WIDTH
-        offset = (tl.sum(scaled_l, 0) + tl.sum(scaled_r, 0)) / WIDTH
-        dx_l = (scaled_l - x_l * along - offset) * rstd + skip_l
-        dx_r = (scaled_r - x_r * along - offset) * rstd + skip_r
+        # Both sums at once: each wait for other warps counts.
+        along_l, offset_l = tl.reduce((scaled_l * x_l, scaled_l), 0, _add_pairs)
+        along_r, offset_r = tl.reduce((scaled_r * x_r, scaled_r), 0, _add_pairs)
+        along, offset = (along_l + along_r) / WIDTH, (offset_l + offset_r) / WIDTH
+        dx_l = (scaled_l - x_l * along - offset) * rstd + skip_l.to(tl.float32)
+        dx_r = (scaled_r - x_r * along - offset) * rstd + skip_r.to(tl.float32)
+        place = tl.cast(row, tl.int64) * WIDTH
         tl.store(out + place + left, dx_l.to(tl.bfloat16))
         tl.store(out + place + right, dx_r.to(tl.bfloat16))
         dgain_l += dy_l * x_l
@@ -216,11 +284,9 @@ def _gelu_forward(
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     for tile in range(TILES):
         first_row = (tl.program_id(1) * TILES + tile) * ROWS
-        rows = first_row + 4 * tl.arange(0, ROWS // 4)
-        a = _gelu(_load_rows(hidden, rows, columns, num_rows, WIDTH))
-        b = _gelu(_load_rows(hidden, rows + 1, columns, num_rows, WIDTH))
-        c = _gelu(_load_rows(hidden, rows + 2, columns, num_rows, WIDTH))
-        d = _gelu(_load_rows(hidden, rows + 3, columns, num_rows, WIDTH))
+        a, b, c, d = _load_four(hidden, first_row, columns, num_rows, WIDTH, ROWS)
+        a, b = _gelu(a.to(tl.float32)), _gelu(b.to(tl.float32))
+        c, d = _gelu(c.to(tl.float32)), _gelu(d.to(tl.float32))
         magnitudes = _store_both(
             out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, False
         )
@@ -237,17 +303,19 @@ def _gelu_backward(
     scale = _load_scale(scale_in)
     sums = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
-    for tile in range(TILES):
-        first_row = (tl.program_id(1) * TILES + tile) * ROWS
-        rows = first_row + 4 * tl.arange(0, ROWS // 4)
-        a = _load_rows(gradient, rows, columns, num_rows, WIDTH)
-        b = _load_rows(gradient, rows + 1, columns, num_rows, WIDTH)
-        c = _load_rows(gradient, rows + 2, columns, num_rows, WIDTH)
-        d = _load_rows(gradient, rows + 3, columns, num_rows, WIDTH)
-        a *= _gelu_slope(_load_rows(hidden, rows, columns, num_rows, WIDTH))
-        b *= _gelu_slope(_load_rows(hidden, rows + 1, columns, num_rows, WIDTH))
-        c *= _gelu_slope(_load_rows(hidden, rows + 2, columns, num_rows, WIDTH))
-        d *= _gelu_slope(_load_rows(hidden, rows + 3, columns, num_rows, WIDTH))
+    first = tl.program_id(1) * (TILES * ROWS)
+    end = tl.minimum(first + TILES * ROWS, num_rows)
+    next_gradient = _load_four(gradient, first, columns, end, WIDTH, ROWS)
+    next_hidden = _load_four(hidden, first, columns, end, WIDTH, ROWS)
+    for first_row in range(first, first + TILES * ROWS, ROWS):
+        a, b, c, d = next_gradient
+        hidden_a, hidden_b, hidden_c, hidden_d = next_hidden
+        next_gradient = _load_four(gradient, first_row + ROWS, columns, end, WIDTH, ROWS)
+        next_hidden = _load_four(hidden, first_row + ROWS, columns, end, WIDTH, ROWS)
+        a = a.to(tl.float32) * _gelu_slope(hidden_a.to(tl.float32))
+        b = b.to(tl.float32) * _gelu_slope(hidden_b.to(tl.float32))
+        c = c.to(tl.float32) * _gelu_slope(hidden_c.to(tl.float32))
+        d = d.to(tl.float32) * _gelu_slope(hidden_d.to(tl.float32))
         sums += (a + b) + (c + d)
         magnitudes = _store_both(
             out, transposed, first_row, columns, num_rows, WIDTH, a, b, c, d, scale, ROWS, True
@@ -268,13 +336,13 @@ def _cast_transpose(
     scale = _load_scale(scale_in)
     sums = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
-    for tile in range(TILES):
-        first_row = (tl.program_id(1) * TILES + tile) * ROWS
-        rows = first_row + 4 * tl.arange(0, ROWS // 4)
-        a = _load_rows(x, rows, columns, num_rows, WIDTH)
-        b = _load_rows(x, rows + 1, columns, num_rows, WIDTH)
-        c = _load_rows(x, rows + 2, columns, num_rows, WIDTH)
-        d = _load_rows(x, rows + 3, columns, num_rows, WIDTH)
+    first = tl.program_id(1) * (TILES * ROWS)
+    end = tl.minimum(first + TILES * ROWS, num_rows)
+    next_tile = _load_four(x, first, columns, end, WIDTH, ROWS)
+    for first_row in range(first, first + TILES * ROWS, ROWS):
+        a, b, c, d = next_tile
+        next_tile = _load_four(x, first_row + ROWS, columns, end, WIDTH, ROWS)
+        a, b, c, d = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
         if SUMS:
             sums += (a + b) + (c + d)
         if out is not None:
@@ -350,14 +418,14 @@ def norm_forward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """See `reference.norm_forward`."""
     num_rows, width = x.shape
-    rows, columns = _NORM
+    rows, columns, warps = _NORM
     total = x if branch is None else torch.empty_like(x)
     out, transposed = _both(x, width, dtype)
     mean, rstd = (torch.empty(num_rows, device=x.device) for _ in range(2))
     _norm_forward[(triton.cdiv(num_rows, rows),)](
         x, x if branch is None else branch, total, weight, bias, out, _words(transposed), mean, rstd, scale,
         amax, num_rows, eps, WIDTH=width, HAS_BRANCH=branch is not None, ROWS=rows, COLUMNS=columns,
-        num_warps=8,
+        num_warps=warps,
     )  # fmt: skip
     return total, out, transposed, mean, rstd
 
@@ -370,11 +438,12 @@ def norm_backward(
     num_rows, width = x.shape
     left = 1 << (width.bit_length() - 1)
     left = left if left < width else width // 2
+    num_programs, warps = _NORM_BACKWARD
     out = torch.empty_like(x)
-    partial = torch.empty(_NORM_PROGRAMS, 2 * width, device=x.device)
-    _norm_backward[(_NORM_PROGRAMS,)](
-        gradient, x, skip, weight, mean, rstd, out, partial, num_rows, NUM_PROGRAMS=_NORM_PROGRAMS,
-        LEFT=left, RIGHT=width - left, num_warps=4,
+    partial = torch.empty(num_programs, 2 * width, device=x.device)
+    _norm_backward[(num_programs,)](
+        gradient, x, skip, weight, mean, rstd, out, partial, num_rows, NUM_PROGRAMS=num_programs, LEFT=left,
+        RIGHT=width - left, num_warps=warps,
     )  # fmt: skip
     sums = sum_rows(partial)
     return out, sums[:width], sums[width:]
@@ -385,11 +454,11 @@ def gelu_forward(
 ) -> tuple[torch.Tensor, ...]:
     """See `reference.gelu_forward`."""
     num_rows, width = hidden.shape
-    rows, columns, tiles = _GELU
+    rows, columns, tiles, warps = _GELU
     out, transposed = _both(hidden, width, dtype)
     _gelu_forward[(width // columns, triton.cdiv(num_rows, rows * tiles))](
         hidden, out, _words(transposed), scale, amax, num_rows, WIDTH=width, ROWS=rows, COLUMNS=columns,
-        TILES=tiles, num_warps=4,
+        TILES=tiles, num_warps=warps,
     )  # fmt: skip
     return out, transposed
 
@@ -400,13 +469,13 @@ def gelu_backward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """See `reference.gelu_backward`."""
     num_rows, width = hidden.shape
-    rows, columns, tiles = _GELU_BACKWARD
+    rows, columns, tiles, warps = _GELU_BACKWARD
     out, transposed = _both(hidden, width, dtype)
     num_programs = triton.cdiv(num_rows, rows * tiles)
     partial = torch.empty(num_programs, width, device=hidden.device)
     _gelu_backward[(width // columns, num_programs)](
         gradient, hidden, out, _words(transposed), partial, scale, amax, num_rows, WIDTH=width, ROWS=rows,
-        COLUMNS=columns, TILES=tiles, num_warps=4,
+        COLUMNS=columns, TILES=tiles, num_warps=warps,
     )  # fmt: skip
     return out, transposed, sum_rows(partial)
 
@@ -422,7 +491,7 @@ def cast_transpose(
     """See `reference.cast_transpose`."""
     num_rows, width = parts[0].shape
     out_width = len(parts) * width
-    rows, columns, tiles = _CAST
+    rows, columns, tiles, warps = _CAST
     is_there = len(parts) == 1 and parts[0].dtype == dtype
     out, transposed = (parts[0], parts[0].t()) if is_there else _both(parts[0], out_width, dtype)
     if is_there and not sums:
@@ -433,7 +502,7 @@ def cast_transpose(
         _cast_transpose[(width // columns, num_programs)](
             part, None if is_there else out, _words(transposed), partial, scale, amax, num_rows,
             WIDTH=width, OUT_WIDTH=out_width, OUT_COLUMN=index * width, SUMS=sums, E5=dtype == E5M2,
-            ROWS=rows, COLUMNS=columns, TILES=tiles, num_warps=4,
+            ROWS=rows, COLUMNS=columns, TILES=tiles, num_warps=warps,
         )  # fmt: skip
     return out, transposed, None if partial is None else sum_rows(partial)
 
@@ -445,11 +514,11 @@ def sgd_cast(
 ) -> None:  # fmt: skip
     """See `reference.sgd_cast`."""
     num_rows, width = weight.shape
-    rows, columns = _SGD
+    rows, columns, warps = _SGD
     _sgd_cast[(width // columns, triton.cdiv(num_rows, rows))](
         weight, gradient, weight if velocity is None else velocity, out, _words(transposed), scale, amax, lr,
         momentum, decay, num_rows, WIDTH=width, HAS_MOMENTUM=velocity is not None, ROWS=rows, COLUMNS=columns,
-        num_warps=4,
+        num_warps=warps,
     )  # fmt: skip
 
 
