@@ -180,7 +180,9 @@ def row(each: Pass, sets: Sequence[Tensors], other: ModuleType | None, num_round
     """Return a pass's cells, timed with the constants that kernels.py has now."""
     error, num_moved = check(kernels, each, sets[0])
     graphs = [captured(lambda tensors: each.compute(kernels, tensors), sets)]
-    pairs = [tuple(torch.zeros(2, num_moved // 1024 * 512, dtype=torch.uint8, device="cuda")) for _ in sets]
+    pairs = [
+        tuple(torch.zeros(2, num_moved // 2 >> 20 << 20, dtype=torch.uint8, device="cuda")) for _ in sets
+    ]
     graphs.append(captured(lambda pair: pair[0].copy_(pair[1]), pairs))
     if other:
         check(other, each, sets[0])

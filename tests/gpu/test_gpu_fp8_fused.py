@@ -112,6 +112,36 @@ def test_the_optimizers_pass_rounds_as_plain_torch_does(shape: tuple[int, int], 
     assert torch.equal(out.view(torch.uint8).t(), transposed.view(torch.uint8))
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+)
+@pytest.mark.parametrize(
+    # One head a program, several, and many; and as many tokens as there may be.
+    ("samples", "heads", "tokens", "head_dim"),
+    [(2, 12, 197, 64), (24, 16, 197, 80), (256, 16, 197, 80), (16, 12, 208, 80), (64, 12, 145, 64)],
+)
+def test_attentions_gradients_are_those_of_torchs_attention(
+    samples: int, heads: int, tokens: int, head_dim: int
+) -> None:
+    from fastlaunch_train.models.fp8_fused.attention import _Attention, attend, side_by_side
+
+    torch.manual_seed(0)
+    packed = normal(samples, tokens, 3, heads, head_dim)
+    gradient = normal(samples, tokens, heads, head_dim).transpose(1, 2)
+    ours = [part.detach().requires_grad_() for part in packed.permute(2, 0, 3, 1, 4)]
+    out = attend(*ours)
+    assert type(out.grad_fn).__name__ == f"{_Attention.__name__}Backward"
+    gradients = torch.autograd.grad(out, ours, gradient)
+    assert side_by_side(gradients) is not None
+    expected = [part.detach().double().requires_grad_() for part in ours]
+    exact = torch.nn.functional.scaled_dot_product_attention(*expected)
+    exact.backward(gradient.double())
+    for mine, theirs in ((out, exact), *((a, b.grad) for a, b in zip(gradients, expected, strict=True))):
+        error = (mine.double() - theirs).norm() / theirs.norm()
+        # bf16 alone is 0.17% off.
+        assert float(error) < 0.004
+
+
 def steps(label: str, workload_name: str, batch_size: int, number: int) -> tuple[Any, list[float]]:
     """The stepper after some steps, and their losses."""
     recipe, workload = runnable(label), load_workload(workload_name)

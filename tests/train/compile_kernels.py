@@ -15,8 +15,10 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from fastlaunch_train.models.fp8_fused import kernels
+from fastlaunch_train.models.fp8_fused import attention_backward, kernels
 
 #: Ampere, which has no FP8, Ada, Hopper, and Blackwell's two.
 CAPABILITIES = (80, 89, 90, 100, 120)
@@ -79,6 +81,30 @@ def compiled(
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
+    return usage_of(source, capability, warps)
+
+
+def compiled_attention(right: int) -> tuple[int, int]:
+    """Return registers and spilt bytes a thread, of heads of 64 + `right` columns."""
+    kernel = attention_backward._attention_backward
+    names = kernel.arg_names
+    constants = {"HEADS": 16, "TOKENS": 197, "RIGHT": right, "NUM_PROGRAMS": 132}
+    types = {"lse_in": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
+    for name in names:
+        columns = right if name.endswith("_right") and right else 64
+        layout = gl.NVMMASharedLayout(2 * columns, 16, 3)
+        if name.endswith(("_left", "_right")):
+            types[name] = f"tensordesc<bf16[1, 256, {columns}],{layout!r}>"
+    source = GluonASTSource(
+        fn=kernel,
+        signature={name: "constexpr" if name in constants else types.get(name, "i32") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index("lse_in"),): [["tt.divisibility", 16]]},
+    )
+    return usage_of(source, 90, attention_backward.NUM_WARPS)
+
+
+def usage_of(source: ASTSource, capability: int, warps: int) -> tuple[int, int]:
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -99,3 +125,5 @@ if __name__ == "__main__":
                 registers, spilt = compiled(kernel, constants, types, capability, warps)
                 name = kernel.fn.__name__
                 print(json.dumps([name, products, capability, registers, spilt]), flush=True)
+    for right in (0, 16):
+        print(json.dumps([f"attention of {64 + right}", "bf16", 90, *compiled_attention(right)]), flush=True)

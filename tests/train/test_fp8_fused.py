@@ -11,7 +11,8 @@ from torch import nn
 
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused import attention, reference
+from fastlaunch_train.models.fp8_fused.attention import side_by_side
 from fastlaunch_train.models.fp8_fused.block import replace_blocks
 from fastlaunch_train.models.fp8_fused.context import fused_passes
 from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
@@ -91,6 +92,34 @@ def test_outputs_and_every_gradient_are_the_models(
         for (name, theirs), ours in zip(model.named_parameters(), converted.parameters(), strict=True)
     }
     assert max(errors.values()) < off, max(errors.items(), key=lambda item: item[1])
+
+
+def test_attentions_own_backward_pass_hands_on_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vit()
+    by_torch, own = (fused(model, recipe="bf16-fused") for _ in range(2))
+    train_passes(by_torch)
+    widths = []
+    cast = reference.cast_transpose
+
+    def watched(parts: tuple[torch.Tensor, ...], *arguments: Any, **options: Any) -> Any:
+        widths.append([part.shape[1] for part in parts])
+        return cast(parts, *arguments, **options)
+
+    monkeypatch.setattr(reference, "cast_transpose", watched)
+    monkeypatch.setattr(attention, "has_own_backward", lambda *parts: True)
+    train_passes(own)
+    assert [3 * 256] in widths and [256] * 3 not in widths
+    for ours, theirs in zip(own.parameters(), by_torch.parameters(), strict=True):
+        assert relative(ours.grad, theirs.grad) < 0.01  # type: ignore[arg-type]
+
+
+def test_only_views_of_one_tensor_are_side_by_side() -> None:
+    packed = torch.arange(2 * 3 * 3 * 4 * 5).view(2, 3, 3, 4, 5)
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    found = side_by_side((q, k, v))
+    assert found is not None and torch.equal(found, packed.flatten(2))
+    for other in ((q, v, k), (q, k, v.clone()), tuple(part.contiguous() for part in (q, k, v))):
+        assert side_by_side(other) is None
 
 
 def test_operations_that_are_left_out_are_counted() -> None:

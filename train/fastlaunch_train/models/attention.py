@@ -40,8 +40,9 @@ def attention_backend(
 
     `flash`, `cudnn`, `efficient`, `flash_cpu`: torch's scaled_dot_product_attention. `math`: separate matrix
     products and softmax. `te:fused`, `te:flash`, `te:unfused`: Transformer Engine's choice, `te:unknown` if
-    it does not say. `none`: no attention. The model and the random state are preserved. FP8 needs a batch
-    that is a multiple of 16, MXFP8 of 32.
+    it does not say. `own_backward` beside another: gradients by the kernel of fused blocks. `none`: no
+    attention. The model and the random state are preserved. FP8 needs a batch that is a multiple of 16, MXFP8
+    of 32.
     """
     operators = _OperatorNames()
     is_te = has_transformer_engine(model)
@@ -50,7 +51,10 @@ def attention_backend(
     # Through the loss, which knows what the model takes of a batch.
     with preserve_state(model), torch.no_grad(), precision.autocast(), listening:
         loss(model, batch)
-    return transformer_engine_backend() if is_te else name_kernels(operators.names)
+    if is_te:
+        return transformer_engine_backend()
+    own = any(getattr(module, "has_own_backward", False) for module in model.modules())
+    return name_kernels(operators.names) + ("+own_backward" if own else "")
 
 
 def has_transformer_engine(model: nn.Module) -> bool:

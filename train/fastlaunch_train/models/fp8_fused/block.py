@@ -1,11 +1,11 @@
-"""A pre-norm transformer block in FP8 or bf16, as two autograd functions around torch's own attention.
+"""A pre-norm transformer block in FP8 or bf16, as two autograd functions around attention.
 
 `FusedBlock` has the parameters of timm's block, by the same names, and computes as it does outside
 `fused_passes`. Inside, blocks hand each other the residual stream and the last branch apart, since the next
 norm adds them:
 
     total, q, k, v = NormQkv(x, branch)          total = x + branch
-    attended       = attention(q, k, v)          torch's, in bf16
+    attended       = attend(q, k, v)             in bf16
     x, branch      = ProjMlp(total, attended)    x = total + proj(attended)
 
 Products are in E4M3 forward and with E5M2 gradients, with delayed scaling, or all in bf16; the residual
@@ -14,15 +14,15 @@ TransformerLayer.
 Gradients come block by block, so that DDP sends them while the others are computed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused.attention import attend, has_own_backward, side_by_side
 from fastlaunch_train.models.fp8_fused.context import passes_for, uses_fused_passes
 from fastlaunch_train.models.fp8_fused.delayed_scaling import WEIGHTS, DelayedScaling, Slot
 from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
@@ -131,13 +131,11 @@ class NormQkv(torch.autograd.Function):
     def backward(ctx: Any, dtotal: torch.Tensor, *gradients: torch.Tensor) -> tuple[Any, ...]:
         total, normed_t, mean, rstd, norm_weight, weight8_t = ctx.saved_tensors
         place: _Place = ctx.place
-        width = total.shape[1]
-        parts = [gradient.transpose(1, 2).reshape(-1, width) for gradient in gradients]
-        dqkv, dqkv_t, dbias = place.cast(Slot.QKV_GRADIENT, *parts, sums=True)
+        dqkv, dqkv_t, dbias = place.cast(Slot.QKV_GRADIENT, *_rows_of(gradients), sums=True)
         of_gradient, of_weight = place.inverse(Slot.QKV_GRADIENT), place.inverse(Slot.QKV_WEIGHT)
         dnormed = _product(dqkv, weight8_t, of_gradient, of_weight, fast=place.fast_dgrad)
         dweight = _weight_gradient(dqkv_t, normed_t, of_gradient, place.inverse(Slot.NORM1))
-        skip = dtotal.reshape(-1, width)
+        skip = dtotal.flatten(0, 1)
         dx, dnorm_weight, dnorm_bias = passes_for(total).norm_backward(
             dnormed, total, skip, norm_weight, mean, rstd
         )
@@ -215,6 +213,14 @@ class ProjMlp(torch.autograd.Function):
         )
 
 
+def _rows_of(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return gradients of q, k and v as (rows, width) each, or as one (rows, 3 * width) that holds them."""
+    packed = side_by_side(parts)
+    if packed is not None:
+        return (packed.flatten(0, 1),)
+    return tuple(part.transpose(1, 2).flatten(2).flatten(0, 1) for part in parts)
+
+
 def _weight_gradient(
     gradient_t: torch.Tensor, x_t: torch.Tensor, of_gradient: torch.Tensor | None, of_x: torch.Tensor | None
 ) -> torch.Tensor:
@@ -253,6 +259,8 @@ class FusedBlock(nn.Module):
         self._fast_dgrad = recipe.dgrad_accumulation == "fast"
         self._class_token_alone = is_last and recipe.last_block == "class_token"
         self._num_tokens = 0
+        #: Whether attention's gradients are computed by our kernel, once it has run.
+        self.has_own_backward = False
         self.train(block.training)
 
     def forward(self, stream: Stream) -> Stream:
@@ -292,8 +300,8 @@ class FusedBlock(nn.Module):
                 x.to(torch.bfloat16), branch, parts.norm1.weight, parts.norm1.bias, attn.qkv.weight,
                 attn.qkv.bias, attn.num_heads, place,
             )  # fmt: skip
-            attended = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-            attended = attended.reshape(total.shape)
+            self.has_own_backward = has_own_backward(q, k, v)
+            attended = attend(q, k, v).transpose(1, 2).reshape(total.shape)
             if self._class_token_alone:
                 # No other row reaches the head.
                 total, attended = total[:, :1].contiguous(), attended[:, :1].contiguous()

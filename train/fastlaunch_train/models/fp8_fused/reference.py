@@ -85,6 +85,28 @@ def sgd_cast(
         target.copy_(value)
 
 
+def attention_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention (samples, heads, tokens, head_dim), and its logarithms of sums of exponentials."""
+    scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
+    lse = scores.logsumexp(-1)
+    return (torch.exp(scores - lse[..., None]) @ v.float()).to(q.dtype), lse
+
+
+def attention_backward(
+    qkv: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, num_heads: int
+) -> torch.Tensor:
+    """Return the gradient of qkv: see `attention_backward.attention_backward`, whose sizes these are."""
+    samples, tokens, width = out.shape
+    head_dim = width // num_heads
+    q, k, v = qkv.float().view(samples, tokens, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)
+    o, g = (of.float().view(samples, tokens, num_heads, head_dim).transpose(1, 2) for of in (out, dout))
+    scale = head_dim**-0.5
+    p = torch.exp(q @ k.mT * scale - lse.view(samples, num_heads, tokens, 1))
+    dscores = p * (g @ v.mT - (o * g).sum(-1, keepdim=True)) * scale
+    parts = torch.stack((dscores @ k, dscores.mT @ q, p.mT @ g))
+    return parts.permute(1, 3, 0, 2, 4).reshape(qkv.shape).to(qkv.dtype)
+
+
 def product(
     a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor | None, inverse_b: torch.Tensor | None,
     bias: torch.Tensor | None, dtype: torch.dtype,

@@ -1,0 +1,96 @@
+"""Attention between the two functions of a fused block, whose backward pass is our own where that is faster.
+
+Where it is not, torch's `scaled_dot_product_attention` computes both.
+"""
+
+import functools
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from fastlaunch_train.models.fp8_fused import reference
+
+#: Those of ViT-Base to ViT-Huge at 224 pixels and patches of 16. The kernel's chunks hold 208 tokens; 128 are
+#: a tile of cuDNN's, whose time goes up by tiles.
+_HEAD_DIMS, _MIN_TOKENS, _MAX_TOKENS = (64, 80), 129, 208
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return softmax(q k' / sqrt(head_dim)) v, of the shape of q: (samples, heads, tokens, head_dim)."""
+    if has_own_backward(q, k, v):
+        return _Attention.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+def has_own_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Return whether our kernel computes the gradients of these."""
+    return (
+        q.is_cuda
+        and q.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(q.device) == (9, 0)
+        and q.shape[-1] in _HEAD_DIMS
+        and _MIN_TOKENS <= q.shape[-2] <= _MAX_TOKENS
+        and side_by_side((q, k, v)) is not None
+        # What is off where cuDNN is too old.
+        and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+        and _kernel() is not None
+    )
+
+
+def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return q, k and v, or their gradients, as the one tensor (samples, tokens, 3 * width) that holds them.
+
+    None if they are not views of one.
+    """
+    samples, heads, tokens, head_dim = parts[0].shape
+    width = heads * head_dim
+    strides = (3 * width * tokens, head_dim, 3 * width, 1)
+    first, size = parts[0].data_ptr(), parts[0].element_size()
+    if any(part.stride() != strides for part in parts):
+        return None
+    if any(part.data_ptr() != first + index * width * size for index, part in enumerate(parts)):
+        return None
+    return parts[0].as_strided((samples, tokens, 3 * width), (3 * width * tokens, 3 * width, 1))
+
+
+class _Attention(torch.autograd.Function):
+    """See `attend`, of q, k and v that are `side_by_side`; so are their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, lse = _forward(q, k, v)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        samples, heads, tokens, head_dim = q.shape
+        qkv = side_by_side((q, k, v))
+        assert qkv is not None
+        by_token = [of.transpose(1, 2).contiguous().flatten(2) for of in (out, dout)]
+        passes = _kernel() if q.is_cuda else reference
+        dqkv = passes.attention_backward(qkv, *by_token, lse.contiguous(), heads)  # type: ignore[union-attr]
+        return tuple(dqkv.view(samples, tokens, 3, heads, head_dim).permute(2, 0, 3, 1, 4).unbind())
+
+
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention, and the logarithm of each query's sum of exponentials."""
+    if not q.is_cuda:
+        return reference.attention_forward(q, k, v)
+    # No bias, the logarithms, no dropout, no causal mask, no mask to look at.
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
+    return out, lse
+
+
+@functools.cache
+def _kernel() -> ModuleType | None:
+    """Return the module of the kernel, None where there is no Gluon, which Triton has since 3.5."""
+    try:
+        return importlib.import_module("fastlaunch_train.models.fp8_fused.attention_backward")
+    except (ImportError, AttributeError):
+        return None
