@@ -190,6 +190,22 @@ def test_a_captured_step_goes_on_from_a_checkpoint(label: str, workload: str, ba
     assert [float(resumed.step(batch)) for _ in range(3)] == pytest.approx(further, rel=0.01)
 
 
+def test_no_replay_rounds_a_weight_that_the_optimizer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastlaunch_train.models.fp8_fused import kernels
+
+    cast, rounded = kernels.cast_transpose, []
+
+    def watched(parts: Any, *arguments: Any, **options: Any) -> Any:
+        rounded.append((isinstance(parts[0], torch.nn.Parameter), torch.cuda.is_current_stream_capturing()))
+        return cast(parts, *arguments, **options)
+
+    monkeypatch.setattr(kernels, "cast_transpose", watched)
+    stepper, _ = steps("fp8-fused weight_cast=optimizer", "vit-huge", 16, 2)
+    stepper.load_state(copy.deepcopy(stepper.state()))
+    stepper.step(stepper._batch)
+    assert (True, False) in rounded and (False, True) in rounded and (True, True) not in rounded
+
+
 @pytest.mark.parametrize("label", ["fp8-fused", "fp8-fused weight_cast=optimizer", "bf16-fused"])
 def test_fused_blocks_learn_as_the_models_own_do(label: str) -> None:
     _, fused = steps(label, "vit-huge", 32, 12)

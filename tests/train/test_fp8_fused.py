@@ -15,8 +15,10 @@ from fastlaunch_train.models.fp8_fused import attention, reference
 from fastlaunch_train.models.fp8_fused.attention import side_by_side
 from fastlaunch_train.models.fp8_fused.block import replace_blocks
 from fastlaunch_train.models.fp8_fused.context import fused_passes
-from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling, Slot
+from fastlaunch_train.models.fp8_fused.delayed_scaling import WEIGHTS, DelayedScaling, Slot
 from fastlaunch_train.models.fp8_fused.patches import PatchProduct, patches_by_product
+from fastlaunch_train.models.fp8_fused.weights import rounded_weights
+from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -251,6 +253,20 @@ def test_no_forward_pass_rounds_a_weight_that_the_optimizer_rounded(monkeypatch:
     monkeypatch.setattr(reference, "cast_transpose", spying)
     stepper.step(batch())
     assert not rounded
+
+
+def test_weights_are_rounded_anew_where_their_scales_were_put_back() -> None:
+    """As after the checks before a training, which leave no trace."""
+    _, untouched = steps_of(BY_OPTIMIZER)
+    stepper, model = steps_of(BY_OPTIMIZER)
+    with preserve_state(model):
+        train_passes(model, 1)
+    assert rounded_weights(model).scaling.is_fresh
+    expected, outputs = train_passes(untouched, 1), train_passes(model, 1)
+    assert torch.equal(outputs, expected)
+    stepper.step(batch())
+    scales: Any = rounded_weights(model).scaling.scale
+    assert not (scales.view(-1, len(Slot))[:, WEIGHTS] == 1).any()
 
 
 def test_weights_that_somebody_else_changed_are_rounded_anew() -> None:

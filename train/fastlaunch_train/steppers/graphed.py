@@ -79,7 +79,9 @@ class GraphedStepper(TorchStepper):
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for buffer, before in buffers:
-                buffer.copy_(before)
+                # What was rounded by a scale would be rounded anew after a copy, in each replay.
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
         # Gradients are made in the graph, which overwrites them in every replay.
         self.optimizer.zero_grad(set_to_none=True)
         gc.collect()

@@ -19,15 +19,15 @@ Key = tuple[int, Slot]
 class RoundedWeights:
     """FP8 copies of weights (rows, width) and their transposes, by block and slot.
 
-    They are those of the weights as they were when `check` or `CastingSgd` last rounded them. Whoever else
-    changes a weight, as loading does, leaves them behind, which `check` finds.
+    They are those of the weights, and by the scales, as these were when `check` or `CastingSgd` last rounded
+    them. Whoever else changes a weight or a scale, as loading does, leaves them behind, which `check` finds.
     """
 
     def __init__(self, weights: Mapping[Key, nn.Parameter], scaling: DelayedScaling) -> None:
         self.weights = dict(weights)
         self.scaling = scaling
         self._copies: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._versions = -1
+        self._versions: tuple[int, int] | None = None
         #: Whether they are those of the weights, as of the last `check`.
         self.is_current = False
 
@@ -40,7 +40,7 @@ class RoundedWeights:
 
         Where nothing was recorded yet, with scales that fit them.
         """
-        self.is_current = self._versions == self._sum_of_versions()
+        self.is_current = self._versions == self._versions_now()
         if self.is_current or not refresh:
             return
         if self.scaling.is_fresh:
@@ -50,8 +50,8 @@ class RoundedWeights:
         self.mark_current()
 
     def mark_current(self) -> None:
-        """Take them for those of the weights as these are now."""
-        self._versions = self._sum_of_versions()
+        """Take them for those of the weights and scales as these are now."""
+        self._versions = self._versions_now()
         self.is_current = True
 
     def _round_all(self) -> None:
@@ -64,9 +64,10 @@ class RoundedWeights:
                 if old is not new:
                     old.copy_(new)
 
-    def _sum_of_versions(self) -> int:
+    def _versions_now(self) -> tuple[int, int]:
         # Kernels of ours change weights without one.
-        return sum(weight._version for weight in self.weights.values())
+        scale: Any = self.scaling.scale
+        return sum(weight._version for weight in self.weights.values()), scale._version
 
 
 def rounded_weights(model: nn.Module) -> RoundedWeights:
