@@ -38,12 +38,15 @@ class RoundedWeights:
     def check(self, *, refresh: bool) -> None:
         """Find out whether they are those of the weights, and if asked to, round the weights if not.
 
-        Where nothing was recorded yet, with scales that fit them.
+        Where nothing was recorded yet in any case, and with scales that fit them.
         """
         self.is_current = self._versions == self._versions_now()
-        if self.is_current or not refresh:
+        if self.is_current:
             return
-        if self.scaling.is_fresh:
+        is_fresh = self.scaling.is_fresh
+        if not (refresh or is_fresh):
+            return
+        if is_fresh:
             self._round_all()
             self.scaling.update()
         self._round_all()
