@@ -140,6 +140,72 @@ def test_two_processes_agree_and_train_as_one() -> None:
         assert nodes == "2 DistributedDataParallel"
 
 
+FUSED_STEPS = """
+    import copy
+    from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+    from fastlaunch_train.models.fp8_fused.block import replace_blocks
+    from fastlaunch_train.models.fp8_fused.context import fused_passes
+    from fastlaunch_train.models.fp8_fused.weights import CastingSgd, rounded_weights
+    from fastlaunch_train.recipes.recipes import resolve_recipe
+    prepare_torchvision()
+    from timm.models.vision_transformer import VisionTransformer
+
+    def everything(model):
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    def steps(process, recipe):
+        # By how much the weights change after the first step, whose scales are 1.
+        torch.manual_seed(0)
+        model = VisionTransformer(img_size=32, patch_size=8, num_classes=10, embed_dim=256, depth=2, num_heads=4)
+        replace_blocks(model.blocks, recipe)
+        wrapped = wrap_ddp(model, recipe, process)
+        sgd, given = torch.optim.SGD, ()
+        if recipe.weight_cast == "optimizer":
+            sgd, given = CastingSgd, (rounded_weights(model),)
+        optimizer = sgd(model.parameters(), *given, lr=0.01, momentum=0.9)
+        torch.manual_seed(1)
+        images, labels = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+        share = 32 // process.world_size
+        own = slice(process.rank * share, (process.rank + 1) * share)
+        for step in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16), fused_passes():
+                outputs = wrapped(images[own])
+            nn.functional.cross_entropy(outputs.float(), labels[own]).backward()
+            optimizer.step()
+            if step == 0:
+                first = everything(model)
+        return everything(model) - first
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # The rounding's own, of values that other ranks scale otherwise; what is not averaged is off by about 1.
+    ("recipe", "off"),
+    [("bf16-fused", 0.01), ("fp8-fused", 0.15), ("fp8-fused weight_cast=optimizer", 0.15)],
+)
+def test_two_ranks_train_fused_blocks_as_one(recipe: str, off: float) -> None:
+    name, *overrides = recipe.split()
+    body = (
+        f"{textwrap.dedent(FUSED_STEPS)}recipe = resolve_recipe({name!r}, {overrides!r})\n"
+        + textwrap.dedent(
+            """
+        import dataclasses
+        alone = steps(dataclasses.replace(process, rank=0, world_size=1), recipe)
+        both = steps(process, recipe)
+        sent = both.clone()
+        torch.distributed.broadcast(sent, 0)
+        print(torch.equal(sent, both), float((both - alone).norm() / alone.norm()))
+        stop_process()
+        """
+        )
+    )
+    for out in outputs(start_pair(body)):
+        alike, distance = out.split()
+        assert alike == "True" and float(distance) < off
+
+
 @pytest.mark.slow
 def test_a_peer_that_dies_is_an_error_and_no_hang() -> None:
     survivor, victim = start_pair(

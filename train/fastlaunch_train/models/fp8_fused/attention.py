@@ -17,6 +17,8 @@ from fastlaunch_train.models.fp8_fused import reference
 #: Those of ViT-Base to ViT-Huge at 224 pixels and patches of 16. The kernel's chunks hold 208 tokens; 128 are
 #: a tile of cuDNN's, whose time goes up by tiles.
 _HEAD_DIMS, _MIN_TOKENS, _MAX_TOKENS = (64, 80), 129, 208
+#: Releases of Triton whose Gluon takes the kernel, from the first to before the second: torch 2.9 brings 3.5.
+_GLUON = (3, 5), (3, 9)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -89,8 +91,11 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.T
 
 @functools.cache
 def _kernel() -> ModuleType | None:
-    """Return the module of the kernel, None where there is no Gluon, which Triton has since 3.5."""
+    """Return the module of the kernel; None without a Triton that takes it, since Gluon still changes."""
     try:
-        return importlib.import_module("fastlaunch_train.models.fp8_fused.attention_backward")
-    except (ImportError, AttributeError):
+        version = importlib.import_module("triton").__version__
+    except ImportError:
         return None
+    if not _GLUON[0] <= tuple(map(int, version.split(".")[:2])) < _GLUON[1]:
+        return None
+    return importlib.import_module("fastlaunch_train.models.fp8_fused.attention_backward")
