@@ -156,7 +156,8 @@ FUSED_STEPS = """
     def steps(process, recipe):
         # By how much the weights change after the first step, whose scales are 1.
         torch.manual_seed(0)
-        model = VisionTransformer(img_size=32, patch_size=8, num_classes=10, embed_dim=256, depth=2, num_heads=4)
+        sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 256, "depth": 2, "num_heads": 4}
+        model = VisionTransformer(num_classes=10, **sizes)
         replace_blocks(model.blocks, recipe)
         wrapped = wrap_ddp(model, recipe, process)
         sgd, given = torch.optim.SGD, ()
