@@ -2,8 +2,8 @@
 
 A program takes one head after the other. Of each it holds queries, keys, values and the gradient, so that
 scores and their gradients are computed once, no partial sum leaves the chip, and rows' sums of output times
-gradient need no pass of their own. cuDNN 9.19 computes tiles of 128 x 128 x 128 where there are 197 tokens of
-80, adds gradients of queries in fp32 in device memory, and converts them in another pass.
+gradient need no pass of their own. cuDNN 9.19 has such a pass, and another that converts the gradients of
+queries from fp32; all in all it takes twice as long for 197 tokens of 80 (train/measurements/fp8-fused.md).
 
 Four warp groups have 64 keys each. Queries come in chunks of 64, 64, 64 and 16. P and its gradient are held
 transposed, (keys, queries), in registers, for the products of the keys' and values' gradients; for the
@@ -34,7 +34,7 @@ _LOG2_E = 1.4426950408889634
 _MINUS_LOG2_E = gl.constexpr(-_LOG2_E)
 _ROWS, _LEFT = gl.constexpr(256), gl.constexpr(64)
 _CHUNK, _LAST_CHUNK = gl.constexpr(64), gl.constexpr(16)
-#: Any number larger than 8: see `_head`.
+#: Any number larger than 8: see `_attention_backward`.
 _ALWAYS = 1000
 #: exp2(score * scale - lse) of two neighbours, in bf16.
 _PROBABILITY = gl.constexpr(
