@@ -2,7 +2,9 @@
 
 import copy
 import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.models.fp8_fused import attention, reference
+from fastlaunch_train.models.fp8_fused import attention, block, reference
 from fastlaunch_train.models.fp8_fused.attention import side_by_side
 from fastlaunch_train.models.fp8_fused.block import replace_blocks
 from fastlaunch_train.models.fp8_fused.context import fused_passes
@@ -108,7 +110,7 @@ def test_attentions_own_backward_pass_hands_on_one_tensor(monkeypatch: pytest.Mo
         return cast(parts, *arguments, **options)
 
     monkeypatch.setattr(reference, "cast_transpose", watched)
-    monkeypatch.setattr(attention, "has_own_backward", lambda *parts: True)
+    monkeypatch.setattr(block, "has_own_backward", lambda *parts: True)
     train_passes(own)
     assert [3 * 256] in widths and [256] * 3 not in widths
     for ours, theirs in zip(own.parameters(), by_torch.parameters(), strict=True):
@@ -122,6 +124,25 @@ def test_only_views_of_one_tensor_are_side_by_side() -> None:
     assert found is not None and torch.equal(found, packed.flatten(2))
     for other in ((q, v, k), (q, k, v.clone()), tuple(part.contiguous() for part in (q, k, v))):
         assert side_by_side(other) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [
+        ("3.4.0", False),
+        ("3.5.0", True),
+        ("3.6.0+git1", True),
+        ("3.8.1", True),
+        ("3.9.0", False),
+        (None, False),
+    ],
+)
+def test_the_kernel_is_for_the_gluon_it_was_compiled_with(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, takes: bool
+) -> None:
+    found = None if version is None else SimpleNamespace(__version__=version)
+    monkeypatch.setitem(sys.modules, "triton", found)
+    assert attention._has_gluon.__wrapped__() is takes
 
 
 def test_operations_that_are_left_out_are_counted() -> None:

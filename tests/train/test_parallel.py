@@ -141,7 +141,7 @@ def test_two_processes_agree_and_train_as_one() -> None:
 
 
 FUSED_STEPS = """
-    import copy
+    from dataclasses import replace
     from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
     from fastlaunch_train.models.fp8_fused.block import replace_blocks
     from fastlaunch_train.models.fp8_fused.context import fused_passes
@@ -189,18 +189,16 @@ FUSED_STEPS = """
 def test_two_ranks_train_fused_blocks_as_one(recipe: str, off: float) -> None:
     name, *overrides = recipe.split()
     body = (
-        f"{textwrap.dedent(FUSED_STEPS)}recipe = resolve_recipe({name!r}, {overrides!r})\n"
-        + textwrap.dedent(
-            """
-        import dataclasses
-        alone = steps(dataclasses.replace(process, rank=0, world_size=1), recipe)
-        both = steps(process, recipe)
-        sent = both.clone()
-        torch.distributed.broadcast(sent, 0)
-        print(torch.equal(sent, both), float((both - alone).norm() / alone.norm()))
-        stop_process()
-        """
-        )
+        FUSED_STEPS
+        + f"""
+    recipe = resolve_recipe({name!r}, {overrides!r})
+    alone = steps(replace(process, rank=0, world_size=1), recipe)
+    both = steps(process, recipe)
+    sent = both.clone()
+    torch.distributed.broadcast(sent, 0)
+    print(torch.equal(sent, both), float((both - alone).norm() / alone.norm()))
+    stop_process()
+    """
     )
     for out in outputs(start_pair(body)):
         alike, distance = out.split()

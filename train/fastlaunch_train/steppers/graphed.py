@@ -79,7 +79,7 @@ class GraphedStepper(TorchStepper):
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for buffer, before in buffers:
-                # What was rounded by a scale would be rounded anew after a copy, in each replay.
+                # A copy counts as a change: of a scale, each replay would round the weights anew.
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
         # Gradients are made in the graph, which overwrites them in every replay.

@@ -6,30 +6,32 @@ Where it is not, torch's `scaled_dot_product_attention` computes both.
 import functools
 import importlib
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from fastlaunch_train.models.fp8_fused import reference
+from fastlaunch_train.models.fp8_fused.context import passes_for
 
-#: Those of ViT-Base to ViT-Huge at 224 pixels and patches of 16. The kernel's chunks hold 208 tokens; 128 are
-#: a tile of cuDNN's, whose time goes up by tiles.
+#: Those of ViT-Base to ViT-Huge at 224 pixels and patches of 16. Our kernel holds 208 tokens in 256 rows, of
+#: which more than half would be padding below 129. It was timed at 197 alone.
 _HEAD_DIMS, _MIN_TOKENS, _MAX_TOKENS = (64, 80), 129, 208
 #: Releases of Triton whose Gluon takes the kernel, from the first to before the second: torch 2.9 brings 3.5.
 _GLUON = (3, 5), (3, 9)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Return softmax(q k' / sqrt(head_dim)) v, of the shape of q: (samples, heads, tokens, head_dim)."""
-    if has_own_backward(q, k, v):
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, own_backward: bool) -> torch.Tensor:
+    """Return softmax(q k' / sqrt(head_dim)) v, of the shape of q: (samples, heads, tokens, head_dim).
+
+    own_backward: whether our kernel computes the gradients, which it can where `has_own_backward` says so.
+    """
+    if own_backward:
         return _Attention.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]
     return functional.scaled_dot_product_attention(q, k, v)
 
 
 def has_own_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Return whether our kernel computes the gradients of these."""
+    """Return whether our kernel can compute the gradients of these."""
     return (
         q.is_cuda
         and q.dtype == torch.bfloat16
@@ -39,7 +41,7 @@ def has_own_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         and side_by_side((q, k, v)) is not None
         # What is off where cuDNN is too old.
         and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-        and _kernel() is not None
+        and _has_gluon()
     )
 
 
@@ -64,9 +66,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out, lse = _forward(q, k, v)
+        out, lse = passes_for(q).attention_forward(q, k, v)
         ctx.save_for_backward(q, k, v, out, lse)
-        return out
+        return out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -75,27 +77,15 @@ class _Attention(torch.autograd.Function):
         qkv = side_by_side((q, k, v))
         assert qkv is not None
         by_token = [of.transpose(1, 2).contiguous().flatten(2) for of in (out, dout)]
-        passes = _kernel() if q.is_cuda else reference
-        dqkv = passes.attention_backward(qkv, *by_token, lse.contiguous(), heads)  # type: ignore[union-attr]
+        dqkv = passes_for(q).attention_backward(qkv, *by_token, lse.contiguous(), heads)
         return tuple(dqkv.view(samples, tokens, 3, heads, head_dim).permute(2, 0, 3, 1, 4).unbind())
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention, and the logarithm of each query's sum of exponentials."""
-    if not q.is_cuda:
-        return reference.attention_forward(q, k, v)
-    # No bias, the logarithms, no dropout, no causal mask, no mask to look at.
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
-    return out, lse
-
-
 @functools.cache
-def _kernel() -> ModuleType | None:
-    """Return the module of the kernel; None without a Triton that takes it, since Gluon still changes."""
+def _has_gluon() -> bool:
+    """Return whether there is a Triton whose Gluon, which still changes, takes the kernel."""
     try:
         version = importlib.import_module("triton").__version__
     except ImportError:
-        return None
-    if not _GLUON[0] <= tuple(map(int, version.split(".")[:2])) < _GLUON[1]:
-        return None
-    return importlib.import_module("fastlaunch_train.models.fp8_fused.attention_backward")
+        return False
+    return _GLUON[0] <= tuple(map(int, version.split(".")[:2])) < _GLUON[1]

@@ -301,7 +301,8 @@ class FusedBlock(nn.Module):
                 attn.qkv.bias, attn.num_heads, place,
             )  # fmt: skip
             self.has_own_backward = has_own_backward(q, k, v)
-            attended = attend(q, k, v).transpose(1, 2).reshape(total.shape)
+            attended = attend(q, k, v, own_backward=self.has_own_backward)
+            attended = attended.transpose(1, 2).reshape(total.shape)
             if self._class_token_alone:
                 # No other row reaches the head.
                 total, attended = total[:, :1].contiguous(), attended[:, :1].contiguous()

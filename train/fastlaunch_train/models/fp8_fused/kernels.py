@@ -520,6 +520,23 @@ def sgd_cast(
     )  # fmt: skip
 
 
+def attention_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference.attention_forward`; by cuDNN."""
+    # No bias, the logarithms, no dropout, no causal mask, no mask to look at.
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
+    return out, lse
+
+
+def attention_backward(
+    qkv: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, num_heads: int
+) -> torch.Tensor:
+    """See `reference.attention_backward`; of what `attention.has_own_backward` takes."""
+    # Here, since not every Triton has Gluon.
+    from fastlaunch_train.models.fp8_fused import attention_backward as gluon
+
+    return gluon.attention_backward(qkv, out, dout, lse, num_heads)
+
+
 def sum_rows(partial: torch.Tensor) -> torch.Tensor:
     """Return the sums over the rows of `partial`, (rows, width) in fp32."""
     num_rows, width = partial.shape

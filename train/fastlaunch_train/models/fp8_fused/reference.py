@@ -86,7 +86,11 @@ def sgd_cast(
 
 
 def attention_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention (samples, heads, tokens, head_dim), and its logarithms of sums of exponentials."""
+    """Return attention, of the shape of q (samples, heads, tokens, head_dim), and its logarithms.
+
+    These, (samples, heads, tokens) in fp32, are of each query's sum of exponentials, of scores scaled by
+    head_dim ** -0.5.
+    """
     scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
     lse = scores.logsumexp(-1)
     return (torch.exp(scores - lse[..., None]) @ v.float()).to(q.dtype), lse
@@ -95,7 +99,11 @@ def attention_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tupl
 def attention_backward(
     qkv: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, num_heads: int
 ) -> torch.Tensor:
-    """Return the gradient of qkv: see `attention_backward.attention_backward`, whose sizes these are."""
+    """Return the gradient of qkv, of its shape.
+
+    qkv: (samples, tokens, 3 * width), queries, keys and values side by side. out, dout: (samples, tokens,
+    width). All contiguous. lse: what `attention_forward` returned.
+    """
     samples, tokens, width = out.shape
     head_dim = width // num_heads
     q, k, v = qkv.float().view(samples, tokens, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)

@@ -36,9 +36,9 @@ class RoundedWeights:
 
     @torch.no_grad()
     def check(self, *, refresh: bool) -> None:
-        """Find out whether they are those of the weights, and if asked to, round the weights if not.
+        """Find out whether they are those of the weights. If not, round the weights.
 
-        Where nothing was recorded yet in any case, and with scales that fit them.
+        That is done where `refresh` asks for it, and where there is no scale yet, by new ones.
         """
         self.is_current = self._versions == self._versions_now()
         if self.is_current:
