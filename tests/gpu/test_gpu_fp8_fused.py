@@ -112,9 +112,12 @@ def test_the_optimizers_pass_rounds_as_plain_torch_does(shape: tuple[int, int], 
     assert torch.equal(out.view(torch.uint8).t(), transposed.view(torch.uint8))
 
 
-@pytest.mark.skipif(
+on_hopper = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
 )
+
+
+@on_hopper
 @pytest.mark.parametrize(
     # One head a program, several, and many; and as many tokens as there may be.
     ("samples", "heads", "tokens", "head_dim"),
@@ -140,6 +143,20 @@ def test_attentions_gradients_are_those_of_torchs_attention(
         error = (mine.double() - theirs).norm() / theirs.norm()
         # bf16 alone is 0.17% off.
         assert float(error) < 0.004
+
+
+@on_hopper
+def test_scores_that_are_all_far_below_0_have_finite_gradients() -> None:
+    from fastlaunch_train.models.fp8_fused.attention import attend
+
+    torch.manual_seed(0)
+    packed = normal(2, 197, 3, 16, 80)
+    # So that each is about -110, and exp(110) is more than fp32 holds.
+    packed[:, :, 0] += 3.5
+    packed[:, :, 1] -= 3.5
+    ours = [part.detach().requires_grad_() for part in packed.permute(2, 0, 3, 1, 4)]
+    gradients = torch.autograd.grad(attend(*ours, own_backward=True).sum(), ours)
+    assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
 def steps(label: str, workload_name: str, batch_size: int, number: int) -> tuple[Any, list[float]]:

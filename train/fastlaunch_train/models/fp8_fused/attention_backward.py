@@ -36,9 +36,11 @@ _ROWS, _LEFT = gl.constexpr(256), gl.constexpr(64)
 _CHUNK, _LAST_CHUNK = gl.constexpr(64), gl.constexpr(16)
 #: See `_chunks`.
 _ALWAYS = 1000
-#: exp2(scale * score - lse) of two neighbours, in bf16.
+#: exp2(scale * score - lse) of two neighbours, in bf16. At most 1, since padded keys have scores of 0: where
+#: all others are far below, theirs would be infinite, and times the padding's zeros no number.
 _PROBABILITY = gl.constexpr(
     "{.reg .f32 a, b; fma.rn.f32 a, $1, $3, $5; fma.rn.f32 b, $2, $4, $6;"
+    " min.NaN.f32 a, a, 0f00000000; min.NaN.f32 b, b, 0f00000000;"
     " ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.bf16x2.f32 $0, b, a;}"
 )
 _OF_PROBABILITY = gl.constexpr("=r,f,f,f,f,f,f")
