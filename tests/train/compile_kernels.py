@@ -88,8 +88,8 @@ def compiled_attention(right: int) -> tuple[int, int]:
     """Return registers and spilt bytes a thread, of heads of 64 + `right` columns."""
     kernel = attention_backward._attention_backward
     names = kernel.arg_names
-    constants = {"HEADS": 16, "TOKENS": 197, "RIGHT": right, "NUM_PROGRAMS": 132}
-    types = {"lse_in": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
+    constants = {"HEADS": 16, "TOKENS": 197, "RIGHT": right}
+    types = {"lse_in": "*fp32", "num_taken": "*i32", "scale": "fp32", "scale_log2": "fp32"}
     for name in names:
         columns = right if name.endswith("_right") and right else 64
         layout = gl.NVMMASharedLayout(2 * columns, 16, 3)
@@ -99,7 +99,7 @@ def compiled_attention(right: int) -> tuple[int, int]:
         fn=kernel,
         signature={name: "constexpr" if name in constants else types.get(name, "i32") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index("lse_in"),): [["tt.divisibility", 16]]},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in ("lse_in", "num_taken")},
     )
     return usage_of(source, 90, attention_backward.NUM_WARPS)
 

@@ -1,8 +1,9 @@
 """The backward pass of attention over few tokens, in Gluon for Hopper: a whole head in shared memory.
 
-A program takes one head after the other. Of each it holds queries, keys, values and the gradient, so that
-scores and their gradients are computed once, no partial sum leaves the chip, and rows' sums of output times
-gradient need no pass of their own. cuDNN 9.19 has such a pass, and another that converts the gradients of
+A program holds the queries, keys, values and the gradient of a head, so that scores and their gradients are
+computed once, no partial sum leaves the chip, and rows' sums of output times gradient need no pass of their
+own. It takes the next head that nobody has taken: where NCCL keeps some multiprocessors busy, programs that
+have to wait for one would otherwise do their share after all others have ended. cuDNN 9.19 has such a pass, and another that converts the gradients of
 queries from fp32; all in all it takes twice as long for 197 tokens of 80 (train/measurements/fp8-fused.md).
 
 Four warp groups have 64 keys each. Queries come in chunks of 64, 64, 64 and 16. P and its gradient are held
@@ -17,6 +18,7 @@ off exact ones, and cuDNN's 0.24% (one H200, 25 Nov 2026).
 """
 
 import torch
+import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -226,13 +228,13 @@ def _flat(buffers, RIGHT: gl.constexpr):
 @gluon.jit
 def _attention_backward(
     qkv_left, qkv_right, dout_left, dout_right, out_left, out_right, dqkv_left, dqkv_right, lse_in, scale,
-    scale_log2, always, num_heads_in_all, HEADS: gl.constexpr, TOKENS: gl.constexpr, RIGHT: gl.constexpr,
-    NUM_PROGRAMS: gl.constexpr,
+    scale_log2, always, num_taken, num_heads_in_all, HEADS: gl.constexpr, TOKENS: gl.constexpr,
+    RIGHT: gl.constexpr,
 ):  # fmt: skip
     """Compute dqkv from qkv, out, its gradient dout, and lse, (samples, heads, tokens), of each query.
 
     All by descriptors of (samples, tokens, columns), with boxes of 64 columns and of RIGHT. always: larger
-    than 8; see `_chunks`.
+    than 8; see `_chunks`. num_taken: of heads, at first 0.
     """
     WIDTH: gl.constexpr = HEADS * (_LEFT + RIGHT)
     NARROW: gl.constexpr = RIGHT if RIGHT else 16
@@ -261,12 +263,14 @@ def _attention_backward(
     fence_async_shared()
     rows = gl.arange(0, _ROWS, gl.BlockedLayout([1], [32], [16], [0]))
 
-    first = gl.program_id(0)
-    _load_rest(qkv, dout, out, first, rest_arrived, v_in, dout_in, out_in, True, HEADS, RIGHT)
-    _load_qk(qkv, first, qk_arrived, q_in, k_in, True, HEADS, RIGHT)
+    head = gl.atomic_add(num_taken, 1, sem="relaxed")
+    there = head < num_heads_in_all
+    _load_rest(qkv, dout, out, head, rest_arrived, v_in, dout_in, out_in, there, HEADS, RIGHT)
+    _load_qk(qkv, head, qk_arrived, q_in, k_in, there, HEADS, RIGHT)
     phase = 0
     # Hoisted out of the loop, the descriptors of shared memory would fill the registers.
-    for head in tl.range(first, num_heads_in_all, NUM_PROGRAMS, disable_licm=True):
+    while tl.condition(head < num_heads_in_all, disable_licm=True):
+        following = gl.atomic_add(num_taken, 1, sem="relaxed")
         sample, column = _place(head, HEADS, RIGHT)
         found = gl.load(lse_in + head * TOKENS + rows, mask=rows < TOKENS, other=0.0)
         mbarrier.wait(rest_arrived, phase)
@@ -298,7 +302,6 @@ def _attention_backward(
         dq = _times(dscores.permute((1, 0)), k, RIGHT)
         _barrier()
 
-        following = head + NUM_PROGRAMS
         more = following < num_heads_in_all
         _load_rest(qkv, dout, out, following, rest_arrived, v_in, dout_in, out_in, more, HEADS, RIGHT)
         _store(dq, scale, k_in, dqkv, sample, column, RIGHT)
@@ -308,6 +311,7 @@ def _attention_backward(
         _wait_for_stores()
         _load_qk(qkv, following, qk_arrived, q_in, k_in, more, HEADS, RIGHT)
         phase ^= 1
+        head = following
 
 
 def attention_backward(
@@ -323,12 +327,19 @@ def attention_backward(
     ]
     scale = head_dim**-0.5
     heads = samples * num_heads
-    programs = min(heads, torch.cuda.get_device_properties(qkv.device).multi_processor_count)
+    programs = num_programs(heads, torch.cuda.get_device_properties(qkv.device).multi_processor_count)
+    num_taken = torch.zeros(1, dtype=torch.int32, device=qkv.device)
     _attention_backward[(programs,)](
-        *descriptors, lse, scale, scale * _LOG2_E, _ALWAYS, heads, HEADS=num_heads, TOKENS=tokens,
-        RIGHT=right, NUM_PROGRAMS=programs, num_warps=NUM_WARPS,
+        *descriptors, lse, scale, scale * _LOG2_E, _ALWAYS, num_taken, heads, HEADS=num_heads, TOKENS=tokens,
+        RIGHT=right, num_warps=NUM_WARPS,
     )  # fmt: skip
     return dqkv
+
+
+def num_programs(num_heads: int, num_multiprocessors: int) -> int:
+    """Return how few programs, one on a multiprocessor, do so many heads in as little time as all would."""
+    rounds = triton.cdiv(num_heads, num_multiprocessors)
+    return triton.cdiv(num_heads, rounds)
 
 
 def _descriptor(tensor: torch.Tensor, columns: int) -> TensorDescriptor:
