@@ -146,6 +146,19 @@ def test_attentions_gradients_are_those_of_torchs_attention(
 
 
 @on_hopper
+def test_heads_taken_in_turn_have_the_same_gradients() -> None:
+    from fastlaunch_train.models.fp8_fused import kernels
+    from fastlaunch_train.models.fp8_fused.attention_backward import attention_backward
+
+    torch.manual_seed(0)
+    qkv, dout = normal(24, 197, 3 * 1280), normal(24, 197, 1280)
+    out, lse = kernels.attention_forward(*qkv.view(24, 197, 3, 16, 80).permute(2, 0, 3, 1, 4))
+    given = qkv, out.transpose(1, 2).contiguous().flatten(2), dout, lse.contiguous(), 16
+    shared = attention_backward(*given, among_ranks=False)
+    assert torch.equal(attention_backward(*given, among_ranks=True), shared)
+
+
+@on_hopper
 def test_scores_that_are_all_far_below_0_have_finite_gradients() -> None:
     from fastlaunch_train.models.fp8_fused.attention import attend
 

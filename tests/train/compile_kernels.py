@@ -4,6 +4,7 @@
 for each: kernel, products, compute capability, registers a thread, bytes a thread that did not fit in them.
 """
 
+import itertools
 import json
 import re
 import subprocess
@@ -84,11 +85,13 @@ def compiled(
     return usage_of(source, capability, warps)
 
 
-def compiled_attention(right: int) -> tuple[int, int]:
+def compiled_attention(right: int, *, among_ranks: bool) -> tuple[int, int]:
     """Return registers and spilt bytes a thread, of heads of 64 + `right` columns."""
     kernel = attention_backward._attention_backward
     names = kernel.arg_names
     constants = {"HEADS": 16, "TOKENS": 197, "RIGHT": right}
+    if not among_ranks:
+        constants["num_taken"] = None
     types = {"lse_in": "*fp32", "num_taken": "*i32", "scale": "fp32", "scale_log2": "fp32"}
     for name in names:
         columns = right if name.endswith("_right") and right else 64
@@ -99,7 +102,7 @@ def compiled_attention(right: int) -> tuple[int, int]:
         fn=kernel,
         signature={name: "constexpr" if name in constants else types.get(name, "i32") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in ("lse_in", "num_taken")},
+        attrs={(names.index("lse_in"),): [["tt.divisibility", 16]]},
     )
     return usage_of(source, 90, attention_backward.NUM_WARPS)
 
@@ -125,5 +128,6 @@ if __name__ == "__main__":
                 registers, spilt = compiled(kernel, constants, types, capability, warps)
                 name = kernel.fn.__name__
                 print(json.dumps([name, products, capability, registers, spilt]), flush=True)
-    for right in (0, 16):
-        print(json.dumps([f"attention of {64 + right}", "bf16", 90, *compiled_attention(right)]), flush=True)
+    for right, among_ranks in itertools.product((0, 16), (False, True)):
+        usage = compiled_attention(right, among_ranks=among_ranks)
+        print(json.dumps([f"attention of {64 + right}", "bf16", 90, *usage]), flush=True)

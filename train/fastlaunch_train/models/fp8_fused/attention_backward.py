@@ -2,9 +2,12 @@
 
 A program holds the queries, keys, values and the gradient of a head, so that scores and their gradients are
 computed once, no partial sum leaves the chip, and rows' sums of output times gradient need no pass of their
-own. It takes the next head that nobody has taken: where NCCL keeps some multiprocessors busy, programs that
-have to wait for one would otherwise do their share after all others have ended. cuDNN 9.19 has such a pass, and another that converts the gradients of
-queries from fp32; all in all it takes twice as long for 197 tokens of 80 (train/measurements/fp8-fused.md).
+own. cuDNN 9.19 has such a pass, and another that converts the gradients of queries from fp32; all in all it
+takes twice as long for 197 tokens of 80 (train/measurements/fp8-fused.md).
+
+Each of n programs does every n-th head. Among several ranks each takes the next head that nobody has taken,
+which is 4% slower by itself: NCCL keeps multiprocessors busy, and programs that wait for one would do their
+share after all others have ended.
 
 Four warp groups have 64 keys each. Queries come in chunks of 64, 64, 64 and 16. P and its gradient are held
 transposed, (keys, queries), in registers, for the products of the keys' and values' gradients; for the
@@ -18,7 +21,7 @@ off exact ones, and cuDNN's 0.24% (one H200, 25 Nov 2026).
 """
 
 import torch
-import triton
+import torch.distributed as dist
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -234,7 +237,7 @@ def _attention_backward(
     """Compute dqkv from qkv, out, its gradient dout, and lse, (samples, heads, tokens), of each query.
 
     All by descriptors of (samples, tokens, columns), with boxes of 64 columns and of RIGHT. always: larger
-    than 8; see `_chunks`. num_taken: of heads, at first 0.
+    than 8; see `_chunks`. num_taken: a counter of heads, at first 0; without one each program has its share.
     """
     WIDTH: gl.constexpr = HEADS * (_LEFT + RIGHT)
     NARROW: gl.constexpr = RIGHT if RIGHT else 16
@@ -263,14 +266,17 @@ def _attention_backward(
     fence_async_shared()
     rows = gl.arange(0, _ROWS, gl.BlockedLayout([1], [32], [16], [0]))
 
-    head = gl.atomic_add(num_taken, 1, sem="relaxed")
+    head = gl.program_id(0) if num_taken is None else gl.atomic_add(num_taken, 1, sem="relaxed")
     there = head < num_heads_in_all
     _load_rest(qkv, dout, out, head, rest_arrived, v_in, dout_in, out_in, there, HEADS, RIGHT)
     _load_qk(qkv, head, qk_arrived, q_in, k_in, there, HEADS, RIGHT)
     phase = 0
     # Hoisted out of the loop, the descriptors of shared memory would fill the registers.
     while tl.condition(head < num_heads_in_all, disable_licm=True):
-        following = gl.atomic_add(num_taken, 1, sem="relaxed")
+        if num_taken is None:
+            following = head + gl.num_programs(0)
+        else:
+            following = gl.atomic_add(num_taken, 1, sem="relaxed")
         sample, column = _place(head, HEADS, RIGHT)
         found = gl.load(lse_in + head * TOKENS + rows, mask=rows < TOKENS, other=0.0)
         mbarrier.wait(rest_arrived, phase)
@@ -315,9 +321,13 @@ def _attention_backward(
 
 
 def attention_backward(
-    qkv: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, num_heads: int
-) -> torch.Tensor:
-    """See `reference.attention_backward`; of what `attention.has_own_backward` takes, in bf16."""
+    qkv: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, num_heads: int, *,
+    among_ranks: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """See `reference.attention_backward`; of what `attention.has_own_backward` takes, in bf16.
+
+    among_ranks: whether programs take heads in turn; None to find out whether there are other ranks.
+    """
     samples, tokens, width = out.shape
     head_dim = width // num_heads
     right = head_dim - _LEFT.value
@@ -327,19 +337,15 @@ def attention_backward(
     ]
     scale = head_dim**-0.5
     heads = samples * num_heads
-    programs = num_programs(heads, torch.cuda.get_device_properties(qkv.device).multi_processor_count)
-    num_taken = torch.zeros(1, dtype=torch.int32, device=qkv.device)
+    programs = min(heads, torch.cuda.get_device_properties(qkv.device).multi_processor_count)
+    if among_ranks is None:
+        among_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    num_taken = torch.zeros(1, dtype=torch.int32, device=qkv.device) if among_ranks else None
     _attention_backward[(programs,)](
         *descriptors, lse, scale, scale * _LOG2_E, _ALWAYS, num_taken, heads, HEADS=num_heads, TOKENS=tokens,
         RIGHT=right, num_warps=NUM_WARPS,
     )  # fmt: skip
     return dqkv
-
-
-def num_programs(num_heads: int, num_multiprocessors: int) -> int:
-    """Return how few programs, one on a multiprocessor, do so many heads in as little time as all would."""
-    rounds = triton.cdiv(num_heads, num_multiprocessors)
-    return triton.cdiv(num_heads, rounds)
 
 
 def _descriptor(tensor: torch.Tensor, columns: int) -> TensorDescriptor:
