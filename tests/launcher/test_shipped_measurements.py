@@ -64,5 +64,11 @@ def test_the_experiments_arms_are_there_and_its_speed_is_met(summaries: dict[str
         assert speed is not None and speed.value >= images_per_s
     others = [row for row in comparison.rows if row not in h200]
     assert {(row.setup.workload, row.setup.num_gpus, row.setup.device_name) for row in others} == {
-        ("vit-huge", 1, "NVIDIA H100 80GB HBM3")
+        (workload, num_gpus, "NVIDIA H100 80GB HBM3")
+        for workload, num_gpus in (
+            ("vit-huge", 1),
+            ("vit-huge", 2),
+            ("gpt2-xsmall", 1),
+            ("distilbert-imdb", 1),
+        )
     }
