@@ -9,6 +9,8 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
+COPY_ENGINES = resolve_recipe("bf16", ["all_reduce=copy_engine"])
+
 
 def job(**changes: Any) -> JobSpec:
     usual = {"workload": "vit-tiny", "recipe": RECIPES["bf16"], "batch_size": 8, "steps": 200, "num_gpus": 1}
@@ -23,6 +25,10 @@ def job(**changes: Any) -> JobSpec:
         ({"steps": 0}, "^--steps is 0"),
         ({"num_gpus": 0}, "^--nproc is 0"),
         ({"num_gpus": 9, "num_nodes": 2}, "number of processes is 9 on 2 nodes"),
+        (
+            {"num_gpus": 4, "num_nodes": 2, "recipe": COPY_ENGINES.to_record()},
+            "all_reduce=copy_engine is for the GPUs of one machine",
+        ),
         ({"seed": -1}, "^--seed is -1"),
         ({"num_workers": -1}, "^--num-workers is -1"),
         ({"sequence_length": 1}, "^--sequence-length is 1"),

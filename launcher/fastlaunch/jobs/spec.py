@@ -173,6 +173,8 @@ class JobSpec:
                 f"number of processes is {self.num_gpus} on {self.num_nodes} nodes",
                 "give as many for every node",
             )
+        if self.num_nodes > 1 and self.recipe.all_reduce == "copy_engine":
+            raise UserError("all_reduce=copy_engine is for the GPUs of one machine", "leave it out")
         max_price_usd = self.terms.max_price_usd
         if max_price_usd is not None and max_price_usd <= 0:
             raise UserError(f"--max-price is {max_price_usd:g}", "give more than 0")

@@ -20,7 +20,7 @@ from fastlaunch_train.recipes.recipe import (
 #: Fields that say how a step trains, and nothing of what the model computes.
 _TRAINING_FIELDS = (
     *("optimizer", "learning_rate", "optimizer_impl", "set_to_none", "grad_accumulation"),
-    *("activation_checkpointing", "parallelism", "wire_dtype", "ddp_bucket_mb", "overlap_comm"),
+    *("activation_checkpointing", "parallelism", "wire_dtype", "all_reduce", "ddp_bucket_mb", "overlap_comm"),
 )
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
@@ -254,6 +254,11 @@ def _parallelism(recipe: Recipe) -> Iterator[Problem]:
             "overlap_comm is DeepSpeed's; DDP and FSDP2 overlap",
             "use parallelism=zero1, or leave it out",
         )
+    if recipe.all_reduce == "copy_engine":
+        if recipe.parallelism != "ddp" or recipe.loop != "ours" or recipe.compile_scope == "wrapped":
+            yield "copy engines average the gradients of DDP in our own loop", "leave out all_reduce"
+        if recipe.wire_dtype != "fp32":
+            yield "copy engines send gradients as they are", "leave out wire_dtype, or all_reduce"
     if recipe.parallelism == "ddp":
         return
     if recipe.blocks != "native":

@@ -1,0 +1,111 @@
+"""Gradients averaged by the GPUs' copy engines, between the GPUs of one machine.
+
+NCCL's kernels keep some multiprocessors busy. A matrix product that counts on all of them then takes up to
+twice as long (train/measurements/fp8-fused.md). Copy engines leave them alone: each rank sends each other one
+its share of the gradients, averages what arrives, and fetches the others' averages. Only the average and the
+barriers are kernels.
+
+By torch's symmetric memory, as its low-contention collectives (torch.distributed._symmetric_memory), which
+have no all-reduce.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+#: Elements to whose multiple a share is rounded up, so that its copies are aligned.
+_ALIGNMENT = 64
+
+
+class SharedMemory(Protocol):
+    """Memory of this rank that its peers write and read, and theirs: torch's `_SymmetricMemory`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def get_buffer(
+        self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
+    ) -> torch.Tensor:
+        """Return a view of a rank's memory; storage_offset: in elements."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait, on the stream, until every rank is there."""
+        ...
+
+
+def num_elements(num_values: int, world_size: int) -> int:
+    """Return the elements of memory that `average` takes for so many values."""
+    return (world_size + 1) * _share(num_values, world_size)
+
+
+def average(values: torch.Tensor, memory: SharedMemory) -> None:
+    """Put the mean over the ranks of `values`, (n,), in its place. All ranks call it, in the same order.
+
+    A rank's memory holds what each rank has sent it, a share each, and then the mean of these. Two barriers
+    are enough: who passes the second has been averaged by all, so that the next call may overwrite what was
+    sent; who passes the first of the next call has fetched all means of this one.
+    """
+    rank, world_size = memory.rank, memory.world_size
+    share = _share(len(values), world_size)
+    shares = [values[peer * share : (peer + 1) * share] for peer in range(world_size)]
+    # Each rank begins with itself, so that no two send to the same one.
+    peers = [(rank + step) % world_size for step in range(world_size)]
+    for peer in peers:
+        memory.get_buffer(peer, shares[peer].shape, values.dtype, rank * share).copy_(shares[peer])
+    memory.barrier()
+    sent = memory.get_buffer(rank, (world_size, share), values.dtype)[:, : len(shares[rank])]
+    torch.mean(sent, 0, out=memory.get_buffer(rank, shares[rank].shape, values.dtype, world_size * share))
+    memory.barrier()
+    for peer in peers:
+        shares[peer].copy_(memory.get_buffer(peer, shares[peer].shape, values.dtype, world_size * share))
+
+
+class CopyEngines:
+    """What averages DDP's buckets: memory for the largest of them, and a stream.
+
+    max_bucket_bytes: of gradients in one bucket. Every rank makes one, at the same time.
+    """
+
+    def __init__(self, device: torch.device, max_bucket_bytes: int) -> None:
+        # Its name begins with an underscore in all releases up to 2.13, and its documentation is public.
+        from torch.distributed import _symmetric_memory
+
+        world_size = dist.get_world_size()
+        # A share of elements is rounded up, of at most 8 bytes each.
+        size = num_elements(max_bucket_bytes + 8 * _ALIGNMENT * world_size, world_size)
+        self._buffer = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
+        assert dist.group.WORLD is not None
+        self._memory: Any = _symmetric_memory.rendezvous(self._buffer, dist.group.WORLD)
+        # Its short kernels go first.
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def average(self, values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Begin to average `values`, beside what the current stream does from now on."""
+        needed = num_elements(len(values), self._memory.world_size) * values.element_size()
+        assert needed <= len(self._buffer), (needed, len(self._buffer))
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self._device])
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            average(values, self._memory)
+            # Who waits for it waits for this stream.
+            done.set_result(values)
+        return done
+
+
+def average_by_copies(
+    engines: CopyEngines,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket: a hook of DDP's, whose state is what averages."""
+    return engines.average(bucket.buffer())
+
+
+def _share(num_values: int, world_size: int) -> int:
+    return -(-num_values // (world_size * _ALIGNMENT)) * _ALIGNMENT
