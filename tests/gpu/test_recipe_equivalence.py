@@ -13,9 +13,9 @@ from equivalence import HUGE, alone, gelu_error, judge, measure
 from running_here import runnable
 
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.models.precision import batch_multiple
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe
 from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.recipes.rules import batch_multiple
 
 pytestmark = [
     pytest.mark.gpu,

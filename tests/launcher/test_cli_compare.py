@@ -174,7 +174,8 @@ def test_the_proposed_command_compares_and_prices_the_same(capsys: pytest.Captur
         assert "--brief" not in command and "--columns" not in command
         assert data(capsys, *command[1:-2]) == data(capsys, *given)
     assert proposed(capsys, *SHARE, "--output", "json") == ["compare", *SHARE]
-    given = ["recipe=bf16", "recipe=compile", "--baseline", "compile", "--finish", "100", "--brief"]
+    given = ["recipe=bf16", "recipe=compile", "--baseline", "compile", "--finish", "100"]
+    given += ["--columns", "step ms,verdict", "--brief"]
     assert proposed(capsys, *given) == ["compare", *given, *SHARE]
 
 

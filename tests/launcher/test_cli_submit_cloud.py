@@ -170,7 +170,15 @@ def test_a_batch_that_will_probably_not_fit_is_warned_of(
     words = ["--instance", "g6.xlarge", "--recipe", "bf16", "--batch-size", str(batch_size)]
     assert fastlaunch("submit", "--dry-run", *words) == 0
     err = capsys.readouterr().err
-    assert ("GiB, by other runs, and L4 has 20.6" in err and "--batch-size 52 may fit" in err) == is_warned
+    assert ("GiB, by other runs, and L4 has 20.6" in err and "--batch-size 48 may fit" in err) == is_warned
+
+
+def test_a_batch_that_a_recipe_cannot_divide_is_refused_before_it_costs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--instance", "p5.48xlarge", "--recipe", "te-fp8", "--batch-size", "250"]
+    assert fastlaunch("submit", "--dry-run", *words) == 2
+    assert "give --batch-size 256" in capsys.readouterr().err
 
 
 def test_above_the_budget_a_dry_run_proposes_what_would_be_accepted(

@@ -25,6 +25,7 @@ def job(**changes: Any) -> JobSpec:
         ({"steps": 0}, "^--steps is 0"),
         ({"num_gpus": 0}, "^--nproc is 0"),
         ({"num_gpus": 9, "num_nodes": 2}, "number of processes is 9 on 2 nodes"),
+        ({"num_gpus": 8, "recipe": RECIPES["graph"].to_record()}, "on one GPU only"),
         (
             {"num_gpus": 4, "num_nodes": 2, "recipe": COPY_ENGINES.to_record()},
             "all_reduce=copy_engine is for the GPUs of one machine",

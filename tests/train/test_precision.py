@@ -11,8 +11,9 @@ from fastlaunch_train.models.attention import (
     guard_cudnn_attention,
     loaded_cudnn_versions,
 )
-from fastlaunch_train.models.precision import batch_multiple, full_fp32, set_fp32_products, setup_precision
+from fastlaunch_train.models.precision import full_fp32, set_fp32_products, setup_precision
 from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.recipes.rules import batch_multiple
 
 CPU = torch.device("cpu")
 

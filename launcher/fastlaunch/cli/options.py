@@ -228,7 +228,8 @@ def given_command(*, without: Sequence[str] = ()) -> list[str]:
         if isinstance(option, click.Option) and is_given and name not in without:
             value = context.params[name]
             for item in value if option.multiple else (value,):
-                words += option.opts[-1:] + ([] if option.is_flag else [str(item)])
+                text = ",".join(item) if isinstance(item, tuple) else str(item)
+                words += option.opts[-1:] + ([] if option.is_flag else [text])
     return words
 
 

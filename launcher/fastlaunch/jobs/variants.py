@@ -28,6 +28,7 @@ from fastlaunch_train.recipes.requirements import (
     parse_version,
 )
 from fastlaunch_train.recipes.rules import (
+    batch_problem,
     forward_only_problem,
     optimizer_problem,
     profile_problem,
@@ -77,7 +78,10 @@ def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant,
     )
     for variant in variants:
         _check_fits(variant)
-        if options.step_profile and (problem := profile_problem(variant.recipe)):
+        problem = profile_problem(variant.recipe) if options.step_profile else None
+        if isinstance(variant.batch_size, int):
+            problem = problem or batch_problem(variant.recipe, variant.batch_size)
+        if problem:
             message, hint = problem
             raise UserError(f"recipe {variant.recipe.label}: {message}", hint)
     return variants

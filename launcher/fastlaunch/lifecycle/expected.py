@@ -13,6 +13,7 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.memory import USABLE_MEMORY, memory_line, peaks_by_batch
 from fastlaunch.measure.published import DATA
 from fastlaunch.measure.summary import RunSummary
+from fastlaunch_train.recipes.rules import batch_multiple
 from fastlaunch_train.workloads.registry import workload_info
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ def too_large(
 ) -> Iterator[str]:
     """Yield which jobs' batches will probably not fit in the memory of the site's GPUs, by runs' peaks."""
     accelerator = catalogue.accelerators[site.instance.accelerator]
+    multiples = {
+        job.recipe.label: batch_multiple(job.recipe) * job.recipe.grad_accumulation
+        for job in jobs
+        if not job.script
+    }
     for workload, recipe, batch_size in dict.fromkeys(
         (job.workload, job.recipe.label, job.batch_size) for job in jobs if not job.script
     ):
@@ -118,6 +124,8 @@ def too_large(
         room_gib = USABLE_MEMORY * accelerator.memory_gib
         if need_gib > room_gib:
             most = int((room_gib - fixed_gib) / gib_per_sample)
+            # A number that the recipe can train with, and does well.
+            most -= most % multiples[recipe] if most > multiples[recipe] else 0
             advice = f"--batch-size {most} may fit" if most >= 1 else "no batch may fit"
             yield (
                 f"{recipe} on {workload} at batch {batch_size} takes about {need_gib:,.0f} GiB, by other"

@@ -14,9 +14,10 @@ from torch import nn
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import Process, agree
 from fastlaunch_train.models.conversion import convert_model
-from fastlaunch_train.models.precision import batch_multiple, setup_precision
+from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.process.failures import is_out_of_memory
 from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.rules import batch_multiple
 from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import DataRequest, Workload, next_batch
 from fastlaunch_train.workloads.registry import WorkloadError

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 
 
-def batch_multiple(recipe: Recipe) -> int:
-    """Return what a batch size has to be a multiple of for `recipe` to run, and to run well.
-
-    Every dimension of FP8 products is a multiple of 16, of MXFP8 of 32. In those of the weight gradients one
-    is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the backward pass.)
-    """
-    if recipe.precision != "fp8":
-        return 8
-    return 32 if recipe.fp8_scaling == "mxfp8" else 16
-
-
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """The arithmetic of a run."""

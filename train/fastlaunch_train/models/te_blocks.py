@@ -192,7 +192,7 @@ def _drop_path(module: nn.Module) -> float:
 def _require(holds: bool, part: str) -> None:
     if not holds:
         raise RecipeError(
-            f"a Transformer Engine block cannot stand for this model's: it has {part}",
+            f"other blocks cannot stand for this model's: it has {part}",
             "use a recipe with blocks=native",
         )
 

@@ -38,7 +38,8 @@ from fastlaunch_train.models.flops import step_flops
 from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.host_threads import default_num_workers
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipe import Recipe, refuse
+from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
@@ -103,7 +104,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         precision.setup_precision(recipe, process.device)
     batch_size = session.batch_size
     assert batch_size is not None
-    _check_batch_size(recipe, batch_size)
+    refuse(batch_problem(recipe, batch_size), f"recipe {recipe.name}")
     session.steps = _num_steps(session, workload, batch_size * process.world_size)
     request = _data_request(session, batch_size)
     evaluations = plan_evaluations(
@@ -201,17 +202,6 @@ def _find_batch_size(session: Session, workload: Workload) -> str:
     return f"the largest batch that fits{all_of} is {session.batch_size}"
 
 
-def _check_batch_size(recipe: Recipe, batch_size: int) -> None:
-    parts = recipe.grad_accumulation
-    multiple = parts * (precision.batch_multiple(recipe) if recipe.precision == "fp8" else 1)
-    if batch_size % multiple:
-        reason = "which FP8 needs" if parts == 1 else f"which {parts} micro-batches need"
-        raise RecipeError(
-            f"recipe {recipe.name}: batch size {batch_size} is not a multiple of {multiple}, {reason}",
-            f"give --batch-size {-(-batch_size // multiple) * multiple}",
-        )
-
-
 def _num_steps(session: Session, workload: Workload, global_batch: int) -> int:
     """Return the steps given, or those of the epochs given, of which the last is filled up."""
     options = session.options
@@ -295,7 +285,7 @@ def _probe_size(workload: Workload, recipe: Recipe, batch_size: int) -> int:
     if not workload.trains:
         return min(PROBE_BATCH, batch_size)
     if recipe.precision == "fp8":
-        return max(PROBE_BATCH, precision.batch_multiple(recipe))
+        return max(PROBE_BATCH, batch_multiple(recipe))
     return min(PROBE_BATCH, max(MIN_PROBE_BATCH, batch_size // recipe.grad_accumulation))
 
 

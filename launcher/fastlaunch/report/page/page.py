@@ -129,12 +129,22 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     rows_of_chart = [
         {
             **point,
-            "label": point["name"] if point in labelled else None,
+            "label": _label(point["name"]) if point in labelled else None,
             "side": "left" if point["hours"] > middle else "right",
         }
         for point in points
     ]
     return charts.cost_against_time(rows[0].setup.sample_unit), {"rows": rows_of_chart, "front": front}
+
+
+def _label(name: str) -> str:
+    """Return a name with the number of settings in the place of several, which would hide other points."""
+    words = name.split(" ")
+    settings = [word for word in words if "=" in word]
+    if len(settings) < 2:
+        return name
+    words[words.index(settings[0])] = f"({len(settings)} settings)"
+    return " ".join(word for word in words if word not in settings)
 
 
 def _point(name: str, colour: str, kind: str, hours: Interval, usd: Interval) -> dict[str, Any]:
