@@ -163,14 +163,18 @@ def test_a_dry_run_answers_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == f"next: fastlaunch submit {typed}\n"
 
 
-@pytest.mark.parametrize(("batch_size", "is_warned"), [(64, True), (16, False)])
+@pytest.mark.parametrize(
+    ("recipe", "batch_size", "advice"),
+    [("bf16", 64, "--batch-size 48 may fit"), ("bf16", 16, None), ("te-fp8", 256, "--batch-size 64 may fit")],
+)
 def test_a_batch_that_will_probably_not_fit_is_warned_of(
-    batch_size: int, is_warned: bool, capsys: pytest.CaptureFixture[str]
+    recipe: str, batch_size: int, advice: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--instance", "g6.xlarge", "--recipe", "bf16", "--batch-size", str(batch_size)]
+    words = ["--instance", "g6.xlarge", "--recipe", recipe, "--batch-size", str(batch_size)]
     assert fastlaunch("submit", "--dry-run", *words) == 0
     err = capsys.readouterr().err
-    assert ("GiB, by other runs, and L4 has 20.6" in err and "--batch-size 48 may fit" in err) == is_warned
+    assert ("GiB, by other runs, and L4 has 20.6" in err) == (advice is not None)
+    assert advice is None or advice in err
 
 
 def test_a_batch_that_a_recipe_cannot_divide_is_refused_before_it_costs(
@@ -179,6 +183,20 @@ def test_a_batch_that_a_recipe_cannot_divide_is_refused_before_it_costs(
     words = ["--instance", "p5.48xlarge", "--recipe", "te-fp8", "--batch-size", "250"]
     assert fastlaunch("submit", "--dry-run", *words) == 2
     assert "give --batch-size 256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recipe", "graph"], "on one GPU only"),
+        (["--recipe", "bf16", "--set", "all_reduce=copy_engine", "--num-nodes", "2"], "GPUs of one machine"),
+    ],
+)
+def test_a_recipe_that_does_not_train_with_so_many_ranks_is_refused_before_it_costs(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fastlaunch("submit", "--dry-run", "--instance", "p5.48xlarge", *words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_above_the_budget_a_dry_run_proposes_what_would_be_accepted(

@@ -98,6 +98,18 @@ def test_another_batch_is_shown_and_not_ranked(tmp_path: Path) -> None:
     assert len(data["rows"]) == 2
 
 
+def test_a_label_has_the_number_of_several_settings(tmp_path: Path) -> None:
+    several = "bf16 ddp_bucket_mb=25 grad_accumulation=2"
+    for number, recipe in enumerate(("bf16", "bf16 ddp_bucket_mb=25", several)):
+        write_run(tmp_path / str(number), recipe=recipe, run_id=f"run-{number}")
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    made = report(price_as="p5en.48xlarge:1/8", predictions=False)
+    labels = {"bf16", "bf16 ddp_bucket_mb=25", "bf16 (2 settings)"}
+    _, data = cost_chart(made.page_input())
+    assert {of["label"].partition(" on ")[0] for of in data["rows"]} == labels
+    assert {row["short"] for row in data_of(made.page())["vit-huge"]["rows"]} == labels
+
+
 def test_without_a_price_rows_have_speeds_and_nothing_is_predicted(tmp_path: Path) -> None:
     import_runs(tmp_path)
     section = data_of(report().page())["vit-huge"]

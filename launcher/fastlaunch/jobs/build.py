@@ -45,6 +45,7 @@ from fastlaunch.jobs.variants import (
 )
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.requirements import Capabilities, bf16_emulation
+from fastlaunch_train.recipes.rules import ranks_problem
 from fastlaunch_train.workloads.registry import WorkloadInfo
 
 #: Every repeat is planned and stored before the first one starts.
@@ -216,8 +217,16 @@ def _as_typed(recipe: Recipe) -> str:
 
 
 def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
-    """Return the variant as a job. where: what `JobSpec` says of machines and how they are bought."""
+    """Return the variant as a job. where: what `JobSpec` says of machines and how they are bought.
+
+    Raises UserError if its recipe does not train with so many ranks.
+    """
     assert variant.num_gpus is not None
+    # Not in JobSpec, by which runs of earlier releases are read.
+    num_nodes = where.get("num_nodes", 1)
+    if problem := ranks_problem(variant.recipe, num_ranks=variant.num_gpus, num_nodes=num_nodes):
+        message, hint = problem
+        raise UserError(f"recipe {variant.recipe.label}: {message}", hint)
     batch_size = variant.workload.batch_size if variant.batch_size is None else variant.batch_size
     return JobSpec(
         workload=variant.workload.name,

@@ -173,13 +173,6 @@ class JobSpec:
                 f"number of processes is {self.num_gpus} on {self.num_nodes} nodes",
                 "give as many for every node",
             )
-        if self.num_gpus > 1 and self.recipe.step_graph and self.recipe.blocks == "native":
-            raise UserError(
-                f"recipe {self.recipe.label} makes a step one CUDA graph, which it can on one GPU only",
-                "add --nproc 1, or use a recipe with step_graph=false",
-            )
-        if self.num_nodes > 1 and self.recipe.all_reduce == "copy_engine":
-            raise UserError("all_reduce=copy_engine is for the GPUs of one machine", "leave it out")
         max_price_usd = self.terms.max_price_usd
         if max_price_usd is not None and max_price_usd <= 0:
             raise UserError(f"--max-price is {max_price_usd:g}", "give more than 0")

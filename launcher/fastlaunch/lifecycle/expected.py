@@ -13,7 +13,7 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.memory import USABLE_MEMORY, memory_line, peaks_by_batch
 from fastlaunch.measure.published import DATA
 from fastlaunch.measure.summary import RunSummary
-from fastlaunch_train.recipes.rules import batch_multiple
+from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 from fastlaunch_train.workloads.registry import workload_info
 
 if TYPE_CHECKING:
@@ -102,19 +102,14 @@ def too_large(
 ) -> Iterator[str]:
     """Yield which jobs' batches will probably not fit in the memory of the site's GPUs, by runs' peaks."""
     accelerator = catalogue.accelerators[site.instance.accelerator]
-    multiples = {
-        job.recipe.label: batch_multiple(job.recipe) * job.recipe.grad_accumulation
-        for job in jobs
-        if not job.script
-    }
     for workload, recipe, batch_size in dict.fromkeys(
-        (job.workload, job.recipe.label, job.batch_size) for job in jobs if not job.script
+        (job.workload, job.recipe, job.batch_size) for job in jobs if not job.script
     ):
         alike = [
             summary
             for source in sources
             for summary in source.summaries
-            if (summary.setup.workload, summary.setup.recipe) == (workload, recipe)
+            if (summary.setup.workload, summary.setup.recipe) == (workload, recipe.label)
         ]
         peaks = peaks_by_batch((each.setup.batch_size_per_gpu, each.peak_memory_gib) for each in alike)
         if not peaks or not batch_size or _has_fitted(alike, batch_size, accelerator, catalogue):
@@ -124,12 +119,14 @@ def too_large(
         room_gib = USABLE_MEMORY * accelerator.memory_gib
         if need_gib > room_gib:
             most = int((room_gib - fixed_gib) / gib_per_sample)
-            # A number that the recipe can train with, and does well.
-            most -= most % multiples[recipe] if most > multiples[recipe] else 0
-            advice = f"--batch-size {most} may fit" if most >= 1 else "no batch may fit"
+            parts = recipe.grad_accumulation
+            # A size that suits the recipe, else one that it takes at all.
+            sizes = [most // each * each for each in (parts * batch_multiple(recipe), parts)]
+            fits = next((size for size in sizes if size > 0 and not batch_problem(recipe, size)), None)
+            advice = f"--batch-size {fits} may fit" if fits else "no batch may fit"
             yield (
-                f"{recipe} on {workload} at batch {batch_size} takes about {need_gib:,.0f} GiB, by other"
-                f" runs, and {accelerator.name} has {room_gib:.3g} that can be used: {advice}"
+                f"{recipe.label} on {workload} at batch {batch_size} takes about {need_gib:,.0f} GiB, by"
+                f" other runs, and {accelerator.name} has {room_gib:.3g} that can be used: {advice}"
             )
 
 

@@ -73,7 +73,7 @@ class CopyEngines:
     """
 
     def __init__(self, device: torch.device, max_bucket_bytes: int) -> None:
-        # Its name begins with an underscore in all releases up to 2.13, and its documentation is public.
+        # Private by its name, up to 2.13.
         from torch.distributed import _symmetric_memory
 
         world_size = dist.get_world_size()

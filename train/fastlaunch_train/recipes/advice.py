@@ -77,6 +77,6 @@ def caveats(recipe: Recipe, machine: Capabilities, *, world_size: int) -> Iterat
         return
     if recipe.parallelism in ("fsdp2", *ZERO_STAGES):
         yield f"parallelism {recipe.parallelism} with one rank shards nothing: its figures say nothing of it"
-    for field, value in (("wire_dtype", recipe.wire_dtype), ("all_reduce", recipe.all_reduce)):
-        if value not in ("fp32", "auto"):
+    for field, usual in (("wire_dtype", "fp32"), ("all_reduce", "auto")):
+        if (value := getattr(recipe, field)) != usual:
             yield f"{field} {value} with one rank has no effect: no gradient travels"

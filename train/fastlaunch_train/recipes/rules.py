@@ -145,6 +145,18 @@ def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
     )
 
 
+def ranks_problem(recipe: Recipe, *, num_ranks: int, num_nodes: int) -> Problem | None:
+    """Return why `recipe` does not train with so many ranks, over so many machines; None if it does."""
+    if num_ranks > 1 and recipe.step_graph and recipe.blocks == "native":
+        return (
+            "a step is one CUDA graph on one GPU only",
+            "add --nproc 1, or use a recipe with step_graph=false",
+        )
+    if num_nodes > 1 and recipe.all_reduce == "copy_engine":
+        return "copy engines reach only the GPUs of one machine", "leave out all_reduce"
+    return None
+
+
 def _choices(recipe: Recipe) -> Iterator[Problem]:
     for field, allowed in CHOICES.items():
         value = getattr(recipe, field)

@@ -129,7 +129,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     rows_of_chart = [
         {
             **point,
-            "label": _label(point["name"]) if point in labelled else None,
+            "label": _short(point["name"]) if point in labelled else None,
             "side": "left" if point["hours"] > middle else "right",
         }
         for point in points
@@ -137,8 +137,8 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     return charts.cost_against_time(rows[0].setup.sample_unit), {"rows": rows_of_chart, "front": front}
 
 
-def _label(name: str) -> str:
-    """Return a name with the number of settings in the place of several, which would hide other points."""
+def _short(name: str) -> str:
+    """Return a name as a label: the number of settings in the place of several, which would hide points."""
     words = name.split(" ")
     settings = [word for word in words if "=" in word]
     if len(settings) < 2:
@@ -272,6 +272,7 @@ def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, A
     setup, hours, (rate, _) = row.setup, _hours(row.speed.samples_per_s), rate_of(row)
     return {
         "name": name,
+        "short": _short(name),
         "colour": colours(setup.recipe),
         "place": _place_key(row),
         "numNodes": setup.num_nodes,
@@ -298,6 +299,7 @@ def _predicted_data(
     return {
         **place,
         "name": of.name,
+        "short": _short(of.name),
         "colour": colours(of.recipe),
         "usdPerHour": of.usd_per_hour,
         "hours": _interval(of.hours),

@@ -133,8 +133,9 @@ class Section {
     this.tell(rows);
 
     const points = rows.filter((row) => row.usd).map((row) =>
-      point(row.name, row.colour, row.ranked ? "measured" : "unranked", row.hours, row.usd, row.ranked));
-    const predicted = this.predicted().map((of) => point(of.name, of.colour, "predicted", of.hours, of.usd, true));
+      ({ ...point(row.name, row.colour, row.ranked ? "measured" : "unranked", row.hours, row.usd, row.ranked), short: row.short }));
+    const predicted = this.predicted().map((of) =>
+      ({ ...point(of.name, of.colour, "predicted", of.hours, of.usd, true), short: of.short }));
     const all = [...points, ...predicted];
     const best = front(all);
     // Of many the ends of the front, and the first that was measured: more would hide each other.
@@ -142,7 +143,7 @@ class Section {
     const hours = all.map((of) => of.hours);
     const middle = Math.sqrt(Math.min(...hours) * Math.max(...hours));
     for (const of of all) {
-      of.label = named.includes(of) ? of.name : null;
+      of.label = named.includes(of) ? of.short : null;
       of.side = of.hours > middle ? "left" : "right";
     }
     if (this.show("cost", points.length > 0)) {

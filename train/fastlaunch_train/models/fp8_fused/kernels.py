@@ -27,7 +27,7 @@ E5M2 = torch.float8_e5m2
 #: Rows, columns, where a program goes down several tiles their number, and warps.
 _NORM, _SGD = (32, 256, 8), (64, 64, 4)
 _GELU, _GELU_BACKWARD, _CAST = (128, 64, 1, 8), (64, 64, 8, 4), (128, 64, 4, 4)
-#: Programs of LayerNorm's backward pass, each over every so-manieth row, and warps.
+#: Number of programs of LayerNorm's backward pass, each of which does every n-th row of n, and warps.
 _NORM_BACKWARD = (528, 4)
 _TO_E4M3, _TO_E5M2 = (
     tl.constexpr(
