@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fastlaunch_train.distributed.copy_engines import average, average_by_copies, num_elements
+from fastlaunch_train.distributed.copy_engines import average, average_by_copies
 from fastlaunch_train.distributed.parallel import Process, check_copy_engines, join_group, stop_process
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -34,30 +34,32 @@ class Threads:
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-# None for some ranks, not as many for the last, and as many for each.
-@pytest.mark.parametrize("num_values", [1, 1000, 64 * 24])
+# All at once, and in parts of which the last is smaller.
+@pytest.mark.parametrize("share_bytes", [4096, 256])
 def test_every_rank_has_the_mean_of_all_in_every_round(
-    num_values: int, dtype: torch.dtype, world_size: int
+    share_bytes: int, dtype: torch.dtype, world_size: int
 ) -> None:
-    rounds = 5
-    given = torch.randn(rounds, world_size, num_values, generator=torch.Generator().manual_seed(0)).to(dtype)
-    num_bytes = num_elements(num_values, world_size) * given.element_size()
-    memories = [torch.full((num_bytes,), 255, dtype=torch.uint8) for _ in range(world_size)]
+    # None for some ranks, not as many for the last, and as many for each: in turn, as DDP's buckets come.
+    sizes = [1000, 1, 64 * 24, 700] * 3
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(world_size, size, generator=generator).to(dtype) for size in sizes]
+    memories = [
+        torch.full(((world_size + 1) * share_bytes,), 255, dtype=torch.uint8) for _ in range(world_size)
+    ]
     barrier = threading.Barrier(world_size)
 
     def train(rank: int) -> list[torch.Tensor]:
-        found = []
-        for of_round in given:
-            values = of_round[rank].clone()
-            average(values, Threads(rank, memories, barrier))
-            found.append(values)
+        found = [of_ranks[rank].clone() for of_ranks in given]
+        for values in found:
+            average(values, Threads(rank, memories, barrier), share_bytes)
         return found
 
     with ThreadPoolExecutor(world_size) as pool:
         by_rank = list(pool.map(train, range(world_size)))
-    found = torch.stack([torch.stack(values) for values in by_rank])
-    assert torch.equal(found, found[:1].expand_as(found))
-    torch.testing.assert_close(found[0], given.mean(1))
+    for found in by_rank:
+        for values, first, of_ranks in zip(found, by_rank[0], given, strict=True):
+            assert torch.equal(values, first)
+            torch.testing.assert_close(values, of_ranks.mean(0))
 
 
 class Doubling:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-#: Elements to whose multiple a share is rounded up, so that its copies are aligned.
-_ALIGNMENT = 64
+#: Bytes to whose multiple shares are rounded, so that copies are aligned.
+_ALIGNMENT = 256
 
 
 class SharedMemory(Protocol):
@@ -39,46 +39,49 @@ class SharedMemory(Protocol):
         ...
 
 
-def num_elements(num_values: int, world_size: int) -> int:
-    """Return the elements of memory that `average` takes for so many values."""
-    return (world_size + 1) * _share(num_values, world_size)
-
-
-def average(values: torch.Tensor, memory: SharedMemory) -> None:
+def average(values: torch.Tensor, memory: SharedMemory, share_bytes: int) -> None:
     """Put the mean over the ranks of `values`, (n,), in its place. All ranks call it, in the same order.
 
-    A rank's memory holds what each rank has sent it, a share each, and then the mean of these. Two barriers
-    are enough: who passes the second has been averaged by all, so that the next call may overwrite what was
-    sent; who passes the first of the next call has fetched all means of this one.
+    A rank's memory holds what each rank has sent it, a share of at most share_bytes each, and then the mean
+    of these. More values than fit are averaged one part after another.
+    Two barriers a part are enough, as everything keeps its place: who passes the second has been averaged by
+    all, so that the next part may overwrite what was sent; who passes the first of the next part has fetched
+    all means of this one.
     """
+    for part in torch.split(values, memory.world_size * share_bytes // values.element_size()):
+        _average_part(part, memory, share_bytes)
+
+
+def _average_part(values: torch.Tensor, memory: SharedMemory, share_bytes: int) -> None:
     rank, world_size = memory.rank, memory.world_size
-    share = _share(len(values), world_size)
+    place = share_bytes // values.element_size()
+    share = _rounded_up(-(-len(values) // world_size), _ALIGNMENT // values.element_size())
     shares = [values[peer * share : (peer + 1) * share] for peer in range(world_size)]
     # Each rank begins with itself, so that no two send to the same one.
     peers = [(rank + step) % world_size for step in range(world_size)]
     for peer in peers:
-        memory.get_buffer(peer, shares[peer].shape, values.dtype, rank * share).copy_(shares[peer])
+        memory.get_buffer(peer, shares[peer].shape, values.dtype, rank * place).copy_(shares[peer])
     memory.barrier()
-    sent = memory.get_buffer(rank, (world_size, share), values.dtype)[:, : len(shares[rank])]
-    torch.mean(sent, 0, out=memory.get_buffer(rank, shares[rank].shape, values.dtype, world_size * share))
+    sent = memory.get_buffer(rank, (world_size, place), values.dtype)[:, : len(shares[rank])]
+    torch.mean(sent, 0, out=memory.get_buffer(rank, shares[rank].shape, values.dtype, world_size * place))
     memory.barrier()
     for peer in peers:
-        shares[peer].copy_(memory.get_buffer(peer, shares[peer].shape, values.dtype, world_size * share))
+        shares[peer].copy_(memory.get_buffer(peer, shares[peer].shape, values.dtype, world_size * place))
 
 
 class CopyEngines:
-    """What averages DDP's buckets: memory for the largest of them, and a stream.
+    """What averages DDP's buckets: memory for about so many bytes of gradients at once, and a stream.
 
-    max_bucket_bytes: of gradients in one bucket. Every rank makes one, at the same time.
+    Every rank makes one, at the same time.
     """
 
-    def __init__(self, device: torch.device, max_bucket_bytes: int) -> None:
+    def __init__(self, device: torch.device, bytes_at_once: int) -> None:
         # Private by its name, up to 2.13.
         from torch.distributed import _symmetric_memory
 
         world_size = dist.get_world_size()
-        # A share of elements is rounded up, of at most 8 bytes each.
-        size = num_elements(max_bucket_bytes + 8 * _ALIGNMENT * world_size, world_size)
+        self._share_bytes = _rounded_up(-(-bytes_at_once // world_size), _ALIGNMENT)
+        size = (world_size + 1) * self._share_bytes
         self._buffer = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         assert dist.group.WORLD is not None
         self._memory: Any = _symmetric_memory.rendezvous(self._buffer, dist.group.WORLD)
@@ -88,12 +91,10 @@ class CopyEngines:
 
     def average(self, values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to average `values`, beside what the current stream does from now on."""
-        needed = num_elements(len(values), self._memory.world_size) * values.element_size()
-        assert needed <= len(self._buffer), (needed, len(self._buffer))
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self._device])
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            average(values, self._memory)
+            average(values, self._memory, self._share_bytes)
             # Who waits for it waits for this stream.
             done.set_result(values)
         return done
@@ -107,5 +108,5 @@ def average_by_copies(
     return engines.average(bucket.buffer())
 
 
-def _share(num_values: int, world_size: int) -> int:
-    return -(-num_values // (world_size * _ALIGNMENT)) * _ALIGNMENT
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

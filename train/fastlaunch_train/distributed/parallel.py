@@ -109,9 +109,8 @@ def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
         from fastlaunch_train.distributed.copy_engines import CopyEngines, average_by_copies
 
         check_copy_engines(recipe, process)
-        # A bucket ends with the parameter that fills it.
-        largest = max(parameter.nbytes for parameter in wrapped.parameters())
-        engines = CopyEngines(process.device, recipe.ddp_bucket_mb * 2**20 + largest)
+        # A bucket is larger by up to a parameter, and the first of a static graph has all of them.
+        engines = CopyEngines(process.device, recipe.ddp_bucket_mb * 2**20)
         wrapped.register_comm_hook(engines, average_by_copies)
     return wrapped
 
