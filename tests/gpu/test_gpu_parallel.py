@@ -40,8 +40,6 @@ TORCH_ARMS: dict[str, float | None] = {
     "fp32,activation_checkpointing=block": 1e-5,
     "fp32,deterministic=true,set_to_none=false": 1e-5,
     "fp32,wire_dtype=bf16": 5e-3,
-    "fp32,all_reduce=copy_engine": 1e-5,
-    "fp32,all_reduce=copy_engine,grad_accumulation=2": 1e-5,
     "fp16": 2e-3,
     "bf16": 1e-2,
     "bf16,parameter_dtype=bf16": 5e-2,

@@ -185,18 +185,11 @@ def test_a_batch_that_a_recipe_cannot_divide_is_refused_before_it_costs(
     assert "give --batch-size 256" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--recipe", "graph"], "on one GPU only"),
-        (["--recipe", "bf16", "--set", "all_reduce=copy_engine", "--num-nodes", "2"], "GPUs of one machine"),
-    ],
-)
 def test_a_recipe_that_does_not_train_with_so_many_ranks_is_refused_before_it_costs(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fastlaunch("submit", "--dry-run", "--instance", "p5.48xlarge", *words) == 2
-    assert message in capsys.readouterr().err
+    assert fastlaunch("submit", "--dry-run", "--instance", "p5.48xlarge", "--recipe", "graph") == 2
+    assert "on one GPU only" in capsys.readouterr().err
 
 
 def test_above_the_budget_a_dry_run_proposes_what_would_be_accepted(

@@ -55,7 +55,6 @@ OVERRIDES: dict[str, tuple[str, str, object]] = {
     "ddp_bucket_mb": ("bf16", "25", 25),
     "overlap_comm": ("zero1", "false", False),
     "wire_dtype": ("bf16", "bf16", "bf16"),
-    "all_reduce": ("bf16", "copy_engine", "copy_engine"),
     "grad_accumulation": ("bf16", "4", 4),
     "activation_checkpointing": ("bf16", "block", "block"),
     "optimizer": ("bf16", "adamw", "adamw"),
@@ -149,10 +148,6 @@ REFUSED = [
     ("compile", "pointwise=scripted", "scripted"),
     ("fsdp2", "ddp_bucket_mb=25", "ddp_bucket_mb"),
     ("bf16", "overlap_comm=false", "overlap_comm"),
-    ("fsdp2", "all_reduce=copy_engine", "DDP"),
-    ("lightning", "all_reduce=copy_engine", "DDP"),
-    ("compile", "compile_scope=wrapped all_reduce=copy_engine", "DDP"),
-    ("bf16", "wire_dtype=bf16 all_reduce=copy_engine", "as they are"),
     ("fsdp2", "blocks=te", "DDP"),
     ("zero1", "compile_mode=max-autotune compile_scope=model", "gradients"),
     ("zero1", "parameter_dtype=bf16", "fp32 masters"),
@@ -264,9 +259,8 @@ def test_one_rank_shards_nothing(name: str) -> None:
     assert "shards nothing" in warning
 
 
-@pytest.mark.parametrize("override", ["wire_dtype=bf16", "all_reduce=copy_engine"])
-def test_one_rank_sends_nothing(override: str) -> None:
-    recipe = resolve_recipe("bf16", [override])
+def test_one_rank_sends_nothing() -> None:
+    recipe = resolve_recipe("bf16", ["wire_dtype=bf16"])
     (warning,) = caveats(recipe, Capabilities(compute_capability=None), world_size=1)
     assert "no gradient travels" in warning
 

@@ -223,8 +223,7 @@ def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
     """
     assert variant.num_gpus is not None
     # Not in JobSpec, by which runs of earlier releases are read.
-    num_nodes = where.get("num_nodes", 1)
-    if problem := ranks_problem(variant.recipe, num_ranks=variant.num_gpus, num_nodes=num_nodes):
+    if problem := ranks_problem(variant.recipe, variant.num_gpus):
         message, hint = problem
         raise UserError(f"recipe {variant.recipe.label}: {message}", hint)
     batch_size = variant.workload.batch_size if variant.batch_size is None else variant.batch_size

@@ -86,8 +86,7 @@ def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
     Gradients travel in their parameters' dtype, or with wire_dtype=bf16 in bf16: each rank rounds its own and
     divides by the world size, and the sum is bf16, too.
     Every step has to use the same parameters in the same order, as all models here do: timm's stochastic
-    depth multiplies by zero and skips no module. Compile the model before. Raises RecipeError where the
-    recipe's all_reduce cannot be done.
+    depth multiplies by zero and skips no module. Compile the model before.
     """
     if process.world_size == 1:
         return model
@@ -105,27 +104,7 @@ def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
     )
     if recipe.wire_dtype == "bf16":
         wrapped.register_comm_hook(None, sum_in_bf16)
-    if recipe.all_reduce == "copy_engine":
-        from fastlaunch_train.distributed.copy_engines import CopyEngines, average_by_copies
-
-        check_copy_engines(recipe, process)
-        # A bucket is larger by up to a parameter, and the first of a static graph has all of them.
-        engines = CopyEngines(process.device, recipe.ddp_bucket_mb * 2**20)
-        wrapped.register_comm_hook(engines, average_by_copies)
     return wrapped
-
-
-def check_copy_engines(recipe: Recipe, process: Process) -> None:
-    """Raise RecipeError unless this rank's GPU reads the memory of all others."""
-    others = [rank for rank in range(process.world_size) if rank != process.rank]
-    if process.num_nodes > 1 or not all(
-        torch.cuda.can_device_access_peer(process.device, other) for other in others
-    ):
-        raise RecipeError(
-            f"recipe {recipe.label}: copy engines reach only GPUs of one machine that read each other's "
-            "memory, and this GPU does not reach all",
-            "leave out all_reduce",
-        )
 
 
 def sum_in_bf16(

@@ -77,6 +77,5 @@ def caveats(recipe: Recipe, machine: Capabilities, *, world_size: int) -> Iterat
         return
     if recipe.parallelism in ("fsdp2", *ZERO_STAGES):
         yield f"parallelism {recipe.parallelism} with one rank shards nothing: its figures say nothing of it"
-    for field, usual in (("wire_dtype", "fp32"), ("all_reduce", "auto")):
-        if (value := getattr(recipe, field)) != usual:
-            yield f"{field} {value} with one rank has no effect: no gradient travels"
+    if recipe.wire_dtype != "fp32":
+        yield f"wire_dtype {recipe.wire_dtype} with one rank has no effect: no gradient travels"

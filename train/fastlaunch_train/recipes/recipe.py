@@ -32,7 +32,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "compile_scope": ("block", "model", "wrapped"),
     "parallelism": ("ddp", "fsdp2", *ZERO_STAGES),
     "wire_dtype": ("fp32", "bf16"),
-    "all_reduce": ("auto", "copy_engine"),
     "activation_checkpointing": ("none", "block"),
     "optimizer": ("workload", "sgd", "adamw", "adafactor"),
     "optimizer_impl": ("auto", "for-loop", "foreach", "fused"),
@@ -96,9 +95,6 @@ class Recipe:
     ddp_bucket_mb: int = 160  #: 160 MB hold the fp32 gradients of two ViT-Huge blocks
     overlap_comm: bool = True  #: DeepSpeed exchanges gradients while it computes; DDP and FSDP2 always do
     wire_dtype: str = "fp32"  #: of gradients on their way between ranks
-    #: What averages DDP's gradients: `auto`, NCCL on GPUs; `copy_engine`, between GPUs of one machine, which
-    #: keeps no multiprocessor busy.
-    all_reduce: str = "auto"
     grad_accumulation: int = 1  #: micro-batches that a rank's batch is split into
     activation_checkpointing: str = "none"  #: `block`: keep a block's input, recompute the rest in backward
     optimizer: str = "workload"

@@ -168,7 +168,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement({"blocks": ("fused",), "precision": ("fp8",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
     Requirement({"blocks": ("fused",)}, _gpu("bf16", BF16_CAPABILITY, runs_on_cpu=True)),
     Requirement({"blocks": ("native",), "step_graph": (True,)}, _gpu("a CUDA graph", (7, 0))),
-    Requirement({"all_reduce": ("copy_engine",)}, _gpu("all_reduce copy_engine", (7, 0))),
     Requirement({"fp8_scaling": ("tensorwise",)}, _gpu("FP8", (8, 9), runs_on_cpu=True)),
     Requirement({"blocks": _TE_BLOCKS}, _gpu("Transformer Engine", (8, 0))),
     Requirement({"precision": ("tf32",)}, _gpu("TF32", (8, 0))),
@@ -186,8 +185,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     _package({"precision": ("fp16",)}, "torch", (2, 3), what="fp16 on a CPU", only_on_cpu=True),
     _package({"optimizer_impl": ("fused",)}, "torch", (2, 4)),
     _package(_COMPILED, "torch", (2, 2), what="torch.compile"),
-    # Symmetric memory, with `barrier` and `get_buffer`.
-    _package({"all_reduce": ("copy_engine",)}, "torch", (2, 6)),
     _package(_FSDP2, "torch", (2, 6), what="fully_shard"),
     _package(_FSDP2, "torch", (2, 9), what="fully_shard on a CPU", only_on_cpu=True),
     # Transformer Engine's releases, by its release notes.

@@ -20,7 +20,7 @@ from fastlaunch_train.recipes.recipe import (
 #: Fields that say how a step trains, and nothing of what the model computes.
 _TRAINING_FIELDS = (
     *("optimizer", "learning_rate", "optimizer_impl", "set_to_none", "grad_accumulation"),
-    *("activation_checkpointing", "parallelism", "wire_dtype", "all_reduce", "ddp_bucket_mb", "overlap_comm"),
+    *("activation_checkpointing", "parallelism", "wire_dtype", "ddp_bucket_mb", "overlap_comm"),
 )
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
@@ -145,15 +145,13 @@ def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
     )
 
 
-def ranks_problem(recipe: Recipe, *, num_ranks: int, num_nodes: int) -> Problem | None:
-    """Return why `recipe` does not train with so many ranks, over so many machines; None if it does."""
+def ranks_problem(recipe: Recipe, num_ranks: int) -> Problem | None:
+    """Return why `recipe` does not train with so many ranks; None if it does."""
     if num_ranks > 1 and recipe.step_graph and recipe.blocks == "native":
         return (
             "a step is one CUDA graph on one GPU only",
             "add --nproc 1, or use a recipe with step_graph=false",
         )
-    if num_nodes > 1 and recipe.all_reduce == "copy_engine":
-        return "copy engines reach only the GPUs of one machine", "leave out all_reduce"
     return None
 
 
@@ -291,11 +289,6 @@ def _parallelism(recipe: Recipe) -> Iterator[Problem]:
             "overlap_comm is DeepSpeed's; DDP and FSDP2 overlap",
             "use parallelism=zero1, or leave it out",
         )
-    if recipe.all_reduce == "copy_engine":
-        if recipe.parallelism != "ddp" or recipe.loop != "ours" or recipe.compile_scope == "wrapped":
-            yield "copy engines average the gradients of DDP in our own loop", "leave out all_reduce"
-        if recipe.wire_dtype != "fp32":
-            yield "copy engines send gradients as they are", "leave out wire_dtype, or all_reduce"
     if recipe.parallelism == "ddp":
         return
     if recipe.blocks != "native":
