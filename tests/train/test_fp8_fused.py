@@ -114,7 +114,8 @@ def test_attentions_own_backward_pass_hands_on_one_tensor(monkeypatch: pytest.Mo
     train_passes(own)
     assert [3 * 256] in widths and [256] * 3 not in widths
     for ours, theirs in zip(own.parameters(), by_torch.parameters(), strict=True):
-        assert relative(ours.grad, theirs.grad) < 0.01  # type: ignore[arg-type]
+        # CPUs round products in bf16 differently: 0.011 on one of them. Another order is off by about 1.
+        assert relative(ours.grad, theirs.grad) < 0.03  # type: ignore[arg-type]
 
 
 def test_only_views_of_one_tensor_are_side_by_side() -> None:
