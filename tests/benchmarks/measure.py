@@ -18,7 +18,6 @@ import argparse
 import os
 import signal
 import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -27,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.plan import PLAN, PlannedRun, read_plan
+from benchmarks.plan import PLAN, PlannedRun, read_plan, training_command
 from fastlaunch_train.records.records import RecordError, read_record
 
 MEASUREMENTS = Path(__file__).parents[2] / "train" / "measurements"
@@ -99,12 +98,7 @@ def is_complete(folder: Path, device_name: str | None = None) -> bool:
 
 def train(run: PlannedRun, folder: Path, gpus: list[int], seconds: float) -> str:
     """Make a run on `gpus`, in `seconds` at most, and return what is to be said of it."""
-    argv = [sys.executable, "-m"]
-    if run.num_gpus > 1:
-        argv += ["torch.distributed.run", "--standalone", f"--nproc-per-node={run.num_gpus}", "-m"]
-    argv += ["fastlaunch_train", "--workload", run.arm.workload, "--recipe", run.arm.recipe]
-    argv += [word for override in run.arm.overrides for word in ("--set", override)]
-    argv += ["--batch-size", str(run.arm.batch_size_per_gpu), "--steps", str(run.arm.steps)]
+    argv = training_command(run.arm, run.num_gpus, "-m", "fastlaunch_train")
     argv += ["--seed", str(run.round), "--output", str(folder), *run.arguments]
     environment = {
         **os.environ,

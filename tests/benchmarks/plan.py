@@ -1,6 +1,7 @@
 """The plan of measurements: which runs make up each folder of train/measurements, in order of importance."""
 
 import re
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,16 @@ class PlannedRun:
     def run_id(self) -> str:
         name = f"{self.arm.text}-x{self.num_gpus}-r{self.round}"
         return re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{self.suffix}" if self.suffix else name)
+
+
+def training_command(arm: Arm, num_gpus: int, *entrypoint: str) -> list[str]:
+    """The command that trains `arm`, by a process for each GPU. entrypoint: `-m MODULE`, or a file, ...."""
+    command = [sys.executable]
+    if num_gpus > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_gpus}"]
+    command += [*entrypoint, "--workload", arm.workload, "--recipe", arm.recipe]
+    command += [word for override in arm.overrides for word in ("--set", override)]
+    return [*command, "--batch-size", str(arm.batch_size_per_gpu), "--steps", str(arm.steps)]
 
 
 def read_arm(text: str, steps: int | None = None) -> Arm:

@@ -1,17 +1,19 @@
-"""Where a step's time goes on this machine's GPU, by `--step-profile` of the training entrypoint.
+"""Where a step's time goes on this machine's GPUs, by `--step-profile` of the training entrypoint.
 
-    PYTHONPATH=train python tests/benchmarks/step_profile.py --output DIR [--seconds 450] [ARM...]
+    cd tests; python -m benchmarks.step_profile --output DIR [--num-gpus 8] [--seconds 450] [ARM...]
 
-An ARM is WORKLOAD/RECIPE:BATCH@STEPS. Each runs in a process of its own, which is killed when its time is up;
-those that are left have no time then. DIR/ARM.tar has what it printed and recorded, and the profiler's trace.
-Prints a table at the end: the measured step time, the profiled one and its parts, in milliseconds, and by how
-much their sum is off.
+An ARM is WORKLOAD/RECIPE[,FIELD=VALUE...]:BATCH@STEPS. Each runs by itself, on all the GPUs, and is killed
+when its time is up; those that are left have no time then. DIR/ARM.tar has what it printed and recorded, and
+the profiler's trace, of the first GPU. Prints a table at the end: the measured step time, the profiled one
+and its parts, in milliseconds, and by how much their sum is off.
 """
 
 import argparse
 import gzip
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plan import read_arm, training_command
 from fastlaunch_train.records.records import STEP_PARTS, Profile, RankRecord, RecordError, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,18 +51,19 @@ def main() -> None:
     )
     parser.add_argument("arms", nargs="*", default=ARMS, metavar="ARM")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--num-gpus", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=450.0)
     asked = parser.parse_args()
     deadline = time.monotonic() + asked.seconds
     asked.output.mkdir(parents=True, exist_ok=True)
     rows = [("arm", "measured", "profiled", *STEP_PARTS, "hidden comm", "sum - profiled")]
     for arm in asked.arms:
-        name = arm.replace("/", "-").replace(":", "-").replace("@", "-")
+        name = re.sub(r"[/:@,=]", "-", arm)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / name
             folder.mkdir()
             began = time.monotonic()
-            ended = _run(arm, folder, min(MOST_SECONDS, deadline - began))
+            ended = _run(arm, asked.num_gpus, folder, min(MOST_SECONDS, deadline - began))
             print(f"{arm}: {ended} after {time.monotonic() - began:.0f} s", flush=True)
             rows.append((arm, *_cells(folder)))
             trace = folder / _TRACE
@@ -73,32 +77,32 @@ def main() -> None:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
-def _run(arm: str, folder: Path, seconds: float) -> str:
+def _run(arm: str, num_gpus: int, folder: Path, seconds: float) -> str:
     """Train an arm in its folder; return how that ended."""
     if seconds < 1:
         return "no time left"
-    name, _, steps = arm.partition("@")
-    name, _, batch_size = name.partition(":")
-    workload, _, recipe = name.partition("/")
-    argv = [sys.executable, "-P", __file__, _TRACED, str(folder / _TRACE)]
-    argv += ["--workload", workload, "--recipe", recipe]
-    argv += ["--batch-size", batch_size, "--steps", steps, "--output", str(folder / "run"), "--step-profile"]
-    path = os.pathsep.join([str(ROOT / "train"), os.environ.get("PYTHONPATH", "")])
+    traced = ["-m", "benchmarks.step_profile", _TRACED, str(folder / _TRACE)]
+    argv = training_command(read_arm(arm), num_gpus, *traced)
+    argv += ["--output", str(folder / "run"), "--step-profile"]
+    path = os.pathsep.join([str(ROOT / "train"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     log = folder / "log.txt"
-    try:
-        with log.open("wb") as file:
-            done = subprocess.run(
-                argv,
-                env={**os.environ, "PYTHONPATH": path},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-                check=False,
-            )
-    except subprocess.TimeoutExpired:
-        return "killed, since its time was up"
-    if done.returncode:
-        return f"exit {done.returncode}\n{log.read_text(errors='replace')[-1500:]}"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            # With it the ranks that torchrun has started.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return "killed, since its time was up"
+    if code:
+        return f"exit {code}\n{log.read_text(errors='replace')[-1500:]}"
     return "done"
 
 
@@ -110,8 +114,9 @@ def _traced(trace: Path, argv: list[str]) -> int:
     events_of = profiling.events_of
 
     def keep(data: Mapping[str, Any]) -> Iterator[Any]:
-        with gzip.open(trace, "wt", compresslevel=3) as file:
-            json.dump(data, file)
+        if os.environ.get("RANK", "0") == "0":
+            with gzip.open(trace, "wt", compresslevel=3) as file:
+                json.dump(data, file)
         return events_of(data)
 
     profiling.events_of = keep

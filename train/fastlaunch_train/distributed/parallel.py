@@ -99,6 +99,8 @@ def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
         device_ids=[process.local_rank] if process.device.type == "cuda" else None,
         bucket_cap_mb=recipe.ddp_bucket_mb,
         gradient_as_bucket_view=True,
+        # Fused blocks have no buffers but scales, which the stepper keeps alike.
+        broadcast_buffers=recipe.blocks != "fused",
         # Where torch allows it: with one micro-batch, and DDP not compiled.
         static_graph=recipe.grad_accumulation == 1 and not compiles_ddp,
     )

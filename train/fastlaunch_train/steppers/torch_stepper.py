@@ -50,6 +50,9 @@ class TorchStepper:
             self.model = fsdp.shard(prepared, blocks, recipe, process)
         else:
             self.model = wrap_ddp(prepared, recipe, process)
+        scalings = delayed_scalings(model) if process.world_size > 1 else ()
+        #: The magnitudes that FP8 scales will follow, as this rank has recorded them.
+        self._magnitudes: list[Any] = [scaling.amax for scaling in scalings]
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             compile_model(self.model, None, recipe)
         #: After the last step; None before the first.
@@ -137,6 +140,9 @@ class TorchStepper:
             with phase("backward"):
                 share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
                 (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
+                for magnitudes in self._magnitudes:
+                    # Scales are by the largest of any rank, as Transformer Engine's.
+                    torch.distributed.all_reduce(magnitudes, torch.distributed.ReduceOp.MAX)
         # A copy: the next micro-batch overwrites what a CUDA graph returned.
         return loss.detach() if self._recipe.grad_accumulation == 1 else loss.detach().clone()
 
@@ -213,11 +219,18 @@ class TorchStepper:
 def fresh_scales(model: nn.Module) -> set[int]:
     """Return the ids of the buffers of delayed scaling that has recorded nothing, which passes calibrate.
 
-    Of fused blocks; Transformer Engine's scales are no buffers. By an attribute, since an old torch, without
-    FP8, cannot import their module.
+    Transformer Engine's scales are no buffers.
     """
-    fresh = (module for module in model.modules() if getattr(module, "is_fresh", False))
-    return {id(buffer) for module in fresh for buffer in module.buffers()}
+    fresh = (scaling for scaling in delayed_scalings(model) if scaling.is_fresh)
+    return {id(buffer) for scaling in fresh for buffer in scaling.buffers()}
+
+
+def delayed_scalings(model: nn.Module) -> list[nn.Module]:
+    """Return what holds the scales of the model's fused blocks, by an attribute of its class.
+
+    An old torch, without FP8, cannot import that class.
+    """
+    return [module for module in model.modules() if hasattr(type(module), "is_fresh")]
 
 
 def check_loss(workload: Workload, loss: Any) -> None:
