@@ -105,20 +105,30 @@ def train(run: PlannedRun, folder: Path, gpus: list[int], seconds: float) -> str
         "FASTLAUNCH_RUN_ID": run.run_id,
         "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus),
     }
-    with (folder / LOG).open("wb") as log:
-        process = subprocess.Popen(
-            argv, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = process.wait(None if seconds == float("inf") else seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
+    code = run_logged(argv, environment, folder / LOG, seconds)
     if code != 0:
         ended = "killed, since its time was up" if code is None else f"exit {code}"
         return f"{ended}\n{(folder / LOG).read_text(errors='replace')[-1500:]}"
     return told(folder / "rank-00000-attempt-1.jsonl")
+
+
+def run_logged(argv: list[str], environment: dict[str, str], log: Path, seconds: float) -> int | None:
+    """Return how `argv` ended, whose output goes into `log`; None if it was killed, since its time was up.
+
+    With it go the ranks that it has started, also when this process is interrupted.
+    """
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            argv, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(None if seconds == float("inf") else seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 @dataclass(kw_only=True)

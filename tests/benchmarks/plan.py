@@ -59,7 +59,7 @@ class PlannedRun:
 
 
 def training_command(arm: Arm, num_gpus: int, *entrypoint: str) -> list[str]:
-    """The command that trains `arm`, by a process for each GPU. entrypoint: `-m MODULE`, or a file, ...."""
+    """The command that trains `arm`, by a process for each GPU. entrypoint: words before the arm's."""
     command = [sys.executable]
     if num_gpus > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_gpus}"]

@@ -13,8 +13,6 @@ import gzip
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -23,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan import read_arm, training_command
+from benchmarks.measure import run_logged
+from benchmarks.plan import Arm, read_arm, training_command
 from fastlaunch_train.records.records import STEP_PARTS, Profile, RankRecord, RecordError, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,15 +56,19 @@ def main() -> None:
     deadline = time.monotonic() + asked.seconds
     asked.output.mkdir(parents=True, exist_ok=True)
     rows = [("arm", "measured", "profiled", *STEP_PARTS, "hidden comm", "sum - profiled")]
-    for arm in asked.arms:
-        name = re.sub(r"[/:@,=]", "-", arm)
+    try:
+        arms = [read_arm(text) for text in asked.arms]
+    except ValueError as error:
+        parser.error(str(error))
+    for arm in arms:
+        name = re.sub(r"[/:@,=]", "-", arm.text) + (f"-x{asked.num_gpus}" if asked.num_gpus > 1 else "")
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / name
             folder.mkdir()
             began = time.monotonic()
             ended = _run(arm, asked.num_gpus, folder, min(MOST_SECONDS, deadline - began))
-            print(f"{arm}: {ended} after {time.monotonic() - began:.0f} s", flush=True)
-            rows.append((arm, *_cells(folder)))
+            print(f"{arm.text}: {ended} after {time.monotonic() - began:.0f} s", flush=True)
+            rows.append((arm.text, *_cells(folder)))
             trace = folder / _TRACE
             if trace.exists() and trace.stat().st_size > MOST_BYTES:
                 print(f"  left out, {trace.stat().st_size} bytes: {_TRACE}")
@@ -77,30 +80,18 @@ def main() -> None:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
-def _run(arm: str, num_gpus: int, folder: Path, seconds: float) -> str:
+def _run(arm: Arm, num_gpus: int, folder: Path, seconds: float) -> str:
     """Train an arm in its folder; return how that ended."""
     if seconds < 1:
         return "no time left"
     traced = ["-m", "benchmarks.step_profile", _TRACED, str(folder / _TRACE)]
-    argv = training_command(read_arm(arm), num_gpus, *traced)
+    argv = training_command(arm, num_gpus, *traced)
     argv += ["--output", str(folder / "run"), "--step-profile"]
     path = os.pathsep.join([str(ROOT / "train"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     log = folder / "log.txt"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            argv,
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            # With it the ranks that torchrun has started.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return "killed, since its time was up"
+    code = run_logged(argv, {**os.environ, "PYTHONPATH": path}, log, seconds)
+    if code is None:
+        return "killed, since its time was up"
     if code:
         return f"exit {code}\n{log.read_text(errors='replace')[-1500:]}"
     return "done"

@@ -177,10 +177,11 @@ def test_a_batch_that_will_probably_not_fit_is_warned_of(
     assert advice is None or advice in err
 
 
+@pytest.mark.parametrize("recipe", ["te-fp8", "bf16-fused"])
 def test_a_batch_that_a_recipe_cannot_divide_is_refused_before_it_costs(
-    capsys: pytest.CaptureFixture[str],
+    recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--instance", "p5.48xlarge", "--recipe", "te-fp8", "--batch-size", "250"]
+    words = ["--instance", "p5.48xlarge", "--recipe", recipe, "--batch-size", "250"]
     assert fastlaunch("submit", "--dry-run", *words) == 2
     assert "give --batch-size 256" in capsys.readouterr().err
 

@@ -163,7 +163,7 @@ FUSED_STEPS = """
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     def steps(process, recipe):
-        # By how much the weights change, and the magnitudes that the scales follow.
+        # By how much the weights change, and all buffers: scales, and the magnitudes that they follow.
         workload = Workload(
             name="small", sample_unit="images", build_model=build, batches=lambda request: iter(()),
             loss=loss, blocks=lambda model: model.blocks, learning_rate=0.01,
@@ -182,8 +182,8 @@ FUSED_STEPS = """
         first = weights_of(model)
         for _ in range(3):
             stepper.step(batch)
-        scales = {name: buffer for name, buffer in model.named_buffers() if name.endswith("amax")}
-        return weights_of(model) - first, torch.cat([*scales.values(), torch.zeros(1)])
+        buffers = [buffer.flatten().float() for buffer in model.buffers()]
+        return weights_of(model) - first, torch.cat([*buffers, torch.zeros(1)])
 """
 
 
@@ -191,7 +191,12 @@ FUSED_STEPS = """
 @pytest.mark.parametrize(
     # The rounding's own. What is not averaged, or rounded by another rank's scales, is off by more than half.
     ("recipe", "off"),
-    [("bf16-fused", 0.01), ("fp8-fused", 0.15), ("fp8-fused weight_cast=optimizer", 0.15)],
+    [
+        ("bf16-fused", 0.01),
+        ("fp8-fused", 0.15),
+        ("fp8-fused weight_cast=optimizer", 0.15),
+        ("fp8-fused grad_accumulation=2", 0.15),
+    ],
 )
 def test_two_ranks_train_fused_blocks_as_one(recipe: str, off: float) -> None:
     name, *overrides = recipe.split()
@@ -200,8 +205,8 @@ def test_two_ranks_train_fused_blocks_as_one(recipe: str, off: float) -> None:
         + f"""
     recipe = resolve_recipe({name!r}, {overrides!r})
     alone, _ = steps(replace(process, rank=0, world_size=1), recipe)
-    both, magnitudes = steps(process, recipe)
-    ours = torch.cat([both, magnitudes])
+    both, buffers = steps(process, recipe)
+    ours = torch.cat([both, buffers])
     sent = ours.clone()
     torch.distributed.broadcast(sent, 0)
     print(torch.equal(sent, ours), float((both - alone).norm() / alone.norm()))

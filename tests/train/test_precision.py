@@ -31,10 +31,11 @@ def test_autocast_computes_products_in_the_recipes_precision(name: str, dtype: t
     assert (precision.scaler is not None) == (name == "fp16")
 
 
-def test_fp8_takes_batches_of_more_samples() -> None:
+def test_fp8_and_fused_blocks_take_batches_of_more_samples() -> None:
     multiples = {name: batch_multiple(recipe) for name, recipe in RECIPES.items()}
     assert multiples["bf16"] == multiples["te-bf16"] == 8
     assert multiples["te-fp8"] == multiples["ao-fp8"] == multiples["te-article-fp8"] == 16
+    assert multiples["fp8-fused"] == multiples["bf16-fused"] == 16
     assert multiples["te-mxfp8"] == 32
 
 

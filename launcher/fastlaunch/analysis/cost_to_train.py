@@ -39,7 +39,7 @@ BLOCK_END_HOURS = 0.5
 _BLOCK_DAYS: tuple[int, ...] = (*range(1, 15), *range(21, 183, 7))
 
 _NEVER_MEASURED = "a guess, not measured"
-_SHIPPED = "90% of the shipped runs took less (one H200, 2026-11)"
+_SHIPPED = "90% of the shipped runs took less (H100 and H200, 2026-11)"
 
 
 def _assumed(default: float | None, what: str, source: str) -> Any:

@@ -126,19 +126,26 @@ def batch_multiple(recipe: Recipe) -> int:
 
     Every dimension of FP8 products is a multiple of 16, of MXFP8 of 32. In those of the weight gradients one
     is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the backward pass.)
+    Fused blocks have one size of rows in bf16, too.
     """
-    if recipe.precision != "fp8":
+    if not _needs_multiple(recipe):
         return 8
     return 32 if recipe.fp8_scaling == "mxfp8" else 16
+
+
+def _needs_multiple(recipe: Recipe) -> bool:
+    return recipe.precision == "fp8" or recipe.blocks == "fused"
 
 
 def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
     """Return why `recipe` cannot train with so many samples on a rank; None if it can."""
     parts = recipe.grad_accumulation
-    multiple = parts * (batch_multiple(recipe) if recipe.precision == "fp8" else 1)
+    multiple = parts * (batch_multiple(recipe) if _needs_multiple(recipe) else 1)
     if batch_size % multiple == 0:
         return None
-    reason = "which FP8 needs" if parts == 1 else f"which {parts} micro-batches need"
+    reason = "which FP8 needs" if recipe.precision == "fp8" else "which fused blocks need"
+    if parts > 1:
+        reason = f"which {parts} micro-batches need"
     return (
         f"batch size {batch_size} is not a multiple of {multiple}, {reason}",
         f"give --batch-size {-(-batch_size // multiple) * multiple}",

@@ -66,7 +66,7 @@ class GraphedStepper(TorchStepper):
             return
         self._batch = clone_batch(batch)
         # New scales keep what the passes find; those of a checkpoint stay.
-        found = fresh_scales(self.model)
+        found = fresh_scales(self._native, self._recipe)
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in found]
         stream = torch.cuda.Stream(self._process.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

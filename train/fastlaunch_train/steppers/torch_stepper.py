@@ -1,7 +1,7 @@
 """Steps by torch alone: autocast, backward and optimizer, with DDP or FSDP2 between the ranks."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,6 +25,9 @@ from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
 
+if TYPE_CHECKING:
+    from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
+
 #: Passes that find the first scales: the third has those of gradients that were no longer rounded with 1.
 NUM_CALIBRATION_PASSES = 3
 
@@ -45,14 +48,15 @@ class TorchStepper:
         # The state has its names, whatever wraps it.
         self._native = model
         prepared = prepare_model(workload, recipe, model)
+        scalings = delayed_scalings(model, recipe) if process.world_size > 1 else {}
+        #: The magnitudes that FP8 scales will follow, as this rank has recorded them.
+        self._magnitudes: list[Any] = [scaling.amax for scaling in scalings.values()]
         if recipe.parallelism == "fsdp2":
             blocks = workload.blocks(model) if workload.blocks else None
             self.model = fsdp.shard(prepared, blocks, recipe, process)
         else:
-            self.model = wrap_ddp(prepared, recipe, process)
-        scalings = delayed_scalings(model) if process.world_size > 1 else ()
-        #: The magnitudes that FP8 scales will follow, as this rank has recorded them.
-        self._magnitudes: list[Any] = [scaling.amax for scaling in scalings]
+            own = [f"{name}.{part}" for name, of in scalings.items() for part, _ in of.named_buffers()]
+            self.model = wrap_ddp(prepared, recipe, process, own_buffers=own)
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             compile_model(self.model, None, recipe)
         #: After the last step; None before the first.
@@ -128,7 +132,10 @@ class TorchStepper:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
-        """Add a micro-batch's gradients, exchanged between ranks if it is the `last`; return its loss."""
+        """Add a micro-batch's gradients, exchanged between ranks if it is the `last`; return its loss.
+
+        The ranks meet in each, where there are FP8 scales of fused blocks.
+        """
         if self._recipe.compile_mode in CUDA_GRAPH_MODES:
             # From here on the CUDA graphs may overwrite the outputs of the step before.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -141,7 +148,8 @@ class TorchStepper:
                 share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
                 (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
                 for magnitudes in self._magnitudes:
-                    # Scales are by the largest of any rank, as Transformer Engine's.
+                    # Scales are by the largest of any rank, as Transformer Engine's. After every micro-batch,
+                    # since the next one's forward pass sets them.
                     torch.distributed.all_reduce(magnitudes, torch.distributed.ReduceOp.MAX)
         # A copy: the next micro-batch overwrites what a CUDA graph returned.
         return loss.detach() if self._recipe.grad_accumulation == 1 else loss.detach().clone()
@@ -159,7 +167,7 @@ class TorchStepper:
 
     def compile_ahead(self, batch: Batch) -> None:
         """Compile forward and backward on `batch`; put back buffers, but for new FP8 scales, and draws."""
-        found = fresh_scales(self.model)
+        found = fresh_scales(self._native, self._recipe)
         buffers = {
             name: buffer.clone() for name, buffer in self.model.named_buffers() if id(buffer) not in found
         }
@@ -216,21 +224,23 @@ class TorchStepper:
         return {name: fsdp.local_shard(value.detach()) for name, value in named.items()}
 
 
-def fresh_scales(model: nn.Module) -> set[int]:
+def fresh_scales(model: nn.Module, recipe: Recipe) -> set[int]:
     """Return the ids of the buffers of delayed scaling that has recorded nothing, which passes calibrate.
 
-    Transformer Engine's scales are no buffers.
+    Of fused blocks; Transformer Engine's scales are no buffers.
     """
-    fresh = (scaling for scaling in delayed_scalings(model) if scaling.is_fresh)
+    fresh = (scaling for scaling in delayed_scalings(model, recipe).values() if scaling.is_fresh)
     return {id(buffer) for scaling in fresh for buffer in scaling.buffers()}
 
 
-def delayed_scalings(model: nn.Module) -> list[nn.Module]:
-    """Return what holds the scales of the model's fused blocks, by an attribute of its class.
+def delayed_scalings(model: nn.Module, recipe: Recipe) -> "dict[str, DelayedScaling]":
+    """Return what holds the scales of the model's fused blocks, by its name."""
+    if recipe.blocks != "fused":
+        return {}
+    # An old torch, without FP8, cannot import it.
+    from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
 
-    An old torch, without FP8, cannot import that class.
-    """
-    return [module for module in model.modules() if hasattr(type(module), "is_fresh")]
+    return {name: module for name, module in model.named_modules() if isinstance(module, DelayedScaling)}
 
 
 def check_loss(workload: Workload, loss: Any) -> None:
