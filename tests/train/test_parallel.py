@@ -172,10 +172,10 @@ FUSED_STEPS = """
         convert_model(model, workload, recipe)
         stepper = build_stepper(workload, recipe, setup_precision(recipe, process.device), process, model)
         torch.manual_seed(1)
-        images, labels = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+        images, labels = torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))
         # The second rank's gradients are far larger.
-        weights = torch.tensor([0.01] * 16 + [1.0] * 16)
-        share = 32 // process.world_size
+        weights = torch.tensor([0.01] * 32 + [1.0] * 32)
+        share = 64 // process.world_size
         own = slice(process.rank * share, (process.rank + 1) * share)
         batch = images[own], labels[own], weights[own]
         stepper.compile_ahead(batch)
@@ -204,7 +204,8 @@ def test_two_ranks_train_fused_blocks_as_one(recipe: str, off: float) -> None:
         FUSED_STEPS
         + f"""
     recipe = resolve_recipe({name!r}, {overrides!r})
-    alone, _ = steps(replace(process, rank=0, world_size=1), recipe)
+    # In one piece: the first micro-batch, by which scales are found, would be the first rank's.
+    alone, _ = steps(replace(process, rank=0, world_size=1), replace(recipe, grad_accumulation=1))
     both, buffers = steps(process, recipe)
     ours = torch.cat([both, buffers])
     sent = ours.clone()
