@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +80,9 @@ def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def wrap_ddp(
-    model: nn.Module, recipe: Recipe, process: Process, *, own_buffers: Collection[str] = ()
-) -> nn.Module:
+def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
     """Return `model` with gradients averaged over the ranks; the model itself in a world of one.
 
-    own_buffers: names of those that DDP does not overwrite with rank 0's.
     Gradients travel in their parameters' dtype, or with wire_dtype=bf16 in bf16: each rank rounds its own and
     divides by the world size, and the sum is bf16, too.
     Every step has to use the same parameters in the same order, as all models here do: timm's stochastic
@@ -97,10 +94,6 @@ def wrap_ddp(
     if recipe.compile_mode != "none":
         # Cuts compiled regions where buckets end, which only DDP compiled with its model needs.
         torch._dynamo.config.optimize_ddp = compiles_ddp
-    if own_buffers:
-        # Private by its name, up to 2.13; `broadcast_buffers` is for all of them or none.
-        ignore: Any = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-        ignore(model, own_buffers)
     wrapped = nn.parallel.DistributedDataParallel(
         model,
         device_ids=[process.local_rank] if process.device.type == "cuda" else None,

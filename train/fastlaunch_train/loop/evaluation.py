@@ -212,7 +212,7 @@ def _unwrapped_model(training: Training) -> nn.Module:
 
 
 def _share_buffers(training: Training, model: nn.Module) -> None:
-    """Give every rank rank 0's buffers, as DDP does with most before a step, so that all evaluate one model.
+    """Give every rank rank 0's buffers, as DDP does before a training step, so that all evaluate one model.
 
     With shards too, where each rank keeps its own statistics: checkpoints hold rank 0's.
     """

@@ -126,7 +126,7 @@ def batch_multiple(recipe: Recipe) -> int:
 
     Every dimension of FP8 products is a multiple of 16, of MXFP8 of 32. In those of the weight gradients one
     is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the backward pass.)
-    Fused blocks have one size of rows in bf16, too.
+    Fused blocks take multiples of 16 in bf16, too.
     """
     if not _needs_multiple(recipe):
         return 8
@@ -143,11 +143,12 @@ def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
     multiple = parts * (batch_multiple(recipe) if _needs_multiple(recipe) else 1)
     if batch_size % multiple == 0:
         return None
-    reason = "which FP8 needs" if recipe.precision == "fp8" else "which fused blocks need"
     if parts > 1:
-        reason = f"which {parts} micro-batches need"
+        who = f"{parts} micro-batches need"
+    else:
+        who = "FP8 needs" if recipe.precision == "fp8" else "fused blocks need"
     return (
-        f"batch size {batch_size} is not a multiple of {multiple}, {reason}",
+        f"batch size {batch_size} is not a multiple of {multiple}, which {who}",
         f"give --batch-size {-(-batch_size // multiple) * multiple}",
     )
 

@@ -48,15 +48,14 @@ class TorchStepper:
         # The state has its names, whatever wraps it.
         self._native = model
         prepared = prepare_model(workload, recipe, model)
-        scalings = delayed_scalings(model, recipe) if process.world_size > 1 else {}
+        scalings = delayed_scalings(model, recipe) if process.world_size > 1 else []
         #: The magnitudes that FP8 scales will follow, as this rank has recorded them.
-        self._magnitudes: list[Any] = [scaling.amax for scaling in scalings.values()]
+        self._magnitudes: list[Any] = [scaling.amax for scaling in scalings]
         if recipe.parallelism == "fsdp2":
             blocks = workload.blocks(model) if workload.blocks else None
             self.model = fsdp.shard(prepared, blocks, recipe, process)
         else:
-            own = [f"{name}.{part}" for name, of in scalings.items() for part, _ in of.named_buffers()]
-            self.model = wrap_ddp(prepared, recipe, process, own_buffers=own)
+            self.model = wrap_ddp(prepared, recipe, process)
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             compile_model(self.model, None, recipe)
         #: After the last step; None before the first.
@@ -134,7 +133,7 @@ class TorchStepper:
     def _forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
         """Add a micro-batch's gradients, exchanged between ranks if it is the `last`; return its loss.
 
-        The ranks meet in each, where there are FP8 scales of fused blocks.
+        With fused blocks in FP8 the ranks meet after each micro-batch.
         """
         if self._recipe.compile_mode in CUDA_GRAPH_MODES:
             # From here on the CUDA graphs may overwrite the outputs of the step before.
@@ -148,8 +147,8 @@ class TorchStepper:
                 share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
                 (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
                 for magnitudes in self._magnitudes:
-                    # Scales are by the largest of any rank, as Transformer Engine's. After every micro-batch,
-                    # since the next one's forward pass sets them.
+                    # Scales are by the largest of any rank, as Transformer Engine's. The next forward pass
+                    # sets them, also that of a micro-batch.
                     torch.distributed.all_reduce(magnitudes, torch.distributed.ReduceOp.MAX)
         # A copy: the next micro-batch overwrites what a CUDA graph returned.
         return loss.detach() if self._recipe.grad_accumulation == 1 else loss.detach().clone()
@@ -229,18 +228,18 @@ def fresh_scales(model: nn.Module, recipe: Recipe) -> set[int]:
 
     Of fused blocks; Transformer Engine's scales are no buffers.
     """
-    fresh = (scaling for scaling in delayed_scalings(model, recipe).values() if scaling.is_fresh)
+    fresh = (scaling for scaling in delayed_scalings(model, recipe) if scaling.is_fresh)
     return {id(buffer) for scaling in fresh for buffer in scaling.buffers()}
 
 
-def delayed_scalings(model: nn.Module, recipe: Recipe) -> "dict[str, DelayedScaling]":
-    """Return what holds the scales of the model's fused blocks, by its name."""
+def delayed_scalings(model: nn.Module, recipe: Recipe) -> "list[DelayedScaling]":
+    """Return what holds the scales of the model's fused blocks."""
     if recipe.blocks != "fused":
-        return {}
+        return []
     # An old torch, without FP8, cannot import it.
     from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
 
-    return {name: module for name, module in model.named_modules() if isinstance(module, DelayedScaling)}
+    return [module for module in model.modules() if isinstance(module, DelayedScaling)]
 
 
 def check_loss(workload: Workload, loss: Any) -> None:

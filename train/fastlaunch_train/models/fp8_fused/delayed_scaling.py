@@ -36,8 +36,8 @@ _GRADIENTS = (Slot.FC2_GRADIENT, Slot.FC1_GRADIENT, Slot.PROJ_GRADIENT, Slot.QKV
 class DelayedScaling(nn.Module):
     """Scales, and the magnitudes that they follow, of `num_blocks` blocks in one place; saved as buffers.
 
-    history: steps whose largest magnitude counts. `update` takes over what was recorded since the last in
-    `amax`, of which several ranks take the maximum before.
+    history: steps whose largest magnitude counts. `update` takes over what `amax` has recorded since the
+    last one. Several ranks first put the maximum of all into it.
     """
 
     def __init__(self, num_blocks: int, history: int, device: torch.device) -> None:
