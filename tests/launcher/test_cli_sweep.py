@@ -16,7 +16,7 @@ from test_cli_submit_aws import AWS, IMAGE, region  # noqa: F401
 
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.settings import load_settings
+from fastlaunch.core.settings import UPDATED_PRICES, load_settings
 from fastlaunch.ledger.ledger import open_ledger
 
 THREE = ("--instance", "p4d.24xlarge,p5.48xlarge,g6e.12xlarge", "--recipe", "bf16,te-fp8")
@@ -143,6 +143,19 @@ def test_a_sweep_for_the_best_cell_names_it_and_leaves_out_what_is_not(
     assert all(run.state is RunState.COMPLETED or run.is_unneeded for run in runs())
     assert fastlaunch("sweep", "--resume") == 0
     assert "Best at global batch 8: " in capsys.readouterr().out
+
+
+def test_a_comparison_that_fails_loses_no_run_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = load_settings().home / UPDATED_PRICES
+    broken.parent.mkdir(parents=True, exist_ok=True)
+    broken.write_text("no prices")
+    assert fastlaunch(*HERE, "--repeats", "2", "--output", "json") == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)["sweep"]
+    assert told["parts"] == {"this machine": {"completed": 4}}
+    assert err.count("warning: the comparison failed") == 1
+    # `compare` itself says what to mend.
+    assert fastlaunch("compare", f"sweep={told['id']}") == 2
 
 
 def test_the_plan_of_a_sweep_for_the_best_cell_says_the_most_it_costs(

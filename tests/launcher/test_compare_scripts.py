@@ -213,8 +213,8 @@ def test_runs_of_a_script_survive_being_stored() -> None:
 @pytest.mark.parametrize(
     ("is_whole", "sentence"),
     [
-        (False, "amp=bf16 is the fastest on train.py: 80.0 ms per step (79.7 to 80.3) over 3 runs"),
-        (True, "amp=bf16 is the fastest on train.py: 8.00 s in all (7.97 to 8.03) over 3 runs"),
+        (False, "amp=bf16 on train.py: 80.0 ms per step (79.7 to 80.3) over 3 runs"),
+        (True, "amp=bf16 on train.py: 8.00 s in all (7.97 to 8.03) over 3 runs"),
     ],
 )
 def test_what_submit_says_of_its_runs_has_the_time_that_there_is(is_whole: bool, sentence: str) -> None:
@@ -235,6 +235,6 @@ def test_what_submit_says_of_its_runs_has_the_time_that_there_is(is_whole: bool,
         )
         for measured in FP32 + BF16
     ]
-    assert runs_sentence(stored).startswith(sentence)
+    assert runs_sentence(stored[len(FP32) :]).startswith(sentence)
     assert run_row(stored[0])["note"] == ("10.0 s in all" if is_whole else None)
     assert (describe_measured(stored[0]) or "").startswith("10.0 s in all" if is_whole else "100 ms")

@@ -1,6 +1,7 @@
 """Plans that end as soon as all is settled: which runs are made, here, on EC2 and on SageMaker."""
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from sagemaker_builders import training_site
 from test_submission import JOB, OTHER, InstantBackend, launcher
 
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.core.errors import Throttled
+from fastlaunch.core.errors import Throttled, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.options import SubmitOptions
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.advice import ERROR_LOG
+from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Submission
 from fastlaunch.lifecycle.rounds import RowVerdict
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -184,3 +187,78 @@ def recorded(world: World, run_id: str) -> dict[str, Any]:
     """What the records of a run say that its job asked for."""
     spec = world.ledger.get(run_id).spec or {}
     return {"recipe": spec["recipe"]["label"], "seed": spec["seed"]}
+
+
+class BrokenScreen(io.StringIO):
+    """What no display can write to."""
+
+    def write(self, text: str) -> int:
+        raise ValueError("no such column")
+
+
+def overflow(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+    raise OverflowError(34, "Numerical result out of range")
+
+
+def refuse(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+    raise UserError("prices.yaml:3: not a price")
+
+
+def settle_and_fail(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+    """Verdicts that settle te-fp8, and one that cannot be shown."""
+    unshowable: Any = "better"
+    return {
+        run.id: RowVerdict(kind=run.recipe, is_baseline=True)
+        if run.recipe == "bf16"
+        else RowVerdict(kind="better", ratio=unshowable)
+        for run in runs
+    }
+
+
+@pytest.mark.parametrize("advice", [overflow, refuse, settle_and_fail])
+def test_a_verdict_that_fails_ends_no_machine_and_leaves_nothing_out(
+    world: World, advice: Callable[[Sequence[Run]], Any]
+) -> None:
+    world.aws.node = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
+    runs = world.submit(jobs=planned(job(), job("te-fp8")), verdicts=advice)
+    assert made(runs) == {"bf16": 6, "te-fp8": 6}
+    # Three looks failed alike.
+    assert sum(line.startswith("warning: ") for line in world.reports) == 1
+    # What the user can mend needs no traceback.
+    assert (world.home / ERROR_LOG).exists() is (advice is not refuse)
+
+
+def test_a_verdict_that_fails_ends_no_training_job(tmp_path: Path) -> None:
+    site = training_site()
+    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, placement=site) as world:
+        world.aws.job = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
+        runs = world.submit(jobs=planned(training_job(), training_job("te-fp8")), verdicts=overflow)
+    assert made(runs) == {"bf16": 6, "te-fp8": 6}
+
+
+def test_a_display_that_fails_ends_no_machine(world: World) -> None:
+    world.shown = BrokenScreen()
+    world.aws.node = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
+    runs = world.submit(jobs=planned(job(), job("te-fp8")))
+    assert made(runs) == {"bf16": 6, "te-fp8": 6}
+    assert sum(line.startswith("warning: ") for line in world.reports) == 1
+
+
+def test_an_interruption_within_advice_is_one(world: World) -> None:
+    def interrupt(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+        raise KeyboardInterrupt
+
+    world.aws.node = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
+    with pytest.raises(KeyboardInterrupt):
+        world.submit(jobs=planned(job(), job("te-fp8")), verdicts=interrupt)
+    assert world.aws.live() == []
+
+
+def test_advice_that_fails_ends_no_run_here(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)
+        jobs = planned(JOB, OTHER)
+        submission = Submission(jobs_at=lambda here: jobs, verdicts=overflow)
+        display = PlainLines(stream=BrokenScreen(), clock=lambda: 0.0)
+        runs = replace(launcher(backend), display=display).submit(submission, command="fastlaunch submit")
+    assert made(runs) == {"bf16": MOST, "fp32": MOST}

@@ -186,10 +186,12 @@ def expected_at(
     """
     from fastlaunch.lifecycle.expected import expected, too_large
 
-    sources = _measured(context, jobs)
-    for warning in too_large(jobs, site, sources=sources, catalogue=catalogue):
-        context.report(f"warning: {warning}")
-    return expected(jobs, site, sources=sources, catalogue=catalogue)
+    with context.advice.guard("the expected cost"):
+        sources = _measured(context, jobs)
+        for warning in too_large(jobs, site, sources=sources, catalogue=catalogue):
+            context.report(f"warning: {warning}")
+        return expected(jobs, site, sources=sources, catalogue=catalogue)
+    return "as it could not be computed"
 
 
 def expected_usd(
@@ -199,8 +201,10 @@ def expected_usd(
     from fastlaunch.lifecycle.expected import expected
 
     jobs = _jobs_of(request, site)
-    found = expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue)
-    return None if isinstance(found, str) else found.usd
+    with context.advice.guard("the expected cost"):
+        found = expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue)
+        return None if isinstance(found, str) else found.usd
+    return None
 
 
 def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":

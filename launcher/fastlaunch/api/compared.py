@@ -84,9 +84,9 @@ class Swept(Submitted):
     by_part: Mapping[str, Runs]
     #: Parts that were not started, or not completed, and why.
     left_out: Mapping[str, UserError]
-    #: What stopping early saved against the full matrix.
-    saved: "Saved"
-    #: None if nothing was measured.
+    #: What stopping early saved against the full matrix; None if it could not be computed.
+    saved: "Saved | None"
+    #: None if nothing was measured, or it could not be compared.
     comparison: Comparison | None = field(repr=False)
     #: With `until_best`, for each global batch: the rows that may be best, by their figures the best first.
     best: Sequence[Sequence[compare.Row]] = field(default=(), repr=False)

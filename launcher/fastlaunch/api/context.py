@@ -28,6 +28,7 @@ from fastlaunch.jobs.machine import Machine, this_machine
 if TYPE_CHECKING:
     from fastlaunch.jobs.spec import JobSpec
     from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.lifecycle.advice import Advice
     from fastlaunch.lifecycle.launcher import Launcher
 
 #: Of connecting to AWS and of its answer, where the answer is a look at what is under way.
@@ -83,6 +84,13 @@ class AppContext:
         self.check_can_ask(yes=yes)
         if not yes and not (self.ask and self.ask(question)):
             raise UserError("nothing was done")
+
+    @cached_property
+    def advice(self) -> "Advice":
+        """What guards verdicts, predictions and displays."""
+        from fastlaunch.lifecycle.advice import Advice
+
+        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(f"warning: {line}"))
 
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:

@@ -30,6 +30,7 @@ from fastlaunch.core.units import split_names
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
 
 if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import Row
     from fastlaunch.ledger.rows import Sweep as StoredSweep
     from fastlaunch.lifecycle.launcher import Launcher
     from fastlaunch.lifecycle.stop_request import StopRequest
@@ -256,18 +257,24 @@ def _result(context: AppContext, carried_out: "Sweep", launcher: "Launcher", pla
 
     by_part = sweep_runs(launcher.ledger, carried_out.id)
     runs = [run for of in by_part.values() for run in of]
-    is_measured = any(run.summary and duration_s(run.summary) is not None for run in runs)
-    best = []
-    if carried_out.until_best and is_measured:
-        best = best_rows(runs, plan, context.settings, load_catalogue(*context.settings.price_files()))
-    baseline = best[0][0].run_ids[0] if best else None
+    best: list[list[Row]] = []
+    comparison = early = None
+    with context.advice.guard("the comparison"):
+        is_measured = any(run.summary and duration_s(run.summary) is not None for run in runs)
+        if carried_out.until_best and is_measured:
+            best = best_rows(runs, plan, context.settings, load_catalogue(*context.settings.price_files()))
+        baseline = best[0][0].run_ids[0] if best else None
+        if is_measured:
+            comparison = compare_at_own_prices(context.settings, runs, baseline)
+    with context.advice.guard("what stopping early saved"):
+        early = saved(launcher.ledger, runs)
     return Swept(
         id=carried_out.id,
         runs=Runs(runs),
         by_part={name: Runs(of) for name, of in by_part.items()},
         left_out=dict(carried_out.left_out),
-        saved=saved(launcher.ledger, runs),
-        comparison=compare_at_own_prices(context.settings, runs, baseline) if is_measured else None,
+        saved=early,
+        comparison=comparison,
         best=best,
         is_stopped=bool(launcher.stop.by),
     )

@@ -153,14 +153,15 @@ def compare(
     and not ranked.
     """
     comparison = api.compare(*selectors, every_run=every_run, **options)
-    _print_warnings(comparison.warnings)
+    print_warnings(comparison.warnings)
     if why is not None or notes:
         _print_instead(comparison, output, why)
         return EXIT_DONE
     in_full = in_full or bool(columns) or brief
-    _print(
+    text = comparison_text(
         comparison, output, finish=finish, target=target, columns=columns or (), brief=brief, in_full=in_full
     )
+    show(text, output)
     next_command(_next(comparison, output))
     return EXIT_JOB_FAILED if _fails(comparison, fail_if_worse) else EXIT_DONE
 
@@ -206,31 +207,35 @@ def _print_instead(comparison: "Comparison", output: str, name: str | None) -> N
     click.echo(all_notes(comparison, width=width) if name is None else why(comparison, name, width=width))
 
 
-def print_comparison(comparison: "Comparison", *, output: str, **further: object) -> None:
-    """Print a comparison as `compare` does. further: objects beside it in JSON."""
-    _print_warnings(comparison.warnings)
-    _print(comparison, output, finish=None, target=None, columns=(), brief=False, in_full=False, **further)
+def show(text: str, output: str) -> None:
+    """Print on stdout what `comparison_text` has returned."""
+    from fastlaunch.report.overview import VERDICT_COLOURS
+
+    if output == "table":
+        print_coloured(text, VERDICT_COLOURS)
+    else:
+        click.echo(text)
 
 
-def _print(
+def comparison_text(
     comparison: "Comparison",
     output: str,
     *,
-    finish: float | None,
-    target: str | None,
-    columns: Sequence[str],
-    brief: bool,
-    in_full: bool,
+    finish: float | None = None,
+    target: str | None = None,
+    columns: Sequence[str] = (),
+    brief: bool = False,
+    in_full: bool = False,
     **beside: object,
-) -> None:
-    """Print the comparison on stdout, and what jobs cost to their end or to a target, where asked for.
+) -> str:
+    """Return the comparison, and what jobs cost to their end or to a target, where asked for.
 
     The answer comes first, in a sentence. beside: objects beside it in JSON. Raises UserError for a target
     that cannot be read, a column that there is not, and an option that means nothing in this form of output.
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
-    from fastlaunch.report.overview import VERDICT_COLOURS, as_overview
+    from fastlaunch.report.overview import as_overview
     from fastlaunch.report.table import as_table
     from fastlaunch.report.target import target_json, target_table
     from fastlaunch.report.text import answer
@@ -240,16 +245,14 @@ def _print(
     if output == "csv":
         if finish is not None or target is not None:
             raise UserError("--finish and --target have no place in a CSV of rows", "give --output json")
-        click.echo(as_csv(comparison))
-        return
+        return as_csv(comparison)
     if output == "json":
         further = {
             **beside,
             **({} if finish is None else {"finish": finish_json(comparison, finish)}),
             **({} if target is None else {"target": target_json(comparison, target)}),
         }
-        click.echo(as_json(comparison, further))
-        return
+        return as_json(comparison, further)
     width = output_width()
     lines = answer(comparison).splitlines()
     parts = ["\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)]
@@ -263,10 +266,10 @@ def _print(
         parts.append(target_table(comparison, target, width=width))
     if not in_full:
         parts.append("more: --all (every row, column and note), --why ROW, --notes")
-    print_coloured("\n\n".join(parts), VERDICT_COLOURS)
+    return "\n\n".join(parts)
 
 
-def _print_warnings(warnings: Sequence[str]) -> None:
+def print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings on stderr, the first few of many."""
     for warning in api.first_of(warnings):
         click.echo(f"warning: {warning}", err=True)

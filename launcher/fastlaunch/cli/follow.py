@@ -23,6 +23,7 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import raw_output
+from fastlaunch.lifecycle.advice import PROGRESS
 from fastlaunch.lifecycle.display import RecordTail, describe
 
 if TYPE_CHECKING:
@@ -230,14 +231,16 @@ def _last_started(ledger: "Ledger") -> "Run":
 
 
 def _note(context: AppContext, ledger: "Ledger", run: "Run") -> str | None:
-    if run.backend in CLOUD_BACKENDS:
-        from fastlaunch.lifecycle.describe import cloud_note
+    with context.advice.guard(PROGRESS):
+        if run.backend in CLOUD_BACKENDS:
+            from fastlaunch.lifecycle.describe import cloud_note
 
-        return cloud_note(run, ledger.attempts_of(run.id), home=context.settings.home, now=context.now())
-    if run.state is not RunState.RUNNING or run.directory is None:
-        return None
-    progress = RecordTail(run.directory).read()
-    return describe(progress) if progress else "starting"
+            attempts = ledger.attempts_of(run.id)
+            return cloud_note(run, attempts, home=context.settings.home, now=context.now())
+        if run.state is RunState.RUNNING and run.directory is not None:
+            progress = RecordTail(run.directory).read()
+            return describe(progress) if progress else "starting"
+    return None
 
 
 def _as_json(context: AppContext, ledger: "Ledger", run: "Run") -> dict[str, Any]:

@@ -269,14 +269,12 @@ def run_json(run: "Run") -> dict[str, Any]:
     }
 
 
-def runs_sentence(runs: Sequence["Run"], barred: Mapping[str, str] | None = None) -> str:
-    """Return what the runs say in a sentence: the step time of a recipe, or which recipe is the fastest.
+def runs_sentence(runs: Sequence["Run"], answer: str | None = None) -> str:
+    """Return what the runs say in a sentence: a recipe's step time; which of several is best `compare` says.
 
-    The fastest is a recipe whose slowest run beats the others' fastest; `compare` judges by more than that.
-    Runs of another workload, batch size or number of ranks get a line of their own. barred: ids of the runs
-    that `compare` does not rank, and why.
+    answer: that of `compare`; without it the sentence gives the recipes' step times, in no order. Runs of
+    another workload, batch size or number of ranks get a line of their own.
     """
-    why = {run.recipe: barred[run.id] for run in runs if barred and run.id in barred}
     alike: dict[tuple[str, int | None, int, bool], dict[str, list[RunSummary]]] = {}
     measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
     for recipe, summary in measured:
@@ -289,8 +287,8 @@ def runs_sentence(runs: Sequence["Run"], barred: Mapping[str, str] | None = None
     note = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
     profiled = {recipe: summary.profile for recipe, summary in measured if summary.profile}
     parts = [f"\n{_parts_of(recipe, profile)}." for recipe, profile in profiled.items()]
-    sentences = [_fastest(of, why) for of in alike.values()]
-    return ".\n".join(sentences) + f"{note}.{''.join(parts)}"
+    said = answer.removesuffix(".") if answer else ".\n".join(map(_times_text, alike.values()))
+    return f"{said}{note}.{''.join(parts)}"
 
 
 def _parts_of(recipe: str, profile: StepProfile) -> str:
@@ -307,43 +305,26 @@ def _is_measured(run: "Run") -> bool:
     return bool(stood and run.summary and _time(run.summary) and not run.summary.problems)
 
 
-def _fastest(measured: Mapping[str, Sequence[RunSummary]], barred: Mapping[str, str]) -> str:
-    """Return the sentence, without its full stop, on runs by recipe that are alike in all else.
-
-    barred: recipes that are not ranked, and why; they come last.
-    """
+def _times_text(measured: Mapping[str, Sequence[RunSummary]]) -> str:
+    """Return the sentence, without its full stop, on runs by recipe that are alike in all else."""
     times = {recipe: _over_runs(summaries) for recipe, summaries in measured.items()}
-    ordered = sorted(times, key=lambda recipe: (recipe in barred, times[recipe].value))
-    first, *slower = ordered
-    if first not in barred:
-        slower = [recipe for recipe in slower if recipe not in barred]
-    unranked = [recipe for recipe in ordered if recipe not in (first, *slower)]
-    summary, time = measured[first][0], times[first]
-    apart = all(_is_below(time, times[recipe]) for recipe in slower)
-    leads = f"{first} is the fastest" if slower and apart else first
-    batch = summary.setup.batch_size_per_gpu
-    at_batch = "" if batch is None else f", batch {batch}"
+    (first, (summary, *others)), *further = measured.items()
     is_whole = _is_whole(summary)
+    in_words, per = (_in_s, "in all") if is_whole else (in_ms, "per step")
+    batch = summary.setup.batch_size_per_gpu
+    at = f"on {summary.setup.workload}{'' if batch is None else f', batch {batch}'}"
+    if further:
+        each = ", ".join(f"{recipe} {in_words(time.value)}" for recipe, time in times.items())
+        return f"{at}: {each} {per}"
+    time = times[first]
     rate = None if is_whole else _rate(summary, time.value)
     per_s = "" if rate is None else f", {rounded(rate)} {summary.setup.sample_unit}/s"
-    in_words, per = (_in_s, "in all") if is_whole else (in_ms, "per step")
     interval = ""
     if time.low and time.high:
         low, high = (each * (1 if is_whole else 1000) for each in (time.low, time.high))
         interval = f" ({rounded(low)} to {rounded(high)})"
-    num_runs = f" over {len(measured[first])} runs" if len(measured[first]) > 1 else ""
-    sentence = (
-        f"{leads} on {summary.setup.workload}{at_batch}: "
-        f"{in_words(time.value)} {per}{interval}{per_s}{num_runs}"
-    )
-    if slower:
-        sentence += f"; {', '.join(f'{recipe} {in_words(times[recipe].value)}' for recipe in slower)} {per}"
-    if slower and not apart:
-        is_single = any(times[recipe].low is None for recipe in (first, *slower))
-        sentence += f"; {'one run each does not tell' if is_single else 'compare tells'} how surely"
-    for recipe in unranked:
-        sentence += f".\n{recipe} took {in_words(times[recipe].value)} and is not ranked: {barred[recipe]}"
-    return sentence
+    num_runs = f" over {1 + len(others)} runs" if others else ""
+    return f"{first} {at}: {in_words(time.value)} {per}{interval}{per_s}{num_runs}"
 
 
 def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
@@ -356,10 +337,6 @@ def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
         return times[0]
     values = [time.value for time in times]
     return Interval(value=geometric_mean(values), low=min(values), high=max(values))
-
-
-def _is_below(lower: Interval, upper: Interval) -> bool:
-    return lower.high is not None and upper.low is not None and lower.high < upper.low
 
 
 def _problem(summary: RunSummary | None) -> str | None:
@@ -398,17 +375,17 @@ def _why_not(runs: Sequence["Run"]) -> str:
     return next(filter(None, reasons), "no run has ended" if runs else "there are no runs")
 
 
-def print_runs(runs: "Sequence[Run]", *, output: str, barred: Mapping[str, str] | None = None) -> None:
+def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None) -> None:
     """Print the runs and what they say; on stderr the end of a failed run's log and the next command.
 
-    barred: see `runs_sentence`.
+    answer: see `runs_sentence`.
     """
     if output == "json":
         click.echo(
             json.dumps({"submission": runs[0].submission_id, "runs": [run_json(r) for r in runs]}, indent=2)
         )
     else:
-        sentence = runs_sentence(runs, barred)
+        sentence = runs_sentence(runs, answer)
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
         for row in rows:
             if row["note"] and sentence == f"No step time: {row['note']}.":

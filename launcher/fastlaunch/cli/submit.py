@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -108,7 +109,7 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
         raise _show_is_for_aws()
     result = api.submit(context=context, dry_run=dry_run, yes=yes, **options)
     if isinstance(result, Submitted):
-        print_runs(result.runs, output=output, barred=_barred(context, result.runs))
+        print_runs(result.runs, output=output, answer=_answer(context, result.runs))
         return result.exit_code
     if isinstance(result, CloudDryRun):
         from fastlaunch.cli.plan_text import print_dry_run
@@ -121,17 +122,19 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
     return EXIT_DONE
 
 
-def _barred(context: "AppContext", runs: Sequence["Run"]) -> dict[str, str]:
-    """Return the ids of the runs that `compare` does not rank beside the others, and why."""
+def _answer(context: "AppContext", runs: Sequence["Run"]) -> str | None:
+    """Return what `compare` answers by now; None for one recipe, and where nothing can be compared."""
     from fastlaunch.api.comparison import compare_at_own_prices
+    from fastlaunch.ledger.ledger import open_ledger
 
-    if len({run.recipe for run in runs}) < 2:
-        return {}
-    try:
-        rows = compare_at_own_prices(context.settings, runs).rows
-    except UserError:  # nothing was measured, as the runs say themselves
-        return {}
-    return {run_id: row.validity.failures[0] for row in rows if row.is_barred for run_id in row.run_ids}
+    with context.advice.guard("the comparison"):
+        with open_ledger(context.settings, clock=context.now) as ledger:
+            runs = ledger.fetch_comparable(submission=runs[0].submission_id)
+        if len({run.recipe for run in runs}) > 1 and all(run.state.is_final for run in runs):
+            # Where nothing was measured the runs themselves say why.
+            with suppress(UserError):
+                return compare_at_own_prices(context.settings, runs).answer
+    return None
 
 
 def _show_is_for_aws() -> UserError:

@@ -38,6 +38,7 @@ from fastlaunch.jobs.sweep import SweptType
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
+    from fastlaunch.api.context import AppContext
     from fastlaunch.lifecycle.sweep import Saved
 
 #: Longer lines are hard to read.
@@ -193,7 +194,7 @@ def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: 
     if isinstance(result, SweepPlan):
         _print_plan(result, output=output)
         return EXIT_DONE
-    _print_result(result, output=output)
+    _print_result(context, result, output=output)
     return result.exit_code
 
 
@@ -242,9 +243,9 @@ def _runs_text(swept: SweptType) -> str:
     return f"at most {swept.num_rounds}" if is_planned or swept.is_until_best else str(swept.num_rounds)
 
 
-def _print_result(swept: Swept, *, output: str) -> None:
+def _print_result(context: "AppContext", swept: Swept, *, output: str) -> None:
     """Print what became of the parts, what they measured, what was saved and the next command."""
-    from fastlaunch.cli.compare import print_comparison
+    from fastlaunch.cli.compare import comparison_text, print_warnings, show
     from fastlaunch.lifecycle.sweep import states
 
     for name, runs in swept.by_part.items():
@@ -256,20 +257,23 @@ def _print_result(swept: Swept, *, output: str) -> None:
     data = {
         **{"id": swept.id, "parts": {name: states(of) for name, of in swept.by_part.items()}},
         "left_out": {name: error.message for name, error in swept.left_out.items()},
-        "saved": vars(swept.saved),
+        "saved": swept.saved and vars(swept.saved),
         "best": [[_best_to_json(row) for row in rows] for rows in swept.best],
     }
+    text = json.dumps({"sweep": data}, indent=2) if output == "json" else ""
     if swept.comparison is not None:
-        print_comparison(swept.comparison, output=output, sweep=data)
-        if output == "table":
-            lines = [*map(_best_text, swept.best), _saved_text(swept.saved)]
-            click.echo("\n" + "\n".join(lines))
-    elif output == "json":
-        click.echo(json.dumps({"sweep": data}, indent=2))
+        print_warnings(swept.comparison.warnings)
+        with context.advice.guard("the comparison"):
+            shown = comparison_text(swept.comparison, output, sweep=data)
+            lines = [*map(_best_text, swept.best), *([_saved_text(swept.saved)] if swept.saved else [])]
+            text = "\n".join([shown, "", *lines]) if output == "table" else shown
+    if text:
+        show(text, output)
+    baseline = f" --baseline {swept.best[0][0].run_ids[0]}" if swept.best else ""
     next_command(
         f"fastlaunch sweep --resume {swept.id}"
         if swept.is_stopped or any(error.exit_code for error in swept.left_out.values())
-        else f"fastlaunch compare sweep={swept.id} --all"
+        else f"fastlaunch compare sweep={swept.id} --all{baseline}"
     )
 
 

@@ -106,6 +106,7 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
             home=context.settings.home,
             now=context.now,
             ask=partial(_ask_aws, context),
+            advice=context.advice,
             local_gpu_use=gpu_use_here,
             selectors=(f"sweep={glob.escape(ledger.sweep(sweep).id)}",) if sweep else runs,
         )

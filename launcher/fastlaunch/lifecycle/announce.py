@@ -7,6 +7,7 @@ have told its end itself. Of an attempt over its time, the ledger's reason says 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.core.errors import UserError
@@ -15,6 +16,7 @@ from fastlaunch.core.terminal import plain
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.lifecycle.advice import Advice
 from fastlaunch.lifecycle.finish import STOPPED_BY, AttemptResult
 from fastlaunch.lifecycle.sight import over_since
 
@@ -33,6 +35,10 @@ class Announcer:
     #: Called with a warning.
     warn: Callable[[str], None]
     _has_failed: bool = False
+
+    @cached_property
+    def _advice(self) -> Advice:
+        return Advice(home=self.settings.home, warn=self.warn)
 
     def started(self, backend: CloudBackend, attempt: Attempt) -> None:
         """Say that an attempt has its machines, and which earlier one it replaces."""
@@ -73,11 +79,12 @@ class Announcer:
     def _telling(self, attempt: Attempt) -> Iterator[str | None]:
         """Yield the topic of the attempt's region, if there is one; report what prevents telling it."""
         topic = self.settings.aws.get(attempt.region or "", RegionSettings()).sns_topic
-        try:
-            yield topic
-        except UserError as error:
-            self._has_failed = True
-            self.warn(f"{topic} is not told of {attempt.token}: {error.message}")
+        with self._advice.guard(f"a line on {topic}"):
+            try:
+                yield topic
+            except UserError as error:
+                self._has_failed = True
+                self.warn(f"{topic} is not told of {attempt.token}: {error.message}")
 
     def _send(self, backend: CloudBackend, topic: str | None, attempt: Attempt, line: str) -> None:
         # What has failed once would only keep the launcher waiting.

@@ -28,6 +28,7 @@ from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.announce import Announcer
 from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
@@ -331,6 +332,11 @@ class Launcher:
             warn=lambda line: self.report(f"warning: {line}"),
         )
 
+    @cached_property
+    def advice(self) -> Advice:
+        """What guards verdicts, predictions and displays."""
+        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(f"warning: {line}"))
+
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:
         """The backends whose plans cost money, by name."""
@@ -343,8 +349,14 @@ class Launcher:
         """Hold the lock by which others see that this launcher lives, and show what it does."""
         lock = self.ledger.launcher_lock(submission_id)
         make_folder(lock.parent)
-        with locks.held(lock), self.display:
-            yield
+        with locks.held(lock):
+            with self.advice.guard(PROGRESS):
+                self.display.__enter__()
+            try:
+                yield
+            finally:
+                with self.advice.guard(PROGRESS):
+                    self.display.__exit__(None, None, None)
 
     @contextmanager
     def _settling(self, run_ids: Sequence[str]) -> Iterator[_Leftover]:
@@ -412,6 +424,7 @@ class Launcher:
             run_ids=run_ids,
             home=self.settings.home.absolute(),
             report=self.report,
+            advice=self.advice,
         )
 
     def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec], looks: PlannedLooks | None) -> None:
@@ -443,6 +456,7 @@ class Launcher:
             display=self.display,
             stop=self.stop,
             sleep=self.sleep,
+            advice=self.advice,
         )
 
     def _run_on_aws(
@@ -551,6 +565,7 @@ class Launcher:
             stop=self.stop,
             announcer=self.announcer,
             report=self.report,
+            advice=self.advice,
             looks=looks,
         )
 

@@ -9,6 +9,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.lifecycle.display import Display, RecordTail
 from fastlaunch.lifecycle.stop_request import StopRequest
@@ -30,6 +31,7 @@ class LocalRunner:
     display: Display
     stop: StopRequest
     sleep: Callable[[float], None]
+    advice: Advice
 
     def run(self, run_id: str, label: str, *, is_resumed: bool = False) -> RunState:
         """Return the run's final state. Raises UserError, with the run failed, where it cannot be started.
@@ -53,7 +55,8 @@ class LocalRunner:
             raise
         try:
             self.ledger.set_handle(attempt_id, handle)
-            self.display.start(label, run.spec.get("steps"))
+            with self.advice.guard(PROGRESS):
+                self.display.start(label, run.spec.get("steps"))
             self._follow(handle, RecordTail(run.directory))
         except BaseException:
             # A second Ctrl-C, a ledger that cannot be written, a bug: nobody would follow the job any more.
@@ -62,7 +65,8 @@ class LocalRunner:
                 self._finish(run, handle)
             raise
         state = self._finish(run, handle)
-        self.display.finish(str(state))
+        with self.advice.guard(PROGRESS):
+            self.display.finish(str(state))
         return state
 
     def _follow(self, handle: Mapping[str, Any], tail: RecordTail) -> None:
@@ -77,8 +81,9 @@ class LocalRunner:
         self._show(tail)
 
     def _show(self, tail: RecordTail) -> None:
-        if progress := tail.read():
-            self.display.show(progress)
+        with self.advice.guard(PROGRESS):
+            if progress := tail.read():
+                self.display.show(progress)
 
     def _finish(self, run: Run, handle: Mapping[str, Any]) -> RunState:
         return finish_run(run, handle, backend=self.backend, ledger=self.ledger, stopped_by=self.stop.by)

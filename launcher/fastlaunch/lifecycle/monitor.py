@@ -13,6 +13,7 @@ from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.announce import Announcer
 from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
@@ -49,6 +50,7 @@ class AttemptMonitor:
     announcer: Announcer
     #: Called with a line for the user.
     report: Callable[[str], None]
+    advice: Advice
     #: What ends rows that are settled; None if all runs are to be done.
     looks: PlannedLooks | None = None
     #: Why this monitor ended the machines, if it did.
@@ -73,7 +75,8 @@ class AttemptMonitor:
         machine then goes on.
         """
         try:
-            self.shown.start()
+            with self.advice.guard(PROGRESS):
+                self.shown.start()
             aws_status = self._until_ended()
         except UserError as error:
             if self.stop.by and not isinstance(error, CloudRefused):
@@ -87,11 +90,12 @@ class AttemptMonitor:
         self.announcer.ended(self.backend, self.attempt, result)
         if self.ledger.attempt(self.attempt.id).ended_at is not None:
             disarm(self.ledger, self.backend.aws, self.attempt)
-        run_id = self.shown.current.id
-        if run_id in result.left:
-            self.shown.finish("no capacity" if result.try_next else str(RunState.INTERRUPTED))
-        elif self.ledger.existing([run_id]):
-            self.shown.finish(str(self.ledger.get(run_id).state))
+        with self.advice.guard(PROGRESS):
+            run_id = self.shown.current.id
+            if run_id in result.left:
+                self.shown.finish("no capacity" if result.try_next else str(RunState.INTERRUPTED))
+            elif self.ledger.existing([run_id]):
+                self.shown.finish(str(self.ledger.get(run_id).state))
         return result
 
     def _finish(self, aws_status: AttemptStatus) -> AttemptResult:
@@ -128,7 +132,8 @@ class AttemptMonitor:
             if last.has_ended:
                 return last
             self._sync()
-            self.shown.update(last, self._synced)
+            with self.advice.guard(PROGRESS):
+                self.shown.update(last, self._synced)
             self.announcer.over_time(self.backend, self.ledger.attempt(self.attempt.id))
             if self._is_down(last):
                 return last

@@ -12,6 +12,7 @@ from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.plan import NOT_NEEDED, RunState
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.advice import Advice
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.measure.summary import Interval
@@ -55,6 +56,7 @@ class PlannedLooks:
     home: Path
     #: Called with a line for the user.
     report: Callable[[str], None]
+    advice: Advice
     #: Whether every run has ended or is not needed.
     are_all_settled: bool = False
     _num_rounds: int = 0
@@ -63,16 +65,23 @@ class PlannedLooks:
     _ended: dict[str, Run] = field(default_factory=dict)
 
     def unneeded(self) -> dict[str, str]:
-        """Return the runs that have not ended and need not begin any more, each with why."""
+        """Return the runs that have not ended and need not begin any more, each with why.
+
+        None where that cannot be told.
+        """
         known = self.ledger.existing(self.run_ids)
-        runs = [self._as_recorded(self.ledger.get(id)) for id in self.run_ids if id in known]
-        if self.elimination is not None:
-            self._eliminate(runs, self.elimination)
-        else:
-            self._look_at_rounds(runs)
-        open_runs = [run.id for run in runs if not run.state.is_final]
-        self.are_all_settled = self._why.keys() >= set(open_runs)
-        return {id: self._why[id] for id in open_runs if id in self._why}
+        runs = [self.ledger.get(id) for id in self.run_ids if id in known]
+        self.are_all_settled = False
+        with self.advice.guard("a look at what is settled"):
+            recorded = list(map(self._as_recorded, runs))
+            if self.elimination is not None:
+                self._eliminate(recorded, self.elimination)
+            else:
+                self._look_at_rounds(recorded)
+            open_runs = [run.id for run in recorded if not run.state.is_final]
+            self.are_all_settled = self._why.keys() >= set(open_runs)
+            return {id: self._why[id] for id in open_runs if id in self._why}
+        return {}
 
     def _eliminate(self, runs: Sequence[Run], elimination: Elimination) -> None:
         """Note which runs are not needed by now; one that was not stays so."""
@@ -82,12 +91,12 @@ class PlannedLooks:
             open_runs = {run.id: run for run in runs if not run.state.is_final}
             found = elimination(runs)
             added = {id: why for id, why in found.items() if id in open_runs and id not in self._why}
-            self._why |= {id: f"{NOT_NEEDED}{why}" for id, why in added.items()}
             specs = {id: JobSpec.from_json(open_runs[id].spec or {}) for id in added}
             rows = {specs[id].without_seed: why for id, why in added.items()}
             names = zip(names_apart(list(rows)), rows.values(), strict=True)
             if added:
                 self.report(f"left out from now on: {'; '.join(f'{name}: {why}' for name, why in names)}")
+            self._why |= {id: f"{NOT_NEEDED}{why}" for id, why in added.items()}
 
     def _look_at_rounds(self, runs: Sequence[Run]) -> None:
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
@@ -113,20 +122,23 @@ class PlannedLooks:
         compared = {groups[row] for row, verdict in verdicts.items() if not verdict.is_baseline}
         most = max(spec.max_rounds or 0 for spec in specs.values())
         after = f"after round {self._num_rounds} of at most {most}"
+        found: dict[str, str] = {}
         for id, spec in specs.items():
             own = verdicts.get(spec.without_seed)
             if own is None or own.is_open:
                 continue
             group = groups[spec.without_seed]
             if own.is_baseline and group not in compared:
-                self._why.setdefault(id, f"{NOT_NEEDED}nothing is left to compare it with")
+                found[id] = f"{NOT_NEEDED}nothing is left to compare it with"
             elif own.is_baseline and group not in open_groups:
-                self._why.setdefault(id, f"{NOT_NEEDED}{after} all others are settled")
+                found[id] = f"{NOT_NEEDED}{after} all others are settled"
             elif not own.is_baseline:
-                self._why.setdefault(id, f"{NOT_NEEDED}{own.kind} {after}")
+                found[id] = f"{NOT_NEEDED}{own.kind} {after}"
         names = zip(verdicts.values(), names_apart(list(verdicts)), strict=True)
         parts = [f"{name} {verdict}" for verdict, name in names if not verdict.is_baseline]
         self.report(f"{after}: {'; '.join(parts) or 'nothing is left to compare'}")
+        # Why a run was not needed first is why it was left out.
+        self._why = found | self._why
 
     def _as_recorded(self, run: Run) -> Run:
         """Return a run on AWS with the state and summary that its records have by now."""

@@ -20,6 +20,7 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ids import is_batch_search
 from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.lifecycle.advice import PROGRESS
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S
 from fastlaunch.lifecycle.resume import is_undone
@@ -94,7 +95,8 @@ class Sweep:
                     self._wait_for_one()
                 if self.launcher.stop.by or self._errors:
                     break
-                self._say_how_far(part, number, len(parts), began_s)
+                with self.launcher.advice.guard(PROGRESS):
+                    self._say_how_far(part, number, len(parts), began_s)
                 self._start(part, batch_size)
         finally:
             while self._threads:
@@ -117,7 +119,8 @@ class Sweep:
         while left:
             at, names = 0, [part.name for part in left]
             if self.until_best and not is_batch_search(names[0]) and not self._is_under_way(names[0]):
-                at = names.index(self.until_best.next_part(self._cells(self.launcher.ledger), names))
+                with self.launcher.advice.guard("the choice of the next part"):
+                    at = names.index(self.until_best.next_part(self._cells(self.launcher.ledger), names))
             yield left.pop(at)
 
     def _cells(self, ledger: Ledger) -> list[Run]:

@@ -14,6 +14,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.collect import doing, has_record
 from fastlaunch.lifecycle.describe import ceiling_usd
 from fastlaunch.lifecycle.display import Progress, RecordTail
@@ -175,6 +176,7 @@ class LedgerSource:
     home: Path
     now: Callable[[], datetime]
     ask: Callable[[Sequence[Run]], list[str]]
+    advice: Advice
     local_gpu_use: Callable[[], float | None] = lambda: None
     #: As `Ledger.select` takes them; empty for what is under way, and what ended lately.
     selectors: Sequence[str] = ()
@@ -251,7 +253,9 @@ class LedgerSource:
             return None
         if run.backend in CLOUD_BACKENDS and not (attempts and has_record(run.id, attempts[-1], self.home)):
             return None
-        return self._tails.setdefault(run.directory, RecordTail(run.directory)).read()
+        with self.advice.guard(PROGRESS):
+            return self._tails.setdefault(run.directory, RecordTail(run.directory)).read()
+        return None
 
 
 def live_run(
