@@ -86,6 +86,30 @@ def test_a_copy_of_a_run_counts_once_and_a_differing_run_of_its_id_is_reported(t
     assert "differing from" in problem.message
 
 
+def test_lines_that_say_the_same_are_one_run_however_they_are_written(tmp_path: Path) -> None:
+    columns = dict(zip(HEADER.strip().split(","), ROW.strip().split(","), strict=True))
+    spelled = {**columns, "step_time_s": " 1.99e-1", "num_nodes": "01", "seed": "", "derived": ""}
+    (tmp_path / "a.csv").write_text(HEADER + ROW + ROW.replace("0.199", "0.1990 ") + ROW)
+    (tmp_path / "b.csv").write_text(
+        f"{','.join(reversed(spelled))}\n{','.join(reversed(spelled.values()))}\n"
+    )
+    imports = find_runs([tmp_path])
+    assert len(imports.runs) == 1 and imports.skipped == []
+    assert imports.copies == {tmp_path / "a.csv": 2, tmp_path / "b.csv": 1}
+    (tmp_path / "repeats.csv").write_text(
+        HEADER.replace("\n", ",seed\n") + "".join(ROW.replace("\n", f",{seed}\n") for seed in (1, 2))
+    )
+    assert len(find_runs([tmp_path / "repeats.csv"]).runs) == 2
+
+
+def test_rows_whose_digests_begin_alike_are_two_runs(tmp_path: Path) -> None:
+    # Of 8 hex digits they were equal.
+    rows = [f"vit,p5.48xlarge,1,bf16,64,8,{time},2026-11-01,own\n" for time in ("0.201793", "0.267238")]
+    (tmp_path / "rows.csv").write_text(HEADER + "".join(rows))
+    imports = find_runs([tmp_path])
+    assert len(imports.runs) == 2 and imports.skipped == []
+
+
 def test_a_damaged_file_is_named_with_its_line_and_the_rest_is_found(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=40, run_id="whole")
     first, second = write_run(tmp_path / "b", steps=40, run_id="half", world_size=2)

@@ -25,6 +25,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.db import MIGRATIONS, LedgerFile
 from fastlaunch.ledger.ledger import IMPORT, Ledger, open_ledger
 from fastlaunch.ledger.rows import Billing
+from fastlaunch.measure.summary import Interval
 
 NOON = datetime.datetime(2026, 11, 21, 12, 0, 5, 250_000, tzinfo=datetime.UTC)
 SUMMARY = changed(PLAIN, instance="p5.48xlarge")
@@ -290,16 +291,30 @@ def test_comparable_runs_are_those_of_the_last_submission_that_has_any(filled: L
 def test_rows_imported_again_are_the_same_runs_and_join_the_newest_import(path: Path) -> None:
     with Ledger(path) as ledger:
         first, second = ledger.add_submission("first"), ledger.add_submission("second")
-        # Equal rows of one import are runs of their own.
-        rows = [(SUMMARY, Path("/a.csv")), (SUMMARY, None), (changed(SUMMARY, recipe="te-fp8"), None)]
+        # Equal rows are one run.
+        rows = [(SUMMARY, None), (SUMMARY, Path("/a.csv")), (changed(SUMMARY, recipe="te-fp8"), None)]
         ids = ledger.add_imported(rows, submission_id=first)
-        assert len(set(ids)) == 3
+        assert len(set(ids)) == 2
         assert ledger.add_imported([(SUMMARY, Path("/b.csv"))], submission_id=second) == ids[:1]
-        assert len(ledger.select()) == 3
+        assert len(ledger.select()) == 2
         run = ledger.get(ids[0])
         assert (run.submission_id, run.directory) == (second, Path("/b.csv"))
         assert (run.backend, run.state, run.summary) == (IMPORT, RunState.COMPLETED, SUMMARY)
         assert (run.workload, run.recipe, run.instance) == ("vit-huge", "bf16", "p5.48xlarge")
+
+
+def test_a_row_that_an_earlier_release_imported_keeps_its_id(path: Path) -> None:
+    like = changed(SUMMARY, step_time_s=Interval(value=0.3))
+    with Ledger(path) as ledger:
+        old = ledger.add_submission("old")
+        run_ids = ["pub-2d910759", "pub-77777777"]
+        # It numbered equal rows.
+        ledger._import(run_ids[0], old, SUMMARY, None)
+        ledger._import(run_ids[1], old, SUMMARY, None)
+        new = ledger.add_submission("new")
+        ids = ledger.add_imported([(SUMMARY, None), (like, None)], submission_id=new)
+        assert ids[0] == run_ids[0] and len(ids[1]) == len("pub-") + 16
+        assert len(ledger.select()) == 3
 
 
 def test_a_run_imported_before_its_end_is_brought_up_to_date(path: Path) -> None:

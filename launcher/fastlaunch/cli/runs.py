@@ -195,17 +195,24 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     importable = find_runs([*paths, *(shipped_figures() if published else ())])
     for problem in importable.skipped:
         click.echo(f"warning: skipped {problem.message}", err=True)
+    for path, number in importable.copies.items():
+        lines = f"{number} line{' says' if number == 1 else 's say'} the same as one before"
+        click.echo(
+            f"warning: {path}: {lines}, and they are one run: a repeat has another seed, host or round",
+            err=True,
+        )
     command = shlex.join(["fastlaunch", "runs", "import", *map(str, paths), *["--published"] * published])
     with open_ledger(load_settings()) as ledger, ledger.transaction():
-        known = ledger.existing(list(importable.runs))
-        ids = ledger.add_imported(
+        ids = ledger.imported_ids([(run_id, run.summary) for run_id, run in importable.runs.items()])
+        known = ledger.existing(ids)
+        ledger.add_imported(
             [(run.summary, run.source.absolute()) for run in importable.runs.values()],
             submission_id=ledger.add_submission(os.fsencode(command).decode(errors="replace")),
-            run_ids=list(importable.runs),
+            run_ids=ids,
         )
-        for run in importable.runs.values():
-            if run.price is not None and run.run_id not in known:
-                ledger.set_price(run.run_id, run.price)
+        for run_id, run in zip(ids, importable.runs.values(), strict=True):
+            if run.price is not None and run_id not in known:
+                ledger.set_price(run_id, run.price)
     new = len(ids) - len(known)
     here = f", {len(known)} {'was' if len(known) == 1 else 'were'} here already" if known else ""
     click.echo(f"Imported {new} run{'' if new == 1 else 's'}{here}.")

@@ -4,7 +4,6 @@ import hashlib
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -40,6 +39,8 @@ _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _GIVEN_HERE = re.compile(RUN_ID)
 _MAX_FIELD_LENGTH = 40
 _DIGEST_LENGTH = 8
+#: An id of a published row begins so; earlier releases gave it eight digits, and numbered equal rows.
+PUBLISHED = "pub-"
 
 
 def is_batch_search(part: str) -> bool:
@@ -65,22 +66,18 @@ def recorded_run_id(header: Mapping[str, Any]) -> str:
     return f"{name}-{_digest([run_id, header['started_at'], header['machine'].get('host_id')])}"
 
 
-def published_run_ids(summaries: Sequence[RunSummary]) -> list[str]:
-    """Return ids that follow from the summaries: the same rows have the same ids when they come again.
-
-    Equal rows among `summaries` are numbered.
-    """
-    seen: Counter[str] = Counter()
-    ids = []
-    for summary in summaries:
-        text = json.dumps(summary.to_json(), sort_keys=True)
-        seen[text] += 1
-        ids.append(f"pub-{_digest([text, seen[text]])}")
-    return ids
+def published_run_id(summary: RunSummary) -> str:
+    """Return an id that follows from what the row says: equal rows are one run."""
+    return f"{PUBLISHED}{_digest(published_text(summary), num_digits=16)}"
 
 
-def _digest(data: object) -> str:
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:_DIGEST_LENGTH]
+def published_text(summary: RunSummary) -> str:
+    """Return all that a published row says, as a text that is equal for equal rows."""
+    return json.dumps(summary.to_json(), sort_keys=True)
+
+
+def _digest(data: object, num_digits: int = _DIGEST_LENGTH) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:num_digits]
 
 
 def where(

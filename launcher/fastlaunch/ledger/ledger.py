@@ -23,7 +23,7 @@ from fastlaunch.core.ownership import OUTPUT_TAG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.db import LedgerFile, damaged
-from fastlaunch.ledger.ids import named_run, new_run_id, published_run_ids, where
+from fastlaunch.ledger.ids import PUBLISHED, named_run, new_run_id, published_run_id, published_text, where
 from fastlaunch.ledger.rows import (
     Attempt,
     Event,
@@ -575,11 +575,24 @@ class Ledger:
         A run that was imported before takes the new summary and joins the new submission; a run that was
         started here stays as it is.
         """
-        ids = list(run_ids) if run_ids is not None else published_run_ids([summary for summary, _ in items])
+        ids = run_ids if run_ids is not None else [published_run_id(summary) for summary, _ in items]
+        ids = self.imported_ids([(run_id, summary) for run_id, (summary, _) in zip(ids, items, strict=True)])
         with self.transaction():
             for run_id, (summary, path) in zip(ids, items, strict=True):
                 self._import(run_id, submission_id, summary, path)
         return ids
+
+    def imported_ids(self, runs: Sequence[tuple[str, RunSummary]]) -> list[str]:
+        """Return the ids under which these runs are here, or will be. runs: with the ids that they have now.
+
+        A published row is known by what it says, since earlier releases gave it another id.
+        """
+        here: dict[str, str] = {}
+        if any(run_id.startswith(PUBLISHED) for run_id, _ in runs):
+            condition = "backend = ? AND substr(id, 1, ?) = ? ORDER BY rowid DESC"
+            stored = read_runs(self._file, condition, [IMPORT, len(PUBLISHED), PUBLISHED], brief=True)
+            here = {published_text(run.summary): run.id for run in stored if run.summary}
+        return [here.get(published_text(summary), run_id) for run_id, summary in runs]
 
     def add_shared(
         self,

@@ -7,6 +7,7 @@ import re
 import tarfile
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.ledger.ids import published_run_ids, recorded_run_id
+from fastlaunch.ledger.ids import published_run_id, recorded_run_id
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.measure.published import read_published
 from fastlaunch.measure.summary import RunSummary
@@ -57,11 +58,15 @@ class Imports:
 
     runs: dict[str, ImportedRun] = field(default_factory=dict)
     skipped: list[BadFile] = field(default_factory=list)
+    #: How many rows of a CSV say the same as one before: they are one run.
+    copies: Counter[Path] = field(default_factory=Counter)
 
     def add(self, run: ImportedRun) -> None:
         """Keep a run, unless there is one of its id: then the first counts, and the other is told of."""
         first = self.runs.setdefault(run.run_id, run)
-        if first is not run and first.summary != run.summary:
+        if first is not run and run.summary.setup.kind == "published":
+            self.copies[run.source] += 1
+        elif first is not run and first.summary != run.summary:
             self.skipped.append(BadFile(run.source, f"run {run.run_id} again, differing from {first.source}"))
 
 
@@ -141,6 +146,8 @@ def _read_archive(archive: Path, imports: Imports) -> None:
         _read_files(files, inside)
     for run in inside.runs.values():
         imports.add(replace(run, source=archive, files=()))
+    if num_copies := inside.copies.total():
+        imports.copies[archive] += num_copies
     for error in inside.skipped:
         path, problem = (text.replace(str(folder), str(archive)) for text in (str(error.path), error.problem))
         imports.skipped.append(BadFile(path, problem, line=error.line))
@@ -182,9 +189,8 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
             if path.name == RUN_FILE:
                 run_file = _read_run_file(path)
             elif path.suffix == ".csv":
-                rows = read_published(path)
-                for run_id, row in zip(published_run_ids(rows), rows, strict=True):
-                    imports.add(ImportedRun(run_id=run_id, summary=row, source=path))
+                for row in read_published(path):
+                    imports.add(ImportedRun(run_id=published_run_id(row), summary=row, source=path))
             else:
                 record = read_record(path)
                 ranks.setdefault(record.header["run_id"], []).append(record)
@@ -198,9 +204,11 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
         imports.add(_recorded(folder, records, run_file))
     if run_file and not ranks and run_file["summary"]:
         summary = RunSummary.from_json(run_file["summary"])
+        is_published = summary.setup.kind == "published"
         imports.add(
             ImportedRun(
-                run_id=run_file["id"],
+                # What an earlier release exported has another id.
+                run_id=published_run_id(summary) if is_published else run_file["id"],
                 summary=summary,
                 source=folder,
                 price=_price(run_file),
