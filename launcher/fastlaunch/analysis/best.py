@@ -1,4 +1,7 @@
-"""Which row is best, and how surely: multiple comparisons with the best, in Bonferroni's form (Hsu 1996)."""
+"""Which row is best, and how surely: multiple comparisons with the best, in Bonferroni's form (Hsu 1996).
+
+Every view of the answer shows what is decided here: the sentence, JSON, Markdown and the page.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.pooling import run_times
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE, Difference
-from fastlaunch.analysis.verdicts import BASELINE, exp
+from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
 from fastlaunch.measure.summary import Interval
 
 #: Verdicts of rows that are in an order.
@@ -18,12 +21,22 @@ RANKED = (BASELINE, BETTER, TIE, UNRESOLVED, WORSE)
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The row that beats most others of its workload, by dollars where all have a price, else by speed."""
+    """The answer to which row of a workload is best: by dollars where all have a price, else by speed.
 
-    row: Row
+    kind: better, the first is better than the baseline; worse, the first is the baseline, and the next is
+    worse; tie and unresolved, of the first beside the baseline; no interval, the two are in an order by their
+    figures alone; baseline, the first stands alone.
+    """
+
+    kind: str
+    is_priced: bool
+    first: Row  # named first in the answer
+    second: Row | None  # beside that
+    row: Row | None  # the best; None where figures without an interval alone would say so
     runner_up: Row | None
     ratio: Interval | None  # of the best over the runner-up, at 95%, or wider after several looks
-    # The rows that may be best, the best among them: the true one is here in 95% of tables.
+    # The rows that may be best, the best first: the true one is here in 95% of tables. A row without an
+    # interval may be if its figure is no lower, or if figures are all that there is.
     may_be_best: tuple[Row, ...]
 
     @property
@@ -31,67 +44,127 @@ class Best:
         return self.runner_up is not None and len(self.may_be_best) == 1
 
 
+def ratio_of(row: Row, *, is_priced: bool) -> Interval | None:
+    """Return how the row stands to its baseline: by dollars, or by speed."""
+    return row.verdict.ratio if is_priced else row.verdict.speed_ratio
+
+
 def best_of(rows: Sequence[Row]) -> Best | None:
-    """Return the best of a workload's ranked rows; None if none is ranked."""
-    ranked = [row for row in rows if row.verdict.kind in RANKED and row.group.measure is not None]
-    if not ranked:
+    """Return the best of a workload's rows; None if none is ranked, or the baseline has no speed.
+
+    It is among those that train as the baseline does. Where enough of them were measured or published as they
+    are, those that were derived do not count.
+    """
+    alike = [row for row in rows if not row.is_barred and row.verdict.comparable_as == TRAINING]
+    published = [row for row in alike if not row.derived]
+    if len(published) > 1 and any(row.is_baseline for row in published):
+        alike = published
+    alike = [row for row in alike if row.verdict.speed_ratio is not None]
+    base = next((row for row in alike if row.is_baseline), None)
+    if base is None:
         return None
-    is_priced = all(row.price is not None for row in ranked)
-    runs = [run for at, row in enumerate(ranked) for run in run_times(row.group, at)]
-    differences = Differences(runs)
+    is_priced = all(row.verdict.ratio is not None for row in alike)
 
-    def offset(at: int, other: int) -> float:
-        ours, theirs = ranked[at].price, ranked[other].price
-        if not is_priced or ours is None or theirs is None:
-            return 0.0
-        nodes = ranked[other].setup.num_nodes / ranked[at].setup.num_nodes
-        return math.log(theirs.usd_per_hour / ours.usd_per_hour * nodes)
+    def figure(row: Row) -> float:
+        ratio = ratio_of(row, is_priced=is_priced)
+        assert ratio is not None
+        return ratio.value
 
-    def ahead(at: int, other: int) -> float:
-        return differences.log_ratio(at, other) + offset(at, other)
-
-    def between(at: int, other: int) -> Difference | None:
-        difference = differences.between(at, other)
-        return difference.plus(offset(at, other)) if difference else None
-
-    def ratio_to(other: int) -> Interval:
-        """Return the ratio of the first to `other`: as in the verdict, if one of the two is the baseline."""
-        own, of_other = (
-            row.verdict.ratio if is_priced else row.verdict.speed_ratio
-            for row in (ranked[first], ranked[other])
+    order = _Order([row for row in alike if row.verdict.kind in RANKED], is_priced=is_priced)
+    better = [row for row in order.rows if row.verdict.kind == BETTER]
+    others = sorted((row for row in alike if row is not base), key=figure, reverse=True)
+    if better:
+        kind, first, second = BETTER, better[0], base
+    elif not others:
+        kind, first, second = BASELINE, base, None
+    else:
+        kind, first, second = others[0].verdict.kind, others[0], base
+        if kind == WORSE or (kind == NO_INTERVAL and figure(first) < 1):
+            first, second = base, first
+    if kind == NO_INTERVAL:
+        # What is worse than the baseline cannot be best, and nothing is known of the others.
+        may_be_best = [row for row in (base, *others) if row.verdict.kind != WORSE]
+        return Best(
+            kind=kind,
+            is_priced=is_priced,
+            first=first,
+            second=second,
+            row=None,
+            runner_up=None,
+            ratio=None,
+            may_be_best=tuple(sorted(may_be_best, key=figure, reverse=True)),
         )
-        if ranked[other].is_baseline and own is not None:
+    best = base if kind in (TIE, UNRESOLVED) and figure(first) < 1 else first
+    runner_up = next((row for row in order.rows if row is not best), None)
+    unjudged = [row for row in others if row.verdict.kind == NO_INTERVAL and figure(row) >= figure(best)]
+    return Best(
+        kind=kind,
+        is_priced=is_priced,
+        first=first,
+        second=second,
+        row=best,
+        runner_up=runner_up,
+        ratio=order.ratio(best, runner_up) if runner_up else None,
+        may_be_best=(best, *order.rivals(best), *unjudged),
+    )
+
+
+class _Order:
+    """Rows with an interval, those that beat most others first."""
+
+    def __init__(self, rows: Sequence[Row], *, is_priced: bool) -> None:
+        self._number = {id(row): number for number, row in enumerate(rows)}
+        self._is_priced = is_priced
+        self._runs = [run for number, row in enumerate(rows) for run in run_times(row.group, number)]
+        self._differences = Differences(self._runs)
+        self.rows = sorted(rows, key=lambda row: -sum(self._ahead(row, other) > 0 for other in rows))
+
+    def rivals(self, best: Row) -> list[Row]:
+        """Return the rows that may be best beside it, by the verdict where one of two is the baseline."""
+        others = [row for row in self.rows if row is not best]
+        level = LEVEL / max(1, len(others))
+
+        def may_win(other: Row) -> bool:
+            pair = {best.verdict.kind, other.verdict.kind}
+            if BASELINE in pair:
+                return not pair & {BETTER, WORSE}
+            difference = self._between(best, other)
+            return difference is None or difference.p_above(0.0) > level * self._share(best, other)
+
+        return list(filter(may_win, others))
+
+    def ratio(self, best: Row, other: Row) -> Interval:
+        """Return the ratio of `best` to `other`: as in the verdict, if one of the two is the baseline."""
+        own, of_other = (ratio_of(row, is_priced=self._is_priced) for row in (best, other))
+        if other.is_baseline and own is not None:
             return own
-        if ranked[first].is_baseline and of_other is not None:
+        if best.is_baseline and of_other is not None:
             return _inverse(of_other)
-        difference = between(first, other)
+        difference = self._between(best, other)
         if difference is None:
-            return Interval(value=exp(ahead(first, other)))
-        low, high = difference.limits(LEVEL * share[other])
+            return Interval(value=exp(self._ahead(best, other)))
+        low, high = difference.limits(LEVEL * self._share(best, other))
         return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
 
-    order = sorted(
-        range(len(ranked)), key=lambda at: -sum(ahead(at, other) > 0 for other in range(len(ranked)))
-    )
-    first, *others = order
-    level = LEVEL / max(1, len(others))
+    def _ahead(self, row: Row, other: Row) -> float:
+        return self._differences.log_ratio(*self._numbers(row, other)) + self._by_price(row, other)
 
-    def may_win(other: int) -> bool:
-        """Return whether `other` may be best. The verdict has decided against a baseline, and between one."""
-        pair = {ranked[first].verdict.kind, ranked[other].verdict.kind}
-        if BASELINE in pair:
-            return not pair & {BETTER, WORSE}
-        difference = between(first, other)
-        return difference is None or difference.p_above(0.0) > level * share[other]
+    def _between(self, row: Row, other: Row) -> Difference | None:
+        difference = self._differences.between(*self._numbers(row, other))
+        return difference.plus(self._by_price(row, other)) if difference else None
 
-    # What has been looked at before is judged more strictly.
-    share = {other: share_of_both(runs, first, other) for other in others}
-    return Best(
-        row=ranked[first],
-        runner_up=ranked[others[0]] if others else None,
-        ratio=ratio_to(others[0]) if others else None,
-        may_be_best=tuple(ranked[at] for at in (first, *filter(may_win, others))),
-    )
+    def _by_price(self, row: Row, other: Row) -> float:
+        if not self._is_priced or row.price is None or other.price is None:
+            return 0.0
+        num_nodes = other.setup.num_nodes / row.setup.num_nodes
+        return math.log(other.price.usd_per_hour / row.price.usd_per_hour * num_nodes)
+
+    def _share(self, row: Row, other: Row) -> float:
+        """Return what is spent of the level: what has been looked at before is judged more strictly."""
+        return share_of_both(self._runs, *self._numbers(row, other))
+
+    def _numbers(self, row: Row, other: Row) -> tuple[int, int]:
+        return self._number[id(row)], self._number[id(other)]
 
 
 def _inverse(ratio: Interval) -> Interval:

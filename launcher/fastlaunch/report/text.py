@@ -4,16 +4,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastlaunch.analysis.best import Best, best_of
+from fastlaunch.analysis.best import best_of, ratio_of
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
 from fastlaunch.analysis.cost import reciprocal
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
-from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
+from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT
 from fastlaunch.measure.summary import Interval
 
 NONE = "none"
-_BY_FIGURES = "by figures without an interval"
 #: Half an interval that reads as the same on both sides.
 _EVEN = 0.25
 #: Why a row with a higher figure than the best is not the answer.
@@ -35,7 +34,7 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
     ratio = best.ratio if best else None
     return {
         "sentence": sentence_of(rows),
-        "best": name_of(best.row, rows) if best else None,
+        "best": name_of(best.row, rows) if best and best.row else None,
         "runner_up": name_of(best.runner_up, rows) if best and best.runner_up else None,
         "ratio": vars(ratio) if ratio else None,
         "settled": best.is_settled if best else False,
@@ -45,7 +44,8 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 def sentence_of(rows: Sequence[Row]) -> str:
     """Return the answer for one workload."""
-    return f"{_clause(rows)}."
+    of_batches = (f"; at global batch {batch}, {_clause(own)}" for batch, own in batches_of(rows).items())
+    return f"{_clause(rows)}{_beside(rows)}{''.join(of_batches)}."
 
 
 def answer(comparison: Comparison) -> str:
@@ -57,98 +57,72 @@ def answer(comparison: Comparison) -> str:
 
 
 def _clause(rows: Sequence[Row]) -> str:
-    """Return the answer for one workload, with the cheapest row that it leaves out and why."""
+    """Return which row is best."""
     best = best_of(rows)
-    clause = _of_ranked(rows)
-    # By figures it has compared those without an interval, too.
-    by_figures = clause.endswith(_BY_FIGURES)
-    clause += _may_be_best(best, rows) + _left_out(best, rows, by_figures=by_figures) if best else ""
-    of_batches = [f"; at global batch {batch}, {_of_ranked(own)}" for batch, own in batches_of(rows).items()]
-    return clause + "".join(of_batches)
+    if best is None:
+        return _why_none(rows)
+    first, second, priced = best.first, best.second, best.is_priced
+    says = f"{named(first, rows)}{_gives(first, priced)}"
+    if second is None:
+        return says + (_throughput(rows) if any(row is not first for row in _unbarred(rows)) else "")
+    ratio, beside = _ratio(first, priced), named(second, rows, beside=first)
+    if best.kind == BETTER:
+        return f"{says}, {_more(first, second, priced)} more than {beside}{between(ratio)}"
+    if best.kind == WORSE:
+        of_second = _ratio(second, priced)
+        assert of_second is not None
+        more = f"{_more(first, second, priced)} more than {beside}"
+        return f"{says}, {more}, the next best{between(reciprocal(of_second))}"
+    if best.kind == TIE:
+        what = what_counts(second, priced)
+        return f"{named(first, rows)} and {named(second, rows)} give the same {what} within 2%"
+    if best.kind == UNRESOLVED:
+        what = f"gives more {what_counts(second, priced)} than {named(second, rows)}"
+        # What would settle it comes first.
+        outlook = "".join(f"; {reason}" for reason in first.verdict.reasons[:1])
+        return f"it is not settled whether {named(first, rows)} {what}{between(ratio)}{outlook}"
+    return f"{says}, {_more(first, second, priced)} more than {beside}, by figures without an interval"
 
 
-def _may_be_best(best: Best, rows: Sequence[Row]) -> str:
-    """Return a clause on the rows that may be best, if they are several that beat the baseline."""
-    if best.is_settled or any(row.verdict.kind != BETTER for row in best.may_be_best):
-        return ""
-    return f"; best is one of: {', '.join(name_of(row, rows) for row in best.may_be_best)}"
-
-
-def _left_out(best: Best, rows: Sequence[Row], *, by_figures: bool) -> str:
-    """Return a clause on the best figure of a row that is not ranked, if it is above the best one's."""
-    priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
-    of_best = _ratio(best.row, priced)
-    # Of a single ranked row the sentence itself goes on to those without an interval, and of other batches.
-    kinds = {*_WHY_LEFT_OUT} if best.runner_up else {NOT_RANKED}
-    kinds -= {NO_INTERVAL} if by_figures else set()
-    others = [row for row in rows if row.verdict.kind in kinds and _ratio(row, priced)]
-    if of_best is None or not others:
-        return ""
-    other = max(others, key=lambda row: _value(row, priced))
-    more = _value(other, priced) / of_best.value - 1
-    if more <= 0.005:
-        return ""
-    return f"; {named(other, rows)} shows {_percent(more)} more, but {_WHY_LEFT_OUT[other.verdict.kind]}"
-
-
-def _of_ranked(rows: Sequence[Row]) -> str:
-    """Return the answer for one workload. It ranks rows that train like the baseline and are not barred.
-
-    Where enough rows were measured or published as they are, it leaves out those that were derived.
-    """
-    barred = [row for row in rows if row.is_barred]
-    rows = [row for row in rows if not row.is_barred]
-    if not rows:
-        return f"nothing is ranked: {named(barred[0], barred)}, {barred[0].validity.failures[0]}"
-    base = next(row for row in rows if row.is_baseline)
-    trains = [row for row in rows if row.verdict.comparable_as == TRAINING]
-    published = [row for row in trains if not row.derived]
-    # By dollars if every row has a price, else by speed.
-    ranked = published if len(published) > 1 and base in published else trains
-    priced = all(row.verdict.ratio is not None for row in ranked)
-    ranked = [row for row in ranked if _ratio(row, priced) is not None]
-    if base not in ranked:
+def _why_none(rows: Sequence[Row]) -> str:
+    """Return why no row is best."""
+    if unbarred := _unbarred(rows):
+        base = next(row for row in unbarred if row.is_baseline)
         return f"{named(base, rows)} gives no speed that others can be compared with"
-    others = sorted((row for row in ranked if row is not base), key=lambda row: -(_value(row, priced)))
-    what = what_counts(base, priced)
-    if not others:
-        alone = f"{named(base, rows)}{_gives(base, priced)}"
-        return alone + (_throughput(rows, base) if len(rows) > 1 else "")
-    better = [row for row in others if row.verdict.kind == BETTER]
-    if better:
-        best = better[0]
-        return (
-            f"{named(best, rows)}{_gives(best, priced)}, {_more(best, priced)} than"
-            f" {named(base, rows, beside=best)}{between(_ratio(best, priced))}"
-        )
-    first = others[0]
-    if first.verdict.kind == WORSE:
-        ratio = _ratio(first, priced)
-        assert ratio is not None
-        return (
-            f"{named(base, rows)}{_gives(base, priced)}, {_percent(1 / _value(first, priced) - 1)} more"
-            f" than {named(first, rows, beside=base)}, the next best{between(reciprocal(ratio))}"
-        )
-    if first.verdict.kind == TIE:
-        return f"{named(first, rows)} and {named(base, rows)} give the same {what} within 2%"
-    if first.verdict.kind == UNRESOLVED:
-        why = first.verdict.reasons[0] if first.verdict.reasons else ""
-        return (
-            f"it is not settled whether {named(first, rows)} gives more {what} than {named(base, rows)}"
-            f"{between(_ratio(first, priced))}" + (f"; {why}" if "would settle" in why else "")
-        )
-    # Without an interval we can only give the figures.
-    best, next_best = sorted((base, first), key=lambda row: -_value(row, priced))
-    more = _percent(_value(best, priced) / _value(next_best, priced) - 1)
-    return (
-        f"{named(best, rows)}{_gives(best, priced)}, {more} more than"
-        f" {named(next_best, rows, beside=best)}, {_BY_FIGURES}"
-    )
+    return f"nothing is ranked: {named(rows[0], rows)}, {rows[0].validity.failures[0]}"
 
 
-def _throughput(rows: Sequence[Row], base: Row) -> str:
-    num_others = sum(row.verdict.comparable_as == THROUGHPUT for row in rows)
-    if not num_others:
+def _unbarred(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if not row.is_barred]
+
+
+def _beside(rows: Sequence[Row]) -> str:
+    """Return clauses on the rows that may be best beside it, and on the best figure that is left out."""
+    best = best_of(rows)
+    if best is None:
+        return ""
+    clauses = ""
+    judged = [name_of(row, rows) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
+    if best.kind in (BETTER, WORSE) and len(judged) > 1:
+        clauses = f"; best is one of: {', '.join(judged)}"
+    # Of a row that stands alone the sentence itself goes on to the others.
+    kinds = {*_WHY_LEFT_OUT} if best.second else {NOT_RANKED}
+    # By figures it has compared those without an interval, too.
+    kinds -= {NO_INTERVAL} if best.kind == NO_INTERVAL else set()
+    priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
+    others = [row for row in rows if row.verdict.kind in kinds and _ratio(row, priced)]
+    other = max(others, key=lambda row: _value(row, priced), default=None)
+    if other is None or _ratio(best.first, priced) is None:
+        return clauses
+    more = _value(other, priced) / _value(best.row or best.first, priced) - 1
+    if more <= 0.005:
+        return clauses
+    why = _WHY_LEFT_OUT[other.verdict.kind]
+    return f"{clauses}; {named(other, rows)} shows {_percent(more)} more, but {why}"
+
+
+def _throughput(rows: Sequence[Row]) -> str:
+    if not any(row.verdict.comparable_as == THROUGHPUT for row in _unbarred(rows)):
         return "; nothing else here has a speed to compare"
     return "; the other rows have another global batch, and are not ranked as training"
 
@@ -191,7 +165,7 @@ def rate_text(row: Row) -> str | None:
 
 
 def _ratio(row: Row, priced: bool) -> Interval | None:
-    return row.verdict.ratio if priced else row.verdict.speed_ratio
+    return ratio_of(row, is_priced=priced)
 
 
 def _value(row: Row, priced: bool) -> float:
@@ -200,8 +174,8 @@ def _value(row: Row, priced: bool) -> float:
     return ratio.value
 
 
-def _more(row: Row, priced: bool) -> str:
-    return f"{_percent(_value(row, priced) - 1)} more"
+def _more(row: Row, other: Row, priced: bool) -> str:
+    return _percent(_value(row, priced) / _value(other, priced) - 1)
 
 
 def between(ratio: Interval | None) -> str:
