@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,14 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.plan import NOT_NEEDED, RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.lifecycle.rounds import RowVerdict
 from fastlaunch.measure.published import shipped_summaries
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.data import row_to_json
+from fastlaunch.report.finish import finish_table
+from fastlaunch.report.markdown import as_markdown
 from fastlaunch.report.overview import all_notes, as_overview, why
+from fastlaunch.report.table import as_table
 from fastlaunch.report.text import answer, answer_to_json
 from fastlaunch_train.records.records import Check
 
@@ -131,6 +138,32 @@ def test_what_is_best_is_what_the_sentence_says(
     assert (found["best"], found["may_be_best"]) == (best, may_be_best)
     assert answer(comparison).removeprefix("it is not settled whether ").startswith(may_be_best[0])
     assert found["settled"] is (len(may_be_best) == 1 and len(comparison.rows) > 1)
+
+
+def test_limits_that_say_nothing_are_words_wherever_they_are_shown() -> None:
+    wild = [*runs("bf16", 0.2, 0.5), *runs("compile", 0.9, 0.1), *runs("te-fp8", 1e-9, 1e12)]
+    comparison = compared(wild, usd_per_hour=1.0)
+    ratio = by_recipe(comparison)["te-fp8"].verdict.ratio
+    assert ratio is not None and ratio.is_boundless
+    shown = [
+        *(answer(comparison), as_overview(comparison), all_notes(comparison), as_markdown(comparison)),
+        *(as_table(comparison), finish_table(comparison, 100), str(RowVerdict(kind="better", ratio=ratio))),
+        *(why(comparison, recipe) for recipe in ("bf16", "compile", "te-fp8")),
+    ]
+    for text in shown:
+        assert not re.search(r"\d(\.\d+)?e[+-]\d|\binf\b|\bnan\b", text), text
+    # The data keep the numbers.
+    assert row_to_json(by_recipe(comparison)["te-fp8"])["ratio_to_baseline"]["high"] == ratio.high
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_boundless"),
+    [(0.1, 10.0, False), (0.09, 10.0, True), (0.0, 1.0, True), (1.0, math.inf, True), (None, None, False)],
+)
+def test_limits_say_nothing_from_ten_times_each_way(
+    low: float | None, high: float | None, is_boundless: bool
+) -> None:
+    assert Interval(value=1.0, low=low, high=high).is_boundless is is_boundless
 
 
 def test_what_there_is_to_know_of_a_row() -> None:

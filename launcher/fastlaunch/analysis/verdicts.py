@@ -197,8 +197,8 @@ def _ratio(pair: _Pair, limits: tuple[float, float] | None, *, by_price: float) 
 
 
 def exp(logarithm: float) -> float:
-    """Return e to the power, at most e^700: absurd numbers in a foreign file are no bug of ours."""
-    return math.exp(min(logarithm, 700.0))
+    """Return e to the power, at most e^700 or its inverse: absurd numbers in a file are no bug of ours."""
+    return math.exp(max(-700.0, min(logarithm, 700.0)))
 
 
 def _classify(pair: _Pair) -> tuple[str, list[str], int | None]:
@@ -272,7 +272,7 @@ def _on_same_machines(pair: _Pair) -> bool:
 
 def _percents(deviations: tuple[float, float]) -> str:
     """`11% where the others' vary by 0.2%`"""
-    own, others = (f"{100 * deviation:.2g}%" for deviation in deviations)
+    own, others = (f"{100 * each:.2g}%" if each < 0.995 else f"{100 * each:,.0f}%" for each in deviations)
     return f"{own} where the others' vary by {others}"
 
 

@@ -319,10 +319,8 @@ def _times_text(measured: Mapping[str, Sequence[RunSummary]]) -> str:
     time = times[first]
     rate = None if is_whole else _rate(summary, time.value)
     per_s = "" if rate is None else f", {rounded(rate)} {summary.setup.sample_unit}/s"
-    interval = ""
-    if time.low and time.high:
-        low, high = (each * (1 if is_whole else 1000) for each in (time.low, time.high))
-        interval = f" ({rounded(low)} to {rounded(high)})"
+    limits = time.range_text(lambda limit: rounded(limit * (1 if is_whole else 1000)))
+    interval = f" ({limits})" if limits else ""
     num_runs = f" over {1 + len(others)} runs" if others else ""
     return f"{first} {at}: {in_words(time.value)} {per}{interval}{per_s}{num_runs}"
 

@@ -68,10 +68,11 @@ def measured(run: Run) -> str | None:
     if step is None:
         # Of a script without steps.
         return None if total_s is None or summary.setup.kind != "records" else f"{rounded(total_s)} s in all"
-    if step.low is None or step.high is None:
+    limits = step.range_text(in_ms)
+    if limits is None:
         facts = [f"{in_ms(step.value)} per step, without an interval"]
     else:
-        within = f"{in_ms(step.low)} to {in_ms(step.high)} within the run"
+        within = f"{limits} within the run"
         steps = f"{summary.timing.num_retained_steps} of {summary.num_steps} steps"
         facts = [f"{in_ms(step.value)} per step ({within}, {steps})"]
     if summary.all_reduce:

@@ -32,9 +32,8 @@ class RowVerdict:
         """`1.15x (1.14 to 1.16), better`"""
         if self.ratio is None:
             return self.kind
-        low, high = self.ratio.low, self.ratio.high
-        between = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
-        return f"{self.ratio.value:.3g}x{between}, {self.kind}"
+        limits = self.ratio.range_text("{:.3g}".format)
+        return f"{self.ratio.value:.3g}x{f' ({limits})' if limits else ''}, {self.kind}"
 
 
 #: Returns the verdict on each run's row, by the id of the run.

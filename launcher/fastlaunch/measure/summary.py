@@ -3,12 +3,16 @@
 It is stored with the run, so that comparing never reads step files.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, names_variant
 from fastlaunch_train.records.records import Check, Eval
+
+#: What is said of limits that say nothing.
+BOUNDLESS = "wider than 100x"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +22,19 @@ class Interval:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def is_boundless(self) -> bool:
+        """Whether the limits, of a quantity above 0, say nothing: they are more than 10 x apart each way."""
+        if self.low is None or self.high is None:
+            return False
+        return not (self.low > 0 and self.high <= 100 * self.low and math.isfinite(self.high))
+
+    def range_text(self, format_value: Callable[[float], str]) -> str | None:
+        """Return `1.02 to 1.89`; in words where the limits say nothing, and None without limits."""
+        if self.low is None or self.high is None:
+            return None
+        return BOUNDLESS if self.is_boundless else f"{format_value(self.low)} to {format_value(self.high)}"
 
 
 @dataclass(frozen=True, kw_only=True)

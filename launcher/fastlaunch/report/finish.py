@@ -170,7 +170,7 @@ def _between(crossing: Interval) -> str:
         return ""
     if crossing.high is None:
         return f", if ever: their step times do not settle it (not before {about(crossing.low)})"
-    return f" ({about(crossing.low)} to {about(crossing.high)})"
+    return f" ({crossing.range_text(about)})"
 
 
 def _left_out(result: ToFinish) -> Iterator[str]:

@@ -12,7 +12,7 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.table import NOTHING, WIDTH, bulleted, heading, notes_of, price_notes
-from fastlaunch.report.text import between, dollars, is_boundless, name_of, number, rate_of, what_counts
+from fastlaunch.report.text import between, dollars, name_of, number, rate_of, what_counts
 
 #: Verdicts by what they mean for the order, and what is said above such rows; nothing above the ranked.
 _SECTIONS = {
@@ -60,7 +60,7 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
         head = f"{row.setup.workload}, {names[id(row)]}: {kind}, {counted(row.num_runs, 'run')}"
         if ratio and ratio.low != ratio.high:
             what = what_counts(row, priced=row.verdict.ratio is not None)
-            head += f", {ratio.value:.3f}x {what} ({ratio.low:.3f} to {ratio.high:.3f})"
+            head += f", {ratio.value:.3f}x {what} ({_interval(ratio)})"
         head = textwrap.fill(head, width, break_on_hyphens=False)
         reasons = [*row.verdict.reasons]
         if own := row.verdict.in_batch:
@@ -197,7 +197,7 @@ def _cells(row: Row, rows: Sequence[Row], priced: bool, in_dollars: bool) -> lis
 
 
 def _interval(ratio: Interval) -> str:
-    return "wider than 100x" if is_boundless(ratio) else f"{ratio.low:.3f} to {ratio.high:.3f}"
+    return ratio.range_text("{:.3f}".format) or NOTHING
 
 
 def _ratio_of(row: Row, priced: bool) -> Interval | None:

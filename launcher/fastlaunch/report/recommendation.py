@@ -133,10 +133,7 @@ def _costs(choice: Choice) -> str:
 
 
 def _range(quantity: Interval, *, in_time: bool = False) -> str:
-    if quantity.low is None or quantity.high is None:
-        return "no range"
-    written = _hours if in_time else number
-    return f"{written(quantity.low)} to {written(quantity.high)}"
+    return quantity.range_text(_hours if in_time else number) or "no range"
 
 
 def _hours(hours: float) -> str:

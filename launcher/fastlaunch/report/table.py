@@ -14,11 +14,10 @@ from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.text import dollars, limits, name_of, which, with_range
+from fastlaunch.report.text import UNKNOWN, dollars, limits, name_of, which, with_range
 from fastlaunch_train.records.records import STEP_PARTS
 
 WIDTH = 120
-UNKNOWN = "n/a"
 #: A cell that does not apply to its row.
 NOTHING = "-"
 #: Characters between two columns.

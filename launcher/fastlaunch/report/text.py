@@ -13,6 +13,7 @@ from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, T
 from fastlaunch.measure.summary import Interval
 
 NONE = "none"
+UNKNOWN = "n/a"
 #: Half an interval that reads as the same on both sides.
 _EVEN = 0.25
 #: Why a row with a higher figure than the best is not the answer.
@@ -182,7 +183,7 @@ def between(ratio: Interval | None) -> str:
     """Return ` (between +1.2% and +3.4%)`; nothing without an interval."""
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
-    if is_boundless(ratio):
+    if ratio.is_boundless:
         return " (so far anything is possible)"
     return f" (between {100 * (ratio.low - 1):+.1f}% and {100 * (ratio.high - 1):+.1f}%)"
 
@@ -250,7 +251,12 @@ def dollars(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return three digits or more, thousands grouped: `1,249`, `156`, `41.6`, `7.29`, `0.0123`."""
+    """Return three digits or more, thousands grouped: `1,249`, `156`, `41.6`, `7.29`, `0.0123`.
+
+    What is not finite follows from an absurd record, and says nothing: `n/a`.
+    """
+    if not math.isfinite(value):
+        return UNKNOWN
     if value >= 99.95:
         return f"{value:,.0f}" if value < 1e12 else f"{value:.3g}"
     if value >= 9.995:
@@ -261,7 +267,7 @@ def number(value: float) -> str:
 def about(value: float) -> str:
     """Return a count to three digits: `12,300`, `600`, `7`."""
     if not 0 < value < 1e15:
-        return f"{value:.3g}"
+        return number(value)
     digits = 2 - math.floor(math.log10(value))
     return f"{round(value, min(digits, 0)):,.0f}" if value >= 9.95 else f"{value:.2g}"
 
@@ -285,14 +291,7 @@ def limits(quantity: Interval, factor: float, format_value: Callable[[float], st
     half = (quantity.high - quantity.low) / 2 / quantity.value
     if half <= _EVEN:
         return f" ±{100 * half:.1f}%"
-    if is_boundless(quantity):
-        return " (wider than 100x)"
-    return f" ({format_value(quantity.low * factor)} to {format_value(quantity.high * factor)})"
-
-
-def is_boundless(ratio: Interval) -> bool:
-    """Return whether the interval is so wide that its limits say nothing."""
-    return ratio.low is not None and ratio.high is not None and ratio.high > 100 * ratio.low
+    return f" ({quantity.range_text(lambda limit: format_value(limit * factor))})"
 
 
 def span(values: Sequence[float], format_value: Callable[[float], str]) -> str | None:

@@ -150,7 +150,7 @@ def _short(name: str) -> str:
 def _point(name: str, colour: str, kind: str, hours: Interval, usd: Interval) -> dict[str, Any]:
     point: dict[str, Any] = {"name": name, "colour": colour, "kind": kind}
     for quantity, interval in (("hours", hours), ("usd", usd)):
-        value, low, high = interval.value, interval.low, interval.high
+        value, low, high = _limited(interval)
         ends = {"": value, "_low": value if low is None else low, "_high": value if high is None else high}
         point |= {f"{quantity}{end}": _rounded(number) for end, number in ends.items()}
     return point
@@ -254,13 +254,19 @@ def _place_key(row: Row) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_DIGITS}g}")
+    """Return the number to a few digits; None if it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
+
+
+def _limited(quantity: Interval) -> tuple[float, float | None, float | None]:
+    """Return value and limits as a chart has room for them: without those that say nothing."""
+    return quantity.value, *((None, None) if quantity.is_boundless else (quantity.low, quantity.high))
 
 
 def _interval(quantity: Interval | None) -> list[float | None] | None:
     if quantity is None:
         return None
-    return [_rounded(end) for end in (quantity.value, quantity.low, quantity.high)]
+    return [_rounded(end) for end in _limited(quantity)]
 
 
 def _hours(rate_per_s: Interval | None) -> Interval | None:
