@@ -428,6 +428,17 @@ def test_a_type_that_cannot_have_the_best_cell_gets_no_machine(world: World) -> 
     assert all(run.is_unneeded for run in sweep_runs(world.ledger, id)[P5])
 
 
+def test_a_choice_that_fails_leaves_nothing_out(world: World) -> None:
+    def fail(*given: object) -> Any:
+        raise OverflowError
+
+    id = new_sweep(world)
+    best = UntilBest(elimination=fail, next_part=fail)
+    carry_out(world, part(P4D, "bf16"), part(P5, "bf16", "te-fp8"), id=id, until_best=best)
+    assert [state for *_, state in cells(world, id)] == 6 * [RunState.COMPLETED]
+    assert [one.instance_type for one in world.aws.instances.values()] == [P4D, P5]
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 20))])
 def test_a_sweep_for_the_best_cell_that_is_killed_at_any_moment_ends_with_it(
     tmp_path: Path, seed: int
