@@ -2,6 +2,7 @@
 
 import datetime
 import importlib
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
@@ -109,6 +110,22 @@ def test_arguments_and_the_command_line_say_the_same(name: str, given: dict[str,
         parsed = command.make_context(name, shlex.split(words), **group.context_settings).params
     parsed["recipes"] = tuple(part for text in parsed["recipes"] for part in text.split(","))
     assert {key: parsed[key] for key in taken} == taken
+
+
+def test_text_means_what_the_option_means_and_numbers_what_they_are() -> None:
+    given = {"batch_size": "010", "nproc": "2", "lists": {"x": ["2.10", "a,b"], "y": [1.5]}}
+    taken = arguments(given, SubmitArguments, function="submit")
+    assert taken == {"batch_size": 10, "nproc": 2, "lists": (r"x=2.10,a\,b", "y=1.5")}
+    assert arguments({"batch_sizes": "8,auto"}, SweepArguments, function="sweep") == {
+        "batch_sizes": (8, "auto")
+    }
+    assert command_line("submit", {"max_cost_usd": 1234567.25})[-1] == "1234567.25"
+    for wrong in ({"batch_size": "1:00"}, {"nproc": "two"}, {"max_cost_usd": math.nan}, {"max_cost_usd": -1}):
+        with pytest.raises(UserError):
+            arguments(wrong, SubmitArguments, function="submit")
+    for wrong in ({"num_nodes": True}, {"max_minutes": "1:30"}, {"max_cost_usd": True}):
+        with pytest.raises(TypeError):
+            arguments(wrong, SubmitArguments, function="submit")
 
 
 def test_what_a_function_does_not_have() -> None:

@@ -47,6 +47,7 @@ def parsed(kind: click.ParamType, text: str) -> Any:
         (MINUTES, "2", 120),
         (MINUTES, "1.51", 90),
         (MINUTES, "1h30m", 90),
+        (MINUTES, "4.1", 246),
         (USD, "25.50", 25.5),
         (USD, "$100", 100.0),
         (NAMES, "a, b,", ("a", "b")),

@@ -54,6 +54,10 @@ def test_the_ceiling_is_of_the_dearest_and_says_how_it_is_made() -> None:
     several = cost_ceiling(sites, num_nodes=1, max_minutes=90)
     # Known answer: 100 min at $63.296.
     assert several.usd == pytest.approx(105.4933333)
+    # What is printed is enough.
+    check_budget(several, 105.49)
+    with pytest.raises(UserError, match="may cost"):
+        check_budget(several, 105.48)
     assert str(several) == (
         "at most $105.49 of instance time: (1 h 30 min + 10 min) x $63.296/h, "
         "the dearest of p5.48xlarge, p5en.48xlarge, g5.xlarge; price as of 2026-07-20"

@@ -17,6 +17,7 @@ from fastlaunch.cli.job_file import COMMAND, job_options
 from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.cli.options import NAMES
 from fastlaunch.cli.submit import submit
+from fastlaunch.core.errors import BadFile, UserError
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "job.schema.json"
 JOB = """
@@ -56,7 +57,7 @@ def schema() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": properties,
         "$defs": {
-            "text": {"type": ["string", "number"]},
+            "text": {"type": ["string", "number", "boolean", "null"]},
             "texts": {"type": "array", "items": text},
             "pairs": {"type": "object", "additionalProperties": {"anyOf": [text, texts]}},
         },
@@ -104,13 +105,16 @@ def test_a_file_says_what_options_say_and_those_typed_count_before_it(job: Path)
     [
         ("instance: p5.48xlarge\nmax-hour: 2", "job.yml:2: the file has an unknown field `max-hour`"),
         ("max-hours: soon", "job.yml:1: max-hours: 'soon' is not a duration"),
-        ("repeats: [1, 2]", "job.yml:1: repeats has"),
-        ("L: {compile: [on, off]}", "put quotes around it"),
+        ("repeats: [1, 2]", "job.yml:1: repeats is a list"),
+        ("repeats: 1\nenv: {A: }", "job.yml:2: env.A is empty"),
+        ("repeats: 1\ntag: [a=b, {c: d}]", "job.yml:2: tag[2] is a mapping"),
+        ("repeats: 1\nenv: {A: 1, A: 2}", "job.yml:2: `A` stands here again"),
+        ("repeats: !!int 010", "job.yml:1: is not YAML"),
         ("local: sometimes", "job.yml:1: local is 'sometimes'; it is true or false"),
         ("output: json", "`output` is of one call, not of the job"),
         ('command: python train.py "', "cannot be divided into words"),
         ("command: python a.py && ls", "without a shell"),
-        ("L: {a: ['x,y', z]}", "has a comma"),
+        ("L: {a: ['x\\', z]}", "job.yml:1: 'x\\\\' and 'z' cannot be told apart"),
         ("- local", "takes `name: value` pairs"),
     ],
 )
@@ -120,6 +124,90 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(
     (tmp_path / "job.yml").write_text(text)
     assert fastlaunch("submit", str(tmp_path / "job.yml")) == 2
     assert message in capsys.readouterr().err
+
+
+#: What YAML 1.1 reads as something else, and what it does not.
+TEXTS = (
+    *("1:30", "1:00", "010", "0o10", "0x10", "1_000", "1e3", ".5", "2.10", ".inf", ".nan", "nan", "-1", "+2"),
+    *("10k", "2026-11-26", "on", "no", "Yes", "true", "False", "12:30:45", "0123", "1,000", "=", "<<"),
+)
+
+
+def outcome(argv: list[str], name: str) -> object:
+    """What the parameter becomes; None where the command line is refused."""
+    try:
+        return context_of([*argv, "--instance", "p5.48xlarge"]).params[name]
+    except (click.UsageError, UserError):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        *(("max-hours", "max_minutes"), ("max-cost", "max_cost_usd"), ("max-price", "max_price_usd")),
+        *(
+            ("num-nodes", "num_nodes"),
+            ("batch-size", "batch_size"),
+            ("repeats", "repeats"),
+            ("steps", "steps"),
+        ),
+        *(("hang-timeout", "hang_timeout_s"), ("memory-budget", "memory_budget"), ("nproc", "nproc")),
+        *(("recipe", "recipes"), ("workload", "workload"), ("baseline", "baseline")),
+    ],
+)
+def test_a_text_is_the_same_in_a_file_and_typed(tmp_path: Path, option: str, name: str) -> None:
+    path = tmp_path / "job.yaml"
+    for text in TEXTS:
+        path.write_text(f"{option}: {text}")
+        assert outcome([str(path)], name) == outcome([f"--{option}={text}"], name), text
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        *(
+            ("tag", "tags"),
+            ("env", "variables"),
+            ("set", "overrides"),
+            ("set-workload", "workload_arguments"),
+        ),
+        *(("input", "inputs"), ("L", "lists")),
+    ],
+)
+def test_a_text_is_the_same_in_a_mapping_and_typed(tmp_path: Path, option: str, name: str) -> None:
+    path = tmp_path / "job.yaml"
+    for text in (*TEXTS, "null", "~"):
+        typed = (f"{text}={text}",)
+        # As keys these are the null, and the merge key, of YAML.
+        key = f"'{text}'" if text in ("null", "~", "<<") else text
+        for lines in (f"\n  {key}: {text}", f"\n  - {text}={text}", f"{text}={text}"):
+            path.write_text(f"{option}: {lines}")
+            assert outcome([str(path)], name) == typed, lines
+    path.write_text(f"x: &x {{a: 010}}\n{option}: &y {{b: 1}}")
+    assert outcome([str(path)], name) is None
+    path.write_text(f"{option}: {{<<: {{a: 010}}, b: &one 2.10, c: *one, d: [on, ~, 1:30]}}")
+    assert sorted(map(str, outcome([str(path)], name) or ())) == ["a=010", "b=2.10", "c=2.10", "d=on,~,1:30"]
+
+
+def test_a_value_of_a_list_may_have_commas_and_null_alone_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "L: {shape: ['[1,2]', '0.9,0.95'], amp: 'bf16,fp32'}\nbatch-size:\nmax-cost: ~\nseed: null"
+    )
+    params = parsed(path)
+    assert params["lists"] == (r"shape=[1\,2],0.9\,0.95", "amp=bf16,fp32")
+    defaults = context_of([]).params
+    assert all(params[name] == defaults[name] for name in ("batch_size", "max_cost_usd", "seed"))
+
+
+def test_a_file_of_windows_is_read_or_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes("\ufeffrepeats: 3\r\n".encode())
+    assert parsed(path)["repeats"] == 3
+    path.write_bytes("repeats: 3\r\n".encode("utf-16"))
+    with pytest.raises(BadFile, match="UTF-16") as caught:
+        parsed(path)
+    assert "UTF-8" in str(caught.value.hint)
 
 
 def test_a_file_that_is_not_there_or_a_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +223,8 @@ def test_the_schema_is_that_of_the_options_and_takes_the_file(
     shipped = json.loads(capsys.readouterr().out)
     assert shipped == json.loads(SCHEMA.read_text()) == schema()
     jsonschema.Draft202012Validator.check_schema(shipped)
-    jsonschema.validate(yaml.safe_load(JOB), shipped)
+    for text in (JOB, "L: {compile: [on, true, ~], lr: 010}\nmax-hours: 1:30\nbatch-size: ~"):
+        jsonschema.validate(yaml.safe_load(text), shipped)
     with pytest.raises(jsonschema.ValidationError, match="'max-hour' was unexpected"):
         jsonschema.validate({"max-hour": 2}, shipped)
 

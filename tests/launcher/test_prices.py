@@ -324,14 +324,20 @@ def test_a_good_file(tmp_path: Path) -> None:
 #: what to replace in GOOD, by what, the line of the fault, what the message says
 FAULTS = {
     "price 0": ("usd_per_hour: 98.32", "usd_per_hour: 0", 27, "p5.48xlarge is 0"),
-    "price not a number": ("usd_per_hour: 98.32", "usd_per_hour: .nan", 27, "is nan"),
+    "price not a number": ("usd_per_hour: 98.32", "usd_per_hour: .nan", 27, "is '.nan'"),
+    **{
+        f"price {text}": ("usd_per_hour: 98.32", f"usd_per_hour: {text}", 27, f"is '{text}'; it is a number")
+        for text in ("1:30", "0x10", "1_000", "1e3", "1.0e+3", "010", ".inf", "true", "1,000", "$5", "98,32")
+    },
+    "negative price": ("usd_per_hour: 98.32", "usd_per_hour: -1", 27, "p5.48xlarge is -1"),
+    "octal count": ("vcpus: 192", "vcpus: 0192", 15, "'0192'; it is a whole number"),
     "price as text": ("usd_per_hour: 98.32", 'usd_per_hour: "98.32"', 27, "is a number"),
     "no price": ("usd_per_hour: 98.32", "usd_per_hour:", 27, "is empty"),
     "unknown unit": ("usd_per_hour: 98.32", "eur_per_hour: 98.32", 27, "unknown field `eur_per_hour`"),
     "missing date": ("    as_of: 2023-08-08\n", "", 24, "no `as_of`"),
     "empty source": ("-08\n    source: price list", '-08\n    source: ""', 29, "source is empty"),
     "wrong date": ("as_of: 2023-08-08", 'as_of: "2023-02-30"', 28, "is not a date"),
-    "date as a number": ("as_of: 2023-08-08", "as_of: 20230808", 28, "it is a date"),
+    "date as a number": ("as_of: 2023-08-08", "as_of: 20230808", 28, "is not a date"),
     "date and time": ("as_of: 2023-08-08", "as_of: 2023-08-08 10:00:00", 28, "is not a date"),
     "duplicate": ('as_of: "2025-06-23"', "as_of: 2023-08-08", 30, "duplicate: p5.48xlarge"),
     "duplicate region": ("[us-east-1, us-east-2]", "[us-east-1, us-east-1]", 24, "duplicate"),

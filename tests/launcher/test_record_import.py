@@ -1,10 +1,12 @@
 """Files become runs: rank files are put together, each run is found once, and nothing is skipped silently."""
 
+import codecs
 import gzip
 import json
 import lzma
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import recorded_run_id
 from fastlaunch.lifecycle.importer import find_runs
+from fastlaunch.measure.series import read_series
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.records.records import read_record
 
@@ -45,6 +48,25 @@ def test_folders_are_searched_to_their_depth(tmp_path: Path) -> None:
         "records",
     ]
     assert imports.skipped == []
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress])
+def test_a_byte_order_mark_says_nothing(tmp_path: Path, compress: Callable[[bytes], bytes] | None) -> None:
+    (file,) = write_run(tmp_path, steps=40, run_id="one")
+    (plain,) = find_runs([file]).runs.values()
+    series = read_series([file])
+    marked = codecs.BOM_UTF8 + file.read_bytes()
+    file.unlink()
+    file = tmp_path / f"{file.name}.gz" if compress else file
+    file.write_bytes(compress(marked) if compress else marked)
+    (run,) = find_runs([file]).runs.values()
+    assert run.summary == plain.summary
+    (marked_series,) = read_series([file])
+    assert marked_series.step_times_s == series[0].step_times_s
+    # Anywhere else it is damage.
+    file.write_bytes(marked.replace(b"\n", b"\n" + codecs.BOM_UTF8, 1))
+    with pytest.raises(BadFile):
+        find_runs([file])
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])

@@ -81,6 +81,10 @@ def test_a_file_is_read_with_what_it_includes(tmp_path: Path) -> None:
     assert required.packages == ("a[x]>=1,<2    --hash=sha256:00", "b == 2 ; python_version > '3'")
     assert required.names == ("a", "b")
     assert required.options == (f"--find-links {tmp_path}", "--pre")
+    for name in ("base.txt", path.name):
+        text = (tmp_path / name).read_text().replace("\n", "\r\n")
+        (tmp_path / name).write_bytes(f"\ufeff{text}".encode())
+    assert read_requirements(path) == required
 
 
 @pytest.mark.parametrize(

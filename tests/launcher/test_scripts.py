@@ -4,15 +4,18 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_train.launcher import CPU
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.units import join_list, split_list
 from fastlaunch.jobs.build import build_cloud_request, build_jobs, jobs_at
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
@@ -49,6 +52,34 @@ def test_lists_make_every_combination_and_leave_other_braces() -> None:
         == [f"amp={amp} batch={batch}" for amp in "ab" for batch in "12"]
     )
     assert {(job.workload, job.num_gpus) for job in jobs} == {("train.py", 1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[1,2],[3,4]", ("[1,2]", "[3,4]")),
+        ("[0,1),(1,2]", ("[0,1)", "(1,2]")),
+        ("f(a,g(b,c)),{x,y}", ("f(a,g(b,c))", "{x,y}")),
+        (r"0.9\,0.95,0.9\,0.999", ("0.9,0.95", "0.9,0.999")),
+        (r"(0\,1],2", ("(0,1]", "2")),
+        (r"\d+,C:\x", (r"\d+", r"C:\x")),
+        ("don't,won't,:(", ("don't", "won't", ":(")),
+    ],
+)
+def test_a_comma_in_a_value_is_one_in_brackets_or_after_a_backslash(
+    text: str, values: tuple[str, ...]
+) -> None:
+    jobs = specs("python train.py {shape}", f"shape={text}", baseline=f"shape={values[-1]}")
+    assert ends(jobs) == [values[-1], *values[:-1]]
+    assert split_list(join_list(values)) == values
+    escaped = values[-1].replace(",", r"\,")
+    assert specs("python train.py {shape}", f"shape={text}", baseline=f"shape={escaped}") == jobs
+
+
+@given(st.lists(st.text(alphabet="ab,\\([{)]}\"' "), min_size=1, max_size=4))
+def test_a_list_is_divided_where_it_was_joined_or_refused(values: list[str]) -> None:
+    with suppress(UserError):
+        assert split_list(join_list(values)) == tuple(values)
 
 
 def test_a_text_is_not_searched_for_placeholders() -> None:
@@ -140,6 +171,8 @@ def test_a_command_is_called_by_its_script(command: str, name: str) -> None:
         ("python train.py {a}", ("a=1,,2",), {}, "-L a has a value that is empty"),
         ("python train.py {a}", ("a=1", "a=2"), {}, "-L a is given twice"),
         ("python train.py {a}", ("=1",), {}, "is not NAME=A,B"),
+        ("python train.py {a}", ("a=[1,2],[3,4",), {}, "without an end"),
+        ("python train.py {a}", ("a='1,2','3,4'",), {}, "without an end"),
         ("python train.py {a}", ("a=1,1",), {}, "two variants are one command: a=1\n"),
         ("python train.py {a}{b}", ("a=1,11", "b=1,11"), {}, "one command: a=1 b=11 and a=11 b=1"),
         ("python train.py {a}", (f"a={','.join(map(str, range(1001)))}",), {}, "1,001 combinations"),

@@ -107,6 +107,12 @@ def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
     assert list(settings.aws["us-east-1"].subnets) == ["us-east-1b", "us-east-1a"]
 
 
+def test_text_is_what_stands_there(config: Path) -> None:
+    config.write_text("tags: {cost-center: 0123, since: 2026-11-26, on: no}\nmax_cost: 50\nregion: us-east-1")
+    assert load_settings().tags == {"cost-center": "0123", "since": "2026-11-26", "on": "no"}
+    assert load_settings().max_cost == 50.0
+
+
 def test_without_aws_settings_there_is_no_region_and_no_discount(config: Path) -> None:
     for text in ("region: us-west-2", "aws:", "aws: {}"):
         config.write_text(text)
@@ -133,15 +139,17 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
     ("text", "problem", "line"),
     [
         ("region: a\nregion: b: c\n", "is not YAML", 2),
-        ("region: 2001-99-99", "is not YAML", None),
         ("reigon: us-east-1", "unknown field `reigon`", 1),
         ("- region", "takes `name: value` pairs", 1),
-        ("region: 1", "region is 1; it is text", 1),
+        ("region: [us-east-1]", "region is a list; it is text", 1),
+        ("max_cost: 1:00", "max_cost is '1:00'; it is a number", 1),
+        ("max_cost: 0x10", "max_cost is '0x10'; it is a number", 1),
+        ("max_cost: 1_000", "max_cost is '1_000'; it is a number", 1),
         ("prices: ''", "prices is empty", 1),
         ("discount: 12%", "discount is '12%'", 1),
         ("region: r\ndiscount: 1", "discount is 1", 2),
-        ("discount: .nan", "discount is nan", 1),
-        ("discount: true", "discount is True", 1),
+        ("discount: .nan", "discount is '.nan'", 1),
+        ("discount: true", "discount is 'true'", 1),
         ("max_cost: 0", "max_cost is 0", 1),
         ("max_price_age: soon", "max_price_age: 'soon' is not a duration", 1),
         ("rates:\n  p5: {}", "has not one of", 2),
@@ -153,7 +161,7 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("aws:\n  us-east-1:\n    bukcet: acme", "unknown field `bukcet`", 3),
         ("aws: {us-east-1: {security_groups: sg-1}}", "security_groups is 'sg-1'; it is a list", 1),
         ("aws: {us-east-1: {subnets: [subnet-a]}}", "takes `name: value` pairs", 1),
-        ("aws: {us-east-1: {subnets: {us-east-1a: 1}}}", "us-east-1a is 1; it is text", 1),
+        ("aws: {us-east-1: {subnets: {us-east-1a: 1}}}", "'1' for us-east-1a: an id", 1),
         # What no region can have, said before AWS is asked.
         ("aws: {us-east-1: {bucket: 's3://acme/x'}}", "a name without s3://", 1),
         ("aws: {us-east-1: {prefix: $(reboot)}}", "it takes letters, digits", 1),
@@ -171,7 +179,7 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         (f"aws: {{us-east-1: {{sns_topic: '{TOPIC}.fifo'}}}}", "the ARN of a standard topic in us-east-1", 1),
         (f"aws: {{eu-west-1: {{sns_topic: '{TOPIC}'}}}}", "the ARN of a standard topic in eu-west-1", 1),
         (f"aws: {{us-east-1: {{output_kms_key: '{ELSEWHERE}'}}}}", "the ARN of a key in us-east-1", 1),
-        ("region: r\ntags: {team: 1}", "team is 1; it is text", 2),
+        ("region: r\ntags: {team: [1]}", "team is a list; it is text", 2),
         ("region: r\ntags: {'aws:team': x}", "begins with aws:", 2),
     ],
 )

@@ -79,5 +79,7 @@ def test_a_trace_is_read_from_its_file(scene: Scene, tmp_path: Path) -> None:
     lines = ("time,state", "2026-11-01T00:00,up", "2026-11-01T03:00,down", "2026-11-01T04:00,up")
     trace.write_text("\n".join(lines), encoding="utf-8")
     assert spot_market("p5.48xlarge", trace=trace, context=scene.context).available.value == 0.75
+    trace.write_text("\n".join(lines), encoding="utf-8-sig")
+    assert spot_market("p5.48xlarge", trace=trace, context=scene.context).available.value == 0.75
     with pytest.raises(BadFile):
         spot_market("p5.48xlarge", trace=tmp_path / "none.csv", context=scene.context)

@@ -77,6 +77,8 @@ def test_a_fastlaunchignore_says_it_instead_of_git(root: Path) -> None:
     (root / ".fastlaunchignore").write_text("# data stay\n/data/\n*.log\n!keep.log\nnotes\n!notes/x\n")
     # What is in a folder that is ignored cannot come back, as with git.
     assert paths(root) == [".fastlaunchignore", "logs/keep.log", "src/model.py", "train.py"]
+    (root / ".fastlaunchignore").write_bytes("\ufeff/data/\r\n*.log\r\nnotes\r\n".encode())
+    assert paths(root) == [".fastlaunchignore", "src/model.py", "train.py"]
     (root / ".fastlaunchignore").write_text("*\n")
     with pytest.raises(UserError, match=r"\.fastlaunchignore leaves nothing"):
         travelling(root)

@@ -125,7 +125,7 @@ def test_a_file_of_one_sequence_is_trained_on(tmp_path: Path) -> None:
 
 def test_lines_are_given_to_the_tokenizer_one_by_one(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
-    path.write_text("one two\nthree\n")
+    path.write_text("one two\nthree\n", encoding="utf-8-sig")
     words = WordTokens(["one two three"], vocabulary=10)
     found = corpus.read_text(str(path), words, 7).splits["train"].tokens
     one, two, three = (int(word[1]) for word in words.encode(["one", "two", "three"]))
@@ -186,11 +186,13 @@ def acl_imdb(tmp_path: Path) -> Path:
 
 
 def test_imdbs_folder_is_read_whole(acl_imdb: Path) -> None:
+    marked = next((acl_imdb / "train" / "pos").iterdir())
+    marked.write_text(marked.read_text(), encoding="utf-8-sig")
     for path, number in ((acl_imdb, 12), (acl_imdb / "train", 6)):
         found = reviews.read_folder(str(path))
         assert len(found.texts) == number
         for text, label in zip(found.texts, found.classes, strict=True):
-            assert f" {('neg', 'pos')[label]} " in text
+            assert f" {('neg', 'pos')[label]} " in text and "\ufeff" not in text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.yaml_file import load_yaml
 
 #: What an entry is for, by its name; the order of a region's entries.
 _MEANINGS = {
@@ -68,7 +69,7 @@ def config_change(
     """
     import yaml
 
-    data: dict[str, Any] = (yaml.safe_load(text) if text else None) or {}
+    data: dict[str, Any] = (load_yaml(text) if text else None) or {}
     regions: dict[str, Any] = data.get("aws") or {}
     if not data:
         lines = _HEAD * (not text) + f"{_REGION}region: {region}\n"
@@ -77,11 +78,11 @@ def config_change(
         return ConfigChange(text=_ended(text) + lines, lines=lines)
     new = {**data}
     text, added = text or "", ""
-    if max_cost_usd is not None and data.get("max_cost") != max_cost_usd:
-        new["max_cost"] = max_cost_usd
-        line = f"max_cost: {max_cost_usd:.10g}\n"
+    if max_cost_usd is not None and float(data.get("max_cost") or 0) != max_cost_usd:
+        new["max_cost"] = f"{max_cost_usd:.10g}"
+        line = f"max_cost: {new['max_cost']}\n"
         if "max_cost" in data:
-            text, added = _with_value(text, "max_cost", f"{max_cost_usd:.10g}"), line
+            text, added = _with_value(text, "max_cost", new["max_cost"]), line
         else:
             text, added = f"{_ended(text)}{_MAX_COST}{line}", _MAX_COST + line
     if not regions and "region" not in data:
@@ -102,7 +103,7 @@ def config_change(
     if not added:
         return ConfigChange(text=None, lines="")
     try:
-        is_as_meant = yaml.safe_load(text) == new
+        is_as_meant = load_yaml(text) == new
     except yaml.YAMLError:
         is_as_meant = False
     if not is_as_meant:
@@ -116,7 +117,7 @@ def stack_entries(output: str, region: str) -> dict[str, Any]:
     import yaml
 
     try:
-        entries = yaml.safe_load(output)["aws"][region]
+        entries = load_yaml(output)["aws"][region]
     except (yaml.YAMLError, KeyError, TypeError):
         entries = None
     if not isinstance(entries, dict):

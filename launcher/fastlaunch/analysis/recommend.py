@@ -106,7 +106,8 @@ class Limits:
         """Return whether dollars and hours, numbers or columns of them, are within."""
         most_hours = math.inf if self.deadline_hours is None else self.deadline_hours
         most_usd = math.inf if self.budget_usd is None else self.budget_usd
-        return (hours <= most_hours) & (usd <= most_usd)
+        # A budget of what is shown is enough: cents, from a thousand on dollars.
+        return (hours <= most_hours) & (usd < most_usd + (0.5 if most_usd > 999 else 0.005))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def submit_to_cloud(
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
     if block is None or is_known(block):
         check_budget(ceiling, max_cost_usd if dry_run else budget_usd)
-    if dry_run and budget_usd is not None and ceiling.usd > budget_usd:
+    if dry_run and budget_usd is not None and ceiling.is_above(budget_usd):
         context.report(f"warning: {ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}")
     for name, why in request.skipped:
         context.report(f"left out: {name}: {why}")

@@ -18,6 +18,7 @@ from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import BadConfiguration, BadFile, CloudRefused, NotAuthorised, UserError
 from fastlaunch.core.home import replace_file
+from fastlaunch.core.paths import read_text
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, config_path, load_settings
 from fastlaunch.core.units import counted, is_region, parse_usd
 from fastlaunch.images.build import DEFAULT_REPOSITORY
@@ -443,11 +444,7 @@ def _unusable(stack: Stack) -> UserError:
 
 def _config_text(path: Path) -> str | None:
     """Return what the config file holds; None if there is none."""
-    try:
-        # Not as text, which would change the ends of its lines.
-        return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        return None
+    return read_text(path) if path.exists() else None
 
 
 def _shown(change: ConfigChange, path: Path, *, is_new: bool) -> str:

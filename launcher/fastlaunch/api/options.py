@@ -1,5 +1,6 @@
 """The options of `submit` and `sweep` as keyword arguments, and what becomes of those for AWS."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -7,9 +8,9 @@ from typing import Any, TypedDict, get_type_hints
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings, misfit
-from fastlaunch.core.units import split_names
+from fastlaunch.core.units import join_list, parse_batch_size, parse_nproc, split_names
 from fastlaunch.jobs.options import CloudOptions, option_of
-from fastlaunch.jobs.scripts import joined, split_command
+from fastlaunch.jobs.scripts import split_command
 
 #: Several, or one, or some with commas.
 Names = str | Sequence[str]
@@ -96,6 +97,8 @@ class SweepArguments(Training, total=False):
 
 #: Several of these stand in one text, with commas.
 _NAMES = ("recipes", "instances", "regions", "batch_sizes")
+#: Fields that hold a count or a word, and what reads one that is written as text, as in its option.
+_COUNTS_OR_WORDS = {"nproc": parse_nproc, "batch_size": parse_batch_size, "batch_sizes": parse_batch_size}
 #: A field of several texts.
 _TEXTS = frozenset(
     name
@@ -117,15 +120,24 @@ def arguments(given: Mapping[str, Any], kind: type, *, function: str) -> dict[st
             near = [typed[name]] if name in typed else get_close_matches(name, allowed, n=1)
             hint = f": {near[0]}?" if near else f"; help(fastlaunch.{kind.__name__}) lists them"
             raise TypeError(f"{function}() has no argument {name!r}{hint}")
-        # A whole number is a float as well.
-        expected = allowed[name] | int if allowed[name] == float | None else allowed[name]
-        if name not in _TEXTS and not isinstance(value, expected):
+        # A whole number is a float as well, and to Python a truth value is one, too.
+        is_amount = allowed[name] == float | None
+        expected = allowed[name] | int if is_amount else allowed[name]
+        is_truth = isinstance(value, bool) and expected is not bool
+        if name not in _TEXTS and (is_truth or not isinstance(value, expected)):
             kinds = getattr(expected, "__name__", None) or str(expected)
             raise TypeError(f"{function}(): {name} is {value!r}, and takes {kinds}")
+        if is_amount and value is not None and not 0 < value < math.inf:
+            raise UserError(f"{name} is {value!r}", "give a number above 0")
     return {
-        name: _texts(name, value) if name in _TEXTS and value is not None else value
+        name: _texts(name, value) if name in _TEXTS and value is not None else _read(name, value)
         for name, value in given.items()
     }
+
+
+def _read(name: str, value: Any) -> Any:
+    """Return the count or word that stands in a text; any other value as it is."""
+    return _COUNTS_OR_WORDS[name](value) if name in _COUNTS_OR_WORDS and isinstance(value, str) else value
 
 
 def _texts(name: str, value: Any) -> tuple[Any, ...]:
@@ -137,15 +149,15 @@ def _texts(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, Iterable):
         raise TypeError(f"{name} is {value!r}, and takes text, or several")
     if isinstance(value, Mapping):
-        return tuple(f"{key}={_listed(each)}" for key, each in value.items())
+        join = join_list if name == "lists" else ",".join
+        return tuple(
+            f"{key}={join(map(str, each)) if isinstance(each, list | tuple) else each}"
+            for key, each in value.items()
+        )
     if name in _NAMES:
         parts = (split_names(each) if isinstance(each, str) else (each,) for each in value)
-        return tuple(part for several in parts for part in several)
+        return tuple(_read(name, part) for several in parts for part in several)
     return tuple(map(str, value))
-
-
-def _listed(value: Any) -> str:
-    return joined(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def command_line(command: str, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -170,7 +182,7 @@ def _in_units(name: str, value: object) -> str:
     """Return a value as it is typed: `90min`, `1.5GiB`, `12.5`."""
     if name == "memory_budget" and isinstance(value, int):
         return f"{value / 2**30!r}GiB".replace(".0GiB", "GiB")
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = str(value).removesuffix(".0")
     return f"{text}min" if name == "max_minutes" else text
 
 

@@ -4,13 +4,14 @@ Never by Spot Advisor: its share of instances that were interrupted in a month s
 they ran, and a bucket such as `>20%` has no upper end.
 """
 
+import io
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.context import AppContext, default_context
-from fastlaunch.core.errors import BadFile
+from fastlaunch.core.paths import read_text
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.spot import SpotMarket
@@ -39,11 +40,7 @@ def spot_market(
 
     context = context or default_context()
     if trace is not None:
-        try:
-            with Path(trace).open(encoding="utf-8", newline="") as lines:
-                return read_trace(lines, source=str(trace))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadFile(trace, str(error)) from None
+        return read_trace(io.StringIO(read_text(Path(trace)), newline=""), source=str(trace))
     where = region or context.settings.region
     with open_ledger(context.settings, clock=context.now) as ledger:
         return _of_attempts(ledger.spot_attempts(instance, where), f"your runs on {instance} in {where}")

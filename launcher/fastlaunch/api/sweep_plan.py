@@ -124,7 +124,7 @@ def plan_on_aws(
     if max_cost_usd is not None:
         first_usd = sum(ceiling.usd for name, ceiling in ceilings.items() if is_batch_search(name))
         least_usd = first_usd + min(ceilings[name].usd for name in ceilings if not is_batch_search(name))
-        if least_usd > max_cost_usd:
+        if round(least_usd, 2) > max_cost_usd:
             raise UserError(
                 f"no instance type fits into {BUDGET} of ${max_cost_usd:,.2f}: the cheapest may cost "
                 f"${least_usd:,.2f}"

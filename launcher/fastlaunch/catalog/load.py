@@ -88,7 +88,7 @@ def read_catalogue(path: Path, known: Catalogue | None = None) -> Catalogue:
 
 def check_schema(file: YamlFile, schema: int) -> None:
     """Raise BadFile if the file says that it is of another schema."""
-    if file.mapping().get("schema", schema) != schema:
+    if "schema" in file.mapping() and file.value(int, "schema") != schema:
         hint = f"this version of fastlaunch reads {schema}"
         raise file.fault("the file is of another schema", "schema", hint=hint)
 

@@ -8,7 +8,6 @@ import datetime
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,11 +160,7 @@ def write_market(path: Path, prices: Sequence[MarketPrice]) -> None:
 
 @functools.cache
 def _interruptions() -> Mapping[str, Mapping[str, str]]:
-    import yaml
-
-    text = (files("fastlaunch.catalog") / "spot_interruption.yaml").read_text(encoding="utf-8")
-    instances: Mapping[str, Mapping[str, str]] = yaml.safe_load(text)["instances"]
-    return instances
+    return YamlFile(Path(__file__).with_name("spot_interruption.yaml")).mapping("instances")
 
 
 def interruption(instance: str, region: str) -> str | None:

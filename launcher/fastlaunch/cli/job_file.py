@@ -14,9 +14,10 @@ import click
 from fastlaunch.cli.options import NAMES
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.settings import RegionSettings
+from fastlaunch.core.units import join_list
 from fastlaunch.core.yaml_file import YamlFile
 from fastlaunch.jobs.options import CloudOptions
-from fastlaunch.jobs.scripts import joined, split_command
+from fastlaunch.jobs.scripts import split_command
 
 #: Of one call, and not of the job.
 _OF_A_CALL = ("yes", "dry_run", "show", "output", "profile", "help", "job_schema")
@@ -48,8 +49,7 @@ def read_job(
             continue
         if key == COMMAND:
             with _at(file, key):
-                command = split_command(value) if isinstance(value, str) else None
-            command = command or tuple(_texts(file, file.items(key), key))
+                command = split_command(value) if isinstance(value, str) else _texts(file, value, key)
             continue
         option = options[key]
         if option.is_flag:
@@ -83,25 +83,20 @@ def _at(file: YamlFile, key: str) -> Iterator[None]:
 
 def _given(file: YamlFile, option: click.Option, key: str, value: Any) -> Any:
     """Return the value as it would be typed: a text, or several where the option may be repeated."""
-    if isinstance(value, Mapping):
-        value = [f"{name}={_joined(file, each, key, name)}" for name, each in file.mapping(key).items()]
-    if option.multiple:
-        return tuple(_texts(file, value if isinstance(value, list) else [value], key))
-    return _joined(file, value, key) if option.type is NAMES else _text(file, value, key)
-
-
-def _joined(file: YamlFile, value: Any, *at: str) -> str:
-    return joined(_texts(file, value, *at)) if isinstance(value, list) else _text(file, value, *at)
-
-
-def _texts(file: YamlFile, values: Sequence[Any], *at: str) -> list[str]:
-    return [_text(file, value, *at, number) for number, value in enumerate(values)]
-
-
-def _text(file: YamlFile, value: Any, *at: str | int) -> str:
-    # YAML takes on, off, yes and no for these, too.
-    if value is None or isinstance(value, bool | dict | list):
-        raise file.fault(
-            f"{at[0]} has {value!r} where text or a number goes", *at, hint="put quotes around it"
+    if isinstance(value, Mapping) and option.multiple:
+        join = join_list if option.name == "lists" else ",".join
+        texts = {name: _texts(file, each, key, name) for name, each in file.mapping(key).items()}
+        return tuple(
+            f"{name}={join(several) if isinstance(value[name], list) else several[0]}"
+            for name, several in texts.items()
         )
-    return str(value)
+    if option.multiple:
+        return _texts(file, value, key)
+    return ",".join(_texts(file, value, key)) if option.type is NAMES else file.text(key)
+
+
+def _texts(file: YamlFile, value: Any, *at: str) -> tuple[str, ...]:
+    """Return the texts of the list at this path, or the one text that stands there."""
+    if isinstance(value, list):
+        return tuple(file.text(*at, number) for number in range(len(value)))
+    return (file.text(*at),)

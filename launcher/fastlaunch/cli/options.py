@@ -14,10 +14,12 @@ import click
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import plain, raw_output
 from fastlaunch.core.units import (
+    parse_batch_size,
     parse_bytes,
     parse_count,
     parse_date,
     parse_duration_s,
+    parse_nproc,
     parse_usd,
     split_names,
 )
@@ -95,7 +97,8 @@ def _parse_minutes(text: str) -> int:
         seconds = parse_duration_s(text)
     if not math.isfinite(seconds):
         raise UserError(f"{text!r} is not a time", "give hours such as 2, or 90min")
-    return int(seconds // 60)
+    # 4.1 hours are 246 minutes, though not in floating point.
+    return int(round(seconds, 3) // 60)
 
 
 def _parse_seconds(text: str) -> float:
@@ -109,30 +112,20 @@ def _parse_seconds(text: str) -> float:
     return seconds
 
 
-def _parse_nproc(text: str) -> int | str:
-    return text if text == "gpu" else parse_count(text)
-
-
-def _parse_batch_size(text: str) -> int | str:
-    if text.startswith("a") and text not in ("auto", "auto-each"):
-        raise UserError(f"{text!r} is no batch size", "give a count such as 64, or auto, or auto-each")
-    return text if text in ("auto", "auto-each") else parse_count(text)
-
-
 #: `10k`, 0 allowed.
 COUNT = Quantity("count", parse_count)
 POSITIVE_COUNT = Quantity("count", parse_count, above_zero=True)
 #: `2GiB`, as bytes.
 BYTES = Quantity("size", parse_bytes, above_zero=True)
 #: A count, `auto` or `auto-each`.
-BATCH_SIZE = Quantity("batch size", _parse_batch_size)
+BATCH_SIZE = Quantity("batch size", parse_batch_size)
 DATE = Quantity("date", parse_date)
 #: `2` hours or `90min`, as whole minutes.
 MINUTES = Quantity("time", _parse_minutes, above_zero=True)
 #: `90` seconds or `10min`, as seconds.
 SECONDS = Quantity("time", _parse_seconds, above_zero=True)
 #: A count, or `gpu`.
-NPROC = Quantity("count", _parse_nproc)
+NPROC = Quantity("count", parse_nproc)
 USD = Quantity("usd", parse_usd, above_zero=True)
 #: `a,b` as a tuple.
 NAMES = Quantity("names", split_names)

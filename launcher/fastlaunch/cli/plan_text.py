@@ -75,7 +75,7 @@ def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, sho
         click.echo(plan_text(dry_run))
         if not dry_run.lacks_scheduler and not to_be_given(plan):
             command, *words = (word for word in argv if word != "--dry-run")
-            if dry_run.budget_usd is not None and dry_run.ceiling.usd > dry_run.budget_usd:
+            if dry_run.ceiling.is_above(dry_run.budget_usd):
                 words = ["--max-cost", str(math.ceil(dry_run.ceiling.usd)), *words]
             next_command(shlex.join(["fastlaunch", command, *words]))
 

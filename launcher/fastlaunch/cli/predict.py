@@ -16,6 +16,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, output_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.paths import decoded
 
 _NEEDED = ("model", "precision", "gpu", "num_gpus", "unit")
 
@@ -94,10 +95,10 @@ def _rows(path: Path) -> tuple[list[Mapping[str, str]], list[str]]:
     """Return rows and columns of a CSV file, packed by xz or not; raise UserError if it lacks columns."""
     try:
         data = path.read_bytes()
-        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8-sig")
+        text = decoded(path, lzma.decompress(data) if path.suffix == ".xz" else data)
         reader = csv.DictReader(io.StringIO(text), strict=True, restval="")
         rows: list[Mapping[str, str]] = list(reader)
-    except (OSError, lzma.LZMAError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, lzma.LZMAError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}", "give a CSV file with a header line") from error
     columns = list(reader.fieldnames or ())
     missing = [name for name in _NEEDED if name not in columns]

@@ -243,7 +243,8 @@ training_options = with_options(
         "lists",
         multiple=True,
         metavar="NAME=A,B",
-        help="Run COMMAND with each of these in place of {NAME}; several -L make every combination.",
+        help="Run COMMAND with each of these in place of {NAME}; several -L make every combination. A comma in "
+        r"brackets divides nothing, nor does one written \,.",
     ),
     click.option(
         "--baseline",

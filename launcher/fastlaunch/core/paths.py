@@ -1,7 +1,13 @@
-"""Where the files lie that ship with fastlaunch: at the top of a checkout, or in a wheel under `shipped/`."""
+"""Where the files lie that ship with fastlaunch: at the top of a checkout, or in a wheel under `shipped/`.
 
+And how text in a file of the user's is read.
+"""
+
+import codecs
 from importlib.util import find_spec
 from pathlib import Path
+
+from fastlaunch.core.errors import BadFile
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -20,3 +26,22 @@ def training_package() -> Path:
     spec = find_spec("fastlaunch_train")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, its ends of lines as they are. Raises BadFile if it cannot be read."""
+    try:
+        return decoded(path, path.read_bytes())
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def decoded(path: Path, data: bytes) -> str:
+    """Return a file's UTF-8 without the byte order mark that Windows puts first. Raises BadFile."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        problem = "is UTF-16, not UTF-8 text" if is_wide else "is not UTF-8 text"
+        hint = "save it as UTF-8; in PowerShell: ... | Out-File -Encoding utf8 FILE" if is_wide else None
+        raise BadFile(path, problem, hint=hint) from None

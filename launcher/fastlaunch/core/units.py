@@ -128,3 +128,51 @@ def is_region(name: str) -> bool:
 def split_names(text: str) -> tuple[str, ...]:
     """Return the names in `a, b`."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    r"""Return the texts of `a,b`: a comma within brackets divides nothing, nor does one written `\,`.
+
+    Raises UserError where a comma would leave a bracket or a quote open.
+    """
+    texts = _divided(text)
+    if texts is None:
+        problem = f"{text!r} has a comma in a bracket or a quote without an end"
+        raise UserError(problem, r"write \, for a comma that belongs to a value")
+    return texts
+
+
+def join_list(texts: Iterable[str]) -> str:
+    """Return what `split_list` makes these texts of. Raises UserError where nothing does."""
+    several = tuple(texts)
+    text = ",".join(each.replace(",", r"\,") for each in several)
+    if several and _divided(text) != several:
+        problem = f"{' and '.join(map(repr, several))} cannot be told apart with commas between them"
+        raise UserError(problem, "have the script take names for them instead")
+    return text
+
+
+def _divided(text: str) -> tuple[str, ...] | None:
+    texts, depth, is_held = [""], 0, False
+    for mark in re.findall(r"\\,|.", text, re.DOTALL):
+        depth = max(0, depth + (mark in "([{") - (mark in ")]}"))
+        is_held = depth > 0 and (is_held or mark == ",")
+        if mark == "," and not depth:
+            texts.append("")
+        else:
+            texts[-1] += mark.removeprefix("\\") if mark == r"\," else mark
+    quotes = [each[:1] for each in texts if each.startswith(("'", '"')) and each.count(each[0]) % 2]
+    is_cut = is_held or (len(texts) > 1 and any(each.endswith(tuple(quotes)) for each in texts))
+    return None if is_cut else tuple(texts)
+
+
+def parse_nproc(text: str) -> int | str:
+    """Return a number of processes, or `gpu` for one per GPU."""
+    return text if text == "gpu" else parse_count(text)
+
+
+def parse_batch_size(text: str) -> int | str:
+    """Return a count, `auto` or `auto-each`."""
+    if text.startswith("a") and text not in ("auto", "auto-each"):
+        raise UserError(f"{text!r} is no batch size", "give a count such as 64, or auto, or auto-each")
+    return text if text in ("auto", "auto-each") else parse_count(text)

@@ -1,7 +1,12 @@
-"""YAML files read into dataclasses: every fault is a BadFile with its line."""
+"""YAML files read into dataclasses: every fault is a BadFile with its line.
+
+A scalar is the text that stands there: `1:30` is not 90, nor `010` eight, `2.10` 2.1, and `no` is a word. It
+becomes a number or a date only by the type of the field that it fills.
+"""
 
 import datetime
 import functools
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -10,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.paths import read_text
 from fastlaunch.core.units import parse_date
 
 T = TypeVar("T")
@@ -24,6 +30,39 @@ _EXPECTED = {
     bool: "true or false",
     datetime.date: "a date written YYYY-MM-DD",
 }
+#: Plain decimals. With a zero first they would be octal to other readers of YAML.
+_INTEGER = r"[+-]?(?:0|[1-9][0-9]{0,17})"
+_NUMBERS = {int: re.compile(_INTEGER), float: re.compile(rf"{_INTEGER}(?:\.[0-9]*)?|[+-]?\.[0-9]+")}
+#: As YAML 1.1 has them.
+_TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}
+_TAG = "tag:yaml.org,2002:"
+_KINDS = ("null", "str", "seq", "map")
+
+
+@functools.cache
+def _loader() -> Any:
+    """Return a loader of PyYAML's that gives text, None, lists and mappings, and knows merge keys (`<<`)."""
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    construct = base.yaml_constructors
+    # Any other tag, such as !!int, is refused; `<<` in the place of a value is text.
+    constructors = {tag: construct[tag] for tag in (None, *(f"{_TAG}{name}" for name in _KINDS))}
+    constructors[f"{_TAG}merge"] = construct[f"{_TAG}str"]
+    resolvers = {
+        first: [each for each in known if each[0] in (f"{_TAG}null", f"{_TAG}merge")]
+        for first, known in base.yaml_implicit_resolvers.items()
+    }
+    return type(
+        "TextLoader", (base,), {"yaml_constructors": constructors, "yaml_implicit_resolvers": resolvers}
+    )
+
+
+def load_yaml(text: str) -> Any:
+    """Return the one document in `text` as data, None if there is none. Raises yaml.YAMLError."""
+    import yaml
+
+    return yaml.load(text, Loader=_loader())
 
 
 class YamlFile:
@@ -33,24 +72,22 @@ class YamlFile:
         import yaml
 
         self.path = path
-        #: Of every value, by its path as text.
+        #: Of every value, by its path as text; and the nodes of those that are no list or mapping.
         self._lines: dict[tuple[str, ...], int] = {}
+        self._scalars: dict[tuple[str, ...], Any] = {}
+        if not path.exists():
+            raise BadFile(path, "does not exist")
+        text = read_text(path)
         try:
-            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(path.read_text(encoding="utf-8-sig"))
+            loader = _loader()(text)
             root = loader.get_single_node()
             self._note_lines(root, ())
             self.data: Any = loader.construct_document(root) if root else None
-        except FileNotFoundError:
-            raise BadFile(path, "does not exist") from None
-        except OSError as error:
-            raise BadFile(path, f"cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise BadFile(path, "is not UTF-8 text") from None
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             problem = f"is not YAML: {error.problem or error}"
             raise BadFile(path, problem, line=mark.line + 1 if mark else None) from None
-        # The others come through PyYAML for an impossible date, an empty tag or a thousand brackets.
+        # The others come through PyYAML for an empty tag or a thousand brackets.
         except (yaml.YAMLError, ValueError, AttributeError, TypeError, RecursionError) as error:
             raise BadFile(path, f"is not YAML: {error}") from None
 
@@ -67,7 +104,7 @@ class YamlFile:
             raise self.fault(f"{_name(at)} is {_shown(value)}; it takes `name: value` pairs", *at)
         for key in value:
             if not isinstance(key, str) or not key.strip():
-                raise self.fault(f"{_name(at)} has {_shown(key)} for a name; it is text", *at, key)
+                raise self.fault(f"{_name(at)} has {_shown(key)} for a name; it is text", *at, key or "")
         return value
 
     def items(self, *at: str | int) -> list[Any]:
@@ -119,19 +156,29 @@ class YamlFile:
             return origin(self.value(arguments[0], *at, index) for index in range(len(self.items(*at))))
         if origin is Mapping:
             return {key: self.value(arguments[1], *at, key) for key in self.mapping(*at)}
-        if expected is datetime.date and isinstance(value, str | datetime.datetime):
+        text = value.strip() if isinstance(value, str) else ""
+        node = self._scalars.get(tuple(map(str, at)))
+        is_plain = node is None or not node.style
+        if text and expected is datetime.date:
             try:
-                return parse_date(str(value))
+                return parse_date(text)
             except UserError as error:
                 raise self.fault(f"{_name(at)}: {error.message}", *at, hint=error.hint) from None
-        if expected is float and type(value) is int:
-            return float(value)
-        if expected is Path and isinstance(value, str) and value:
-            return Path(value)
-        if type(value) is not expected or value == "":
-            hint = "put quotes around it" if expected is str and value not in (None, "") else None
-            raise self.fault(f"{_name(at)} is {_shown(value)}; it is {_EXPECTED[expected]}", *at, hint=hint)
-        return value.strip() if isinstance(value, str) else value
+        if is_plain and expected is bool and text.lower() in _TRUTH:
+            return _TRUTH[text.lower()]
+        is_number = is_plain and expected in _NUMBERS and _NUMBERS[expected].fullmatch(text)
+        if is_number or (text and expected in (str, Path)):
+            return expected(text)
+        raise self.fault(f"{_name(at)} is {_shown(value)}; it is {_EXPECTED[expected]}", *at)
+
+    def text(self, *at: str | int) -> str:
+        """Return what stands at this path, `null` and `~` too. Raises BadFile for nothing, or several."""
+        value, node = self._value(*at), self._scalars.get(tuple(map(str, at)))
+        text = value if isinstance(value, str) else node.value if node else ""
+        if isinstance(value, dict | list) or not (text or value == ""):
+            hint = "put quotes around it, if it is text"
+            raise self.fault(f"{_name(at)} is {_shown(value)}; it is text or a number", *at, hint=hint)
+        return text
 
     def _value(self, *at: str | int) -> Any:
         value = self.data
@@ -152,6 +199,8 @@ class YamlFile:
         if node is None:
             return
         self._lines.setdefault(at, node.start_mark.line + 1)
+        if node.id == "scalar":
+            self._scalars[at] = node
         if node.id == "sequence":
             for index, item in enumerate(node.value):
                 self._note_lines(item, (*at, str(index)))

@@ -17,6 +17,7 @@ from typing import Any
 
 from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.paths import read_text
 from fastlaunch.core.units import counted, size_text
 from fastlaunch.images.code_bundle import Bundle, pack
 from fastlaunch.images.wheels import QUIETLY, run_pip
@@ -120,12 +121,8 @@ def _wheels(path: Path, required: Requirements, base: BaseImage) -> Bundle:
 
 def _lines(path: Path, above: Collection[Path]) -> Iterator[str]:
     """Yield the lines of the file that ask for something, with those of the files that it includes."""
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     # A line that goes on in the next one counts as the first of both.
-    joined = re.sub(r"\\\n", lambda _: "\0", content)
+    joined = re.sub(r"\\\r?\n", "\0", read_text(path))
     number = 1
     for line in joined.splitlines():
         at, number = number, number + 1 + line.count("\0")

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
-from fastlaunch.core.paths import shipped
+from fastlaunch.core.paths import read_text, shipped
 from fastlaunch.core.settings import Settings
 
 #: Extras are installed before what changes with the training code, so that their layer is built once.
@@ -65,12 +65,8 @@ def wanted_pins() -> tuple[Pin, ...]:
 
 def read_pins(path: Path) -> tuple[Pin, ...]:
     """Return the pins of a file in pip's format, `name==version --hash=sha256:...` a line. Raises BadFile."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     pins = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         match = _PIN.fullmatch(line.strip())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.paths import read_text
 from fastlaunch.core.units import counted, size_text
 
 IGNORE_FILE = ".fastlaunchignore"
@@ -138,13 +139,9 @@ def _ignored(path: Path) -> Callable[[str], bool]:
     from pathspec import GitIgnoreSpec
 
     try:
-        return GitIgnoreSpec.from_lines(path.read_text(encoding="utf-8").splitlines()).match_file
-    except UnicodeDecodeError:
-        raise BadFile(path, "is not UTF-8") from None
+        return GitIgnoreSpec.from_lines(read_text(path).splitlines()).match_file
     except ValueError as error:
         raise BadFile(path, f"cannot be understood: {error}") from None
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror}") from None
 
 
 def _walk(root: Path, is_ignored: Callable[[str], bool]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from math import prod
@@ -13,6 +13,7 @@ from typing import Any
 
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.units import split_list
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import SubmitOptions, option_of
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
@@ -185,7 +186,7 @@ def _variants(texts: Sequence[str], command: Sequence[str]) -> list[tuple[tuple[
             raise UserError(
                 f"-L {name} is given twice", "give all its values at once, as in -L amp=bf16,fp32"
             )
-        lists[name] = tuple(listed.split(","))
+        lists[name] = split_list(listed)
         if not all(lists[name]):
             what = "a value that is empty" if listed else "no values"
             raise UserError(f"-L {name} has {what}", f"give some, as in -L {name}=A,B")
@@ -250,17 +251,6 @@ def _no_script(path: str, program: str) -> UserError:
         f"there is no {path} here{runs}",
         f"the command starts in the current directory, {Path.cwd()}: give the path from there",
     )
-
-
-def joined(texts: Iterable[str]) -> str:
-    """Return the texts of a variant as -L takes them. Raises UserError for one that it would divide."""
-    several = list(texts)
-    if divided := next((text for text in several if "," in text), None):
-        raise UserError(
-            f"{divided!r} has a comma, which separates the texts of a variant",
-            "have the script take a name for it instead",
-        )
-    return ",".join(several)
 
 
 def split_command(text: str) -> tuple[str, ...]:

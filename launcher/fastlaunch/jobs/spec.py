@@ -94,8 +94,9 @@ def variant_label(variant: Mapping[str, str]) -> str:
 def names_variant(text: str, variant: Mapping[str, str]) -> bool:
     """Return whether `text` is the variant's label, or some of its `NAME=TEXT`, by blanks or commas."""
     parts = {f"{name}={value}" for name, value in variant.items()}
-    named = ({*text.split()}, {*text.split(",")})
-    return text == variant_label(variant) or any(words and words <= parts for words in named)
+    typed = {part.replace(",", r"\,") for part in parts}
+    named = (({*text.split()}, parts), ({*re.split(r"(?<!\\),", text)}, typed))
+    return text == variant_label(variant) or any(words and words <= known for words, known in named)
 
 
 #: What a script does is its own, and not known.

@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.paths import read_text
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ids import published_run_id, recorded_run_id
 from fastlaunch.lifecycle.collect import summarize_run
@@ -256,7 +257,7 @@ def _price(run_file: Mapping[str, Any]) -> Price | None:
 def _read_run_file(path: Path) -> Mapping[str, Any]:
     """Return what `fastlaunch runs export` wrote; empty for another file of that name. Raises BadFile."""
     try:
-        run_file = json.loads(path.read_text(encoding="utf-8"))
+        run_file = json.loads(read_text(path))
         if not isinstance(run_file, dict) or run_file.get("schema") != RUN_SCHEMA:
             return {}
         # It becomes the name of a folder when the run is exported again.

@@ -201,7 +201,8 @@ class Sweep:
             return True
         runs = self._runs(part.name)
         has_work = not runs or any(is_undone(run, ledger.attempts_of(run.id)) for run in runs)
-        return not has_work or self._needed_usd(part) <= max(0.0, left_usd)
+        # In cents, as both are told.
+        return not has_work or round(self._needed_usd(part), 2) <= round(max(0.0, left_usd), 2)
 
     def _needed_usd(self, part: Part) -> float:
         """Return what the part may cost beyond what it takes of the budget by now."""

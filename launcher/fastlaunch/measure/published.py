@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.core.errors import BadFile, UserError
-from fastlaunch.core.paths import shipped
+from fastlaunch.core.paths import read_text, shipped
 from fastlaunch.core.units import parse_date
 from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing
 from fastlaunch_train.recipes.recipes import RECIPES
@@ -92,15 +92,9 @@ def read_published(path: Path) -> tuple[RunSummary, ...]:
 
     Raises BadFile, with line and column, if anything in it is wrong; then none of it is returned.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise BadFile(path, "not UTF-8") from None
     columns: list[str] = []
     summaries = []
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         for cells in filter(None, reader):
             line = reader.line_num

@@ -4,6 +4,7 @@ Read from record files that were checked when the run was collected, so without 
 page of 300 runs reads hundreds of thousands of them.
 """
 
+import codecs
 import gzip
 import json
 import lzma
@@ -65,7 +66,7 @@ def _read(path: Path) -> _Columns:
     header: Mapping[str, Any] = {}
     steps, times_s, losses, blocks = [], [], [], []
     with _OPEN.get(path.suffix, open)(path, "rb") as file:
-        text = file.read()
+        text = file.read().removeprefix(codecs.BOM_UTF8)
     # All at once: three times as fast as line by line. A line that was cut short is left out.
     whole = text[: text.rfind(b"\n")].replace(b"\n", b",")
     for line in json.loads(b"[%b]" % whole):

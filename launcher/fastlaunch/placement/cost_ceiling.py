@@ -45,6 +45,10 @@ class CostCeiling:
             text += f"; volumes in {regions} are not counted: their price is not known"
         return text
 
+    def is_above(self, budget_usd: float | None) -> bool:
+        """Return whether there is a budget, and it is less than this in whole cents, as shown and billed."""
+        return budget_usd is not None and round(self.usd, 2) > budget_usd
+
     def _of_instances(self) -> str:
         which = (
             f"the dearest of {', '.join(self.instances)}" if len(self.instances) > 1 else self.instances[0]
@@ -129,7 +133,7 @@ BUDGET = "the budget (--max-cost, else `max_cost` in the config file)"
 
 def check_budget(ceiling: CostCeiling, budget_usd: float | None) -> None:
     """Raise UserError if there is a budget and the ceiling is above it."""
-    if budget_usd is None or ceiling.usd <= budget_usd:
+    if budget_usd is None or not ceiling.is_above(budget_usd):
         return
     affordable = int(budget_usd / ceiling.dearest.max_usd_per_hour * 60 / ceiling.num_nodes)
     minutes = affordable - MARGIN_MINUTES

@@ -1,5 +1,6 @@
 """Text to predict: a synthetic language of known entropy, or a file cut into sequences."""
 
+import codecs
 import itertools
 import math
 from collections.abc import Iterator
@@ -93,7 +94,7 @@ def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedText:
     """
     path = Path(path_text).expanduser()
     try:
-        data = path.read_bytes()
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         text = data.decode()
     except OSError as error:
         raise WorkloadError(

@@ -181,7 +181,7 @@ def _columns(path: Path, names: Sequence[str]) -> tuple[str, str]:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"review {file} cannot be read: {error}", "repair or remove it") from None
 

@@ -411,7 +411,8 @@ def read_record(path: Path) -> RankRecord:
             if not text:
                 break
             try:
-                line = json.loads(text.decode(), parse_constant=_refuse_constant)
+                encoding = "utf-8" if header else "utf-8-sig"
+                line = json.loads(text.decode(encoding), parse_constant=_refuse_constant)
             except (ValueError, RecursionError):
                 if text.endswith(b"\n") or header is None:
                     problem = "not valid JSON" if header else "not a fastlaunch record"
