@@ -87,6 +87,15 @@ def test_the_matrix_of_a_script_names_its_variants_and_what_travels(
     assert "travels: 1 file" in capsys.readouterr().out
 
 
+def test_a_budget_of_the_ceiling_that_is_shown_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("sweep", "--instance", "p5.48xlarge", "--dry-run")
+    assert fastlaunch(*argv, "--output", "json") == 0
+    (usd,) = json.loads(capsys.readouterr().out)["ceilings_usd"].values()
+    assert fastlaunch(*argv, "--max-cost", f"{usd:.2f}") == 0
+    assert round(usd, 2) < usd
+    assert fastlaunch(*argv, "--max-cost", f"{usd - 0.01:.2f}") == 2
+
+
 @pytest.mark.parametrize(
     ("argv", "part"),
     [

@@ -173,6 +173,12 @@ FAST = (configuration("p5.48xlarge", 2000), bought("p5.48xlarge", 60.0))  # 0.5 
 POOR = (configuration("p4d.24xlarge", 400), bought("p4d.24xlarge", 20.0))  # 2.5 h, $50
 
 
+def test_a_budget_of_what_is_shown_is_enough() -> None:
+    for shown, usd in ((195.31, 195.3149), (1062.0, 1062.4)):
+        assert Limits(budget_usd=shown).keep(usd, 1.0)
+        assert not Limits(budget_usd=shown - (1 if shown > 999 else 0.01)).keep(usd, 1.0)
+
+
 @pytest.mark.parametrize(
     ("limits", "pick"),
     [

@@ -304,6 +304,6 @@ def test_what_its_machine_took_to_start_comes_with_a_run(tmp_path: Path) -> None
     summary = summarize([read_record(file) for file in files])
     known = {**summary.to_json(), "boot_s": 40.0, "pull_s": 60.5, "final_loss": 99.0}
     texts = {"schema": "fastlaunch-run/1", "id": "20261121-090312-k3f9", "spec": None, "summary": known}
-    (tmp_path / "run" / "run.json").write_text(json.dumps(texts))
+    (tmp_path / "run" / "run.json").write_text(json.dumps(texts), encoding="utf-8-sig")
     imports = find_runs([tmp_path])
     assert imports.runs["20261121-090312-k3f9"].summary == changed(summary, boot_s=40.0, pull_s=60.5)

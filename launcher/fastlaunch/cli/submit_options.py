@@ -243,8 +243,8 @@ training_options = with_options(
         "lists",
         multiple=True,
         metavar="NAME=A,B",
-        help="Run COMMAND with each of these in place of {NAME}; several -L make every combination. A comma in "
-        r"brackets divides nothing, nor does one written \,.",
+        help="Run COMMAND with each of these in place of {NAME}; several -L make every combination. Write a "
+        r"comma in a value as \, or in brackets.",
     ),
     click.option(
         "--baseline",
