@@ -28,6 +28,7 @@ def cloud(
     *argv: str,
     sleep: Callable[[float], None] = lambda _: None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ask: Callable[[str], bool] | None = None,
 ) -> int:
     """Exit code of `fastlaunch ARGV` in this process, with AWS's backends beside the local one."""
     context = app_context(*argv)
@@ -39,7 +40,7 @@ def cloud(
         "ec2": Ec2Backend(aws=aws(), home=home, sleep=sleep, now=now),
         "sagemaker": cast(Backend, SageMakerBackend(aws=aws(), home=home, sleep=sleep, now=now)),
     }
-    return run(list(argv), replace(context, backends=backends, connect=aws, sleep=sleep, now=now))
+    return run(list(argv), replace(context, backends=backends, connect=aws, sleep=sleep, now=now, ask=ask))
 
 
 def configure(isolated: Path, region: RegionSettings | None = None, **changes: Any) -> None:

@@ -125,6 +125,7 @@ def note_start(ledger: Ledger, attempt_id: int, instance_id: str, launched_at: d
     handle = {
         "region": "us-east-1",
         "instance_id": instance_id,
+        "instance_ids": [instance_id],
         "token": attempt.token,
         "output": attempt.output,
         "launched_at": launched_at.isoformat(),

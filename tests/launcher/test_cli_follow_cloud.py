@@ -75,11 +75,12 @@ def test_a_machine_without_its_timer_is_told_apart(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = started(aws_server)
-    assert "no timer in the account" not in output(capsys, "status")
-    with open_ledger(load_settings()) as ledger:
-        (attempt,) = ledger.attempts_of(run.run_ids[0])
-        ledger.set_schedule(attempt.id, {"state": "refused", "region": "us-east-1", "names": []})
-    assert "no timer in the account yet" in " ".join(output(capsys, "status").split())
+    for state, is_told in ((None, True), ("refused", True), ("created", False)):
+        schedule = state and {"state": state, "region": "us-east-1", "names": []}
+        with open_ledger(load_settings()) as ledger:
+            ledger.set_schedule(ledger.attempts_of(run.run_ids[0])[0].id, schedule)
+        shown = " ".join(output(capsys, "status").split())
+        assert ("no timer in the account yet" in shown) is is_told
 
 
 def test_a_machine_over_its_time_is_an_alarm(
@@ -220,15 +221,24 @@ def test_collect_names_what_is_too_large_to_bring(
     assert "/boot.json has 1 MiB" in report["missing"][-1] and report["log"]
 
 
-def test_cancel_says_that_all_runs_of_the_machine_stop(
+def test_cancel_names_the_other_runs_of_the_machine_and_asks(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = started(aws_server, "bf16", "fp32")
     first, second = run.run_ids
+    asked: list[str] = []
+
+    def refuse(question: str) -> bool:
+        asked.append(capsys.readouterr().err)
+        return False
+
+    assert cloud("cancel", first, ask=refuse) == 2
+    assert len(asked) == 1 and second in asked[0]
+    assert aws_server.instance(run.instance_id).state == "running"
+    # Where there is nobody to ask, what costs is stopped.
     assert cloud("cancel", first) == 0
     out, err = capsys.readouterr()
-    assert f"stopped as well: {second}" in err
-    assert out == f"{first} is cancelled\n"
+    assert second in err and out == f"{first} is cancelled\n"
     assert aws_server.instance(run.instance_id).state == "terminated"
     assert [(each["state"], each["reason"]) for each in status(capsys)] == [
         ("cancelled", "stopped by fastlaunch cancel before it started")

@@ -10,6 +10,7 @@ from fake_cloud import HALF, FakeNode
 
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
+from fastlaunch.lifecycle.cancel import siblings
 
 
 @pytest.fixture
@@ -24,8 +25,9 @@ def test_cancel_stops_the_machine_with_all_its_runs(world: World) -> None:
     run = world.add(num_runs=2)
     world.clock.sleep(120)
     other = next(each for each in world.ledger.select() if each.id != run.id)
+    assert siblings(world.ledger, run) == [other.id]
     assert world.cancel(run) is RunState.CANCELLED
-    assert world.reported("stopped as well", other.id)
+    assert siblings(world.ledger, run) == []
     assert world.state(other) == (RunState.CANCELLED, "stopped by fastlaunch cancel before it started")
     assert world.aws.live() == [] and world.aws.calls["terminate"] == 0
     attempt = world.attempt(run)

@@ -25,6 +25,7 @@ from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.finish import finish_attempt
+from fastlaunch.lifecycle.launcher import Submission
 from fastlaunch.lifecycle.resume import Resumable, left_runs, resumable, slow_checkpoint
 from fastlaunch.lifecycle.sight import look
 
@@ -367,6 +368,16 @@ def test_a_run_that_was_resumed_by_hand_is_the_users(world: World) -> None:
     assert type_in(world, "status") == 0
     assert states_of(world, runs) == ["running", "interrupted"]
     assert len(world.aws.requests) == 2
+
+
+def test_a_submission_that_goes_on_says_what_it_waits_for(world: World) -> None:
+    world.aws.hidden_s = 100
+    run = world.add(noted=False)
+    world.launcher().complete(run.submission_id, Submission(jobs_at=lambda _: (job(),)))
+    told = [line for line in world.reports if world.attempt(run).token in line]
+    # Once, not with each look.
+    assert len(told) == 1 and f"fastlaunch cancel {run.id}" in told[0]
+    assert world.attempt(run).handle is not None
 
 
 # Whether checkpoints are quick enough for spot, by what earlier runs measured

@@ -7,7 +7,7 @@ from fake_cloud import FakeNode
 from fastlaunch.aws.types import Identity
 from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.lifecycle.provision import NO_SCHEDULE
+from fastlaunch.lifecycle.deadline_schedule import needs_timer
 
 
 def test_what_is_detached_gets_a_timer_of_its_own(world: World) -> None:
@@ -107,8 +107,8 @@ def test_a_launcher_that_dies_before_the_timer_leaves_it_explained(world: World)
 
     def die() -> None:
         (attempt,) = world.ledger.unfinished_attempts("ec2")
-        # The ledger names it before AWS is asked, and says what there is until then.
-        assert attempt.handle is not None and attempt.reason == NO_SCHEDULE
+        # The ledger names it before AWS is asked, and knows that there is none until then.
+        assert attempt.handle is not None and needs_timer(attempt)
         assert attempt.schedule is not None and attempt.schedule["state"] == "unknown"
         raise Killed
 

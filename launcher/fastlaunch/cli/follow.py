@@ -16,7 +16,7 @@ from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import open_reconciled
-from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
+from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import print_run_rows, run_json, run_row
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
@@ -140,17 +140,26 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
     ),
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@yes_option
 @profile_option
-def cancel(runs: tuple[str, ...]) -> None:
+def cancel(runs: tuple[str, ...], yes: bool) -> None:
     """Stop a run and keep what it recorded.
 
-    RUN is a run's id, the beginning or end of it, or `field=glob`, such as state=running.
+    RUN is a run's id, the beginning or end of it, or `field=glob`, such as state=running. What else its
+    machine does stops with it: on a terminal, cancel asks first.
     """
     from fastlaunch.lifecycle.cancel import cancel as cancel_run
+    from fastlaunch.lifecycle.cancel import siblings
 
     states = []
     with open_reconciled() as (context, ledger):
-        for run_id in [run.id for run in ledger.select(runs)]:
+        chosen = ledger.select(runs)
+        with_them = dict.fromkeys(id for run in chosen for id in siblings(ledger, run))
+        if others := [id for id in with_them if id not in {run.id for run in chosen}]:
+            click.echo(f"their machines do other runs too, which stop with them: {', '.join(others)}", err=True)
+            # Where nobody can be asked, what costs is stopped.
+            context.confirm("Stop them all?", yes=yes or context.ask is None)
+        for run_id in [run.id for run in chosen]:
             # Looked up now: it may share a machine with one that was stopped a moment ago.
             run = ledger.get(run_id)
             # Nor does `status` go on with it, or with what shared its machine.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
 
 _NUM_LOG_LINES = 20
+#: So begins, in a log, what the training says of an error.
+_OUR_ERROR = "error: "
 
 RUN_HEADERS: Mapping[str, str] = {
     "run": "run",
@@ -400,11 +402,14 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
 
 
 def _untold(lines: list[str], reason: str) -> list[str]:
-    """Return the lines of a log that follow the one that `reason` repeats, such as a hint; else all."""
+    """Return the lines of a log after the error in our words that `reason` repeats, such as a hint; else all.
+
+    The last line of a traceback says little without the others.
+    """
     told = [
         number
         for number, line in enumerate(lines, start=1)
-        if (text := line.removeprefix("error: ").strip()) and text in reason
+        if line.startswith(_OUR_ERROR) and (text := line.removeprefix(_OUR_ERROR).strip()) and text in reason
     ]
     return lines[told[-1] :] if told else lines
 
@@ -423,7 +428,8 @@ def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
             return f"fastlaunch logs -f {run.id}"
     if stopped := next(filter(is_worth_resuming, runs), None):
         return f"fastlaunch resume {stopped.id}"
-    if any(run.summary and _time(run.summary) for run in runs):
+    ended_well = (run.summary for run in runs if run.state not in (RunState.FAILED, RunState.LOST))
+    if any(summary and _time(summary) for summary in ended_well):
         return "fastlaunch compare"
     shown = failed or runs[0]
     has_log = shown.directory is not None and (shown.directory / LOG).is_file()

@@ -8,7 +8,7 @@ changes it is a method of one class: what is final stays final, and whoever come
 import json
 import random
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -384,8 +384,13 @@ class Ledger:
         return attempt_id, token
 
     def set_handle(self, attempt_id: int, handle: Mapping[str, Any]) -> None:
-        """Store what finds the attempt's job again; the attempt is `running` then, unless it has ended."""
+        """Store what finds the attempt's job again; the attempt is `running` then, unless it has ended.
+
+        Whoever stores it first takes back what was to be known while nothing was found. What was written
+        since, such as that it was cancelled, stays.
+        """
         with self.transaction():
+            self._file.update("attempts", attempt_id, "handle IS NULL AND ended_at IS NULL", reason=None)
             self._file.update("attempts", attempt_id, handle=dumps(handle))
             self._file.update("attempts", attempt_id, "ended_at IS NULL", state=RunState.RUNNING)
 
@@ -437,9 +442,18 @@ class Ledger:
         """Store what is known of the schedule that ends the attempt's machines; None once it is deleted."""
         self._file.update("attempts", attempt_id, schedule=dumps(schedule) if schedule else None)
 
-    def explain_attempt(self, attempt_id: int, reason: str | None) -> None:
-        """Store what is to be known of an attempt, unless it has ended."""
-        self._file.update("attempts", attempt_id, "ended_at IS NULL", reason=reason)
+    def explain_attempt(
+        self, attempt_id: int, reason: str | None, *, instead_of: Collection[str | None] | None = None
+    ) -> bool:
+        """Store what is to be known of an attempt, unless it has ended; return whether that was stored.
+
+        instead_of: the only reasons that it may replace; another one was written by another process, since
+        the caller looked, and stays. None for any.
+        """
+        with self.transaction():
+            if instead_of is not None and self.attempt(attempt_id).reason not in instead_of:
+                return False
+            return self._file.update("attempts", attempt_id, "ended_at IS NULL", reason=reason)
 
     def end_attempt(
         self,

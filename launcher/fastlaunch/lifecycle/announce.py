@@ -67,7 +67,8 @@ class Announcer:
             if topic is None or since is None or (attempt.reason or "").startswith((OVER_TIME, STOPPED_BY)):
                 return
             noted = f"{OVER_TIME}{since:%Y-%m-%d %H:%M} UTC"
-            self.ledger.explain_attempt(attempt.id, noted)
+            if not self.ledger.explain_attempt(attempt.id, noted, instead_of=[attempt.reason]):
+                return
             self._send(
                 backend, topic, attempt, f"attempt {attempt.n} is {noted}; {self._cost(backend, attempt)}"
             )

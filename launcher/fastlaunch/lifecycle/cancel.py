@@ -16,13 +16,12 @@ from fastlaunch.lifecycle.announce import Announcer
 from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of
-from fastlaunch.lifecycle.finish import CANCELLED_BEFORE, STOPPED_BY, finish_attempt, settle_run
+from fastlaunch.lifecycle.finish import CANCELLED, CANCELLED_BEFORE, finish_attempt, settle_run
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, finish_run
 from fastlaunch.lifecycle.monitor import SHUTDOWN_WAIT
 from fastlaunch.lifecycle.reconcile import adopt, handle_of
 from fastlaunch.lifecycle.sight import check_account, look
 
-_CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
 #: How long a launcher that lives may take to note what it started, here and on AWS.
 _GRACE_S = 10.0
 _CLOUD_GRACE_S = 60.0
@@ -76,18 +75,29 @@ def _cancel_cloud(
     announcer: Announcer,
     report: Callable[[str], None],
 ) -> RunState:
-    attempt = _attempt_to_stop(run, backend, ledger, announcer)
-    if attempt is None:
-        return ledger.get(run.id).state
+    # Its launcher may have begun another attempt before it saw this one asked to stop.
+    while attempt := _attempt_to_stop(run, backend, ledger, announcer):
+        _stop(attempt, backend=backend, ledger=ledger, announcer=announcer, report=report)
+        if ledger.get(run.id).state.is_final:
+            break
+    return ledger.get(run.id).state
+
+
+def _stop(
+    attempt: Attempt,
+    *,
+    backend: CloudBackend,
+    ledger: Ledger,
+    announcer: Announcer,
+    report: Callable[[str], None],
+) -> None:
+    """Stop the attempt's machines, wait for their end for a while, and note it."""
     assert attempt.handle is not None
     check_account(attempt, backend.aws.identity())
-    others = [run_id for run_id in attempt.run_ids if run_id != run.id and not _has_ended(ledger, run_id)]
-    if others:
-        report(f"its machine does other runs too, which are stopped as well: {', '.join(others)}")
     # A note for its launcher, which may be the first to see the machine end. A full disk must not keep the
     # machine alive.
     with suppress(UserError):
-        ledger.explain_attempt(attempt.id, _CANCELLED)
+        ledger.explain_attempt(attempt.id, CANCELLED)
     try:
         backend.stop(attempt.handle)
     except KeyboardInterrupt:
@@ -99,7 +109,6 @@ def _cancel_cloud(
     announcer.ended(backend, attempt, result)
     if ledger.attempt(attempt.id).ended_at is not None:
         disarm(ledger, backend.aws, attempt)
-    return ledger.get(run.id).state
 
 
 def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> AttemptStatus:
@@ -129,7 +138,7 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger, announcer:
             unfinished = [attempt for attempt in attempts if attempt.ended_at is None]
             if not unfinished:
                 had_machine = any(attempt.handle for attempt in attempts)
-                why = _CANCELLED if had_machine else CANCELLED_BEFORE
+                why = CANCELLED if had_machine else CANCELLED_BEFORE
                 settle_run(ledger, run.id, why, stopped=True)
                 return None
         if unfinished[-1].handle is not None:
@@ -150,5 +159,9 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger, announcer:
         waited_s += LOOK_INTERVAL_S
 
 
-def _has_ended(ledger: Ledger, run_id: str) -> bool:
-    return not ledger.existing([run_id]) or ledger.get(run_id).state.is_final
+def siblings(ledger: Ledger, run: Run) -> list[str]:
+    """Return the ids of the other runs, not ended yet, that `cancel` stops with it: of the same machines."""
+    machines = [attempt for attempt in ledger.attempts_of(run.id) if attempt.ended_at is None]
+    ids = dict.fromkeys(run_id for attempt in machines for run_id in attempt.run_ids)
+    known = ledger.existing(list(ids))
+    return [id for id in ids if id in known and id != run.id and not ledger.get(id).state.is_final]

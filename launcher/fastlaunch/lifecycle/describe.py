@@ -14,6 +14,7 @@ from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import attempt_as_json, doing, run_facts
+from fastlaunch.lifecycle.deadline_schedule import needs_timer
 from fastlaunch.lifecycle.sight import alarm
 from fastlaunch.measure.summary import StepProfile, Timing
 from fastlaunch_train.records.records import STEP_PARTS, Check, Eval
@@ -236,7 +237,7 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
     bound = f", at most ${ceiling:,.2f}" if is_within else ""
     machine = f" for {len(last.run_ids)} runs" if len(last.run_ids) > 1 else ""
     alarmed = f"ALARM: {problem}; " if (problem := alarm(last, now)) else ""
-    if last.backend == "ec2" and (last.schedule or {}).get("state") in ("refused", "unknown"):
+    if needs_timer(last):
         alarmed += "no timer in the account yet; "
     return f"{alarmed}{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
 

@@ -22,8 +22,9 @@ from fastlaunch_train.node.protocol import HARDWARE
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
 
-#: The ledger's `reason` of an attempt that someone asked to stop begins so.
+#: The ledger's `reason` of an attempt that someone asked to stop begins so; that of one that was cancelled.
 STOPPED_BY = "stopped by "
+CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
 #: That of a run that `cancel` kept from starting.
 CANCELLED_BEFORE = "cancelled before it started"
 #: That of an attempt on EC2 whose spot machine was taken begins so.
@@ -90,7 +91,7 @@ def finish_attempt(
     attempt = ledger.attempt(attempt.id)
     has_begun = status is not None or bool(synced.num_booted or files)
     result = how_it_ended(attempt, aws_status, status, service=backend.service, why=why, has_begun=has_begun)
-    go_on = go_on and (result.can_go_on or result.try_next)
+    goes_on = go_on and (result.can_go_on or result.try_next)
     nodes = {entry["run_id"]: entry for entry in run_entries(status)}
     results = [
         (run, *_run_result(run, attempt, nodes.get(run.id, {}), result, backend.home, files))
@@ -106,21 +107,23 @@ def finish_attempt(
         billed = replace(billed, lived_s=at_most_s, billed_s=at_most_s)
     left = []
     with ledger.transaction():
-        # Another command may have ended the attempt since, and gone on with its runs.
-        is_open = ledger.attempt(attempt.id).ended_at is None
+        # Another command may have ended the attempt since, and gone on with its runs; or asked it to stop.
+        now = ledger.attempt(attempt.id)
+        is_outdated = now.ended_at is None and now.reason != attempt.reason
+        is_open = now.ended_at is None and not is_outdated
         undecided = {run.id for run in _undecided(ledger, attempt)} if is_open else set()
         for run, outcome, summary in results:
             if run.id not in undecided:
                 continue
             if run.price and (price := managed_spot_price(run.price, aws_status)):
                 ledger.set_price(run.id, price)
-            if go_on and (result.try_next or outcome.state in _UNDONE):
+            if goes_on and (result.try_next or outcome.state in _UNDONE):
                 further = "tried elsewhere" if result.try_next else "resumed on another"
                 ledger.explain(run.id, f"{result.reason}; to be {further}")
                 left.append(run.id)
             elif ledger.set_state(run.id, outcome.state, outcome.reason) and summary:
                 ledger.set_summary(run.id, summary)
-        if aws_status.has_ended:
+        if aws_status.has_ended and not is_outdated:
             ledger.end_attempt(
                 attempt.id,
                 result.state,
@@ -129,6 +132,8 @@ def finish_attempt(
                 billing=billed.billing,
                 lived_s=billed.lived_s,
             )
+    if is_outdated:
+        return finish_attempt(attempt, aws_status, backend=backend, ledger=ledger, why=why, go_on=go_on)
     is_news = bool(results) and (status or {}).get("announced") is not True
     return replace(result, left=tuple(left), is_news=is_news)
 
@@ -219,6 +224,16 @@ def _ended_by_service(attempt: Attempt, aws_status: AttemptStatus, service: str)
     if detail == "Stopped":
         return AttemptResult(state=RunState.INTERRUPTED, reason=f"someone stopped it at {service}")
     return None
+
+
+def note_stop(ledger: Ledger, attempt_id: int, by: str) -> None:
+    """Note who asked an attempt to stop; that the user cancelled it stays, whoever else does.
+
+    by: such as `Ctrl-C`.
+    """
+    with ledger.transaction():
+        if ledger.attempt(attempt_id).reason != CANCELLED:
+            ledger.explain_attempt(attempt_id, f"{STOPPED_BY}{by}")
 
 
 def settle_run(ledger: Ledger, run_id: str, why: str, *, stopped: bool = False) -> None:

@@ -181,20 +181,29 @@ class Launcher:
 
     def _seen_elsewhere(self, submission_id: str) -> list[Run]:
         """Return the runs once it is known of each whether it lives; on this machine, once none does."""
-        is_told = False
+        told: set[str] = set()
         while True:
             reconcile(self.ledger, cast(Mapping[str, Backend], self.backends), self.settings)
             runs = self.ledger.select(submission=submission_id)
             is_local = runs[0].backend == "local"
             if is_local:
-                waits = any(run.state is RunState.RUNNING for run in runs)
+                waits_for = {
+                    run.id: f"run {run.id} ({run.recipe}) goes on here without its launcher; waiting for its end"
+                    for run in runs
+                    if run.state is RunState.RUNNING
+                }
             else:
-                waits = any(each.handle is None and each.ended_at is None for each in self._attempts_of(runs))
-            if not waits or self.stop.by:
+                waits_for = {
+                    each.run_ids[0]: f"attempt {each.token} in {each.region}: {each.reason}; waiting for that"
+                    for each in self._attempts_of(runs)
+                    if each.handle is None and each.ended_at is None
+                }
+            if not waits_for or self.stop.by:
                 return runs
-            if not is_told:
-                self.report(f"{submission_id}: waiting for what its launcher left under way")
-            is_told = True
+            for run_id, what in waits_for.items():
+                if what not in told:
+                    self.report(f"{what}. To end it: fastlaunch cancel {run_id}")
+                told.add(what)
             if is_local:
                 self.sleep(LOOK_INTERVAL_S)
             else:
@@ -349,6 +358,8 @@ class Launcher:
         """Hold the lock by which others see that this launcher lives, and show what it does."""
         lock = self.ledger.launcher_lock(submission_id)
         make_folder(lock.parent)
+        if locks.is_held(lock):
+            self.report(f"waiting for another fastlaunch, which follows runs of {submission_id}")
         with locks.held(lock):
             with self.advice.guard(PROGRESS):
                 self.display.__enter__()
@@ -583,7 +594,6 @@ class Launcher:
                 timer = arm(self.ledger, backend.aws, attempt, role=role, now=backend.now())
                 if needs_timer(self.ledger.attempt(attempt.id)):
                     self.report(f"warning: {timer}")
-            self.ledger.explain_attempt(attempt.id, None)
         except UserError as error:
             timer = f"no timer in the account was noted ({error.message})"
         except KeyboardInterrupt:

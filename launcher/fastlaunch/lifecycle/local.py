@@ -158,15 +158,15 @@ def finish_run(
     state, reason = backend.state(handle), "; ".join(unreadable) or outcome.reason
     if not records and run.directory and (words := last_words(run.directory)):
         reason = f"{reason}: {words}"
-    if any(attempt.ended_at for attempt in ledger.attempts_of(run.id)[-1:]):
-        # Only `cancel` ends an attempt before its run.
-        stopped_by = "fastlaunch cancel"
-    if stopped_by and outcome.state in (RunState.LOST, RunState.INTERRUPTED):
-        state, reason = RunState.INTERRUPTED, f"stopped by {stopped_by}"
     summary, contradiction = summarize_run(run.spec, records)
-    if contradiction:
-        state, reason = RunState.FAILED, contradiction
     with ledger.transaction():
+        if any(attempt.ended_at for attempt in ledger.attempts_of(run.id)[-1:]):
+            # Only `cancel` ends an attempt before its run.
+            stopped_by = "fastlaunch cancel"
+        if stopped_by and outcome.state in (RunState.LOST, RunState.INTERRUPTED):
+            state, reason = RunState.INTERRUPTED, f"stopped by {stopped_by}"
+        if contradiction:
+            state, reason = RunState.FAILED, contradiction
         if ledger.set_state(run.id, state, reason):
             if summary:
                 ledger.set_summary(run.id, summary)

@@ -19,7 +19,7 @@ from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
 from fastlaunch.lifecycle.display import AttemptDisplay
-from fastlaunch.lifecycle.finish import STOPPED_BY, AttemptResult, finish_attempt
+from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt, note_stop
 from fastlaunch.lifecycle.rounds import PlannedLooks
 from fastlaunch.lifecycle.sight import look
 from fastlaunch.lifecycle.stop_request import StopRequest
@@ -193,7 +193,7 @@ class AttemptMonitor:
         for run_id, why in unneeded.items():
             self.ledger.set_state(run_id, RunState.CANCELLED, why)
         if not can_skip:
-            self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}fastlaunch: all rows are settled")
+            note_stop(self.ledger, self.attempt.id, "fastlaunch: all rows are settled")
             self._is_stopping = True
             self.backend.stop(self._handle)
 
@@ -257,7 +257,7 @@ class AttemptMonitor:
     def _note_stop(self) -> None:
         # A full disk must not keep the machine alive.
         with suppress(UserError):
-            self.ledger.explain_attempt(self.attempt.id, f"{STOPPED_BY}{self.stop.by}")
+            note_stop(self.ledger, self.attempt.id, str(self.stop.by))
 
     def _kill(self) -> None:
         """End the machine at once; where that fails, say what may be running."""

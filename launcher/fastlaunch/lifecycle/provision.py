@@ -39,8 +39,6 @@ _LONGEST_WAIT_S = 30.0
 _STARTED_BEFORE = "IdempotentInstanceTerminated"
 #: AWS's error for a training job's name that another request has used: the job of that name is not ours.
 _NAME_IN_USE = "ResourceInUse"
-#: The ledger's reason of an attempt on EC2 until its launcher has made a schedule for it.
-NO_SCHEDULE = "no schedule in the account was made: its own timer ends it, and who follows it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +138,6 @@ class Provisioner:
     def _note_start(self, attempt_id: int, run_ids: Iterable[str], handle: Mapping[str, Any]) -> None:
         with self.ledger.transaction():
             self.ledger.set_handle(attempt_id, handle)
-            # Taken back when the schedule is made: the launcher may die before that.
-            self.ledger.explain_attempt(attempt_id, NO_SCHEDULE if "instance_ids" in handle else None)
             for run_id in run_ids:
                 self.ledger.explain(run_id, None)
                 self.ledger.set_state(run_id, RunState.RUNNING)
@@ -155,7 +151,7 @@ class Provisioner:
             except (Throttled, Unreachable) as error:
                 if isinstance(error, Unreachable):
                     unknown = True
-                    self.ledger.explain_attempt(attempt_id, unanswered(plan))
+                    self.ledger.explain_attempt(attempt_id, unanswered(plan), instead_of=[None])
                 if self.stop.by or backend.now() >= deadline:
                     handle = _find(plan, backend) if unknown else None
                     if handle is not None:
@@ -181,7 +177,7 @@ class Provisioner:
         attempt = self.ledger.attempt(attempt_id)
         # On a full disk this cannot be noted; the user is told all the same.
         with suppress(UserError), self.ledger.transaction():
-            self.ledger.explain_attempt(attempt_id, why)
+            self.ledger.explain_attempt(attempt_id, why, instead_of=[None, unanswered(plan)])
             for run_id in attempt.run_ids:
                 self.ledger.set_state(run_id, RunState.RUNNING, why)
                 self.ledger.explain(run_id, why)

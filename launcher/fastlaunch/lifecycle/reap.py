@@ -31,7 +31,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.deadline_schedule import schedule_token
-from fastlaunch.lifecycle.finish import STOPPED_BY
+from fastlaunch.lifecycle.finish import note_stop
 
 #: A younger schedule may be of machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)
@@ -337,7 +337,7 @@ def note_ends(ledger: Ledger, orphans: Sequence[Orphan]) -> None:
     """Note in the ledger why the instances and jobs among `orphans` end."""
     for orphan in orphans:
         if orphan.known:
-            ledger.explain_attempt(orphan.known.id, f"{STOPPED_BY}fastlaunch reap, {orphan.why}")
+            note_stop(ledger, orphan.known.id, f"fastlaunch reap, {orphan.why}")
 
 
 def known_attempts(

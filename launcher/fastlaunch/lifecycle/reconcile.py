@@ -17,7 +17,6 @@ from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import arm, disarm, needs_timer
 from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.lifecycle.local import finish_run
-from fastlaunch.lifecycle.provision import NO_SCHEDULE
 from fastlaunch.lifecycle.sight import is_of, look
 
 NEVER_STARTED = "its launcher ended before a machine was started"
@@ -163,24 +162,26 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], an
         handle, is_old = handles.get(attempt.token), _is_old(attempt, backend.now())
         if handle is None and is_old and plan is not None:
             handle = _forgotten(backend, attempt)
-        if handle is not None:
-            with ledger.transaction():
+        with ledger.transaction():
+            # Another process may have found it meanwhile, and noted why it ends it.
+            if ledger.attempt(attempt.id).handle is not None:
+                continue
+            if handle is not None:
                 ledger.set_handle(attempt.id, handle)
-                ledger.explain_attempt(attempt.id, None)
                 for run_id in attempt.run_ids:
                     ledger.set_state(run_id, RunState.RUNNING)
                     ledger.explain(run_id, None)
-            announcer.started(backend, ledger.attempt(attempt.id))
-        elif plan is None or is_old:
-            with ledger.transaction():
+            elif plan is None or is_old:
                 ledger.end_attempt(attempt.id, RunState.LOST, reason=NEVER_STARTED)
-        elif ledger.attempt(attempt.id).handle is None:
-            minutes = FORGOTTEN_AFTER.total_seconds() / 60
-            ledger.explain_attempt(
-                attempt.id,
-                f"its launcher ended while a machine was being started; {backend.service} shows none (yet): "
-                f"this is settled {minutes:.0f} minutes after the request",
-            )
+            else:
+                minutes = FORGOTTEN_AFTER.total_seconds() / 60
+                ledger.explain_attempt(
+                    attempt.id,
+                    f"its launcher ended while a machine was being started; {backend.service} shows none "
+                    f"(yet): this is settled {minutes:.0f} minutes after the request",
+                )
+        if handle is not None:
+            announcer.started(backend, ledger.attempt(attempt.id))
 
 
 def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | None:
@@ -238,8 +239,6 @@ def _protect(
         told = arm(ledger, backend.aws, attempt, role=role, now=backend.now())
         if needs_timer(ledger.attempt(attempt.id)):
             warn(f"{attempt.token}: {told}")
-        elif attempt.reason == NO_SCHEDULE:
-            ledger.explain_attempt(attempt.id, None)
 
 
 def _settle_unheld(ledger: Ledger, backends: Collection[str]) -> None:
