@@ -61,7 +61,8 @@ def compare(
             )
     if usd_per_hour is not None and not isinstance(usd_per_hour, int | float):
         raise UserError(f"usd_per_hour is {usd_per_hour!r}", "give USD as a number, such as 55.04")
-    settings = (context or default_context()).settings
+    context = context or default_context()
+    settings = context.settings
     several = (price_as,) if isinstance(price_as, str | ChargedAs) else price_as
     charged = tuple(ChargedAs.parse(each) if isinstance(each, str) else each for each in several)
     if price_share is not None:
@@ -79,7 +80,7 @@ def compare(
         usd_per_hour=usd_per_hour,
         region=settings.region,
     )
-    runs = _stored_runs(settings, selectors, every_run=every_run)
+    runs = _stored_runs(context, selectors, every_run=every_run)
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     return compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
 
@@ -136,15 +137,15 @@ def compared(
     return Comparison(**of_all, runs=Runs(runs), request=request, catalogue=catalogue)
 
 
-def _stored_runs(settings: "Settings", selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
+def _stored_runs(context: AppContext, selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
     from fastlaunch.ledger.ledger import open_ledger
 
     if every_run and selectors:
         raise UserError(
             "--every-run is all of them, and some are named", "leave out --every-run, or the names"
         )
-    with open_ledger(settings) as ledger:
-        reconcile_here(ledger)
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        reconcile_here(ledger, context)
         runs = ledger.fetch_comparable(selectors, all_runs=every_run)
     if selectors and not runs:
         raise UserError(f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is")

@@ -144,13 +144,12 @@ def open_launcher(
         )
 
 
-def reconcile_here(ledger: "Ledger", context: AppContext | None = None) -> None:
+def reconcile_here(ledger: "Ledger", context: AppContext) -> None:
     """End the runs whose launcher was killed: none is shown as running that is not."""
     from fastlaunch.lifecycle.reconcile import concerns_cloud, reconcile
 
     # Most ledgers have nothing under way, and what it takes to ask is slow to make.
     if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
-        context = context or default_context()
         reconcile(ledger, context.backends, context.settings)
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Comparison, MeasuredRun, Row
     from fastlaunch.analysis.configurations import Configuration, LeftOut, Scope
     from fastlaunch.analysis.cost_to_train import Assumptions, Purchase
-    from fastlaunch.core.settings import Settings
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.measure.summary import RunSummary, Setup
 
@@ -140,7 +139,7 @@ def recommend(
         allow_unverified=allow_unverified,
         node_scaling=assumptions.scaling if "scaling" in assumptions.given else None,
     )
-    found = _rows(settings, workload, catalogue, as_of or today, scope)
+    found = _rows(context, workload, catalogue, as_of or today, scope)
     known = {*RECIPES, *(row.setup.recipe for row in found.rows)}
     for name in exclude_recipes:
         if name not in known:
@@ -278,7 +277,7 @@ class _Rows:
 
 
 def _rows(
-    settings: "Settings", workload: str, catalogue: Catalogue, day: datetime.date, scope: "Scope"
+    context: AppContext, workload: str, catalogue: Catalogue, day: datetime.date, scope: "Scope"
 ) -> _Rows:
     """Return the ledger's rows of the workload, else those that are shipped; shipped ones help to predict."""
     from fastlaunch.analysis.compare import MeasuredRun, compare
@@ -288,9 +287,10 @@ def _rows(
     from fastlaunch.measure.published import shipped_runs
 
     stored: list[Run] = []
+    settings = context.settings
     if (settings.home / LEDGER_NAME).exists():
-        with open_ledger(settings) as ledger:
-            reconcile_here(ledger)
+        with open_ledger(settings, clock=context.now) as ledger:
+            reconcile_here(ledger, context)
             stored = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
     own = [measured for run in stored if (measured := measured_run(run, settings.region))]
     shipped = [

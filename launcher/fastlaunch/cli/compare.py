@@ -11,6 +11,7 @@ import click
 
 from fastlaunch.analysis.cost import ChargedAs, parse_share
 from fastlaunch.api import comparison as api
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     DATE,
     NAMES,
@@ -152,7 +153,7 @@ def compare(
     row that fails a check of its numerics, or trains to a worse held-out loss than its reference, is shown
     and not ranked.
     """
-    comparison = api.compare(*selectors, every_run=every_run, **options)
+    comparison = api.compare(*selectors, every_run=every_run, context=app_context(), **options)
     print_warnings(comparison.warnings)
     if why is not None or notes:
         _print_instead(comparison, output, why)

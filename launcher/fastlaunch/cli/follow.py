@@ -156,7 +156,9 @@ def cancel(runs: tuple[str, ...], yes: bool) -> None:
         chosen = ledger.select(runs)
         with_them = dict.fromkeys(id for run in chosen for id in siblings(ledger, run))
         if others := [id for id in with_them if id not in {run.id for run in chosen}]:
-            click.echo(f"their machines do other runs too, which stop with them: {', '.join(others)}", err=True)
+            click.echo(
+                f"their machines do other runs too, which stop with them: {', '.join(others)}", err=True
+            )
             # Where nobody can be asked, what costs is stopped.
             context.confirm("Stop them all?", yes=yes or context.ask is None)
         for run_id in [run.id for run in chosen]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fastlaunch.cli.compare import comparison_options, prices_to_add
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, given_command, next_command, with_filters
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, UserError
@@ -80,7 +81,9 @@ def report(
     if output is None:
         _check_own(path)
     with activity("making the report"):
-        made = report_on(*selectors, sweep=sweep, predictions=not measured_only, **options)
+        made = report_on(
+            *selectors, sweep=sweep, predictions=not measured_only, context=app_context(), **options
+        )
         forms: dict[str, Callable[[], str | bytes]] = {
             **{"html": made.page, "png": made.chart},
             **{"md": made.markdown, "csv": made.csv, "json": made.json},

@@ -27,7 +27,7 @@ from fastlaunch.cli.options import (
 from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.cli.share import pull, push
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.settings import Settings, load_settings
+from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import in_ms
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.describe import as_lines, for_people, measured, run_as_json, run_as_row
@@ -83,7 +83,7 @@ runs.add_command(pull)
 @output_option
 @profile_option
 def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output: str = "table") -> None:
-    selected = api.runs(*selectors)
+    selected = api.runs(*selectors, context=app_context())
     shown = selected[-limit:] if limit else selected
     rows = [run_as_row(run) for run in shown]
     if output != "table":
@@ -121,8 +121,9 @@ def show(name: str, output: str) -> None:
 
     RUN is the run's id, or the beginning or last part of it.
     """
-    with open_ledger(load_settings()) as ledger:
-        reconcile_here(ledger)
+    context = app_context()
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        reconcile_here(ledger, context)
         run = ledger.get(name)
         data = run_as_json(ledger, run)
     if output == "json":
@@ -151,9 +152,10 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
 
     A run that has not ended is refused.
     """
-    settings = load_settings()
-    with open_ledger(settings) as ledger:
-        reconcile_here(ledger)
+    context = app_context()
+    settings = context.settings
+    with open_ledger(settings, clock=context.now) as ledger:
+        reconcile_here(ledger, context)
         chosen = ledger.fetch_comparable(selectors, all_runs=True)
         if not chosen:
             raise UserError(
@@ -162,7 +164,7 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
         folders = [folder for run in chosen if (folder := _own_folder(run, settings))]
         for run in chosen if not yes else ():
             click.echo(f"{run.id}  {run.workload}  {run.recipe}  {run.state}", err=True)
-        app_context().confirm(f"Remove {_num_runs(chosen)}{_with_folders(folders)}?", yes=yes)
+        context.confirm(f"Remove {_num_runs(chosen)}{_with_folders(folders)}?", yes=yes)
         ledger.remove([run.id for run in chosen])
     for folder in folders:
         _remove_folder(folder)
@@ -202,7 +204,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
             err=True,
         )
     command = shlex.join(["fastlaunch", "runs", "import", *map(str, paths), *["--published"] * published])
-    with open_ledger(load_settings()) as ledger, ledger.transaction():
+    with open_ledger(app_context().settings) as ledger, ledger.transaction():
         ids = ledger.imported_ids([(run_id, run.summary) for run_id, run in importable.runs.items()])
         known = ledger.existing(ids)
         ledger.add_imported(
@@ -256,7 +258,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 def export(selectors: tuple[str, ...], destination: str, file_format: str) -> None:
     from fastlaunch.lifecycle.export import export_runs
 
-    settings = load_settings()
+    settings = app_context().settings
     with open_ledger(settings) as ledger:
         chosen = ledger.select(selectors)
         if not chosen:

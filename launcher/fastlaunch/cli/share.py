@@ -54,8 +54,8 @@ def push(selectors: tuple[str, ...], region: str | None, dry_run: bool, output: 
         raise UserError("runs are pushed to one folder at a time", "give one s3://...")
     context = app_context()
     folder = _shared_folder(context, uris[0] if uris else None, region)
-    with open_ledger(context.settings) as ledger:
-        reconcile_here(ledger)
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        reconcile_here(ledger, context)
         chosen = ledger.select(names)
         if not names:
             chosen = [run for run in chosen if run.summary and run.state.is_final and run.backend != IMPORT]

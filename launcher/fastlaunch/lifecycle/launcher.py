@@ -188,7 +188,7 @@ class Launcher:
             is_local = runs[0].backend == "local"
             if is_local:
                 waits_for = {
-                    run.id: f"run {run.id} ({run.recipe}) goes on here without its launcher; waiting for its end"
+                    run.id: f"run {run.id} ({run.recipe}) goes on here without its launcher; waiting for it"
                     for run in runs
                     if run.state is RunState.RUNNING
                 }
