@@ -54,4 +54,5 @@ def configure(isolated: Path, region: RegionSettings | None = None, **changes: A
             "scheduler_role": region.scheduler_role,
             "subnets": dict(list(region.subnets.items())[:2]),
         }
-    (isolated.parent / "config.yaml").write_text(yaml.safe_dump({"aws": {"us-east-1": written | changes}}))
+    settings = {"region": "us-east-1", "aws": {"us-east-1": written | changes}}
+    (isolated.parent / "config.yaml").write_text(yaml.safe_dump(settings))

@@ -17,6 +17,7 @@ from fastlaunch.core.errors import (
     NotAuthorised,
     QuotaExceeded,
     Throttled,
+    TlsFailed,
     Unreachable,
 )
 
@@ -157,7 +158,7 @@ def test_the_login_that_has_expired_is_renewed_by_its_profile(monkeypatch: pytes
         ("ReadTimeoutError", Unreachable, "fastlaunch status"),
         ("ConnectionClosedError", Unreachable, "fastlaunch status"),
         ("ProxyConnectionError", Unreachable, "us-east-1"),
-        ("SSLError", Unreachable, "AWS_CA_BUNDLE"),
+        ("SSLError", TlsFailed, "AWS_CA_BUNDLE"),
     ],
 )
 def test_exceptions_of_botocore(raised: str, kind: type[CloudRefused], hint: str) -> None:

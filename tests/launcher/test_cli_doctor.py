@@ -157,7 +157,7 @@ def test_without_a_login_it_says_what_to_do(
     assert "failed: login: " in out and "Unable to locate credentials" in out
     assert "failed: config (us-east-1): neither bucket nor instance profile is named" in out
     assert "not asked, for want of a login" in out
-    assert err.startswith("next: aws configure")
+    assert "next: aws configure" in err.splitlines()
 
 
 def test_an_empty_config_ends_with_2(

@@ -22,6 +22,7 @@ IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "012345
 TWO_NODES = ("--num-nodes", "2", "--security-group", "sg-0abc", "--subnet", "us-east-1a=subnet-0abc")
 DRY = ("submit", "--dry-run", "--instance", "p5.48xlarge")
 CONFIG = """
+region: us-east-1
 aws:
   us-east-1:
     bucket: acme-training

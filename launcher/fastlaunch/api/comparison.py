@@ -78,7 +78,7 @@ def compare(
         as_of=parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of,
         price_as=charged,
         usd_per_hour=usd_per_hour,
-        region=settings.region,
+        region=context.own_region(of_prices=True),
     )
     runs = _stored_runs(context, selectors, every_run=every_run)
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))

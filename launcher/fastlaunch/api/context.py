@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -18,11 +18,12 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.terminal import report_line
+from fastlaunch.core.units import is_region
 from fastlaunch.jobs.machine import Machine, this_machine
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class AppContext:
     sleep: Callable[[float], None] = time.sleep
     #: With a time zone.
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    #: What was reported once, and is not reported again.
+    told: set[str] = field(default_factory=set)
 
     @cached_property
     def machine(self) -> Machine:
@@ -70,6 +73,25 @@ class AppContext:
     def commit(self) -> str | None:
         """The commit of the training code; None if it is not known."""
         return self.find_commit() if self.find_commit else None
+
+    def own_region(self, *, of_prices: bool = False) -> str:
+        """Return the region where the user gives none; say once which it is, unless the config file names it.
+
+        of_prices: of what names no region itself; that the default one is taken there goes without saying.
+        Raises BadConfiguration if the environment names what is no region.
+        """
+        region, source = self.settings.region, self.settings.region_from
+        if source and not is_region(region):
+            raise BadConfiguration(
+                f"{region!r}, of {source}, is not the name of a region",
+                "set one such as us-east-1; or `region` in the config file, which counts first",
+            )
+        why = f"{source} names it" if source else "no config file, AWS_REGION or profile names one"
+        line = f"region {region}: {why}"
+        if (source or (source == "" and not of_prices)) and line not in self.told:
+            self.told.add(line)
+            self.report(line)
+        return region
 
     def check_can_ask(self, *, yes: bool) -> None:
         """Raise UserError if there is a question and nobody to ask. yes: the answer, if it is known."""

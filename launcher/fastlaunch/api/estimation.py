@@ -185,7 +185,7 @@ def estimate(
             f"{kind.name} has {kind.accelerator}, which is no NVIDIA GPU: the workloads do not run on it",
             "take an instance type with NVIDIA GPUs, such as p5.48xlarge",
         )
-    service, region = "sagemaker" if instance.startswith(ML) else "ec2", region or settings.region
+    service, region = "sagemaker" if instance.startswith(ML) else "ec2", region or context.own_region()
     if purchase not in kind.purchase_options:
         sold = " or ".join(kind.purchase_options)
         raise UserError(f"AWS sells {kind.name} as {sold}, not {purchase}", "give --purchase, one of these")

@@ -97,16 +97,10 @@ def init_template(settings: Settings, region: str, zones: Sequence[str]) -> str:
     return template_text(data)
 
 
-def default_region(settings: Settings, home_region: str) -> str:
-    """Return the config file's region, else that of the AWS login."""
-    text = _config_text(config_path())
-    return settings.region if text is not None and re.search(r"^region:", text, re.MULTILINE) else home_region
-
-
 def _region(context: AppContext, options: InitOptions, prompt: Prompt | None) -> str:
     if options.region is not None:
         return _checked_region(options.region)
-    default = default_region(context.settings, context.aws.home_region())
+    default = context.own_region()
     if prompt is None:
         return _checked_region(default)
     return _answer(context, prompt, "region", default, _checked_region)

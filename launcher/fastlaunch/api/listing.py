@@ -59,7 +59,7 @@ def prices(
     day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or context.now().date()
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     instances = _matching(catalogue, instance)
-    where = region or settings.region
+    where = region or context.own_region()
     chosen = _select(catalogue, instances, region=where, service=service, day=day, history=history)
     if not chosen:
         raise _nothing_known(catalogue, instances, region=where, service=service, day=day)
@@ -233,7 +233,7 @@ def offers(
         for each in read_market(settings.home / MARKET_PRICES)
         if each.instance in chosen
     ]
-    wanted = region or settings.region
+    wanted = region or context.own_region()
     quota = cache(partial(_quota_vcpus, context))
     found = [
         Offer(

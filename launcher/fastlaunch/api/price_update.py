@@ -58,7 +58,7 @@ def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = N
     """
     context = context or default_context()
     settings = context.settings
-    chosen = tuple(dict.fromkeys(regions or (settings.region, *settings.aws)))
+    chosen = tuple(dict.fromkeys(regions or (context.own_region(), *settings.aws)))
     for region in chosen:
         if not is_region(region):
             raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")

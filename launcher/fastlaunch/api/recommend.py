@@ -144,9 +144,8 @@ def recommend(
     for name in exclude_recipes:
         if name not in known:
             raise UnknownName("recipe", name, known)
-    bought = _purchases(
-        context, catalogue, purchases, regions or (settings.region,), as_of, assumptions, unsold, warnings
-    )
+    regions = regions or (context.own_region(),)
+    bought = _purchases(context, catalogue, purchases, regions, as_of, assumptions, unsold, warnings)
     configurations = _configurations(
         found, workload, catalogue, scope, left_out, warnings, bought, measured_only=measured_only
     )

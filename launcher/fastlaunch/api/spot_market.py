@@ -41,7 +41,7 @@ def spot_market(
     context = context or default_context()
     if trace is not None:
         return read_trace(io.StringIO(read_text(Path(trace)), newline=""), source=str(trace))
-    where = region or context.settings.region
+    where = region or context.own_region()
     with open_ledger(context.settings, clock=context.now) as ledger:
         return _of_attempts(ledger.spot_attempts(instance, where), f"your runs on {instance} in {where}")
 

@@ -95,8 +95,8 @@ def _submit(
     **fields: Any,
 ) -> DryRun | Submitted:
     given_regions = regions
-    regions = regions or split_names(context.settings.region)
     name = backend_name(context, local=local, container=container, named=backend, instances=instances)
+    regions = regions or split_names(context.own_region() if name in BACKENDS else context.settings.region)
     if fields.get("command") is not None and container:
         raise UserError("--container rehearses a workload of ours, not a script", "leave out --container")
     cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)

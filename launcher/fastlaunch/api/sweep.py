@@ -143,8 +143,8 @@ def _plan(
 ) -> tuple[AppContext, SweepPlan]:
     """Return what the options name, and the context with their settings."""
     given_regions = regions
-    regions = regions or split_names(context.settings.region)
     name = backend_name(context, local=local, container=False, named=backend, instances=instances)
+    regions = regions or split_names(context.settings.region if name == "local" else context.own_region())
     cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
     cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
     if fields.get("until_best") and repeats is not None:

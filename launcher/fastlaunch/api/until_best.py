@@ -71,7 +71,7 @@ class SweptCells:
     def __init__(self, runs: Sequence["Run"], settings: Settings, catalogue: Catalogue) -> None:
         from fastlaunch.analysis.compare import PriceRequest, compare
 
-        self._catalogue, self._today = catalogue, datetime.date.today()
+        self._catalogue, self._today, self._region = catalogue, datetime.date.today(), settings.region
         by_spec: dict[JobSpec, list[Run]] = {}
         for run in runs:
             by_spec.setdefault(JobSpec.from_json(run.spec or {}).without_seed, []).append(run)
@@ -114,7 +114,9 @@ class SweptCells:
             here = replace(spec, instance=instance.name, num_gpus=instance.num_accelerators * spec.num_nodes)
             yield replace(self._cell(here, None, service), place=name)
         if not alike:
-            price = self._catalogue.find_price(instance.name, region="us-east-1", on=self._today)
+            service, options = "sagemaker" if name.startswith(ML) else "ec2", plan.types[name].options
+            region = options.region if options else self._region
+            price = self._catalogue.find_price(instance.name, service=service, region=region, on=self._today)
             log_usd_per_hour = math.log(price.usd_per_hour) if price else math.inf
             yield SweptCell(place=name, batch=None, log_usd_per_hour=log_usd_per_hour)
 

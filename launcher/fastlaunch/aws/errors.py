@@ -7,8 +7,8 @@ docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. A missing o
 is an exception of botocore's own.
 """
 
-import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,8 +21,10 @@ from fastlaunch.core.errors import (
     NotAuthorised,
     QuotaExceeded,
     Throttled,
+    TlsFailed,
     Unreachable,
 )
+from fastlaunch.core.login import profile_name
 
 if TYPE_CHECKING:
     from fastlaunch.aws.types import Instance
@@ -190,6 +192,22 @@ _STATUSES: Mapping[int, tuple[type[CloudRefused], str]] = {
 }
 
 _CONFIGURE = "run `aws configure`, or correct what the message names in AWS's own config file"
+_CERTIFICATE = (
+    "if a proxy stands in between, let AWS_CA_BUNDLE name the file with its certificates; else unset it, and "
+    "check AWS_ENDPOINT_URL and this machine's clock"
+)
+_ENDPOINT = (
+    "AWS_ENDPOINT_URL, and `endpoint_url` of a profile, take a whole URL, such as http://127.0.0.1:5000; or "
+    "unset it"
+)
+_CHAIN = (
+    "correct it in AWS's config file or environment (`aws sts get-caller-identity{profile}` tries it), or "
+    "choose another login: --profile NAME"
+)
+_SECOND_FACTOR = (
+    "type the same on a terminal, or bring a session along: `aws sts get-session-token --serial-number ARN "
+    "--token-code CODE`, and its three values as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN"
+)
 _REGION = "name a region that exists: `--region us-east-1`"
 _NO_ANSWER = (
     "is the network up, and is {region} a region of AWS? The request may have been carried out: "
@@ -207,15 +225,17 @@ _EXCEPTIONS = _by_name(
     (
         NotAuthorised,
         _LOG_IN,
-        "NoCredentialsError PartialCredentialsError CredentialRetrievalError TokenRetrievalError "
-        "NoAuthTokenError RefreshWithMFAUnsupportedError MetadataRetrievalError SSOError LoginError",
+        "NoCredentialsError TokenRetrievalError NoAuthTokenError SSOError LoginError",
     ),
+    (NotAuthorised, _CHAIN, "PartialCredentialsError CredentialRetrievalError MetadataRetrievalError"),
+    (NotAuthorised, _SECOND_FACTOR, "RefreshWithMFAUnsupportedError"),
     (
         BadConfiguration,
         _CONFIGURE,
         "ProfileNotFound ConfigNotFound ConfigParseError InvalidConfigError "
         "InvalidRetryConfigurationError InvalidProxiesConfigError MissingDependencyException "
-        "UnknownCredentialError",
+        "UnknownCredentialError InvalidDefaultsMode InvalidSTSRegionalEndpointsConfigError "
+        "InvalidS3UsEast1RegionalEndpointConfigError InvalidMaxRetryAttemptsError",
     ),
     (
         BadConfiguration,
@@ -224,7 +244,7 @@ _EXCEPTIONS = _by_name(
     ),
     (BadConfiguration, _CORRECT, "ParamValidationError"),
     (BadConfiguration, _BUCKET, "InvalidDNSNameError"),
-    (Unreachable, "is AWS_CA_BUNDLE right, and does a proxy stand in between?", "SSLError"),
+    (TlsFailed, _CERTIFICATE, "SSLError"),
     (
         Unreachable,
         _NO_ANSWER,
@@ -232,6 +252,9 @@ _EXCEPTIONS = _by_name(
         "ResponseParserError",
     ),
 )
+
+#: Of what a program of the user's says.
+_LONGEST = 300
 
 _FAULT = "AWS's own fault; `fastlaunch resume RUN` goes on from the last checkpoint on another machine"
 _TAKEN = "`fastlaunch resume RUN` goes on from the last checkpoint; on-demand instances are not taken back"
@@ -294,9 +317,47 @@ def unanswered(api_call: ApiCall, names: tuple[str, ...], message: str) -> Cloud
     for name in names:
         if name in _EXCEPTIONS:
             kind, hint = _EXCEPTIONS[name]
-            problem = "no answer to" if kind is Unreachable else "cannot send"
+            problem = "no answer to" if issubclass(kind, Unreachable) else "cannot send"
             return _error(kind, f"{problem} {api_call}: {message}", hint, api_call, names[0])
     return None
+
+
+def no_login(error: Exception, *, region: str) -> CloudRefused:
+    """Return the error that means that botocore's chain of logins failed with `error`.
+
+    What runs there are programs and files of the user's own, so that it may be any. region: of the call that
+    the login was for.
+    """
+    names = tuple(each.__name__ for each in type(error).__mro__)
+    kind, hint = next((_EXCEPTIONS[name] for name in names if name in _EXCEPTIONS), (NotAuthorised, _CHAIN))
+    what = " ".join(str(error).split()) or names[0]
+    if isinstance(error, EOFError):
+        what, hint = "it wants a second factor (MFA), and there is no terminal to ask on", _SECOND_FACTOR
+    elif "JSONDecodeError" in names or isinstance(error, UnicodeDecodeError):
+        what = f"its credential process printed no JSON ({what})"
+    elif isinstance(error, OSError) and error.filename and error.strerror:
+        what = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, LookupError | AttributeError | TypeError | ValueError) and hint is _CHAIN:
+        what = f"what it names, or what that printed, is not in AWS's form ({names[0]}: {what})"
+    if hint is _CORRECT:
+        hint = _CHAIN
+    message = f"the AWS login{_of_profile()} failed: {what[:_LONGEST]}"
+    return _error(
+        kind, message, hint, ApiCall(service="sts", action="GetCallerIdentity", region=region), names[0]
+    )
+
+
+def no_client(service: str, error: ValueError, *, region: str) -> CloudRefused:
+    """Return the error that means that botocore made no client: the URL of its endpoint is none."""
+    message = f"the AWS settings{_of_profile()} give no endpoint of {service}: {error}"
+    return _error(
+        BadConfiguration, message, _ENDPOINT, ApiCall(service=service, action="", region=region), ""
+    )
+
+
+def _of_profile() -> str:
+    name = profile_name()
+    return "" if name is None else f" of profile {name!r}"
 
 
 def state_reason_problem(instance: "Instance") -> CloudRefused | None:
@@ -365,7 +426,8 @@ def _error(kind: type[CloudRefused], message: str, hint: str, api_call: ApiCall,
     right = _RIGHTS.get(api_call.action, api_call.action)
     if api_call.action not in ("RunInstances", "CreateTrainingJob"):
         hint = _WITHOUT_TOKEN.get(hint, hint)
-    profile = f" --profile {os.environ['AWS_PROFILE']}" if os.environ.get("AWS_PROFILE") else ""
+    name = profile_name()
+    profile = f" --profile {shlex.quote(name)}" if name else ""
     names = {"service": api_call.service, "action": right, "region": api_call.region, "profile": profile}
     error = kind(message, hint.format(**names))
     error.code = code

@@ -3,16 +3,27 @@
 The only module that imports boto3. `AWS_ENDPOINT_URL` is obeyed.
 """
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
-from threading import RLock
+from getpass import getpass
+from threading import RLock, Thread
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from fastlaunch.aws.errors import ApiCall, refusal, unanswered
+from fastlaunch.aws.errors import ApiCall, no_client, no_login, refusal, unanswered
 from fastlaunch.aws.types import Identity
-from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Throttled, Unreachable
-from fastlaunch.core.units import DEFAULT_REGION
+from fastlaunch.core.errors import (
+    BadConfiguration,
+    CloudRefused,
+    NotAuthorised,
+    Throttled,
+    TlsFailed,
+    Unreachable,
+)
+from fastlaunch.core.login import login_region
 
 #: Pause before the second try; it doubles from try to try, up to the maximum.
 FIRST_PAUSE_S = 1.0
@@ -40,6 +51,8 @@ class AwsSession:
         attempts: int = 5,
         # Seconds to connect, and to read an answer.
         timeouts_s: tuple[float, float] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+        # For programs that log in, where there is no terminal on which somebody sees that they hang.
+        login_timeout_s: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         # Makes the client of a service in a region; boto3 unless given.
@@ -47,10 +60,12 @@ class AwsSession:
     ) -> None:
         self._attempts = attempts
         self._timeouts_s = timeouts_s
+        self._login_timeout_s = login_timeout_s
         self._sleep = sleep
         self._now = now
         self._connect = connect or self._connect_with_boto3
         self._session: Any = None
+        self._credentials: Any = None
         self._identity: Identity | None = None
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = RLock()
@@ -107,6 +122,8 @@ class AwsSession:
                 return self._translate_errors(
                     api_call, lambda: send(self._client(api_call.service, api_call.region))
                 )
+            except TlsFailed as error:
+                raise unanswered_call or error from None
             except Unreachable as error:
                 unanswered_call = error
                 if attempt == self._attempts:
@@ -133,10 +150,7 @@ class AwsSession:
         try:
             return send()
         except ClientError as error:
-            details = error.response.get("Error", {})
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            code, message = details.get("Code", ""), details.get("Message", "")
-            raise refusal(api_call, code, message, status=status) from None
+            raise _refusal(api_call, error) from None
         except Exception as error:
             names = tuple(each.__name__ for each in type(error).__mro__)
             translated = unanswered(api_call, names, str(error))
@@ -149,10 +163,14 @@ class AwsSession:
         with self._lock:
             if (service, region) not in self._clients:
                 self._clients[service, region] = self._connect(service, region)
+            elif self._credentials is not None:
+                # Before the call, which would find out in the middle of it that they end, and do it there.
+                self._log_in(region, self._credentials.get_frozen_credentials)
             return self._clients[service, region]
 
     def _connect_with_boto3(self, service: str, region: str) -> Any:
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
 
         connect_s, read_s = self._timeouts_s
         config = Config(
@@ -161,25 +179,88 @@ class AwsSession:
             # `_retry` decides what is repeated, and when.
             retries={"mode": "standard", "total_max_attempts": 1},
         )
+        if self._session is None:
+            self._session, self._credentials = self._log_in(region, _make_session)
         name = {"servicequotas": "service-quotas"}.get(service, service)
         try:
-            return self._boto3_session().client(name, region_name=region, config=config)
-        except ValueError as error:
-            if "endpoint" in str(error):
-                hint = "AWS_ENDPOINT_URL takes a whole URL, such as http://127.0.0.1:5000; or unset it"
-                raise BadConfiguration(f"cannot reach {service}: {error}", hint) from None
+            client = self._session.client(name, region_name=region, config=config)
+            # Which botocore itself finds out in the middle of a call.
+            _ = urlsplit(client.meta.endpoint_url).port
+            return client
+        except BotoCoreError:
             raise
+        except ValueError as error:
+            raise no_client(service, error, region=region) from None
 
-    def _boto3_session(self) -> Any:
-        import boto3
+    def _log_in(self, region: str, make: Callable[[], T]) -> T:
+        """Return what `make` makes of the user's login; raise a kind of CloudRefused where it fails."""
+        from botocore.exceptions import ClientError
 
-        with self._lock:
-            if self._session is None:
-                self._session = boto3.Session()
-            return self._session
+        try:
+            return make() if _has_terminal() else _within(self._login_timeout_s, make)
+        except ClientError as error:
+            raise _refusal(
+                ApiCall(service="sts", action=error.operation_name, region=region), error
+            ) from None
+        except Exception as error:
+            raise no_login(error, region=region) from None
 
     def home_region(self) -> str:
         """Return the region of the user's environment or profile, else the default one."""
-        api_call = ApiCall(service="sts", action="GetCallerIdentity", region=DEFAULT_REGION)
-        region: str | None = self._translate_errors(api_call, lambda: self._boto3_session().region_name)
-        return region or DEFAULT_REGION
+        return login_region()[0]
+
+
+def _refusal(api_call: ApiCall, error: Any) -> CloudRefused:
+    """Return the error that botocore's ClientError means."""
+    details = error.response.get("Error", {})
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return refusal(api_call, details.get("Code", ""), details.get("Message", ""), status=status)
+
+
+def _make_session() -> tuple[Any, Any]:
+    """Return a boto3 session and its credentials, which are there now. Raises whatever its login does."""
+    import boto3
+    from botocore.exceptions import NoCredentialsError, UnknownCredentialError
+
+    session = boto3.Session()
+    with suppress(UnknownCredentialError, AttributeError):
+        provider = session._session.get_component("credential_provider").get_provider("assume-role")
+        # Which asks on the terminal, and without one prints the question all the same.
+        provider._prompter = _ask_second_factor
+    credentials = session.get_credentials()
+    if credentials is None:
+        raise NoCredentialsError
+    credentials.get_frozen_credentials()
+    return session, credentials
+
+
+def _ask_second_factor(question: str) -> str:
+    if not _has_terminal():
+        raise EOFError
+    return getpass(question)
+
+
+def _has_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _within(seconds: float, make: Callable[[], T]) -> T:
+    """Return what `make` returns or raises; raise TimeoutError if that takes longer."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(make())
+        except BaseException as error:
+            errors.append(error)
+
+    # One that hangs keeps no process from ending.
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"it gave no answer within {seconds:.0f} s")
+    return results[0]

@@ -123,7 +123,7 @@ def build(
     the image's name, with --push by its digest.
     """
     context = app_context()
-    where = region or context.settings.region
+    where = region or context.own_region()
     registry(where)
     name = repository or context.settings.region_settings(where).repository or DEFAULT_REPOSITORY
     check_repository(name)

@@ -80,7 +80,7 @@ def doctor(
     catalogue = load_catalogue(*context.settings.price_files())
     cloud = CloudOptions(
         instances=instances or (),
-        regions=regions or split_names(context.settings.region),
+        regions=regions or split_names(context.own_region()),
         backend=backend_of(instances or (), backend),
         **purchase,
     )

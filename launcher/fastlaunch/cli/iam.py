@@ -8,9 +8,10 @@ import click
 from fastlaunch.account.policies import documents, names_by_hand
 from fastlaunch.account.template import template, template_text
 from fastlaunch.catalog.container_images import registry
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, load_settings
+from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
 from fastlaunch.jobs.options import check_folder, check_secret
 
@@ -111,8 +112,8 @@ def print_(
     With --cloudformation, print one template that creates a bucket, every role and policy, a repository, a
     security group, a gateway to S3 and placement groups; its output ConfigFile holds the config file's lines.
     """
-    settings = load_settings()
-    region = region or settings.region
+    context = app_context()
+    settings, region = context.settings, region or context.own_region()
     for arn in given["secrets"]:
         check_secret(arn)
     for uri in given["inputs"]:

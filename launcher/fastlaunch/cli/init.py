@@ -68,7 +68,7 @@ def init(print_template: bool, **options: Any) -> int:
 
     context = app_context(config_may_lack=True)
     if print_template:
-        region = options["region"] or api.default_region(context.settings, context.aws.home_region())
+        region = options["region"] or context.own_region()
         zones = [f"{region}{letter}" for letter in "abc"]
         click.echo(api.init_template(context.settings, region, zones), nl=False)
         bucket, vpc = options["bucket"] or "NAME", options["vpc"] or "vpc-ID"

@@ -155,8 +155,9 @@ def use_profile(ctx: click.Context, param: click.Parameter, value: str | None) -
     """Make boto3, and every program that is started, use this profile, as the AWS CLI's own option does."""
     if value is not None:
         os.environ["AWS_PROFILE"] = value
-        # Keys in the environment would count before the profile's.
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        # What would count before the profile, or before its own login.
+        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+        for name in ("AWS_DEFAULT_PROFILE", *keys, "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"):
             os.environ.pop(name, None)
 
 

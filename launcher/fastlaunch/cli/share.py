@@ -118,7 +118,7 @@ def _shared_folder(context: AppContext, uri: str | None, region: str | None) -> 
     """Return the folder of the URI, or of the config file's bucket. Raises UserError if there is none."""
     from fastlaunch.lifecycle.sharing import SharedFolder
 
-    region = region or context.settings.region
+    region = region or context.own_region()
     if uri is None:
         own = context.settings.region_settings(region)
         if own.bucket is None:

@@ -10,6 +10,7 @@ CloudRefused             exit 3   AWS refused, or had no capacity
   BadConfiguration       exit 3   something named in the request does not exist or does not fit
   Throttled              exit 3   too many requests; nothing was done, the same one may be sent again
   Unreachable            exit 3   no answer: whether the request was carried out is not known
+    TlsFailed            exit 3   no encrypted connection; to ask again at once does not help
 """
 
 from collections.abc import Iterable, Mapping
@@ -107,3 +108,7 @@ class Throttled(CloudRefused):
 
 class Unreachable(CloudRefused):
     """No answer came. What was asked for may have been done; the same request with the same token is safe."""
+
+
+class TlsFailed(Unreachable):
+    """No encrypted connection came about: a certificate or a proxy is wrong, and stays so for a while."""

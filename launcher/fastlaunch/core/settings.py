@@ -24,6 +24,7 @@ from pathlib import Path
 
 from fastlaunch.core.conventions import check_tags
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.login import login_region
 from fastlaunch.core.units import DEFAULT_REGION, is_region, parse_duration_s
 from fastlaunch.core.yaml_file import YamlFile
 
@@ -108,6 +109,8 @@ class Settings:
     # The user's price file, put over the shipped one.
     prices: Path | None = None
     region: str = DEFAULT_REGION
+    # What names the region where the config file does not, such as AWS_REGION; empty for the default one.
+    region_from: str | None = field(default=None, compare=False)
     # Fraction of the list price that is not paid.
     discount: float = 0.0
     # By instance family or type, such as p5, ml.p5 or p5.48xlarge; the type counts first, `discount` last.
@@ -173,11 +176,17 @@ def load_settings(*, config_may_lack: bool = False) -> Settings:
         if os.environ.get("FASTLAUNCH_CONFIG") and not config_may_lack:
             hint = "FASTLAUNCH_CONFIG names it; `fastlaunch init` writes one"
             raise BadFile(path, "does not exist", hint=hint)
-        return Settings(home=home)
+        region, region_from = login_region()
+        return Settings(home=home, region=region, region_from=region_from)
     file = YamlFile(path)
     aws = {region: _region(file, region) for region in file.mapping("aws")}
     rates = {name: _rate(file, name) for name in file.mapping("rates")}
-    settings = file.record(Settings, without=("aws", "rates"), home=home, aws=aws, rates=rates)
+    settings = file.record(
+        Settings, without=("aws", "rates"), home=home, aws=aws, rates=rates, region_from=None
+    )
+    if "region" not in file.mapping():
+        region, region_from = login_region()
+        settings = replace(settings, region=region, region_from=region_from)
     if settings.prices is None:
         return settings
     return replace(settings, prices=path.parent / _expand(str(settings.prices)))

@@ -20,6 +20,7 @@ from fastlaunch.core.errors import (
     NotAuthorised,
     QuotaExceeded,
     Throttled,
+    TlsFailed,
     Unreachable,
     UserError,
 )
@@ -152,7 +153,7 @@ class Provisioner:
                 if isinstance(error, Unreachable):
                     unknown = True
                     self.ledger.explain_attempt(attempt_id, unanswered(plan), instead_of=[None])
-                if self.stop.by or backend.now() >= deadline:
+                if self.stop.by or backend.now() >= deadline or isinstance(error, TlsFailed):
                     handle = _find(plan, backend) if unknown else None
                     if handle is not None:
                         return handle
