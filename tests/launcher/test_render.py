@@ -153,6 +153,20 @@ def test_the_next_command_is_one_that_has_something_to_show(
     assert f"{tmp_path / LOG}:\nit said something\n" in capsys.readouterr().err
 
 
+def test_the_log_of_a_run_that_failed_after_it_was_measured_is_shown_and_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], summary: RunSummary
+) -> None:
+    log = "Traceback (most recent call last):\n  in train\nValueError: no such label\n"
+    (tmp_path / LOG).write_text(log)
+    done = replace(run(summary, 0.1), backend="local", directory=tmp_path)
+    failed = replace(done, state=RunState.FAILED, reason="failed: ValueError: no such label")
+    print_runs([failed], output="table")
+    err = capsys.readouterr().err
+    assert log in err and err.splitlines()[-1] == f"next: fastlaunch logs {failed.id}"
+    print_runs([done, failed], output="table")
+    assert capsys.readouterr().err.splitlines()[-1] == "next: fastlaunch compare"
+
+
 def test_of_several_runs_that_were_stopped_the_one_that_can_go_on_is_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], summary: RunSummary
 ) -> None:
