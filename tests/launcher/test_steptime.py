@@ -11,7 +11,7 @@ from fake_records import read_all, step_time_s, write_run
 
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary, Startup
-from fastlaunch_train.records.records import Phase
+from fastlaunch_train.records.records import Eval, Phase
 
 
 @pytest.fixture
@@ -91,6 +91,27 @@ def test_phases_between_steps_are_no_step_time(run) -> None:
 
 
 # --- the mean --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("is_script", "waits_s"), [(True, 5.0), (True, 0.0), (False, 5.0)])
+def test_the_wait_of_a_scripts_rank_for_one_that_evaluates_alone_is_no_step_time(
+    tmp_path: Path, is_script: bool, waits_s: float
+) -> None:
+    def time_of(rank: int, step: int) -> float:
+        return 0.1 + (waits_s if (rank, step) == (1, 101) else 0.0)
+
+    evaluation = Eval(step=100, split="validation", loss=1.0, num_samples=8, seconds=5.0)
+    script = {"script": {"command": [], "variant": {}}} if is_script else {}
+    paths = write_run(
+        tmp_path, world_size=2, steps=210, step_time_s=time_of, evals=[evaluation], header=script
+    )
+    first, second = read_all(paths)
+    mean_s = step_time_s(summarize([first, replace(second, evals=())]))
+    assert mean_s == pytest.approx(0.1 if is_script else 0.1 + 5 / 180)
+    # What nobody says is a step's time.
+    if waits_s:
+        alike = [replace(record, evals=()) for record in (first, second)]
+        assert step_time_s(summarize(alike)) == pytest.approx(0.1 + 5 / 180)
 
 
 def test_stalls_are_billed_and_count(run) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlaunch.measure.summary import Interval, Timing
-from fastlaunch_train.records.records import RankRecord
+from fastlaunch_train.records.records import Eval, Phase, RankRecord
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -42,6 +42,7 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
             f"and {MIN_TIMED_STEPS} more are needed"
         )
     walls = np.stack([wall_times_s(rank)[:num_steps] for rank in ranks])
+    walls -= _waits_for_paused_s(ranks, walls)
     cut = first_cut + (num_steps - first_cut) // 10
     retained = walls[:, cut:]
     slowest = int(np.argmax(retained.sum(axis=1)))
@@ -84,6 +85,24 @@ def _utilization(ranks: Sequence[RankRecord], cut: int) -> float | None:
         for rank in ranks
     ]
     return min((float(np.mean(of_rank)) for of_rank in samples if of_rank), default=None)
+
+
+def _waits_for_paused_s(ranks: Sequence[RankRecord], walls: Array) -> Array:
+    """Return how long in each step a rank of a script waited for one that paused before it, as to evaluate.
+
+    The pause is no step's time on the rank that made it. Another one that meets that rank in a collective
+    takes longer for the step, by the pause at most; without a collective it does not. Shapes: (ranks, steps).
+    """
+    pauses = np.zeros_like(walls)
+    for row, rank in zip(pauses, ranks, strict=True):
+        lines: list[Phase | Eval] = [*rank.phases, *rank.evals] if "script" in rank.header else []
+        for line in lines:
+            before = line.step - rank.header["first_step"] + 1
+            if 0 < before < row.size:
+                row[before] += line.seconds
+    paused = np.take_along_axis(walls, pauses.argmax(axis=0)[np.newaxis], axis=0)
+    waits: Array = np.clip(np.minimum(pauses.max(axis=0) - pauses, walls - paused), 0.0, None)
+    return waits
 
 
 def wall_times_s(rank: RankRecord) -> Array:
