@@ -290,7 +290,8 @@ def _run_result(
     if unreadable and outcome.state is not RunState.COMPLETED:
         outcome = replace(outcome, reason="; ".join(filter(None, [outcome.reason, *unreadable])))
     summary, contradiction = summarize_run(run.spec, records)
-    if contradiction:
+    # Why a run failed is worth more.
+    if contradiction and outcome.state is not RunState.FAILED:
         outcome = Outcome(state=RunState.FAILED, reason=contradiction)
     return outcome, summary and with_start(summary, [attempt], home)
 

@@ -165,7 +165,8 @@ def finish_run(
             stopped_by = "fastlaunch cancel"
         if stopped_by and outcome.state in (RunState.LOST, RunState.INTERRUPTED):
             state, reason = RunState.INTERRUPTED, f"stopped by {stopped_by}"
-        if contradiction:
+        # Why a run failed is worth more.
+        if contradiction and state is not RunState.FAILED:
             state, reason = RunState.FAILED, contradiction
         if ledger.set_state(run.id, state, reason):
             if summary:
