@@ -259,9 +259,10 @@ def test_a_loss_that_is_not_finite_ends_the_script(tmp_path: Path) -> None:
     assert [step.loss for step in record(tmp_path).steps][:6] == [1.0, 1.0, 1.0, 1.0, None, 1.0]
 
 
-def test_a_loss_that_is_not_finite_in_the_last_block_is_the_runs_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["range(8)", "fl.steps(range(8))"])
+def test_a_loss_that_is_not_finite_in_the_last_block_is_the_runs_end(tmp_path: Path, loop: str) -> None:
     body = f"""{LOADER}
-    for number in range(8):
+    for number in {loop}:
         fl.step(loss=float("nan") if number == 7 else 1.0)
     """
     assert run(tmp_path, body)[0] == 0

@@ -1,78 +1,81 @@
-"""Where the ranks of a script meet: in the store of torch.distributed, not in its collectives.
+"""What the ranks of a script agree on: in the store of torch.distributed, not in its collectives.
 
-A script's ranks may not all record: some scripts call us on rank 0 alone. A collective would wait for ever
-for the others, and stand among the script's own; the store has a time-out for each wait.
+No rank waits for another. The first that comes to a meeting decides for all, and the others read that when
+they come. So a rank that leaves its loop early, evaluates alone, or never calls us costs the others nothing,
+and no wait of ours is part of a step's time. Ranks that the script's own collectives hold together come to a
+meeting after the same step, whoever is first.
 """
 
-import datetime
 import json
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 log = logging.getLogger("fastlaunch_train")
 
-#: How long the first meeting waits, after a step that all ranks did, and any later one.
-FIRST_WAIT = datetime.timedelta(seconds=60)
-LATER_WAIT = datetime.timedelta(minutes=10)
+#: How many decisions are kept for ranks that come late, and how many such a rank may lag behind a stop.
+KEPT, KEPT_BEFORE_STOP = 3600, 10
+#: Added to the number of meetings held, in the same counter, for each rank that was asked to stop.
+_STOP = 2**40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
     """What all ranks do until they meet again."""
 
-    block_end: int  # the step at which that is
+    num_steps: int  # of the block that begins
+    block_end: int  # the step at which it ends
     stop: bool = False  # a rank was asked to stop
     checkpoint: bool = False
 
 
 class Meeting:
-    """The ranks of one script; alone without torch.distributed, or once another rank did not come."""
+    """The ranks of one script; alone without torch.distributed, or once its store has failed."""
 
     def __init__(self) -> None:
-        self._number = 0
-        self._apart = False
+        self._number = 0  # of the last meeting, also over several process groups
+        self._has_told_stop = False
         self.warning: str | None = None
 
     def agree(self, proposal: Agreed) -> Agreed:
-        """Return once every rank has called it, with the last one's proposal; a stop of one is of all."""
+        """Return the proposal of the first rank at this meeting. A stop of one is of all at the next one.
+
+        That is after the same step on all ranks, unless they have made different numbers of them.
+        """
         distributed = sys.modules.get("torch.distributed")
         if (
-            self._apart
+            self.warning
             or distributed is None
             or not distributed.is_available()
             or not distributed.is_initialized()
             or distributed.get_world_size() == 1
         ):
             return proposal
-        self._number += 1
         try:
-            return self._meet(distributed, proposal)
-        except Exception as error:  # A time-out is a RuntimeError or DistStoreError, by torch's version.
-            self._apart = True
-            self.warning = (
-                "the ranks are not synchronised at blocks: not all of them call fastlaunch_train "
-                f"at every step ({type(error).__name__})"
-            )
+            store = distributed.distributed_c10d._get_default_store()
+            return self.meet(store, distributed.get_rank(), proposal)
+        except Exception as error:  # whatever a store raises, by its kind and torch's version
+            self.warning = f"the ranks do not stop and save together: their store failed ({error})"
             log.warning("warning: %s", self.warning)
             return proposal
 
-    def _meet(self, distributed: Any, proposal: Agreed) -> Agreed:
-        store = distributed.distributed_c10d._get_default_store()
-        place = f"fastlaunch/{self._number}"
-        store.add(f"{place}/stop", int(proposal.stop))
-        store.add(f"{place}/checkpoint", int(proposal.checkpoint))
-        if store.add(f"{place}/here", 1) == distributed.get_world_size():
-            agreed = Agreed(
-                block_end=proposal.block_end,
-                stop=store.add(f"{place}/stop", 0) > 0,
-                checkpoint=store.add(f"{place}/checkpoint", 0) > 0,
-            )
-            store.set(f"{place}/go", json.dumps(vars(agreed)))
-            # Whoever is here has read what the last meeting agreed.
-            for key in ("stop", "checkpoint", "here", "go"):
-                store.delete_key(f"fastlaunch/{self._number - 1}/{key}")
-            return agreed
-        store.wait([f"{place}/go"], FIRST_WAIT if self._number == 1 else LATER_WAIT)
-        return Agreed(**json.loads(store.get(f"{place}/go")))
+    def meet(self, store: Any, rank: int, proposal: Agreed) -> Agreed:
+        """Return what holds for this rank. store: as torch.distributed.Store."""
+        is_news = proposal.stop and not self._has_told_stop
+        self._has_told_stop = self._has_told_stop or proposal.stop
+        num_stops, num_held = divmod(store.add("fastlaunch/held", _STOP if is_news else 0), _STOP)
+        self._number += 1
+        if num_held - self._number > (KEPT_BEFORE_STOP if num_stops else KEPT):
+            self._number = num_held
+        stop = proposal.stop or num_stops > 0
+        own = json.dumps({**vars(replace(proposal, stop=stop)), "rank": rank})
+        agreed = json.loads(store.compare_set(f"fastlaunch/{self._number}", "", own))
+        if agreed.pop("rank") == rank:
+            store.add("fastlaunch/held", 1)
+            if self._number > 2 * KEPT:  # nobody looks for it any more
+                store.delete_key(f"fastlaunch/{self._number - 2 * KEPT}")
+        last = proposal.block_end - proposal.num_steps
+        if not last < agreed["block_end"] <= last + agreed["num_steps"]:
+            agreed["block_end"] = last + agreed["num_steps"]
+        return Agreed(**agreed)

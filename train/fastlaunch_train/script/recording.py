@@ -1,8 +1,9 @@
 """The record of one rank of a user's script, from its first call to the end of its process.
 
-As in the built-in loop: a block is about a second of steps, ranks and device meet at its end only, and there
-losses are read and signals answered. What the script does between two steps without saying so is part of the
-second of them.
+As in the built-in loop: a block is about a second of steps, the device is waited for at its end only, and
+there losses are read and signals answered. Ranks agree there when to do so next, and do not wait for each
+other: a block's wall time is this rank's own. What the script does between two steps without saying so is
+part of the second of them.
 """
 
 import logging
@@ -13,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch_train.loop.blocks import BlockRecorder
-from fastlaunch_train.loop.timing import BLOCK_S, ClosedBlock, next_block_steps
+from fastlaunch_train.loop.timing import BLOCK_S, WARMUP_STEPS, ClosedBlock, next_block_steps
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import EXIT_CODES, classify
 from fastlaunch_train.process.interrupts import Interrupts
@@ -64,12 +66,13 @@ class Recording:
         self.accumulate = 1
         self._is_after_loop = False
         self._batch_size: int | None = None  # samples of the first step
-        self._agreed = Agreed(block_end=first_step)
+        self._agreed = Agreed(num_steps=1, block_end=first_step)
         self._stop = self._asks_stop = self._asks_checkpoint = False
         self._checkpoint_due = self._saved_for_stop = False
         self._saved_at = clock()
         self._saving: ExitStack | None = None
         self._saved_step = settings.steps_done
+        self._problem: str | None = None  # of a loss
         self._ended: tuple[str, str] | None = None  # the status and message of an end of our own making
         self._closed = False
         self.interrupts = Interrupts(grace_s=settings.stop_grace_s)
@@ -81,6 +84,11 @@ class Recording:
     def is_started(self) -> bool:
         """Whether the clock runs."""
         return self._blocks is not None
+
+    @property
+    def records(self) -> Path:
+        """The folder of the command's records."""
+        return self._settings.records
 
     @property
     def _num_done(self) -> int:
@@ -121,8 +129,8 @@ class Recording:
         self._blocks.step_done(_detached(loss), self._wait_s)
         self._samples.append(samples)
         self._wait_s, self.open_batches = 0.0, 0
-        # Steps that have become slower make a block too long; ranks keep to what they agreed.
-        is_long = self._is_alone and self._clock() - self._block_started > 2 * BLOCK_S
+        # Steps that have become slower would make a block too long, and a process that is killed loses it.
+        is_long = self._clock() - self._block_started > 1.25 * BLOCK_S
         if self._blocks.last_done >= self._block_end or is_long or self._hears_alone():
             with self._giving_up():
                 self._close_block()
@@ -144,6 +152,8 @@ class Recording:
             self._wait_s, self.open_batches = 0.0, 0
             # A loop of one step may lie within a loop of steps, and the rest of its step comes after it.
             self._is_after_loop = self._num_done > before + 1
+            if self._is_after_loop:
+                self._loop_left()
 
     def end_short_step(self) -> None:
         """End the step of a loop over `steps` whose loader has ended before it was full."""
@@ -227,7 +237,8 @@ class Recording:
         """Write what is pending and the end line, as the process ends."""
         if self._closed:
             return
-        error = getattr(sys, "last_value", None)
+        # multiprocessing prints the exception of a child itself, and finishes while it handles it.
+        error = getattr(sys, "last_value", None) or sys.exc_info()[1]
         if error is None and (self._saving is not None or (self._stop and self._asks_stop)):
             self._end_saving()
             self._note(is_saving=False)
@@ -263,6 +274,15 @@ class Recording:
         self._check(closed)
         return self._blocks.last_done, passed_s
 
+    def _loop_left(self) -> None:
+        """Record the loop's last steps: what comes after it may take long, and be killed."""
+        # After a GPU's error, what ends the script is that.
+        with suppress(Exception), self._giving_up():
+            if self._blocks is not None and not self._closed:
+                closed, _ = self._blocks.close_at_last_step(self._details)
+                self._started_anew()
+                self._not_finite(closed)
+
     def _close_block(self) -> None:
         assert self._blocks is not None
         device = self._device
@@ -290,7 +310,8 @@ class Recording:
         self._block_end = self._agreed.block_end
         self._check(closed)
         self._stop = self._stop or self._agreed.stop
-        self._checkpoint_due = self._checkpoint_due or self._agreed.checkpoint
+        if self._agreed.checkpoint:
+            self._checkpoint_due, self._saved_at = True, self._clock()
         # A script that asks for checkpoints is left to save one first.
         if not self._asks_checkpoint or self._saved_for_stop:
             self._leave_if_stopped()
@@ -306,12 +327,11 @@ class Recording:
             self._leave("nan_loss", problem)
 
     def _not_finite(self, closed: ClosedBlock | None) -> str | None:
-        """Return between which steps a loss of the block just closed is not finite; None if all are."""
-        if closed is None or all(loss is None or math.isfinite(loss) for loss in closed.losses):
-            return None
-        assert self._blocks is not None
-        last = self._blocks.last_done
-        return f"the loss was not finite between steps {last - closed.num_steps + 1} and {last}"
+        """Return between which steps a loss, of this block or one before, is not finite; None if all are."""
+        if closed is not None and not all(loss is None or math.isfinite(loss) for loss in closed.losses):
+            first = self._num_done - closed.num_steps + 1
+            self._problem = f"the loss was not finite between steps {first} and {self._num_done}"
+        return self._problem
 
     def _leave(self, status: str, message: str) -> None:
         self._ended = (status, message)
@@ -319,9 +339,12 @@ class Recording:
         raise SystemExit(EXIT_CODES[status])
 
     def _meet(self) -> None:
-        """Wait for the other ranks, and agree when to meet again and what to do then."""
+        """Agree with the other ranks when to meet again and what to do then, unless the block ends early."""
         assert self._blocks is not None
         last = self._blocks.last_done
+        if last < self._block_end and not self._is_alone:
+            self._agreed = replace(self._agreed, checkpoint=False)
+            return
         num_steps = max(1, last - self._first_of_block + 1)
         num_next = next_block_steps(
             next_step=last + 1,
@@ -330,8 +353,13 @@ class Recording:
             step_time_s=(self._clock() - self._block_started) / num_steps,
             every=(),
         )
+        num_done = last - self._settings.steps_done
+        if num_done >= WARMUP_STEPS:
+            # A short script that is killed, or ends by os._exit, loses the last fifth of its steps at most.
+            num_next = min(num_next, max(num_next // 10, num_done // 4))
         self._agreed = self._meeting.agree(
             Agreed(
+                num_steps=num_next,
                 block_end=last + num_next,
                 stop=self.interrupts.requested,
                 checkpoint=self._clock() - self._saved_at >= CHECKPOINT_EVERY_S,
