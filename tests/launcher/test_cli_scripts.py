@@ -128,6 +128,29 @@ def test_what_a_script_records_of_its_steps_is_measured() -> None:
     assert (sized.seed, sized.pair_number, sized.num_steps, sized.problems) == (None, 1, 25, ())
 
 
+@pytest.mark.slow
+def test_ranks_that_record_nothing_leave_a_run_completed_and_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(
+        "import os, sys, time, fastlaunch_train as fl\n"
+        "for _ in range(int(sys.argv[1])):\n"
+        "    time.sleep(0.001)\n"
+        "    if os.environ['RANK'] == '0': fl.step(num_samples=4)\n"
+        "sys.exit(sys.argv[1] == '1')"
+    )
+    assert submit("--nproc", "2", script=("train.py", "0")) == 0
+    assert submit("--nproc", "2", script=("train.py", "40")) == 0
+    captured = capsys.readouterr()
+    silent, alone = runs()
+    assert {run.state for run in (silent, alone)} == {RunState.COMPLETED}
+    assert silent.summary is not None and silent.summary.figures.total_time_s is not None
+    assert alone.summary is not None and alone.summary.timing.samples_per_step == 4
+    assert alone.summary.uncounted[0] in " ".join((captured.out + captured.err).split())
+    assert submit("--nproc", "2", script=("train.py", "1")) == 1
+    assert (runs()[2].state, runs()[2].reason) == (RunState.FAILED, "failed: exit code 1")
+
+
 def test_dry_run_prints_each_command_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("-L", "a=1,2", "--repeats", "3", "--dry-run", script=("train.py", "{a}")) == 0
     out = capsys.readouterr().out

@@ -68,6 +68,14 @@ def test_rank_without_a_word_tells_more_than_those_that_lost_it(tmp_path: Path) 
     assert outcome_of([own[0], two[1]]).reason == "failed on rank 0: KeyError: 'label'"
 
 
+def test_rank_that_never_called_us_gives_way_and_takes_no_blame(tmp_path: Path) -> None:
+    script = {"command": ["python", "train.py"], "variant": {}, "silent": True}
+    one = records(tmp_path / "a", status="failed", message="exit code 1", header={"script": script})
+    two = records(tmp_path / "b", status="failed", message="KeyError: 'label'")
+    assert outcome_of([one[0], two[1]]).reason == "failed on rank 1: KeyError: 'label'"
+    assert outcome_of(one).reason == "failed: exit code 1"
+
+
 def test_exit_code_tells_failed_from_lost(tmp_path: Path) -> None:
     assert outcome_of([]).state is RunState.LOST
     assert outcome_of([], exit_code=2) == Outcome(

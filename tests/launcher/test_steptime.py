@@ -114,6 +114,20 @@ def test_the_wait_of_a_scripts_rank_for_one_that_evaluates_alone_is_no_step_time
         assert step_time_s(summarize(alike)) == pytest.approx(0.1 + 5 / 180)
 
 
+def test_steps_that_one_rank_made_alone_are_said_not_to_count(tmp_path: Path) -> None:
+    script = {"script": {"command": [], "variant": {}}, "steps": None}
+    long, short = (
+        read_all(write_run(tmp_path / str(steps), world_size=2, steps=steps, header=script))
+        for steps in (300, 200)
+    )
+    assert summarize(long).uncounted == ()
+    uneven = summarize([long[0], short[1]])
+    assert (uneven.problems, len(uneven.uncounted)) == ((), 1)
+    # Killed ranks have not recorded as much as they did.
+    killed = summarize([replace(long[0], end=None), replace(short[1], end=None)])
+    assert killed.uncounted == ()
+
+
 def test_stalls_are_billed_and_count(run) -> None:
     summary = run(steps=210, step_time_s=lambda rank, step: 1000.0 if step == 80 else 0.1)
     assert step_time_s(summary) == pytest.approx((1000 + 179 * 0.1) / 180)

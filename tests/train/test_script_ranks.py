@@ -1,4 +1,4 @@
-"""A script's ranks: what they agree on, and what is left of one that is killed."""
+"""A script's ranks: what they agree on, what is left of one that is killed, and ranks that record nothing."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +8,14 @@ import pytest
 import torch
 from scripts import record, run
 
+from fastlaunch.core.plan import RunState
+from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.records.records import read_record
+from fastlaunch_train.script.ending import Ending, complete_records
 from fastlaunch_train.script.ranks import KEPT_BEFORE_STOP, Agreed, Meeting
 from fastlaunch_train.script.recording import Recording
-from fastlaunch_train.script.settings import ScriptSettings, read_settings
+from fastlaunch_train.script.settings import ScriptSettings, header, read_settings
 
 STORES: dict[str, Callable[[Path], torch.distributed.Store]] = {
     "memory": lambda folder: torch.distributed.HashStore(),
@@ -92,3 +96,101 @@ def test_a_loop_that_was_left_is_on_the_disk(tmp_path: Path) -> None:
     found = record(tmp_path)
     assert found.end is not None and found.end.status == "completed"
     assert found.blocks[-1].last_step == found.steps[-1].step == 100
+
+
+@pytest.mark.parametrize(
+    ("method", "parent", "num_steps", "num_uncounted"),
+    [("fork", "", 20, 1), ("fork", "fl.stop_requested()", 0, 2), ("spawn", "", 20, 1)],
+)
+def test_processes_without_a_rank_of_their_own_are_told(
+    tmp_path: Path, method: str, parent: str, num_steps: int, num_uncounted: int
+) -> None:
+    body = f"""
+    import multiprocessing, time
+    import fastlaunch_train as fl
+
+    def work():
+        fl.step()
+        for _ in range(20):
+            time.sleep(0.001)
+            fl.step(num_samples=4)
+
+    if __name__ == "__main__":
+        {parent}
+        children = [multiprocessing.get_context("{method}").Process(target=work) for _ in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    assert found.end is not None and (found.end.status, found.end.num_steps) == ("completed", num_steps)
+    (uncounted,) = summarize([found]).uncounted
+    assert f"{num_uncounted} of train.py" in uncounted
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_ranks_that_record_nothing_have_the_end_of_their_command(tmp_path: Path, status: str) -> None:
+    own = header(settings(tmp_path, world_size=4, num_nodes=2), None, attempt=1)
+    for node in (0, 1):
+        ending = Ending(status=status, message=None if status == "completed" else "exit code 3", wall_s=3.0)
+        ranks = range(2 * node, 2 * node + 2)
+        complete_records(tmp_path, attempt=1, node=node, ranks=ranks, header=own, ending=ending)
+        for path in tmp_path.glob("rank-*"):  # each node has a folder of its own
+            path.rename(tmp_path / f"done-{path.name}")
+    records, problems = read_records(sorted(tmp_path.glob("done-*")))
+    summary, outcome = summarize(records), outcome_of(records)
+    assert (problems, [of.header["rank"] for of in records], summary.setup.num_gpus) == ([], [0, 1, 2, 3], 4)
+    if status == "completed":
+        assert (outcome.state, summary.problems, summary.uncounted) == (RunState.COMPLETED, (), ())
+        assert summary.figures.total_time_s == 3.0
+    else:
+        assert (outcome.state, outcome.reason) == (RunState.FAILED, "failed: exit code 3")
+
+
+def test_of_a_rank_that_records_alone_the_samples_are_counted_and_that_is_told(tmp_path: Path) -> None:
+    of_rank = settings(tmp_path, world_size=2, rank=1)
+    recording = Recording(of_rank)
+    for _ in range(31):
+        recording.step(8)
+    recording.finish()
+    # Its command knows no number of ranks.
+    own = header(replace(of_rank, world_size=1, rank=0), None, attempt=1)
+    ending = Ending(status="completed", message=None, wall_s=3.0)
+    complete_records(tmp_path, attempt=1, node=0, ranks=[0], header=own, ending=ending)
+    records, _ = read_records(sorted(tmp_path.glob("rank-*")))
+    summary = summarize(records)
+    assert (outcome_of(records).state, summary.problems) == (RunState.COMPLETED, ())
+    assert (summary.setup.num_gpus, summary.timing.samples_per_step, summary.num_steps) == (2, 8, 30)
+    assert len(summary.uncounted) == 1
+
+
+@pytest.mark.slow
+def test_ranks_with_other_numbers_of_batches_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    body = """
+    import time
+    import torch
+    import torch.distributed as dist
+    import fastlaunch_train as fl
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    for epoch in range(2):
+        with net.join():
+            for _ in fl.steps(range(40 if rank else 60), num_samples=8):
+                time.sleep(0.01)
+                net(torch.randn(8, 4)).sum().backward()
+    for _ in fl.steps(range(60 if rank else 40), num_samples=8):
+        time.sleep(0.01)
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+    code, output = run(tmp_path, body, "--nproc", "2")
+    assert code == 0, output
+    first, second = record(tmp_path, 0), record(tmp_path, 1)
+    assert (len(first.steps), len(second.steps)) == (160, 140)
+    summary = summarize([first, second])
+    assert (summary.problems, summary.timing.samples_per_step) == ((), 16)
+    assert len(summary.uncounted) == 1

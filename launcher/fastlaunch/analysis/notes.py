@@ -259,10 +259,16 @@ def run_notes(group: Group) -> Iterator[str]:
         yield note
     if only_from_cache(summaries):
         yield "compiled from a cache: a first run takes longer to compile"
+    yield from uncounted(summaries)
     for warning in summaries[0].warnings:
         # A warning of one run alone is shown with that run; checks are judged in words of their own.
         if all(warning in run.warnings for run in summaries) and not warning.startswith(FAILED_CHECK):
             yield warning
+
+
+def uncounted(summaries: Sequence[RunSummary]) -> Iterator[str]:
+    """Yield what is in none of the figures of some of a row's runs."""
+    yield from dict.fromkeys(text for summary in summaries for text in summary.uncounted)
 
 
 def _power_limits(group: Group) -> list[str]:

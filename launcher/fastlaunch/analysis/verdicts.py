@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds_to_settle
 from fastlaunch.analysis.looks import Looked, look_through
-from fastlaunch.analysis.notes import difference_notes, run_notes
+from fastlaunch.analysis.notes import difference_notes, run_notes, uncounted
 from fastlaunch.analysis.pooling import Group, are_comparable, run_times
 from fastlaunch.analysis.statistics import LEVEL, UNRESOLVED, Difference
 from fastlaunch.analysis.validity import Validity
@@ -166,7 +166,10 @@ def _judge(pair: _Pair) -> Verdict:
             *_of_validity(pair.row),
         ),
         comparable_as=TRAINING if pair.trains_alike else THROUGHPUT,
-        decisive=(*why[:1], *method) if kind != NO_INTERVAL else (),
+        decisive=(
+            *((*why[:1], *method) if kind != NO_INTERVAL else ()),
+            *uncounted(pair.row.group.summaries),
+        ),
         more_rounds=more,
     )
 
@@ -183,6 +186,7 @@ def _of_baseline(base: PricedGroup) -> Verdict:
         kind=NOT_RANKED if barred else BASELINE,
         reasons=(*barred, *why, *run_notes(base.group), *_of_validity(base)),
         comparable_as=TRAINING,
+        decisive=tuple(uncounted(base.group.summaries)),
     )
 
 

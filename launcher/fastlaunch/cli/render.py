@@ -375,6 +375,15 @@ def _why_not(runs: Sequence["Run"]) -> str:
     return next(filter(None, reasons), "no run has ended" if runs else "there are no runs")
 
 
+def _uncounted(runs: Sequence["Run"]) -> Mapping[str, Mapping[str, None]]:
+    """Return by recipe what is in none of the figures of its runs."""
+    texts: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for text in run.summary.uncounted if run.summary else ():
+            texts.setdefault(run.recipe, {})[text] = None
+    return texts
+
+
 def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None) -> None:
     """Print the runs and what they say; on stderr the end of a failed run's log and the next command.
 
@@ -392,6 +401,8 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
                 row["note"] = None
         print_run_rows(rows)
         print_text(sentence)
+        for name, texts in _uncounted(runs).items():
+            print_text(f"warning: {name}: {'; '.join(texts)}")
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
     failed = next((run for run in failures if run.directory), None)
     if failed is not None and failed.directory is not None:

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
-from fastlaunch_train.records.records import RankRecord
+from fastlaunch_train.records.records import SILENT, RankRecord
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
 #: Fields of a recipe that replace a workload's own, which headers hold beside its name.
@@ -92,6 +92,11 @@ def variant_of(header: Mapping[str, Any]) -> dict[str, str] | None:
     """Return a script's variant, text by name; None for what is no script."""
     script = header.get("script")
     return None if script is None else {str(name): str(text) for name, text in script["variant"].items()}
+
+
+def is_silent(record: RankRecord) -> bool:
+    """Whether a script's rank never called us: what started it wrote its record, and knows its end alone."""
+    return (record.header.get("script") or {}).get(SILENT) is True
 
 
 def recipe_schema(header: Mapping[str, Any]) -> int:

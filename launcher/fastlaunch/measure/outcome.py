@@ -7,7 +7,7 @@ from typing import Any
 
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec, Script
-from fastlaunch.measure.headers import resolved_record
+from fastlaunch.measure.headers import is_silent, resolved_record
 from fastlaunch_train.node.protocol import is_echo
 from fastlaunch_train.records.records import RankRecord, RecordError, read_record
 
@@ -45,16 +45,20 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
     ranks = _last_attempt(records)
     if not ranks:
         return _without_end("it ended before its first record", exit_code)
-    # The lowest rank decides, but one that only lost its peer gives way to one with a reason of its own.
-    ended = sorted((rank for rank in ranks if rank.end is not None), key=_is_echo)
+    # The lowest rank decides, but one that only lost its peer, or of which only the exit code is known, gives
+    # way to one with a reason of its own.
+    ended = sorted(
+        (rank for rank in ranks if rank.end is not None), key=lambda rank: (_is_echo(rank), is_silent(rank))
+    )
     by_status = {rank.end.status: rank for rank in reversed(ended) if rank.end is not None}
     missing = set(range(ranks[0].header["world_size"])) - {rank.header["rank"] for rank in ranks}
-    is_silent = bool(missing) or len(ended) < len(ranks)
+    is_one_lost = bool(missing) or len(ended) < len(ranks)
     for status, words in _FAILURES.items():
         # If all that failed had lost a peer, the silent rank tells more.
-        if status in by_status and not (is_silent and _is_echo(by_status[status])):
+        if status in by_status and not (is_one_lost and _is_echo(by_status[status])):
             rank = by_status[status]
-            where = f" on rank {rank.header['rank']}" if rank.header["world_size"] > 1 else ""
+            is_known = rank.header["world_size"] > 1 and not is_silent(rank)
+            where = f" on rank {rank.header['rank']}" if is_known else ""
             why = f": {_message(rank)}" if _message(rank) else ""
             return Outcome(state=RunState.FAILED, reason=f"{words}{where}{why}")
     for rank in ranks:

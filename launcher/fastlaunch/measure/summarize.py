@@ -21,6 +21,7 @@ from fastlaunch.measure.headers import (
     contradictions,
     fingerprint_of,
     host_ids,
+    is_silent,
     label_of,
     mixed_schemas,
     power_limit_of,
@@ -47,7 +48,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
 
     Timing is of the attempt with the most retained steps, status and loss of the last one. What makes the
     run unfit to compare (ranks missing or contradicting each other, a failure, too few steps) is said in
-    `problems`; what is only worth knowing (a stop before the end with enough steps) in `warnings`.
+    `problems`; what is only worth knowing (a stop before the end with enough steps) in `warnings`. A script's
+    ranks without steps are not timed, which `uncounted` says.
     """
     assert records
     attempts: dict[int, list[RankRecord]] = {}
@@ -58,23 +60,18 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     no_timing = ""
     for attempt, ranks in attempts.items():
         try:
-            timings[attempt] = time_attempt(ranks)
+            timings[attempt] = time_attempt(_recorded(ranks))
         except NoTiming as reason:
             no_timing = str(reason)
     longest = max(timings, key=lambda attempt: (timings[attempt].num_retained_steps, attempt), default=None)
     timing = None if longest is None else timings[longest]
-    timed = last if longest is None else attempts[longest]
+    attempted = last if longest is None else attempts[longest]
+    timed = _recorded(attempted)
 
     status = max((_status(record) for record in last), key=_STATUSES.index)
     problems = contradictions(attempts)
     warnings = [text for record in records for text in record.header["warnings"]]
     warnings += mixed_schemas(attempts)
-    warnings += [
-        f"only the first script of the command is recorded, and not {phase.detail}"
-        for record in records
-        for phase in record.phases
-        if phase.name == UNRECORDED_PHASE
-    ]
     # Without the compression, so that a record says the same after it was compressed.
     cut = [record.path.name.removesuffix(".xz").removesuffix(".gz") for record in records if record.truncated]
     warnings += [f"{name}: the last line is cut" for name in cut]
@@ -86,7 +83,12 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     ]
     if status != "completed":
         message = next(
-            (r.end.message for r in last if r.end and r.end.message and _status(r) == status), None
+            (
+                record.end.message
+                for record in sorted(last, key=is_silent)
+                if record.end and record.end.message and _status(record) == status
+            ),
+            None,
         )
         sentence = f"ended as {status}" + (f": {message}" if message else "")
         (warnings if status in _STOPPED and timing else problems).append(sentence)
@@ -108,7 +110,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     peaks = [end.peak_memory_gib for end in ends]
     if timing is None:
         # Of steps it is what their process allocated.
-        peaks += [line.memory_gib for record in timed for line in record.devices]
+        peaks += [line.memory_gib for record in attempted for line in record.devices]
     evals = evals_of(attempts)
     return RunSummary(
         setup=Setup(
@@ -131,7 +133,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         seed=header["seed"],
         status=status,
         num_steps=len({step.step for record in records for step in record.steps}),
-        timing=_with_devices(timing or Timing(), timed),
+        timing=_with_devices(timing or Timing(), attempted),
         startup=Startup(
             build_s=_phase_s(timed, "build"),
             compile_s=_phase_s(timed, "compile"),
@@ -152,7 +154,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         profile=profile_of(attempts),
         environment=Environment(
             service=service_of(header),
-            host_id=host_ids(timed),
+            host_id=host_ids(attempted),
             started_at=min(record.header["started_at"] for record in records),
             measured_on=datetime.fromisoformat(header["started_at"]).date().isoformat(),
             record_schema=header["schema"],
@@ -165,8 +167,42 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         ),
         figures=Figures(total_time_s=total_time_s),
         warnings=tuple(dict.fromkeys(warnings)),
+        uncounted=tuple(dict.fromkeys(_uncounted(attempted))),
         problems=tuple(problems),
     )
+
+
+def _recorded(ranks: Sequence[RankRecord]) -> Sequence[RankRecord]:
+    """Return the ranks of a script that recorded steps; all of them if none did, and of what is no script."""
+    if variant_of(ranks[0].header) is None:
+        return ranks
+    return [record for record in ranks if record.steps] or ranks
+
+
+def _uncounted(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """Yield what of a script's attempt is in none of the figures."""
+    for record in ranks:
+        for phase in record.phases:
+            if phase.name == UNRECORDED_PHASE:
+                yield (
+                    "only the first process that called fastlaunch is counted, and not the others: "
+                    f"{phase.detail}"
+                )
+    recorded = _recorded(ranks)
+    if len(recorded) < len(ranks):
+        names = ", ".join(str(record.header["rank"]) for record in recorded[:8])
+        more = " and more" if len(recorded) > 8 else ""
+        yield (
+            f"only rank{'s' if len(recorded) > 1 else ''} {names}{more} of {len(ranks)} recorded steps: "
+            "the samples are those counted there"
+        )
+    # Ranks that were killed had not all recorded as much.
+    numbers = {len(record.steps) for record in recorded if _status(record) == "completed"}
+    if len(numbers) > 1:
+        yield (
+            f"the ranks made {min(numbers):,} to {max(numbers):,} steps: only the first {min(numbers):,} "
+            "of each are counted"
+        )
 
 
 def _other_attempts(timings: Mapping[int, Timing], longest: int | None) -> Iterator[str]:

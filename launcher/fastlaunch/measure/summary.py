@@ -210,6 +210,7 @@ class RunSummary:
     environment: Environment = Environment()
     figures: Figures = Figures()
     warnings: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()  # what ran or stepped and is in none of the figures, in words
     problems: tuple[str, ...] = ()  # what makes the run unfit to compare, in words
 
     @property
@@ -257,6 +258,7 @@ _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
     "evals": lambda lines: tuple(Eval(**{"loss": None, **line}) for line in lines),
     "checks": lambda lines: tuple(Check(**line) for line in lines),
     "warnings": tuple,
+    "uncounted": tuple,
     "problems": tuple,
 }
 #: Keys that earlier versions wrote and that mean nothing any more.

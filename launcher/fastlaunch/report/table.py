@@ -286,7 +286,8 @@ def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     """
     notes = price_notes(rows)
     # These the baseline can have, too: they name no rows only if it has.
-    of_runs = {text for row in rows for run in row.runs for text in run.summary.warnings}
+    summaries = [run.summary for row in rows for run in row.runs]
+    of_runs = {text for of in summaries for text in (*of.warnings, *of.uncounted)}
     by_reason: dict[str, list[Row]] = {}
     for row in rows:
         for reason in row.verdict.reasons:

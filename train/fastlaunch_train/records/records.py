@@ -45,8 +45,10 @@ FROM_CACHE = "from the compiler's cache"
 FAILED_CHECK = "the recipe fails the check of"
 #: The phase that stands for the whole of a script without steps.
 SCRIPT_PHASE = "script"
-#: The phase whose detail names further scripts of the same command, of which nothing else is recorded.
+#: The phase whose detail counts further processes of the same command, of which nothing else is recorded.
 UNRECORDED_PHASE = "unrecorded"
+#: In the header's section `script`, true for a rank that never called us: what started it wrote its record.
+SILENT = "silent"
 #: The parts of the phase `build`, in their order, as its details.
 BUILD_MODEL, BUILD_CHECKS, BUILD_STEPS = "the model", "its conversion and checks", "what makes its steps"
 SPLITS = ("validation", "test")

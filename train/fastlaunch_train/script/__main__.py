@@ -77,12 +77,13 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         _say(f"error: {error}")
         return EXIT_DISK_FULL
-    # One record of this node, by its number, if no rank leaves any.
     nodes = [environment.get(name, "") for name in ("PET_NODE_RANK", "PET_NNODES")]
     node, num_nodes = (
         int(text) if text.isdigit() else default for text, default in zip(nodes, (0, 1), strict=True)
     )
-    settings = replace(settings, rank=node, world_size=num_nodes, num_nodes=num_nodes)
+    # As long as no rank says it: a command of one's own may start any number of them.
+    num_local = _num_ranks(options.nproc)
+    settings = replace(settings, rank=node * num_local, world_size=num_nodes * num_local, num_nodes=num_nodes)
     return Script(options, settings, restored=restored).run(command, environment)
 
 
@@ -232,11 +233,13 @@ class Script:
         attempt = settings.attempt or 1
         own = header(settings, None, attempt=attempt)
         own["machine"] |= gpu_facts()
+        num_local = settings.world_size // settings.num_nodes
         try:
             complete_records(
                 self._options.output,
                 attempt=attempt,
-                rank=settings.rank,
+                node=settings.rank // num_local,
+                ranks=range(settings.rank, settings.rank + num_local),
                 header=own,
                 ending=ending,
                 restored=self._restored,
@@ -287,6 +290,13 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
+
+
+def _num_ranks(nproc: str | None) -> int:
+    """Return how many ranks torchrun starts here; 1 without it."""
+    if nproc == "gpu":
+        return int(gpu_facts().get("num_devices", 1))
+    return int(nproc or 1)
 
 
 def _nproc(text: str) -> str:

@@ -1,5 +1,6 @@
 """What is added to a script's records once it has ended: what only the process that started it knows."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from fastlaunch_train.records.records import (
     SCRIPT_PHASE,
+    SILENT,
     UNRECORDED_PHASE,
     Device,
     End,
@@ -20,7 +22,7 @@ from fastlaunch_train.records.records import (
     record_path,
 )
 
-#: Where scripts that find the record of another in their place leave their names, a line each.
+#: Where processes that find the record of another in their place leave their script's name, a line each.
 _UNRECORDED = "unrecorded-scripts"
 
 
@@ -39,29 +41,23 @@ def complete_records(
     directory: Path,
     *,
     attempt: int,
-    rank: int,
+    node: int,
+    ranks: Sequence[int],
     header: Mapping[str, Any],
     ending: Ending,
     restored: Phase | None = None,
 ) -> None:
-    """Complete the records of an attempt's ranks in `directory`; write one, of `rank`, if there is none.
+    """Complete the records of an attempt's ranks in `directory`; write those of ranks that left none.
 
     A rank without an end gets one, and one that says `completed` is corrected if the script failed and no
-    other rank says why. The first record gets the wall time and the device samples. restored: what was done
-    before the script began.
+    other rank says why. The first record gets the wall time and the device samples.
+    ranks: that the command started on this node. header: for a rank that left no record, but for its number
+    and, where another rank says it, the world size. restored: what was done before the script began.
     """
     records = _read(directory, attempt)
     script = Phase(name=SCRIPT_PHASE, seconds=ending.wall_s, step=0)
     lines: list[Line] = [*filter(None, [restored, _unrecorded(directory)]), script, *ending.devices]
     end = End(status=ending.status, message=ending.message, num_steps=0, peak_memory_gib=None)
-    if not records:
-        writer = RecordWriter(record_path(directory, rank=rank, attempt=attempt))
-        writer.write_header(header)
-        for line in (*lines, end):
-            writer.add(line)
-        writer.flush()
-        writer.close()
-        return
     is_told = any(record.end and record.end.status != "completed" for record in records)
     for record in records:
         said = record.end
@@ -77,10 +73,23 @@ def complete_records(
                 peak_memory_gib=said.peak_memory_gib if said else None,
             ),
         )
+    if records:
+        world = {name: records[0].header[name] for name in ("world_size", "num_nodes")}
+        num_local = world["world_size"] // world["num_nodes"]
+        header, ranks = {**header, **world}, range(node * num_local, (node + 1) * num_local)
+    for rank in ranks:
+        path = record_path(directory, rank=rank, attempt=attempt)
+        if rank < header["world_size"] and not path.exists():
+            writer = RecordWriter(path)
+            writer.write_header({**header, "rank": rank, "script": {**header["script"], SILENT: True}})
+            for line in (*([] if records or rank != ranks[0] else lines), end):
+                writer.add(line)
+            writer.flush()
+            writer.close()
 
 
 def note_unrecorded(directory: Path, script: str) -> None:
-    """Note that a script is not recorded, as another one of the command is. Raises OSError."""
+    """Note that a process of `script` is not recorded, as another of the command is. Raises OSError."""
     with (directory / _UNRECORDED).open("a") as file:
         file.write(f"{script}\n")
 
@@ -89,11 +98,12 @@ def _unrecorded(directory: Path) -> Phase | None:
     """Return what `note_unrecorded` noted, and forget it."""
     path = directory / _UNRECORDED
     try:
-        names = dict.fromkeys(path.read_text(errors="replace").splitlines())
+        numbers = Counter(path.read_text(errors="replace").splitlines())
         path.unlink()
     except OSError:  # none, as a rule
         return None
-    return Phase(name=UNRECORDED_PHASE, seconds=0.0, step=0, detail=", ".join(names))
+    detail = ", ".join(f"{number} of {script}" for script, number in numbers.items())
+    return Phase(name=UNRECORDED_PHASE, seconds=0.0, step=0, detail=detail)
 
 
 def _read(directory: Path, attempt: int) -> list[RankRecord]:

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +25,8 @@ Batch = TypeVar("Batch")
 #: This process's; None outside of fastlaunch, and in a forked child.
 _recording: Recording | None = None
 _is_open = False
+#: In a forked child that has not called us yet: its parent's, which it is not recorded in.
+_of_parent: Recording | None = None
 
 
 def steps(loader: Iterable[Batch], num_samples: int | None = None, accumulate: int = 1) -> Iterable[Batch]:
@@ -101,10 +104,13 @@ def stop_requested() -> bool:
 
 def current() -> Recording | None:
     """Return this process's recording, begun at the first call; None outside of fastlaunch."""
-    global _recording, _is_open
+    global _recording, _is_open, _of_parent
     if not _is_open:
         _is_open = True
         _recording = _open()
+    if _of_parent is not None:
+        _note_unrecorded(_of_parent.records)
+        _of_parent = None
     return _recording
 
 
@@ -125,15 +131,23 @@ def _open() -> Recording | None:
         try:
             recording = Recording(settings)
         except FileExistsError:
-            note_unrecorded(settings.records, Path(sys.argv[0]).name)
-            log.warning("warning: this script is not recorded: another one of the same command is")
+            _note_unrecorded(settings.records)
+            log.warning("warning: this process is not recorded: another one of the same command and rank is")
             return None
     except (RecipeError, OSError) as error:
         log.warning("warning: this script is not recorded: %s", error)
         return None
     os.register_at_fork(after_in_child=_forget)
     atexit.register(_finish)
+    if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None:
+        # Its children that were forked end without atexit.
+        multiprocessing.Finalize(None, _finish, exitpriority=0)
     return recording
+
+
+def _note_unrecorded(records: Path) -> None:
+    with suppress(OSError):
+        note_unrecorded(records, Path(sys.argv[0]).name)
 
 
 def _finish() -> None:
@@ -142,10 +156,10 @@ def _finish() -> None:
 
 
 def _forget() -> None:
-    global _recording
+    global _recording, _of_parent
     if _recording is not None:
         _recording.abandon()
-        _recording = None
+        _recording, _of_parent = None, _recording
 
 
 class RecordedSteps(Generic[Batch]):
