@@ -202,11 +202,12 @@ def test_timing_is_of_the_longest_attempt_and_loss_of_the_last(tmp_path: Path) -
 
 def test_a_later_attempt_is_timed_when_it_is_longer(tmp_path: Path) -> None:
     write_run(tmp_path, attempt=1, steps=40, step_time_s=0.1, status="interrupted", header={"steps": 200})
-    phases = (Phase(name="build", seconds=1.0, step=0), Phase(name="compile", seconds=9.0, step=60))
-    write_run(tmp_path, attempt=2, first_step=41, steps=160, step_time_s=0.2, phases=phases)
+    phases = (Phase(name="build", seconds=1.0, step=0), Phase(name="compile", seconds=9.0, step=50))
+    graphs = {"steps_per_block": 5, "num_compiles": lambda step: 1 if step <= 50 else 2}
+    write_run(tmp_path, attempt=2, first_step=41, steps=160, step_time_s=0.2, phases=phases, **graphs)
     summary = summarize(read_all(tmp_path.iterdir()))
-    # The compile phase after step 60 is 20 steps into the second attempt.
-    assert summary.timing.num_retained_steps == 126 and step_time_s(summary) == pytest.approx(0.2)
+    # Steps 51 to 55, which compile, are 15 steps into the second attempt.
+    assert summary.timing.num_retained_steps == 131 and step_time_s(summary) == pytest.approx(0.2)
 
 
 def test_a_last_attempt_that_ended_before_its_first_step_costs_nothing(tmp_path: Path) -> None:

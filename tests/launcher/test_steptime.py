@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_records import read_all, step_time_s, write_run
 
+from fastlaunch.measure.steptime import COMPILED_LATE
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary, Startup
 from fastlaunch_train.records.records import Eval, Phase
@@ -45,27 +46,51 @@ def test_the_slowest_rank_counts_after_warm_up(run) -> None:
     assert step_time_s(summary) == pytest.approx(0.2)
 
 
-def test_everything_through_the_last_compile_is_cut(run) -> None:
-    # The block of steps 41 to 50 recompiled.
-    summary = run(steps=200, num_compiles=lambda step: 1 if step <= 40 else 2)
-    assert summary.timing.num_retained_steps == 135
+@pytest.mark.parametrize(
+    ("steps", "compiling", "num_retained", "is_noted"),
+    [
+        (200, {1, 2, 4}, 162, False),
+        (200, {1, 4, 7}, 171, True),  # ten steps in a row without one end the warm-up
+        (64, {1, 13}, 49, True),  # the shorter last batch of an epoch
+        (150, {1, 16}, 126, True),  # a new shape halfway
+        (200, set(range(1, 41)), 135, True),  # it never stops: a quarter
+        (24, {1, 2, 3}, 13, True),
+    ],
+)
+def test_compiles_before_ten_steps_without_one_in_the_first_quarter_are_warm_up(
+    run, steps: int, compiling: set[int], num_retained: int, is_noted: bool
+) -> None:
+    # compiling: blocks of five steps, from 1. Each compilation stalls the last step of its block.
+    def num_compiles(step: int) -> int:
+        return sum(5 * block < step + 5 for block in compiling)
+
+    def time_s(rank: int, step: int) -> float:
+        return 2.0 if step % 5 == 0 and step // 5 in compiling else 0.1
+
+    summary = run(steps=steps, steps_per_block=5, num_compiles=num_compiles, step_time_s=time_s)
+    assert summary.timing.num_retained_steps == num_retained
+    retained_s = [time_s(0, step) for step in range(steps - num_retained + 1, steps + 1)]
+    assert step_time_s(summary) == pytest.approx(sum(retained_s) / num_retained)
+    assert (COMPILED_LATE in summary.warnings) is is_noted
 
 
-def test_everything_through_allocator_growth_is_cut_and_shrinking_is_none(run) -> None:
-    summary = run(steps=200, reserved_gib=lambda step: {10: 5.0, 20: 8.0, 30: 7.0}.get(step, 7.0))
-    assert summary.timing.num_retained_steps == 162
+def test_allocator_growth_is_warm_up_likewise_and_shrinking_is_none(run) -> None:
+    held_gib = {5: 5.0, 10: 6.0, 15: 8.0, 20: 7.0, 80: 9.0}
+    summary = run(steps=200, steps_per_block=5, reserved_gib=lambda step: held_gib.get(step, 7.0))
+    assert (summary.timing.num_retained_steps, summary.warnings) == (167, ())
 
 
 def test_any_rank_may_set_the_warm_up(tmp_path: Path) -> None:
-    records = read_all(write_run(tmp_path, steps=100, world_size=2))
-    grown = [*records[1].blocks[:3], *(replace(block, num_compiles=1) for block in records[1].blocks[3:])]
-    assert summarize([records[0], replace(records[1], blocks=tuple(grown))]).timing.num_retained_steps == 54
+    records = read_all(write_run(tmp_path, steps=100, world_size=2, num_compiles=lambda step: 1))
+    grown = [*records[1].blocks[:1], *(replace(block, num_compiles=2) for block in records[1].blocks[1:])]
+    assert summarize([records[0], replace(records[1], blocks=tuple(grown))]).timing.num_retained_steps == 72
 
 
 def test_steps_before_a_compile_phase_are_cut(run) -> None:
-    phases = (Phase(name="compile", seconds=30.0, step=0), Phase(name="compile", seconds=12.0, step=25))
+    seconds = {0: 30.0, 8: 7.0, 16: 5.0}
+    phases = [Phase(name="compile", seconds=each, step=step) for step, each in seconds.items()]
     summary = run(steps=200, phases=phases)
-    assert summary.timing.num_retained_steps == 158
+    assert summary.timing.num_retained_steps == 166
     assert summary.startup == Startup(compile_s=42.0)
 
 

@@ -5,26 +5,31 @@ docs/method.md describes the rule:
 1.  A block's synchronised wall time is shared out over its steps in proportion to their device time, so a
     cut may fall inside a block and blocks still add up to what the clock said. Steps after the last block
     (a killed process) have no synchronised time and are left out.
-2.  Warm-up: everything through the last compile, graph capture or allocator growth, at least 10 steps; then
-    the first tenth of the rest. Nothing else is left out, whatever the outcome.
+2.  Warm-up: everything through the last compile, graph capture or allocator growth before 10 steps in a row
+    have none, at least 10 steps and otherwise at most a quarter; then the first tenth of the rest. Nothing
+    else is left out, whatever the outcome: what is compiled later is billed, and counts.
 3.  The headline is the mean wall time of the retained steps on the slowest rank, untrimmed: the bill is
     linear in it.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlaunch.measure.summary import Interval, Timing
-from fastlaunch_train.records.records import Eval, Phase, RankRecord
+from fastlaunch_train.records.records import Block, Eval, Phase, RankRecord
 
 Array: TypeAlias = NDArray[np.float64]
 
 MIN_WARMUP_STEPS = 10
 #: Steps that must be left after the first cut, so that a tenth of them is a step.
 MIN_TIMED_STEPS = 10
+#: Without it, a compilation in the last step would make all of a run its warm-up.
+MAX_WARMUP_SHARE = 0.25
+COMPILED_LATE = "it compiled after its warm-up, too: those steps are billed, and count"
 
 
 class NoTiming(ValueError):
@@ -35,7 +40,7 @@ class NoTiming(ValueError):
 def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
     """Return the timing of one attempt by its ranks' records. Raises NoTiming if it has too few steps."""
     num_steps = min(sum(block.last_step - block.first_step + 1 for block in rank.blocks) for rank in ranks)
-    first_cut = max(MIN_WARMUP_STEPS, *(steps_until_warm(rank) for rank in ranks))
+    first_cut = max(MIN_WARMUP_STEPS, _steps_until_warm(ranks, int(num_steps * MAX_WARMUP_SHARE)))
     if num_steps - first_cut < MIN_TIMED_STEPS:
         raise NoTiming(
             f"too few steps: {num_steps} were timed, the first {min(first_cut, num_steps)} are warm-up, "
@@ -119,18 +124,50 @@ def wall_times_s(rank: RankRecord) -> Array:
     return np.concatenate(shares) if shares else np.zeros(0)
 
 
-def steps_until_warm(rank: RankRecord) -> int:
-    """Return the steps of one rank through its last compile, graph capture or allocator growth.
+def compiled_late(ranks: Sequence[RankRecord], num_warmup_steps: int) -> bool:
+    """Return whether a rank compiled among the steps after the first `num_warmup_steps` of the attempt."""
+    return any(
+        block.last_step - rank.header["first_step"] >= num_warmup_steps
+        for rank in ranks
+        for block in _compiling_blocks(rank)
+    )
 
-    The count of compiled graphs starts at 0, so compiling in the first block counts; what the allocator
-    holds after the first block is where its growth is measured from.
+
+def _steps_until_warm(ranks: Sequence[RankRecord], most: int) -> int:
+    """Return the steps through the last compile, graph capture or allocator growth before MIN_WARMUP_STEPS
+    in a row have none on any rank; `most` where it may have been later.
+    """
+    warm = 0
+    for first, last in sorted(span for rank in ranks for span in _warmup_spans(rank)):
+        if first - warm > MIN_WARMUP_STEPS:
+            break
+        warm = max(warm, last)
+    return min(warm, most)
+
+
+def _warmup_spans(rank: RankRecord) -> Iterator[tuple[int, int]]:
+    """Yield first and last step, from 1 in each attempt, among which the rank compiled or allocated.
+
+    What the allocator holds after the first block is where its growth is measured from.
     """
     before_first: int = rank.header["first_step"] - 1
-    last = max((phase.step for phase in rank.phases if phase.name == "compile"), default=before_first)
-    num_compiles, reserved_gib = 0, float("inf")
+    compiled = [(phase.step, phase.step) for phase in rank.phases if phase.name == "compile"]
+    blocks = _compiling_blocks(rank)
+    reserved_gib = float("inf")
     for block in rank.blocks:
         now_reserved_gib = reserved_gib if block.reserved_gib is None else block.reserved_gib
-        if block.num_compiles > num_compiles or now_reserved_gib > reserved_gib:
-            last = max(last, block.last_step)
-        num_compiles, reserved_gib = block.num_compiles, now_reserved_gib
-    return max(0, last - before_first)
+        if now_reserved_gib > reserved_gib:
+            blocks.append(block)
+        reserved_gib = now_reserved_gib
+    for first, last in compiled + [(block.first_step, block.last_step) for block in blocks]:
+        yield first - before_first, last - before_first
+
+
+def _compiling_blocks(rank: RankRecord) -> list[Block]:
+    """Return the blocks in which the count of compiled graphs, 0 at first, has risen."""
+    counts = [0, *(block.num_compiles for block in rank.blocks)]
+    return [
+        block
+        for block, (before, after) in zip(rank.blocks, itertools.pairwise(counts), strict=True)
+        if after > before
+    ]

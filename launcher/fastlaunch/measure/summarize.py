@@ -30,7 +30,7 @@ from fastlaunch.measure.headers import (
     service_of,
     variant_of,
 )
-from fastlaunch.measure.steptime import NoTiming, time_attempt
+from fastlaunch.measure.steptime import COMPILED_LATE, NoTiming, compiled_late, time_attempt
 from fastlaunch.measure.summary import Environment, Figures, Quality, RunSummary, Setup, Startup, Timing
 from fastlaunch_train.records.records import FROM_CACHE, UNRECORDED_PHASE, RankRecord
 
@@ -92,6 +92,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         )
         sentence = f"ended as {status}" + (f": {message}" if message else "")
         (warnings if status in _STOPPED and timing else problems).append(sentence)
+    if timing and compiled_late(timed, timing.num_warmup_steps or 0):
+        warnings.append(COMPILED_LATE)
     if timing and timing.late and abs(timing.late) > DRIFT_WORTH_TELLING:
         warnings.append(f"the last half of the steps took {math.expm1(timing.late):+.1%} against all of them")
     warnings += _other_attempts(timings, longest)
