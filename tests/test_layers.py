@@ -185,6 +185,43 @@ def test_no_module_imports_itself_through_others() -> None:
     sorter.prepare()  # raises CycleError, which names the circle
 
 
+#: What gives a day or a time of this machine's zone. Days are those of UTC: `core.units.utc_day`.
+LOCAL_TIME = {
+    **dict.fromkeys(("today", "date", "utcnow", "localtime", "ctime"), 0),
+    **{"now": 0, "fromtimestamp": 1, "utcfromtimestamp": 1},
+}
+
+
+def local_times(tree: ast.AST) -> list[int]:
+    """Lines of calls by a method of that name, with as many arguments as take no zone."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and LOCAL_TIME.get(node.func.attr) == len(node.args) + len(node.keywords)
+        # A clock that is passed in has a zone.
+        and not (node.func.attr == "now" and "datetime" not in ast.unparse(node.func.value))
+    ]
+
+
+def test_no_module_takes_the_day_of_its_zone() -> None:
+    found = {
+        name: lines
+        for name, file in module_files().items()
+        if (lines := local_times(ast.parse(file.read_text(encoding="utf-8"))))
+    }
+    assert set(found) == {"fastlaunch.core.units"}
+    for text in (
+        "datetime.date.today()",
+        "datetime.now()",
+        "context.now().date()",
+        "datetime.fromtimestamp(0)",
+    ):
+        assert local_times(ast.parse(text)), text
+    assert not local_times(ast.parse("context.now(), datetime.now(UTC), datetime.fromtimestamp(0, tz=UTC)"))
+
+
 def test_a_room_holds_a_door_sign_and_nothing_else() -> None:
     for module, path in MODULES.items():
         # The packages themselves export the public names.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_records import write_run
-from fake_summaries import PLAIN, changed
+from fake_summaries import PLAIN, TODAY, changed
 
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.demo import compared_measurements, of_one_gpu
@@ -57,7 +57,7 @@ def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:
     summaries = read_summaries(tmp_path / "summaries.json")
     assert list(summaries.values()) == expected
 
-    rows = compared_measurements(summaries, load_catalogue()).rows
+    rows = compared_measurements(summaries, load_catalogue(), TODAY).rows
     for row in rows:
         assert row.price is not None and row.price.hypothetical == "1/8 of p5en.48xlarge"
     assert rows[1].verdict.speed_ratio is not None

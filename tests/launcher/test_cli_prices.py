@@ -3,10 +3,13 @@
 import csv
 import io
 import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
+from fastlaunch.api.context import default_context
 from fastlaunch.cli.main import run
 
 P5 = ("--instance", "p5.48xlarge", "--service", "ec2", "--as-of", "2026-11-21")
@@ -57,9 +60,39 @@ def test_a_price_in_json_in_csv_and_in_a_table(capsys: pytest.CaptureFixture[str
 
 def test_all_gives_the_history(capsys: pytest.CaptureFixture[str]) -> None:
     history = [(row["as_of"], row["usd_per_hour"]) for row in rows(capsys, *P5, "--all")]
-    assert history == [("2023-08-08", 98.32), ("2025-06-23", 55.04), ("2026-07-20", 55.04)]
+    assert history == [("2023-07-31", 98.32), ("2025-06-05", 55.04), ("2026-07-20", 55.04)]
     before = rows(capsys, *P5[:4], "--as-of", "2023-11-15", "--all")
     assert [row["usd_per_hour"] for row in before] == [98.32]
+
+
+def test_days_are_those_of_utc_by_the_clock_that_is_passed_in(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    west = timezone(timedelta(hours=-12))
+    context = replace(default_context(), now=lambda: datetime(2026, 12, 1, 23, 30, tzinfo=west))
+    prices = tmp_path / "own.yaml"
+    prices.write_text(
+        "schema: 1\nprices: [{instance: p5.48xlarge, service: ec2, regions: [us-east-1], usd_per_hour: 11.11,"
+        " as_of: 2026-12-02, source: own}]\n",
+        encoding="utf-8",
+    )
+    figures = tmp_path / "own.csv"
+    figures.write_text(
+        "workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source\n"
+        "vit-huge,p5.48xlarge,1,bf16,64,8,0.199,,own\n",
+        encoding="utf-8",
+    )
+    assert run(["runs", "import", str(figures)], context) == 0
+    for argv, table in (
+        (("prices", *P5[:4]), "prices"),
+        (("compare",), "rows"),
+        (("report", "--format", "json", "--measured-only"), "rows"),
+    ):
+        capsys.readouterr()
+        output = [] if argv[0] == "report" else ["--output", "json"]
+        assert run([*argv, *output, "--prices", str(prices)], context) == 0
+        (found,) = json.loads(capsys.readouterr().out)[table]
+        assert found.get("price", found)["usd_per_hour"] == 11.11
 
 
 def test_region_and_price_file_are_the_options_else_the_config_files(
@@ -83,7 +116,7 @@ def test_region_and_price_file_are_the_options_else_the_config_files(
         (["--as-of", "2023-13-01"], "--as-of"),
         (["--region", "mars"], "eu-west-1, us-east-1"),
         (["--instance", "p5e.48xlarge"], "spot or capacity-block"),
-        (["--instance", "p5.48xlarge", "--as-of", "2020-01-01"], "2023-08-08"),
+        (["--instance", "p5.48xlarge", "--as-of", "2020-01-01"], "2023-07-31"),
         (["--prices", "/does/not/exist.yaml"], "/does/not/exist.yaml"),
     ],
 )

@@ -1,6 +1,5 @@
 """Of whom, where and how a run's machine was rented: it is priced by that, and repeated there."""
 
-import datetime
 import json
 import re
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_records import write_run
-from fake_summaries import compared, evaluated, price_of
+from fake_summaries import TODAY, compared, evaluated, price_of
 
 from fastlaunch.analysis.compare import MeasuredRun
 from fastlaunch.catalog.load import load_catalogue
@@ -34,7 +33,7 @@ BILLED = replace(price_of(31.5), service="sagemaker", region="us-west-2", purcha
 
 
 def listed(service: str) -> float:
-    return load_catalogue().price("p5.48xlarge", service=service, on=datetime.date.today()).usd_per_hour
+    return load_catalogue().price("p5.48xlarge", service=service, on=TODAY).usd_per_hour
 
 
 def row(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[dict[str, Any], str]:

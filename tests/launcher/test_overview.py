@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_summaries import CATALOGUE, by_recipe, compared, runs
+from fake_summaries import CATALOGUE, TODAY, by_recipe, compared, runs
 
 from fastlaunch.analysis.best import best_of
 from fastlaunch.analysis.compare import MeasuredRun
@@ -57,7 +57,7 @@ def test_what_no_figure_counts_is_said_under_the_table() -> None:
 
 def test_a_note_names_a_few_of_many_rows_and_none_if_it_is_of_all_that_are_ranked() -> None:
     gelu = {run_id: each for run_id, each in shipped_summaries().items() if each.setup.workload == "gelu"}
-    lines = as_overview(compared_measurements(gelu, CATALOGUE), width=200).splitlines()
+    lines = as_overview(compared_measurements(gelu, CATALOGUE, TODAY), width=200).splitlines()
     names = [line.partition(": ")[0] for line in lines if line.startswith("* ")]
     assert any(name.startswith("* the baseline's runs vary") for name in names)
     assert "* compile precision=fp32, library precision=fp32 and 2 more" in names

@@ -21,6 +21,7 @@ from test_rounds import settled_after
 from fastlaunch.analysis.compare import compare
 from fastlaunch.analysis.cost import PriceRequest
 from fastlaunch.api.comparison import measured_run
+from fastlaunch.api.context import AppContext
 from fastlaunch.api.sweep_plan import SweepPlan
 from fastlaunch.api.until_best import best_rows, until_best
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
@@ -391,8 +392,12 @@ def plan_of_matrix() -> SweepPlan:
     )
 
 
+def context_of(world: World) -> AppContext:
+    return AppContext(settings=world.settings, backends={})
+
+
 def sweep_until_best(world: World, id: str) -> None:
-    decides = until_best(plan_of_matrix(), world.settings, catalogue())
+    decides = until_best(plan_of_matrix(), context_of(world), catalogue())
     parts = [part(name, *recipes, options=ROUNDS) for name, recipes in MATRIX.items()]
     carry_out(world, *parts, id=id, until_best=decides)
 
@@ -402,7 +407,7 @@ def check_best(world: World, id: str) -> list[tuple[str, str, int, RunState]]:
     runs = [run for of in sweep_runs(world.ledger, id).values() for run in of]
     assert len(runs) == 5 * MOST
     assert all(run.state is RunState.COMPLETED or run.is_unneeded for run in runs)
-    ((best, *_),) = best_rows(runs, plan_of_matrix(), world.settings, catalogue())
+    ((best, *_),) = best_rows(runs, plan_of_matrix(), context_of(world), catalogue())
     assert best.setup.instance == P4D
     return [each for each in cells(world, id) if each[-1] is RunState.COMPLETED]
 

@@ -14,7 +14,7 @@ from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue, age_note, check_age
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import by_reason, parse_duration_s
+from fastlaunch.core.units import by_reason, parse_duration_s, utc_day
 from fastlaunch.images.working_directory import WorkingDirectory, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
@@ -114,7 +114,7 @@ def resolve_offline(context: AppContext, request: CloudRequest, catalogue: Catal
         settings=context.settings,
         catalogue=catalogue,
         now=now,
-        base=_base_image(request, now.date(), catalogue),
+        base=_base_image(request, utc_day(now), catalogue),
         # Only git can say, and a dry run does not run it. Of a script it says nothing.
         commit="<commit>" if context.find_commit and not request.scripts else None,
         is_script=bool(request.scripts),
@@ -123,7 +123,7 @@ def resolve_offline(context: AppContext, request: CloudRequest, catalogue: Catal
     check_plans(request, resolution.placements)
     if (max_age := context.settings.max_price_age) is not None:
         max_age_s = parse_duration_s(max_age)
-        check_age(price_dates(resolution), now.date(), datetime.timedelta(seconds=max_age_s))
+        check_age(price_dates(resolution), utc_day(now), datetime.timedelta(seconds=max_age_s))
     return resolution
 
 
@@ -169,7 +169,7 @@ def _dry_run(
         sites=resolution.placements,
         skipped=resolution.skipped,
         ceiling=ceiling,
-        old_prices=age_note(price_dates(resolution), context.now().date()),
+        old_prices=age_note(price_dates(resolution), context.today),
         expected=expected_at(context, jobs, site, catalogue),
         cloud=request.cloud,
         lacks_scheduler=site.backend == "ec2" and request.cloud.account_timer and not is_named,
@@ -287,7 +287,7 @@ def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
         detach=prepared.request.cloud.detach,
         account_timer=prepared.request.cloud.account_timer,
         adds_to=prepared.request.options.add_to,
-        verdicts=looks_of(context.settings, prepared.request.options),
+        verdicts=looks_of(context, prepared.request.options),
     )
 
 

@@ -74,7 +74,7 @@ def compare(
         share = parse_share(price_share) if isinstance(price_share, str) else price_share
         charged = (replace(charged[0], share=share),)
     request = PriceRequest(
-        today=datetime.date.today(),
+        today=context.today,
         as_of=parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of,
         price_as=charged,
         usd_per_hour=usd_per_hour,
@@ -86,13 +86,14 @@ def compare(
 
 
 def compare_at_own_prices(
-    settings: "Settings", runs: "Sequence[Run]", baseline: str | None = None
+    context: "AppContext", runs: "Sequence[Run]", baseline: str | None = None
 ) -> Comparison:
     """Return the runs compared at their own prices. Raises UserError if nothing was measured."""
     from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.catalog.load import load_catalogue
 
-    request = PriceRequest(today=datetime.date.today(), region=settings.region)
+    settings = context.settings
+    request = PriceRequest(today=context.today, region=settings.region)
     return compared(runs, request, load_catalogue(*settings.price_files()), baseline)
 
 
@@ -152,7 +153,7 @@ def _stored_runs(context: AppContext, selectors: Sequence[str], *, every_run: bo
     return runs
 
 
-def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None":
+def looks_of(context: "AppContext", options: "SubmitOptions") -> "Verdicts | None":
     """Return what judges a submission's rows after each round; None if all its rounds are run."""
     if not options.until_resolved:
         return None
@@ -164,6 +165,8 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.rounds import RowVerdict
 
+    settings = context.settings
+
     def verdicts(runs: "Sequence[Run]") -> dict[str, RowVerdict]:
         if options.add_to:
             with open_ledger(settings) as ledger:
@@ -171,7 +174,7 @@ def looks_of(settings: "Settings", options: "SubmitOptions") -> "Verdicts | None
         comparison = compare_runs(
             [measured for run in runs if (measured := measured_run(run, settings.region))],
             catalogue=load_catalogue(*settings.price_files()),
-            prices=PriceRequest(today=datetime.date.today(), region=settings.region),
+            prices=PriceRequest(today=context.today, region=settings.region),
         )
         judged = [(row, row.verdict.in_batch or row.verdict) for row in comparison.rows]
         return {

@@ -64,7 +64,7 @@ def containers(
         code=stored,
         # Nothing is billed.
         usd_per_hour=0.0,
-        price_as_of=context.now().date().isoformat(),
+        price_as_of=context.today.isoformat(),
         volume_gib=1,
     )
     backend = RehearsalBackend(
@@ -104,7 +104,7 @@ def _image_and_code(
     from fastlaunch.images.code_bundle import make_bundle
     from fastlaunch.images.wheels import wheel_folder
 
-    base = find_base_image(base_image, flavour="ec2", today=context.now().date())
+    base = find_base_image(base_image, flavour="ec2", today=context.today)
     bundle = make_bundle(
         base, user_file=user_file, commit=context.commit, wheels=wheel_folder(context.settings)
     )

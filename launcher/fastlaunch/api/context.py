@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
@@ -23,7 +23,7 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.terminal import report_line
-from fastlaunch.core.units import is_region
+from fastlaunch.core.units import is_region, utc_day
 from fastlaunch.jobs.machine import Machine, this_machine
 
 if TYPE_CHECKING:
@@ -60,6 +60,11 @@ class AppContext:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     #: What was reported once, and is not reported again.
     told: set[str] = field(default_factory=set)
+
+    @property
+    def today(self) -> date:
+        """The day by UTC."""
+        return utc_day(self.now())
 
     @cached_property
     def machine(self) -> Machine:

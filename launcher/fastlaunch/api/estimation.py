@@ -13,7 +13,7 @@ from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import parse_count, parse_date
+from fastlaunch.core.units import parse_count, parse_date, utc_day
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
@@ -165,7 +165,7 @@ def estimate(
     from fastlaunch.catalog.load import load_catalogue
 
     context = context or default_context()
-    settings, today = context.settings, context.now().date()
+    settings, today = context.settings, context.today
     length = Length(
         samples=parse_count(samples) if isinstance(samples, str) else samples,
         epochs=epochs,
@@ -359,12 +359,12 @@ def _price(
             **offer._asdict(),
             instance=instance,
             usd_per_hour=usd_per_hour,
-            as_of=now.date(),
+            as_of=utc_day(now),
             source="--usd-per-hour",
             basis="given",
         )
         return given, None
-    day = as_of or now.date()
+    day = as_of or utc_day(now)
     price = catalogue.find_price(instance, **offer._asdict(), on=day)
     if purchase == "on-demand" or price is not None:
         price = price or catalogue.price(instance, **offer._asdict(), on=day)
@@ -404,7 +404,7 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
     from fastlaunch.analysis.similar import rate_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    request = PriceRequest(today=context.now().date(), region=context.settings.region)
+    request = PriceRequest(today=context.today, region=context.settings.region)
     found = [
         (name, compare_runs.compare(runs, catalogue=catalogue, prices=request))
         for name, runs in _sources(context, workload)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Prices, Runs
 from fastlaunch.core.errors import CloudRefused, UnknownName, UserError
-from fastlaunch.core.units import parse_date
+from fastlaunch.core.units import parse_date, utc_day
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue, Price
@@ -56,7 +56,7 @@ def prices(
 
     context = context or default_context()
     settings = context.settings
-    day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or context.now().date()
+    day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or context.today
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     instances = _matching(catalogue, instance)
     where = region or context.own_region()
@@ -140,7 +140,7 @@ def price_ages(*, context: AppContext | None = None) -> list[PriceAge]:
     settings, now = context.settings, context.now()
     dates: dict[tuple[str, str], dict[str, datetime.datetime]] = {}
     for price in sorted(load_catalogue(*settings.price_files()).prices, key=lambda price: price.as_of):
-        if price.as_of <= now.date():
+        if price.as_of <= utc_day(now):
             day = datetime.datetime.combine(price.as_of, datetime.time(), now.tzinfo)
             offer = f"{price.instance} {price.purchase}"
             dates.setdefault((price.service, price.region), {})[offer] = day
@@ -156,7 +156,7 @@ def price_ages(*, context: AppContext | None = None) -> list[PriceAge]:
                 service=service,
                 region=region,
                 num_prices=len(given),
-                oldest=oldest.date().isoformat() if is_listed else oldest.isoformat(timespec="minutes"),
+                oldest=utc_day(oldest).isoformat() if is_listed else oldest.isoformat(timespec="minutes"),
                 age_hours=round(age / datetime.timedelta(hours=1), 1),
                 is_old=age >= limit if is_listed else age > limit,
             )
@@ -205,7 +205,7 @@ def offers(
     from fastlaunch.catalog.updates import MARKET_PRICES, interruption, read_market
 
     context = context or default_context()
-    settings, today = context.settings, context.now().date()
+    settings, today = context.settings, context.today
     catalogue = load_catalogue(*settings.price_files())
     name, _, count = (gpu or "").partition(":")
     # `A100` is each of its sizes, and `L4` is no L40S.

@@ -28,7 +28,7 @@ from fastlaunch.core.errors import BadFile, CloudRefused, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.locks import held
 from fastlaunch.core.settings import UPDATED_PRICES
-from fastlaunch.core.units import is_region
+from fastlaunch.core.units import is_region, utc_day
 
 #: Over which spot's median and 90th percentile are taken.
 SPOT_DAYS = 7
@@ -90,7 +90,7 @@ def _update(context: AppContext, regions: Sequence[str]) -> PriceUpdate:
         for region in regions:
             for service in SERVICES:
                 shown.begin(f"{service} in {region}")
-                listed += _on_demand(context.aws, known, service, region, now.date(), update)
+                listed += _on_demand(context.aws, known, service, region, utc_day(now), update)
             for purchase, look in (("spot", _spot), ("capacity-block", _blocks)):
                 shown.begin(f"{purchase} in {region}")
                 ask = partial(look, context.aws, known, region, now)

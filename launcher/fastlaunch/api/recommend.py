@@ -106,7 +106,7 @@ def recommend(
     from fastlaunch.catalog.load import load_catalogue
 
     context = context or default_context()
-    settings, today = context.settings, context.now().date()
+    settings, today = context.settings, context.today
     number = parse_count(samples) if isinstance(samples, str) else samples
     if not _is_number(number) or number <= 0:
         raise UserError(f"{number} samples are no job", "give more than 0, such as --samples 100M")
@@ -348,7 +348,7 @@ def _purchases(
     from fastlaunch.api.listing import MAX_MARKET_AGE
     from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
 
-    settings, today = context.settings, context.now().date()
+    settings, today = context.settings, context.today
     day = as_of or today
     # Of a day in the past no market price is known.
     market = read_market(settings.home / MARKET_PRICES) if day == today else []

@@ -218,7 +218,7 @@ def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], options
         submission = Submission(
             jobs_at=lambda _: tuple(jobs),
             adds_to=options.add_to,
-            verdicts=looks_of(context.settings, options),
+            verdicts=looks_of(context, options),
         )
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *context.argv]))
     return Submitted(runs=Runs(runs), is_stopped=bool(launcher.stop.by))

@@ -219,7 +219,7 @@ def _carry_out(
             max_cost_usd=plan.max_cost_usd,
             num_parallel=num_parallel,
             open_beside=partial(_open_beside, context, launcher.stop) if num_parallel > 1 else None,
-            until_best=until_best(plan, context.settings, load_catalogue(*context.settings.price_files()))
+            until_best=until_best(plan, context, load_catalogue(*context.settings.price_files()))
             if given.get("until_best")
             else None,
             left_out=refused,
@@ -262,10 +262,10 @@ def _result(context: AppContext, carried_out: "Sweep", launcher: "Launcher", pla
     with context.advice.guard("the comparison"):
         is_measured = any(run.summary and duration_s(run.summary) is not None for run in runs)
         if carried_out.until_best and is_measured:
-            best = best_rows(runs, plan, context.settings, load_catalogue(*context.settings.price_files()))
+            best = best_rows(runs, plan, context, load_catalogue(*context.settings.price_files()))
         baseline = best[0][0].run_ids[0] if best else None
         if is_measured:
-            comparison = compare_at_own_prices(context.settings, runs, baseline)
+            comparison = compare_at_own_prices(context, runs, baseline)
     with context.advice.guard("what stopping early saved"):
         early = saved(launcher.ledger, runs)
     return Swept(

@@ -84,7 +84,7 @@ def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
 
         def found(batch_size: int | None) -> Submission:
             specs = build(with_batch(own, batch_size)).specs
-            return Submission(jobs_at=lambda _: specs, verdicts=looks_of(context.settings, own))
+            return Submission(jobs_at=lambda _: specs, verdicts=looks_of(context, own))
 
         def searched(_: int | None) -> Submission:
             first = build(search_options(own)).specs[:1]
@@ -120,7 +120,7 @@ def plan_on_aws(
         for name, request in requests.items()
         if name in types
     }
-    old = age_note(chain(*map(price_dates, resolutions.values())), context.now().date())
+    old = age_note(chain(*map(price_dates, resolutions.values())), context.today)
     if max_cost_usd is not None:
         first_usd = sum(ceiling.usd for name, ceiling in ceilings.items() if is_batch_search(name))
         least_usd = first_usd + min(ceilings[name].usd for name in ceilings if not is_batch_search(name))
@@ -184,7 +184,7 @@ def _parts_on_aws(
                 max_minutes=request.cloud.max_minutes,
                 max_replacements=request.cloud.max_replacements,
                 account_timer=request.cloud.account_timer,
-                verdicts=looks_of(context.settings, request.options),
+                verdicts=looks_of(context, request.options),
             )
         own = with_batch(request.options, batch_size)
         request = build_cloud_request(own, request.cloud, catalogue=catalogue)

@@ -1,15 +1,14 @@
 """`sweep --until-best`: a sweep's cells as `analysis.elimination` takes them, by its plan and the ledger."""
 
-import datetime
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.comparison import measured_run
+from fastlaunch.api.context import AppContext
 from fastlaunch.catalog.gpus import identify
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.options import ML
 from fastlaunch.jobs.spec import JobSpec
 
@@ -21,20 +20,20 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.sweep import UntilBest
 
 
-def until_best(plan: "SweepPlan", settings: Settings, catalogue: Catalogue) -> "UntilBest":
+def until_best(plan: "SweepPlan", context: AppContext, catalogue: Catalogue) -> "UntilBest":
     """Return what leaves out runs of the sweep, and says which part to start next."""
     from fastlaunch.analysis.elimination import eliminate, next_places, predict_cells
     from fastlaunch.lifecycle.sweep import UntilBest
 
     def elimination(runs: Sequence["Run"]) -> dict[str, str]:
-        cells = SweptCells(runs, settings, catalogue)
+        cells = SweptCells(runs, context, catalogue)
         unneeded = eliminate(predict_cells(cells.cells), max_rounds(plan)).unneeded
         return {id: why for at, why in unneeded.items() for id in cells.run_ids[at]}
 
     def next_part(runs: Sequence["Run"], names: Sequence[str]) -> str:
         if names[0] not in plan.ceilings:
             return names[0]
-        cells = SweptCells(runs, settings, catalogue)
+        cells = SweptCells(runs, context, catalogue)
         waiting = [cell for name in names for cell in cells.on(name, plan)]
         predicted = predict_cells([*cells.cells, *waiting])[len(cells.cells) :]
         return str(next_places(predicted)[0])
@@ -43,12 +42,12 @@ def until_best(plan: "SweepPlan", settings: Settings, catalogue: Catalogue) -> "
 
 
 def best_rows(
-    runs: Sequence["Run"], plan: "SweepPlan", settings: Settings, catalogue: Catalogue
+    runs: Sequence["Run"], plan: "SweepPlan", context: AppContext, catalogue: Catalogue
 ) -> list[list["Row"]]:
     """Return for each global batch the rows that may be best, the one that is by its figures first."""
     from fastlaunch.analysis.elimination import eliminate
 
-    cells = SweptCells(runs, settings, catalogue)
+    cells = SweptCells(runs, context, catalogue)
     found = eliminate(cells.cells, max_rounds(plan))
     return [
         [
@@ -68,19 +67,19 @@ def max_rounds(plan: "SweepPlan") -> int:
 class SweptCells:
     """The cells that have runs in the ledger, made or planned, as elimination takes them."""
 
-    def __init__(self, runs: Sequence["Run"], settings: Settings, catalogue: Catalogue) -> None:
+    def __init__(self, runs: Sequence["Run"], context: AppContext, catalogue: Catalogue) -> None:
         from fastlaunch.analysis.compare import PriceRequest, compare
 
-        self._catalogue, self._today, self._region = catalogue, datetime.date.today(), settings.region
+        self._catalogue, self._today, self._region = catalogue, context.today, context.settings.region
         by_spec: dict[JobSpec, list[Run]] = {}
         for run in runs:
             by_spec.setdefault(JobSpec.from_json(run.spec or {}).without_seed, []).append(run)
         #: Of each cell, as are `rows` and `cells`.
         self.run_ids = [[run.id for run in of] for of in by_spec.values()]
         comparison = compare(
-            [each for run in runs if (each := measured_run(run, settings.region))],
+            [each for run in runs if (each := measured_run(run, context.settings.region))],
             catalogue=catalogue,
-            prices=PriceRequest(today=self._today, region=settings.region),
+            prices=PriceRequest(today=self._today, region=context.settings.region),
         )
         rows = {id: row for row in comparison.rows if row.group.log_times for id in row.run_ids}
         #: None of one that measured nothing yet.

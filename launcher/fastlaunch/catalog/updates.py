@@ -16,6 +16,7 @@ from fastlaunch.catalog.load import check_schema
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import replace_file
+from fastlaunch.core.units import utc_day
 from fastlaunch.core.yaml_file import YamlFile
 
 MARKET_PRICES = "market.yaml"
@@ -60,7 +61,7 @@ class MarketPrice:
             region=self.region,
             purchase=self.purchase,
             usd_per_hour=self.median_usd_per_hour or self.usd_per_hour,
-            as_of=self.given_at.date(),
+            as_of=utc_day(self.given_at),
             source=f"{'median' if self.median_usd_per_hour else 'offered'} in {self.zone}, {self.at}",
         )
 

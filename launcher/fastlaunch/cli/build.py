@@ -130,14 +130,14 @@ def build(
     if ort and (base or extras or flavour != "ec2"):
         raise UserError("--ort is an image of its own", "leave out --base, --flavour and --with")
     options = BuildOptions(
-        base=None if ort else find_base_image(base, flavour=flavour, today=context.now().date()),
+        base=None if ort else find_base_image(base, flavour=flavour, today=context.today),
         extras=packages_of([name for given in extras for name in split_names(given)]),
         push=push,
         region=where,
         repository=name,
         yes=yes,
     )
-    for doubt in options.base.doubts(context.now().date()) if options.base else ():
+    for doubt in options.base.doubts(context.today) if options.base else ():
         _report(f"warning: {doubt}")
     click.echo(_dry_run(context, options) if dry_run else _build(context, options))
 

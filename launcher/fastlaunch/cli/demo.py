@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, output_width, print_coloured
 from fastlaunch.measure.published import SUMMARIES, shipped_summaries
 
@@ -56,7 +57,7 @@ def demo(folder: Path | None, in_full: bool) -> None:
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.report.overview import VERDICT_COLOURS
 
-    catalogue, today = load_catalogue(), datetime.date.today()
+    catalogue, today = load_catalogue(), app_context(config_may_lack=True).today
     then, now = published(catalogue, THEN), published(catalogue, today)
     measured = compared_measurements(of_one_gpu(shipped_summaries()), catalogue, today)
     text = _in_full(then, now, measured) if in_full else _in_short(then, now, measured)
@@ -149,7 +150,7 @@ def what_changed(then: "Comparison", now: "Comparison") -> str:
 
 
 def compared_measurements(
-    summaries: "Mapping[str, RunSummary]", catalogue: "Catalogue", today: datetime.date | None = None
+    summaries: "Mapping[str, RunSummary]", catalogue: "Catalogue", today: datetime.date
 ) -> "Comparison":
     """Compare measurements of one H200, by run id, charged as an eighth of an instance."""
     from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
@@ -158,9 +159,7 @@ def compared_measurements(
     return compare(
         [MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
         catalogue=catalogue,
-        prices=PriceRequest(
-            today=today or datetime.date.today(), price_as=(ChargedAs(instance=CHARGED_AS, share=SHARE),)
-        ),
+        prices=PriceRequest(today=today, price_as=(ChargedAs(instance=CHARGED_AS, share=SHARE),)),
     )
 
 

@@ -15,7 +15,7 @@ from fastlaunch.cli.render import table
 from fastlaunch.cli.submit_options import purchase_options
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
 from fastlaunch.core.paths import shipped
-from fastlaunch.core.units import split_names
+from fastlaunch.core.units import split_names, utc_day
 from fastlaunch.jobs.options import CloudOptions, backend_of, check_cloud_options
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOpti
             settings=context.settings,
             catalogue=catalogue,
             now=now,
-            base=training_base(None, today=now.date()),
+            base=training_base(None, today=utc_day(now)),
             aws=cached(context.aws),
         ),
         cloud=cloud,

@@ -295,7 +295,7 @@ def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, 
         from fastlaunch.catalog.load import load_catalogue
         from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
-        today = context.now().date()
+        today = context.today
         try:
             catalogue = load_catalogue(*context.settings.price_files())
         except UserError as error:

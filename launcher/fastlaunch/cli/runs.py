@@ -1,6 +1,5 @@
 """`fastlaunch runs`: list, show, import, export, share and remove runs."""
 
-import datetime
 import json
 import os
 import shlex
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.api import listing as api
-from fastlaunch.api.context import reconcile_here
+from fastlaunch.api.context import AppContext, reconcile_here
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
@@ -258,15 +257,15 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 def export(selectors: tuple[str, ...], destination: str, file_format: str) -> None:
     from fastlaunch.lifecycle.export import export_runs
 
-    settings = app_context().settings
-    with open_ledger(settings) as ledger:
+    context = app_context()
+    with open_ledger(context.settings, clock=context.now) as ledger:
         chosen = ledger.select(selectors)
         if not chosen:
             raise UserError(
                 f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is"
             )
         if file_format != "records":
-            _export_tracked(chosen, settings, destination, file_format)
+            _export_tracked(chosen, context, destination, file_format)
             return
         for missing in export_runs(ledger, chosen, Path(destination)):
             click.echo(f"warning: {missing}", err=True)
@@ -274,7 +273,7 @@ def export(selectors: tuple[str, ...], destination: str, file_format: str) -> No
     next_command(f"fastlaunch runs import {shlex.quote(destination)}")
 
 
-def _export_tracked(chosen: Sequence[Run], settings: Settings, destination: str, tracker: str) -> None:
+def _export_tracked(chosen: Sequence[Run], context: AppContext, destination: str, tracker: str) -> None:
     """Write runs to a tracker, and say how to look at them."""
     from fastlaunch.report.trackers import TRACKERS, mlflow_uri
 
@@ -282,7 +281,7 @@ def _export_tracked(chosen: Sequence[Run], settings: Settings, destination: str,
     for run in chosen:
         if run.summary is None:
             click.echo(f"warning: run {run.id}: it is {run.state} and recorded nothing", err=True)
-    num_new = TRACKERS[tracker](_tracked_runs(measured_runs, settings), destination)
+    num_new = TRACKERS[tracker](_tracked_runs(measured_runs, context), destination)
     there = len(measured_runs) - num_new
     here = f", {there} {'was' if there == 1 else 'were'} there already" if there else ""
     click.echo(f"Exported {num_new} run{'' if num_new == 1 else 's'} to {destination}{here}.")
@@ -296,7 +295,7 @@ def _export_tracked(chosen: Sequence[Run], settings: Settings, destination: str,
         next_command(commands[tracker]())
 
 
-def _tracked_runs(chosen: Sequence[Run], settings: Settings) -> "Iterator[TrackedRun]":
+def _tracked_runs(chosen: Sequence[Run], context: AppContext) -> "Iterator[TrackedRun]":
     """Yield the runs, which have a summary, as trackers take them; priced as `compare` prices them."""
     from fastlaunch.analysis.cost import PriceRequest, price_row
     from fastlaunch.analysis.pooling import Group
@@ -306,8 +305,9 @@ def _tracked_runs(chosen: Sequence[Run], settings: Settings) -> "Iterator[Tracke
     from fastlaunch.measure.outcome import read_records
     from fastlaunch.report.tracked_run import tracked_run
 
+    settings = context.settings
     catalogue = load_catalogue(*settings.price_files())
-    request = PriceRequest(today=datetime.date.today(), region=settings.region)
+    request = PriceRequest(today=context.today, region=settings.region)
     for run in chosen:
         measured = measured_run(run, settings.region)
         assert run.summary is not None and measured is not None

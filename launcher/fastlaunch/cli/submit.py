@@ -133,7 +133,7 @@ def _answer(context: "AppContext", runs: Sequence["Run"]) -> str | None:
         if len({run.recipe for run in runs}) > 1 and all(run.state.is_final for run in runs):
             # Where nothing was measured the runs themselves say why.
             with suppress(UserError):
-                return compare_at_own_prices(context.settings, runs).answer
+                return compare_at_own_prices(context, runs).answer
     return None
 
 

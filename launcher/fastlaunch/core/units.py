@@ -70,6 +70,12 @@ def parse_date(text: str) -> datetime.date:
     raise UserError(f"{text!r} is not a date", "give one as YYYY-MM-DD, such as 2023-11-15")
 
 
+def utc_day(moment: datetime.datetime) -> datetime.date:
+    """Return the day by UTC, as prices have it. moment: with a time zone."""
+    assert moment.tzinfo is not None
+    return moment.astimezone(datetime.UTC).date()
+
+
 def parse_usd(text: str) -> float:
     """Return the amount in `25.50` or `$25.50`. Raises UserError for other text."""
     try:

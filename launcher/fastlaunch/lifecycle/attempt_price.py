@@ -16,6 +16,7 @@ from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.units import utc_day
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.placement.capacity_block import block_price
@@ -92,7 +93,7 @@ def note_machines(
     new = [(attempt, status) for attempt, status in seen if not attempt.launched_at and status.launched_at]
     if not new:
         return
-    today = backend.now().date()
+    today = utc_day(backend.now())
     offers = {offer for attempt, status in new if (offer := _spot_offer(attempt, status))}
     prices = {offer: _spot_price(backend.aws, *offer, today=today) for offer in offers}
     with ledger.transaction():

@@ -26,6 +26,7 @@ from fastlaunch.core.errors import (
 )
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
@@ -100,7 +101,9 @@ class Provisioner:
         backend = self.backends[placement.backend].at(placement, max_minutes, root=root)
         identity = backend.aws.identity()
         job = next(iter(jobs.values()))
-        price = list_price(placement, job.terms.purchase, settings=self.settings, today=backend.now().date())
+        price = list_price(
+            placement, job.terms.purchase, settings=self.settings, today=utc_day(backend.now())
+        )
         # In one transaction: the rows say where the attempt that is about to be sent would put the runs.
         with self.ledger.transaction():
             # Another command may have cancelled them since: nothing is started for a run that has ended.

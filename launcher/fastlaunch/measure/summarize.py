@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from fastlaunch.core.units import in_ms
+from fastlaunch.core.units import in_ms, utc_day
 from fastlaunch.measure.events import (
     all_reduce_of,
     checkpoints_of,
@@ -158,7 +158,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             service=service_of(header),
             host_id=host_ids(attempted),
             started_at=min(record.header["started_at"] for record in records),
-            measured_on=datetime.fromisoformat(header["started_at"]).date().isoformat(),
+            measured_on=utc_day(datetime.fromisoformat(header["started_at"])).isoformat(),
             record_schema=header["schema"],
             recipe_schema=recipe_schema(header),
             session=header.get("session"),

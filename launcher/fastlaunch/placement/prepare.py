@@ -15,6 +15,7 @@ from fastlaunch.catalog.container_images import training_base
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.activity import activity
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.units import utc_day
 from fastlaunch.images.code_bundle import Bundle, make_bundle, script_bundle, upload_bundle
 from fastlaunch.images.requirements import requirements_bundle
 from fastlaunch.images.wheels import wheel_folder
@@ -67,7 +68,7 @@ def prepare(
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
     with activity("looking up where this can run") as shown:
-        today = now.date()
+        today = utc_day(now)
         lookup_aws = cached(aws)
         # First: without credentials nothing else can be known, and fetching wheels takes a while.
         lookup_aws.identity()

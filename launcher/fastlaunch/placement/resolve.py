@@ -25,7 +25,7 @@ from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.units import by_reason
+from fastlaunch.core.units import by_reason, utc_day
 from fastlaunch.images.requirements import read_requirements
 from fastlaunch.jobs.build import CloudRequest, rate_at
 from fastlaunch.jobs.options import given_inputs, given_secrets, given_tags, given_variables
@@ -85,7 +85,7 @@ class Lookup(ABC):
 
     @property
     def today(self) -> datetime.date:
-        return self.now.date()
+        return utc_day(self.now)
 
     @abstractmethod
     def candidates(self, request: CloudRequest) -> "tuple[Candidate, ...]":
