@@ -7,6 +7,7 @@ import lzma
 import os
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,24 @@ def test_the_ranks_of_a_run_become_one_run(tmp_path: Path) -> None:
     assert run.summary == summarize([read_record(file) for file in files])
     assert (run.summary.setup.num_gpus, run.summary.problems) == (3, ())
     assert (run.source, run.files) == (tmp_path, tuple(files))
+
+
+def test_nodes_are_at_least_the_hosts_that_were_seen(tmp_path: Path) -> None:
+    first, second = (read_record(file) for file in write_run(tmp_path, world_size=2, steps=40))
+    second = replace(second, header={**second.header, "machine": second.header["machine"] | {"host_id": "b"}})
+    setup = summarize([first, second]).setup
+    assert (setup.num_nodes, setup.fingerprint["num_gpus_per_node"]) == (2, "1")
+
+
+def test_more_gpus_than_the_instances_have_are_refused_and_more_processes_are_told(tmp_path: Path) -> None:
+    ranks = {"instance": "p5.48xlarge", "world_size": 16, "steps": 40}
+    files = write_run(tmp_path / "gpus", device_name="NVIDIA H100 80GB HBM3", **ranks)
+    write_run(tmp_path / "cpus", device_name="AMD EPYC", run_id="cpus", **ranks)
+    write_run(tmp_path / "two", num_nodes=2, run_id="two", **ranks)
+    imports = find_runs([tmp_path])
+    assert [error.path for error in imports.skipped] == [files[0]]
+    notes = {run.summary.setup.num_nodes: len(run.summary.warnings) for run in imports.runs.values()}
+    assert notes == {1: 1, 2: 0}
 
 
 def test_folders_are_searched_to_their_depth(tmp_path: Path) -> None:
@@ -279,6 +298,7 @@ def test_a_run_file_that_is_not_ours_or_damaged_does_not_stand_in_the_way(
         {"id": "../../elsewhere"},
         {"spec": {"recipe": [1]}},
         {"summary": {"num_gpus": 0}},
+        {"summary": {"num_gpus": 9, "instance": "p5.48xlarge"}},
         {"summary": {"late": float("nan")}},
         {"summary": {"final_loss": "2"}},
         {"summary": {"step_time_s": {"value": -1.0}}},

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.analysis.cost import ChargedAs, PriceRequest
     from fastlaunch.catalog.prices import Catalogue
-    from fastlaunch.core.settings import Settings
     from fastlaunch.jobs.options import SubmitOptions
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.rounds import Verdicts

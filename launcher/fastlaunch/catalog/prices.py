@@ -165,6 +165,17 @@ class Catalogue:
             raise UnknownName("instance", name, self.instances)
         return self.instances[name]
 
+    def lack_of_gpus(self, instance: str | None, *, num_gpus: int, num_nodes: int) -> str | None:
+        """Return in words that the instances lack GPUs; None if they have them, or it is not known."""
+        known = self.instances.get(instance or "")
+        if known is None or num_gpus <= num_nodes * known.num_accelerators:
+            return None
+        if self.accelerators[known.accelerator].compute_capability is None:
+            return None  # not a GPU: frameworks count a chip's cores
+        nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
+        gpus = "1 GPU" if known.num_accelerators == 1 else f"{known.num_accelerators} GPUs"
+        return f"{num_gpus} on {nodes} of {instance}, which has {gpus}"
+
     def accelerator_of(self, instance: str) -> Accelerator:
         """Return the accelerator that the instance carries. Raises UnknownName."""
         return self.accelerators[self.instance(instance).accelerator]

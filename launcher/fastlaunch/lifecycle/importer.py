@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
@@ -201,12 +202,11 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
             imports.skipped.append(BadFile(error.path, error.problem, line=error.line))
         except OSError as error:
             imports.skipped.append(BadFile(path, f"cannot be read: {error.strerror or error}"))
-    for records in ranks.values():
-        imports.add(_recorded(folder, records, run_file))
+    runs = [_recorded(folder, records, run_file) for records in ranks.values()]
     if run_file and not ranks and run_file["summary"]:
         summary = RunSummary.from_json(run_file["summary"])
         is_published = summary.setup.kind == "published"
-        imports.add(
+        runs.append(
             ImportedRun(
                 # What an earlier release exported has another id.
                 run_id=published_run_id(summary) if is_published else run_file["id"],
@@ -216,6 +216,26 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
                 **_origin(run_file),
             )
         )
+    for run in runs:
+        try:
+            imports.add(_with_possible_gpus(run))
+        except BadFile as error:
+            imports.skipped.append(error)
+
+
+def _with_possible_gpus(run: ImportedRun) -> ImportedRun:
+    """Return the run, with a warning if it had more processes than its instances have GPUs.
+
+    Raises BadFile if each of them had a GPU: it would be charged for too few nodes.
+    """
+    setup, catalogue = run.summary.setup, load_catalogue()
+    lack = catalogue.lack_of_gpus(setup.instance, num_gpus=setup.num_gpus, num_nodes=setup.num_nodes)
+    if lack is None:
+        return run
+    if setup.device_name is None or catalogue.accelerator_of_device(setup.device_name):
+        raise BadFile(run.files[0] if run.files else run.source, f"its ranks are {lack}")
+    warnings = (*run.summary.warnings, f"its processes are {lack}: perhaps there were more nodes")
+    return replace(run, summary=replace(run.summary, warnings=warnings))
 
 
 def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, Any]) -> ImportedRun:

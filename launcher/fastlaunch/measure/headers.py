@@ -127,7 +127,7 @@ def _listed(items: Sequence[object]) -> str:
     return ", ".join(str(item) for item in items)
 
 
-def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
+def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
     """Return what repeats of a run share besides their options, as text."""
     machine, versions, workload = header["machine"], header["versions"], header["workload"]
     packages = (*_ALWAYS_PACKAGES, *_packages_used(header))
@@ -143,7 +143,7 @@ def fingerprint_of(header: Mapping[str, Any]) -> dict[str, str]:
         **_data_read(header),
         # None of a run that loads its data itself, and of older records, which did not say.
         "num_data_workers": header.get("num_data_workers") or None,
-        "num_gpus_per_node": header["world_size"] // header["num_nodes"],
+        "num_gpus_per_node": header["world_size"] // num_nodes,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -207,6 +207,16 @@ def _is_of_text(workload: str) -> bool:
 def host_ids(ranks: Sequence[RankRecord]) -> str | None:
     """Return the machines' ids, joined by commas; None if none is known."""
     return ",".join(sorted({record.header["machine"]["host_id"] or "" for record in ranks})) or None
+
+
+def num_nodes_of(ranks: Sequence[RankRecord]) -> int:
+    """Return how many machines one attempt ran on: as the headers say, or the hosts that were seen, if more.
+
+    What starts the ranks need not tell them on how many nodes they run.
+    """
+    hosts = {host for record in ranks if (host := record.header["machine"]["host_id"])}
+    world_size: int = ranks[0].header["world_size"]
+    return max(min(len(hosts), world_size), *(int(record.header["num_nodes"]) for record in ranks))
 
 
 def resolved_record(recipe: Mapping[str, Any]) -> dict[str, Any]:

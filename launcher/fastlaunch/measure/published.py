@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text, shipped
 from fastlaunch.core.units import parse_date
@@ -135,6 +136,9 @@ def _summary(row: "_Row") -> RunSummary:
     num_nodes, num_gpus = row.count("num_nodes"), row.count("num_gpus")
     if num_gpus < num_nodes:
         raise row.bad("num_gpus", f"{num_gpus} over all of {num_nodes} nodes: it is over all nodes")
+    lack = load_catalogue().lack_of_gpus(row.text("instance"), num_gpus=num_gpus, num_nodes=num_nodes)
+    if lack is not None:
+        raise row.bad("num_gpus", lack)
     batch_size_per_gpu = row.count("batch_size_per_gpu")
     step_time_s, total_time_s = row.seconds("step_time_s"), row.seconds("total_time_s")
     metric, value = row.text("metric"), row.number("value")

@@ -24,6 +24,7 @@ from fastlaunch.measure.headers import (
     is_silent,
     label_of,
     mixed_schemas,
+    num_nodes_of,
     power_limit_of,
     recipe_schema,
     sequence_length_of,
@@ -107,6 +108,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     elif timing.samples_per_step is not None and not timing.samples_per_step > 0:
         problems.append("the steps record no samples")
 
+    num_nodes = num_nodes_of(timed)
     header, network = timed[0].header, all_reduce_of(timed)
     ends = [record.end for record in timed if record.end]
     peaks = [end.peak_memory_gib for end in ends]
@@ -125,11 +127,11 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             data=header["data"],
             batch_size_per_gpu=header["batch_size_per_gpu"],
             sequence_length=sequence_length_of(header),
-            num_nodes=header["num_nodes"],
+            num_nodes=num_nodes,
             num_gpus=header["world_size"],
             instance=header["instance"],
             device_name=header["machine"]["device_name"],
-            fingerprint=fingerprint_of(header) | ({"fabric": network.fabric} if network else {}),
+            fingerprint=fingerprint_of(header, num_nodes) | ({"fabric": network.fabric} if network else {}),
             variant=variant_of(header) or {},
         ),
         seed=header["seed"],

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fastlaunch_train.process.launch import num_nodes
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
 #: A peer that is silent for longer counts as dead. torch's own default for NCCL; ranks' compile times may
@@ -56,7 +57,7 @@ def start_process() -> Process:
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
-        num_nodes=max(1, world_size // local_world_size),
+        num_nodes=num_nodes(os.environ, world_size),
         device=device,
     )
 

@@ -1,7 +1,7 @@
 """What the process that starts a training tells it through environment variables. No torch."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastlaunch_train.recipes.recipe import RecipeError
@@ -53,6 +53,33 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
         is_on_aws=bool(environment.get("FASTLAUNCH_INSTANCE")),
         print_metrics=_value(environment, "FASTLAUNCH_PRINT_METRICS", "0", "0|1", "0 or 1") == "1",
     )
+
+
+#: Ranks of this machine, by who starts them: torchrun, DeepSpeed, Open MPI, MVAPICH, MPICH.
+_LOCAL_SIZES = (
+    *("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    "MPI_LOCALNRANKS",
+)
+#: Slurm's, those of a step before those of the whole job.
+_SLURM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+_SLURM_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+
+
+def num_nodes(environment: Mapping[str, str], world_size: int) -> int:
+    """Return on how many machines the ranks run, by what started them; 1 if nothing says so."""
+
+    def first(names: Sequence[str]) -> int | None:
+        texts = (environment.get(name, "") for name in names)
+        return next((int(text) for text in texts if re.fullmatch("[1-9][0-9]{0,8}", text)), None)
+
+    if local_size := first(_LOCAL_SIZES):
+        return -(-world_size // local_size)
+    # In an allocation of several nodes a script may start its ranks itself, on one of them.
+    if first(_SLURM_TASKS) not in (None, world_size):
+        return 1
+    if nodes := first(_SLURM_NODES):
+        return min(nodes, world_size)
+    return -(-world_size // (first(("SLURM_NTASKS_PER_NODE",)) or world_size))
 
 
 def _value(environment: Mapping[str, str], name: str, default: str, pattern: str, form: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch_train.process.host_threads import num_data_workers
-from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S, read_launch_settings
+from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S, num_nodes, read_launch_settings
 from fastlaunch_train.process.machine import machine, versions
 from fastlaunch_train.recipes.recipe import RecipeError
 
@@ -72,7 +72,7 @@ def read_settings(
         stop_grace_s=launch.stop_grace_s,
         rank=_number(environment, "RANK", 0),
         world_size=world_size,
-        num_nodes=max(1, world_size // _number(environment, "LOCAL_WORLD_SIZE", world_size)),
+        num_nodes=num_nodes(environment, world_size),
         # Not datetime.UTC: AWS's image of PyTorch 2.1 has Python 3.10.
         started_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),  # noqa: UP017
     )
