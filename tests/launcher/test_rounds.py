@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cloud_world import World, job, opened_world, training_job
+from fake_cloud import Clock
 from fake_training import FakeTrainingAws
 from sagemaker_builders import training_site
 from test_submission import JOB, OTHER, InstantBackend, launcher
@@ -82,6 +83,28 @@ def test_a_row_ends_when_it_is_settled_and_the_baseline_with_the_last(
     assert all(run.is_unneeded for run in rest)
     # A look after each round from the third on, up to the last that was run.
     assert num_looks == max(expected.values()) - 2
+
+
+def test_the_first_round_tells_once_how_long_all_of_them_may_take(tmp_path: Path) -> None:
+    clock = Clock()
+    with Ledger(tmp_path / "ledger.sqlite", clock=clock.now) as ledger:
+        backend = InstantBackend(home=tmp_path / "runs", ledger=ledger)
+        execute = backend.execute
+
+        def execute_in_20_s(plan: Any) -> Mapping[str, Any]:
+            clock.sleep(20)
+            return execute(plan)
+
+        backend.execute = execute_in_20_s  # type: ignore[method-assign]
+        jobs = planned(JOB, OTHER, COMPILE)
+        submission = Submission(jobs_at=lambda here: jobs, verdicts=settled_after({}))
+        reports: list[tuple[int, str]] = []
+        carried_out = replace(
+            launcher(backend), report=lambda line: reports.append((len(backend.calls), line))
+        )
+        carried_out.submit(submission, command="fastlaunch submit")
+    ((num_calls, line),) = [(number, line) for number, line in reports if "6 min" in line]
+    assert num_calls == 3 and "60 s" in line
 
 
 def test_a_batch_size_ends_when_its_own_rows_are_settled(tmp_path: Path) -> None:

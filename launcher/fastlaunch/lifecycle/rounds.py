@@ -5,11 +5,13 @@ Or, in a sweep, as soon as they cannot be the best: `sweep --until-best`.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.plan import NOT_NEEDED, RunState
+from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import Advice
@@ -59,6 +61,7 @@ class PlannedLooks:
     #: Whether every run has ended or is not needed.
     are_all_settled: bool = False
     _num_rounds: int = 0
+    _is_pace_told: bool = False
     _num_ended: int = -1
     _why: dict[str, str] = field(default_factory=dict)
     _ended: dict[str, Run] = field(default_factory=dict)
@@ -103,9 +106,23 @@ class PlannedLooks:
         # Not those that were never begun, since one like them failed.
         needed = [specs[run.id].round or 0 for run in runs if run.state is not RunState.CANCELLED]
         num_rounds = min(undone, default=1 + max(needed, default=0)) - 1
+        if num_rounds >= 1 and not self._is_pace_told:
+            self._is_pace_told = True
+            self._tell_pace([run for run in runs if specs[run.id].round == 1], _most_rounds(specs))
         if num_rounds >= FIRST_LOOK and num_rounds > self._num_rounds:
             self._num_rounds = num_rounds
             self._look([run for run in runs if (specs[run.id].round or 0) <= num_rounds], specs)
+
+    def _tell_pace(self, first_round: Sequence[Run], most: int) -> None:
+        """Say how long all rounds take on this machine, if each takes as long as the first."""
+        took_s = 0.0
+        for run in (run for run in first_round if run.backend == "local"):
+            for attempt in self.ledger.attempts_of(run.id):
+                ended_at = datetime.fromisoformat(attempt.ended_at or attempt.started_at)
+                took_s += (ended_at - datetime.fromisoformat(attempt.started_at)).total_seconds()
+        if took_s and most > 1:
+            first, every = duration_text(took_s), duration_text(most * took_s)
+            self.report(f"round 1 took {first}: at this pace all {most} take {every}, and fewer may do")
 
     def _look(self, done: Sequence[Run], specs: Mapping[str, JobSpec]) -> None:
         """Look at the runs of complete rounds, and note which of the later ones are not needed."""
@@ -119,8 +136,7 @@ class PlannedLooks:
         groups = {row: (row.workload, verdict.batch) for row, verdict in verdicts.items()}
         open_groups = {groups[row] for row, verdict in verdicts.items() if verdict.is_open}
         compared = {groups[row] for row, verdict in verdicts.items() if not verdict.is_baseline}
-        most = max(spec.max_rounds or 0 for spec in specs.values())
-        after = f"after round {self._num_rounds} of at most {most}"
+        after = f"after round {self._num_rounds} of at most {_most_rounds(specs)}"
         found: dict[str, str] = {}
         for id, spec in specs.items():
             own = verdicts.get(spec.without_seed)
@@ -151,6 +167,10 @@ class PlannedLooks:
             summary, _ = summarize_run(run.spec, records)
             self._ended[run.id] = replace(run, state=state, summary=summary)
         return self._ended[run.id]
+
+
+def _most_rounds(specs: Mapping[str, JobSpec]) -> int:
+    return max(spec.max_rounds or 0 for spec in specs.values())
 
 
 def _not_ended(runs: Sequence[Run]) -> Iterator[Run]:
