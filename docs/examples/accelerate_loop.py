@@ -49,12 +49,7 @@ def main() -> None:
 
     for epoch in range(args.num_train_epochs):
         model.train()
-        # What `prepare` returns does not say its batch size; the loader does.
-        for inputs, targets in fl.steps(
-            train_batches,
-            num_samples=train_loader.batch_size,
-            accumulate=accelerator.gradient_accumulation_steps,
-        ):
+        for inputs, targets in fl.steps(train_batches, accumulate=accelerator.gradient_accumulation_steps):
             with accelerator.accumulate(model):
                 loss = nn.functional.cross_entropy(model(inputs), targets)
                 accelerator.backward(loss)

@@ -176,6 +176,38 @@ def test_ranks_that_differ_are_told(tmp_path: Path, key: str, value: object) -> 
     assert summarize([first, second]).problems == (f"attempt 1: ranks differ in {key}",)
 
 
+def test_a_scripts_ranks_may_begin_with_batches_of_different_sizes(tmp_path: Path) -> None:
+    records = read_all(write_run(tmp_path, world_size=2))
+    for record in records:
+        record.header["script"] = {"command": [], "variant": {}}
+    records[1].header["batch_size_per_gpu"] = 3
+    summary = summarize(records)
+    assert (summary.problems, summary.setup.batch_size_per_gpu) == ((), None)
+    assert summary.timing.samples_per_step == 4
+
+
+def test_samples_are_those_of_the_retained_steps_and_unknown_if_one_of_them_is(tmp_path: Path) -> None:
+    records = read_all(write_run(tmp_path, steps=210, world_size=2, batch_size=4))
+
+    def timing(samples: dict[int, int | None]) -> Timing:
+        told = [
+            replace(
+                record,
+                steps=tuple(
+                    replace(step, num_samples=samples.get(step.step, 4)) if record.header["rank"] else step
+                    for step in record.steps
+                ),
+            )
+            for record in records
+        ]
+        return summarize(told).timing
+
+    # 10 and a tenth of the rest are warm-up.
+    assert timing({5: None, 100: 1, 200: 0}).samples_per_step == pytest.approx(8 - (3 + 4) / 180)
+    unknown = timing({100: None})
+    assert unknown.samples_per_step is None and unknown.step_time_s is not None
+
+
 def test_no_samples_are_told(tmp_path: Path) -> None:
     (record,) = read_all(write_run(tmp_path, steps=50))
     record = replace(record, steps=tuple(replace(step, num_samples=0) for step in record.steps))

@@ -86,6 +86,31 @@ def step(loop: TrainingLoop) -> torch.Tensor:
     return batch[0]
 
 
+def test_a_short_batch_counts_as_it_came(training: Training, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="fastlaunch_train")
+    lines, size = Lines(), training.request.batch_size
+    whole = next(training.batches)
+    batches = [tuple(part[: 1 if number == 4 else size] for part in whole) for number in range(20)]
+    workload = replace(training.workload, tokens_per_sample=3)
+    loop = TrainingLoop(
+        replace(
+            training, workload=workload, batches=iter(batches), writer=lines, last_step=20, print_metrics=True
+        )  # type: ignore[arg-type]
+    )
+    loop.begin()
+    while not loop.finished:
+        loop.fetch()
+        loop.after_step(torch.tensor(1.0))
+    steps, blocks = ([line for line in lines if isinstance(line, kind)] for kind in (Step, Block))
+    samples = [1 if number == 5 else size for number in range(1, 21)]
+    assert [(line.num_samples, line.num_tokens) for line in steps] == [(n, 3 * n) for n in samples]
+    block = next(each for each in blocks if each.first_step <= 5 <= each.last_step)
+    rate = sum(samples[block.first_step - 1 : block.last_step]) / block.wall_s
+    assert any(
+        f"step={block.last_step} " in line and f"samples_per_s={rate:.2f}" in line for line in caplog.messages
+    )
+
+
 def test_compiling_ahead_trains_nothing_draws_nothing_and_takes_no_batch(training: Training) -> None:
     model = training.stepper.model
     state = {name: value.clone() for name, value in model.state_dict().items()}

@@ -1,8 +1,11 @@
 """What a user's script calls, in scripts without torch: steps, samples, losses, evaluations, ends."""
 
+import dataclasses
 import subprocess
 import sys
+from collections import UserDict, namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -10,6 +13,7 @@ import torch
 from scripts import environment, record, run, script, start
 
 from fastlaunch.measure.summarize import summarize
+from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.records.records import read_record
 from fastlaunch_train.script.recording import Recording
 from fastlaunch_train.script.settings import read_settings
@@ -21,7 +25,7 @@ LOADER = """
     class Loader(list):
         batch_size = 4
 
-    loader = Loader(range(30))
+    loader = Loader([number] * 4 for number in range(30))
 """
 
 
@@ -75,13 +79,73 @@ def test_a_loop_over_steps_is_recorded(tmp_path: Path) -> None:
         ("fl.steps(loader, num_samples=5, accumulate=5)", 25, 6),
     ],
 )
-def test_samples_are_the_arguments_or_the_loaders(
+def test_samples_are_the_arguments_or_those_of_the_batches(
     tmp_path: Path, call: str, samples: int, num_steps: int
 ) -> None:
     assert run(tmp_path, f"{LOADER}\n    for batch in {call}: pass")[0] == 0
     found = record(tmp_path)
     assert [step.num_samples for step in found.steps] == [samples] * num_steps
     assert found.header["batch_size_per_gpu"] == samples
+
+
+def test_a_short_batch_counts_as_it_came_and_the_row_keeps_the_loaders_size(tmp_path: Path) -> None:
+    body = f"""{LOADER}
+    loader[2:] = [["a", "b"], object()]
+    for epoch in range(3):
+        for batch in fl.steps(loader, accumulate=2 if epoch else 1):
+            if epoch == 2 and batch is loader[1]:
+                fl.step(num_samples=7)
+    """
+    assert run(tmp_path, body)[0] == 0
+    found = record(tmp_path)
+    # A step with a batch that nobody can count is not known as a whole.
+    assert [step.num_samples for step in found.steps] == [4, 4, 2, None, 8, None, 7, None]
+    assert found.header["batch_size_per_gpu"] == 4
+
+
+@dataclasses.dataclass
+class Pair:
+    name: str
+    x: Any
+
+
+Fields = namedtuple("Fields", "step x")
+IMAGES = (torch.zeros(3, 8, 8), torch.zeros(3, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("batch", "nominal", "samples"),
+    [
+        (torch.zeros(5, 2), 8, 5),
+        ([torch.zeros(5, 2), torch.zeros(9)], None, 5),
+        ({"weight": torch.tensor(1.0), "x": numpy.zeros((5, 2))}, None, 5),
+        (UserDict(input_ids=torch.zeros(5, 2)), None, 5),  # as a BatchEncoding
+        ((0, Pair("a", {"x": [torch.zeros(5)]})), None, 5),
+        (Fields(1, torch.zeros(5)), None, 5),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), None, 2),
+        (torch.zeros(0, 2), 8, 0),
+        (["a", "b"], 8, 2),
+        ({"text": ["a", "b", "c"], "more": []}, None, 3),
+        ([("a", "b", "c"), ("d", "e", "f")], None, 3),
+        ([[1, 2, 3], [4]], None, 2),
+        ([{"text": "a"}, {"text": "b"}], None, 2),
+        (range(7), 8, 7),
+        ((IMAGES, ({}, {})), 2, 2),
+        (list(IMAGES), 2, 2),
+        (torch.tensor(1.0), 8, None),
+        (("a", "b"), 8, None),
+        ("text", 4, None),
+        (object(), 8, None),
+        (7, 8, None),
+    ],
+)
+def test_the_samples_of_a_batch(batch: object, nominal: int | None, samples: int | None) -> None:
+    assert SampleCounter(nominal).count(batch) == samples
+
+
+def test_the_last_of_lists_of_images_is_counted_as_the_others_were() -> None:
+    counter = SampleCounter(2)
+    assert [counter.count((images, ({},) * len(images))) for images in (IMAGES, IMAGES[:1])] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +374,7 @@ def test_a_signal_ends_a_script_between_two_steps(tmp_path: Path, kind: str, num
 def test_a_forked_child_leaves_the_record_and_the_signals_alone(tmp_path: Path) -> None:
     body = f"""{LOADER}
     for batch in fl.steps(loader):
-        if batch == 5:
+        if batch[0] == 5:
             child = os.fork()
             if child == 0:
                 fl.step(loss=7.0)

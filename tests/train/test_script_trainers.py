@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
-from fastlaunch_train.script.steps import batch_samples
+from fastlaunch_train.script.steps import nominal_batch
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     assert first.status == "interrupted"
 
 
-def test_samples_are_known_of_the_loaders_that_say_so_and_of_timms() -> None:
+def test_the_nominal_batch_is_known_of_the_loaders_that_say_so_and_of_timms() -> None:
     prepare_torchvision()
     from timm.data.loader import PrefetchLoader
 
@@ -130,7 +130,40 @@ def test_samples_are_known_of_the_loaders_that_say_so_and_of_timms() -> None:
     prefetching = PrefetchLoader(loader, device=torch.device("cpu"))
     batched = DataLoader(data, batch_size=None)
     loaders = [loader, prefetching, DataLoader(Stream(), batch_size=4), of_batches, batched]
-    assert [batch_samples(each) for each in loaders] == [4, 4, 4, None, None]
+    assert [nominal_batch(each) for each in loaders] == [4, 4, 4, 4, None]
+
+
+@pytest.mark.parametrize("options", ["split_batches=True", "dispatch_batches=True"])
+def test_accelerates_loaders_are_counted_as_the_guide_writes_it(tmp_path: Path, options: str) -> None:
+    body = f"""
+    import os
+    import torch
+    from accelerate import Accelerator, DataLoaderConfiguration
+    import fastlaunch_train as fl
+
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=2, dataloader_config=DataLoaderConfiguration({options})
+    )
+    model = torch.nn.Linear(1, 1)
+    loader = torch.utils.data.DataLoader(torch.zeros(27, 1), batch_size=8)
+    model, optimizer, batches = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+    came = 0
+    for epoch in range(2):
+        for batch in fl.steps(batches, accumulate=accelerator.gradient_accumulation_steps):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            came += len(batch)
+    os.write(1, b"came %d\\n" % came)
+    """
+    code, output = run(tmp_path, body, "--nproc", "2")
+    assert code == 0, output
+    came = sorted(int(line.split()[1]) for line in output.splitlines() if line.startswith("came "))
+    found = [record(tmp_path, rank) for rank in (0, 1)]
+    assert sorted(sum(step.num_samples or 0 for step in each.steps) for each in found) == came
+    nominal = 8 if "split" in options else 16
+    assert [each.header["batch_size_per_gpu"] for each in found] == [nominal, nominal]
 
 
 MODEL = """
@@ -149,7 +182,7 @@ MODEL = """
             return {"loss": (self.linear(x) - labels).pow(2).mean()}
 
     class Data(torch.utils.data.Dataset):
-        def __len__(self): return 96
+        def __len__(self): return 95
         def __getitem__(self, at):
             return {"x": torch.full((8,), at / 96), "labels": torch.ones(1)}
 """
@@ -171,12 +204,49 @@ def test_the_callback_for_transformers(tmp_path: Path) -> None:
     code, output = run(tmp_path, body)
     assert code == 0, output
     found = record(tmp_path)
-    # The last step of an epoch of 48 batches has three.
-    assert [step.num_samples for step in found.steps] == [*[10] * 9, 6] * 2
+    # The last step of an epoch of 48 batches has three, and the last of those one sample.
+    assert [step.num_samples for step in found.steps] == [*[10] * 9, 5] * 2
+    assert found.header["batch_size_per_gpu"] == 10
     assert [line.step for line in found.evals] == [10, 20]
     assert all(line.loss is not None and line.seconds > 0 for line in found.evals)
     assert [phase.step for phase in found.phases if phase.name == "checkpoint"] == [10, 20]
     assert summarize([found]).problems == ()
+
+
+def test_transformers_samples_are_those_of_the_size_it_finds_and_of_an_epoch_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    body = f"""{MODEL}
+    from transformers import Trainer, TrainingArguments
+
+    class Limited(Model):
+        seen = 0
+        def forward(self, x, labels=None):
+            if len(x) > 4 and Limited.seen:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+            Limited.seen += len(x)
+            return super().forward(x, labels)
+
+    def train(**options):
+        arguments = TrainingArguments(
+            "checkpoints", per_device_train_batch_size=8, auto_find_batch_size=True, save_steps=10,
+            use_cpu=True, report_to="none", disable_tqdm=True, max_steps=options.pop("max_steps"),
+        )
+        model = Limited()
+        callbacks = [fl.transformers_callback()]
+        Trainer(model, arguments, train_dataset=Data(), callbacks=callbacks).train(**options)
+
+    train(max_steps=10)
+    train(max_steps=40, resume_from_checkpoint=True)
+    print("seen", Limited.seen)
+    """
+    code, output = run(tmp_path, body)
+    assert code == 0, output
+    found = record(tmp_path)
+    samples = [step.num_samples or 0 for step in found.steps]
+    assert len(samples) == 41 and samples[0] == 8 and samples[1] in (3, 4)
+    assert summarize([found]).setup.batch_size_per_gpu == samples[1]
+    assert f"seen {sum(samples)}" in output.splitlines()
 
 
 def test_the_callback_for_lightning(tmp_path: Path) -> None:
@@ -207,7 +277,8 @@ def test_the_callback_for_lightning(tmp_path: Path) -> None:
     code, output = run(tmp_path, body)
     assert code == 0, output
     found = record(tmp_path)
-    assert [step.num_samples for step in found.steps] == [4] * 24
+    assert [step.num_samples for step in found.steps] == [*[4] * 23, 3]
+    assert found.header["batch_size_per_gpu"] == 4
     first = [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
     assert found.steps[0].loss == pytest.approx(sum(first) / 2, rel=1e-5)
     assert [(line.step, line.metric_value) for line in found.evals] == [(12, 0.5), (24, 0.5)]

@@ -9,13 +9,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fastlaunch.measure.summary import AllReduce, Checkpoints, StepProfile
-from fastlaunch_train.records.records import SCRIPT_PHASE, STEP_PARTS, Check, Eval, Profile, RankRecord
+from fastlaunch_train.records.records import (
+    BATCH_SIZE_PHASE,
+    SCRIPT_PHASE,
+    STEP_PARTS,
+    Check,
+    Eval,
+    Profile,
+    RankRecord,
+)
 
 #: Name of the phase whose detail is read here; `fastlaunch_train.distributed.all_reduce` writes it.
 PHASE = "all-reduce"
 
 #: The records of each attempt's ranks, by the attempt's number, in order.
 Attempts = Mapping[int, Sequence[RankRecord]]
+
+
+def batch_size_of(record: RankRecord) -> int | None:
+    """Return the samples of a rank's full step: the header's, unless a script has found another since."""
+    if "script" in record.header:
+        for phase in reversed(record.phases):
+            text = phase.detail or ""
+            if phase.name == BATCH_SIZE_PHASE and text.isascii() and text.isdigit() and len(text) < 19:
+                return int(text)
+    size: int | None = record.header["batch_size_per_gpu"]
+    return size
 
 
 def evals_of(attempts: Attempts) -> tuple[Eval, ...]:

@@ -66,6 +66,8 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
     what they lack of workload and data is no disagreement.
     """
     ours, theirs = one.get(key), other.get(key)
+    if key == "batch_size_per_gpu" and "script" in one:
+        return False  # what a rank told its first step; its samples are counted
     if key == "recipe":
         return resolved_record(one[key]) != resolved_record(other[key])
     if key in _MAY_BE_UNKNOWN:

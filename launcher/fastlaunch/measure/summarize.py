@@ -8,6 +8,7 @@ from datetime import datetime
 from fastlaunch.core.units import in_ms, utc_day
 from fastlaunch.measure.events import (
     all_reduce_of,
+    batch_size_of,
     checkpoints_of,
     checks_of,
     evals_of,
@@ -110,6 +111,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
 
     num_nodes = num_nodes_of(timed)
     header, network = timed[0].header, all_reduce_of(timed)
+    batches = {batch_size_of(record) for record in timed}
     ends = [record.end for record in timed if record.end]
     peaks = [end.peak_memory_gib for end in ends]
     if timing is None:
@@ -125,7 +127,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             recipe=label_of(header),
             precision=header["recipe"]["precision"],
             data=header["data"],
-            batch_size_per_gpu=header["batch_size_per_gpu"],
+            batch_size_per_gpu=batches.pop() if len(batches) == 1 else None,
             sequence_length=sequence_length_of(header),
             num_nodes=num_nodes,
             num_gpus=header["world_size"],

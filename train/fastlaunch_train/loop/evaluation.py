@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.distributed.parallel import Process, agree
+from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.ort import unwrap_ort
@@ -264,14 +265,8 @@ def _has_data(workload: Workload, request: DataRequest, process: Process, split:
 def _vector(score: Score, batch: Batch, device: torch.device) -> torch.Tensor:
     """Return sum of the loss, weight, sum of the metric, and number of samples: (4,), float64."""
     nothing = torch.zeros((), device=device)
-    num_samples = nothing + _num_samples(batch) if score.num_samples is None else score.num_samples
+    counted = SampleCounter().count(batch) or 0
+    num_samples = nothing + counted if score.num_samples is None else score.num_samples
     metric_sum = nothing if score.metric_sum is None else score.metric_sum
     parts = [score.loss_sum, score.weight, metric_sum, num_samples]
     return torch.stack([part.detach().to(device, torch.float64) for part in parts])
-
-
-def _num_samples(batch: Batch) -> int:
-    if isinstance(batch, torch.Tensor):
-        return len(batch)
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    return next(_num_samples(part) for part in parts)

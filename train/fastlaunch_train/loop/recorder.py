@@ -12,6 +12,7 @@ import torch
 
 from fastlaunch_train.distributed.parallel import barrier
 from fastlaunch_train.loop.blocks import BlockRecorder
+from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.loop.timing import ClosedBlock
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.process.device import DeviceMonitor
@@ -42,10 +43,13 @@ class StepRecorder:
             clock=clock,
             monitor=monitor,
         )
-        #: Wait in seconds and tokens of each batch whose step is not done.
-        self._fetched: deque[tuple[float, BatchCount]] = deque()
-        #: Tokens of each step of the block.
-        self._counts: list[BatchCount] = []
+        self._counter = SampleCounter(training.request.batch_size)
+        #: Wait in seconds, samples (None: not known) and tokens of each batch whose step is not done.
+        self._fetched: deque[tuple[float, int | None, BatchCount]] = deque()
+        #: The same samples and tokens of each step of the block.
+        self._counts: list[tuple[int | None, BatchCount]] = []
+        #: Of all steps of the block that was closed last; None: not known.
+        self._block_samples: int | None = None
         #: Loss scale of each step of the block, and whether it was skipped; empty without loss scaling.
         self._scaling: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -60,18 +64,18 @@ class StepRecorder:
 
     def batch_fetched(self, batch: Batch, wait_s: float) -> None:
         """Note a batch, and how long the loop waited for it."""
-        training = self._training
-        if training.workload.count is not None:
-            count = training.workload.count(batch)
+        workload, num_samples = self._training.workload, self._counter.count(batch)
+        if workload.count is not None:
+            count = workload.count(batch)
         else:
-            count = BatchCount(num_tokens=training.request.batch_size * training.workload.tokens_per_sample)
-        self._fetched.append((wait_s, count))
+            count = BatchCount(num_tokens=(num_samples or 0) * workload.tokens_per_sample)
+        self._fetched.append((wait_s, num_samples, count))
 
     def step_done(self, loss: torch.Tensor) -> None:
         """Note that the step on the oldest batch is queued. `loss`: scalar, detached, not waited for."""
-        wait_s, count = self._fetched.popleft()
+        wait_s, num_samples, count = self._fetched.popleft()
         self._blocks.step_done(loss, wait_s)
-        self._counts.append(count)
+        self._counts.append((num_samples, count))
         if (scaling := self._training.stepper.loss_scaling()) is not None:
             self._scaling.append(scaling)
 
@@ -89,38 +93,43 @@ class StepRecorder:
         if training.process.rank != 0:
             return
         step_time_s = closed.wall_s / closed.num_steps
-        samples_per_s = training.request.batch_size * training.process.world_size / step_time_s
+        rate = metric = ""
+        if self._block_samples is not None:
+            # As if the other ranks' batches were like this one's: their own records say.
+            per_s = self._block_samples * training.process.world_size / closed.wall_s
+            rate, metric = f"  {per_s:.1f} {training.workload.sample_unit}/s", f" samples_per_s={per_s:.2f}"
         log.info(
-            "step %d of %d  loss %.4f  %.1f ms  %.1f %s/s",
+            "step %d of %d  loss %.4f  %.1f ms%s",
             self.last_done,
             training.last_step,
             closed.losses[-1],
             1000 * step_time_s,
-            samples_per_s,
-            training.workload.sample_unit,
+            rate,
         )
         if training.print_metrics:
             # Programs parse this line, such as SageMaker's metric definitions: its wording is fixed.
             log.info(
-                "fastlaunch: step=%d loss=%.6f step_time_s=%.6f samples_per_s=%.2f",
+                "fastlaunch: step=%d loss=%.6f step_time_s=%.6f%s",
                 self.last_done,
                 closed.losses[-1],
                 step_time_s,
-                samples_per_s,
+                metric,
             )
 
     def _details(self) -> list[dict[str, Any]]:
         """Return what each step of the block did, and begin the next block."""
         scales, skipped = [torch.stack(row).tolist() for row in zip(*self._scaling, strict=True)] or ([], [])
+        samples = [num_samples for num_samples, _ in self._counts]
+        self._block_samples = None if None in samples else sum(filter(None, samples))
         details = [
             {
-                "num_samples": self._training.request.batch_size,
+                "num_samples": num_samples,
                 "num_tokens": count.num_tokens,
                 "num_padding": int(count.num_padding),
                 "loss_scale": scales[offset] if scales and math.isfinite(scales[offset]) else None,
                 "skipped": skipped[offset] if skipped else None,
             }
-            for offset, count in enumerate(self._counts)
+            for offset, (num_samples, count) in enumerate(self._counts)
         ]
         self._counts, self._scaling = [], []
         return details

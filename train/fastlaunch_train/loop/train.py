@@ -17,6 +17,7 @@ from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.checks.equivalence import failure_message
 from fastlaunch_train.checks.finiteness import not_finite, not_finite_message, trained
 from fastlaunch_train.distributed.parallel import agree
+from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.loop.evaluation import Evaluations, rehearse
 from fastlaunch_train.loop.profiling import profile_steps
 from fastlaunch_train.loop.recorder import StepRecorder
@@ -190,7 +191,7 @@ class TrainingLoop:
                     first,
                     training.precision,
                     training.process.device,
-                    num_samples=training.request.batch_size,
+                    num_samples=SampleCounter().count(first) or training.request.batch_size,
                 ),
             )
 

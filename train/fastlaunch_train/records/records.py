@@ -45,6 +45,8 @@ FROM_CACHE = "from the compiler's cache"
 FAILED_CHECK = "the recipe fails the check of"
 #: The phase that stands for the whole of a script without steps.
 SCRIPT_PHASE = "script"
+#: The phase in which a batch size was found; of a script whose detail is the new one, as a number.
+BATCH_SIZE_PHASE = "batch-size"
 #: The phase whose detail counts further processes of the same command, of which nothing else is recorded.
 UNRECORDED_PHASE = "unrecorded"
 #: In the header's section `script`, true for a rank that never called us: what started it wrote its record.
@@ -125,8 +127,8 @@ class Step:
     step_time_s: float
     data_wait_s: float
     loss: float | None  #: None: not finite, or a script's that does not say
-    num_samples: int | None  #: None: a script's that does not say
-    num_tokens: int | None  #: padding included; None as above
+    num_samples: int | None  #: of the batch that came; None: its shapes do not tell
+    num_tokens: int | None  #: padding included; None: a script's, which does not say
     num_padding: int = 0
     loss_scale: float | None = None  #: that its loss was multiplied by; None without loss scaling
     skipped: bool | None = None  #: whether the loss scaler skipped it, for gradients that were not finite
@@ -474,8 +476,8 @@ class LineOrder:
                 return f"step {line.step} after step {self._last_step}"
             if self._num_steps is not None and line.step > self._num_steps:
                 return f"step {line.step} of {self._num_steps}"
-            if not self._is_script and (line.num_samples is None or line.num_tokens is None):
-                return f"step {line.step} lacks its samples or tokens"
+            if not self._is_script and line.num_tokens is None:
+                return f"step {line.step} lacks its tokens"
             self._last_step = line.step
         elif isinstance(line, Block):
             if line.first_step != self._last_block_step + 1:

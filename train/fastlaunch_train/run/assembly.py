@@ -40,7 +40,7 @@ from fastlaunch_train.process.host_threads import default_num_workers
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.recipes.recipe import Recipe, refuse
 from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
-from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
+from fastlaunch_train.records.records import BATCH_SIZE_PHASE, BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
 from fastlaunch_train.steppers.optimizers import check_optimizer
@@ -99,7 +99,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 
     session.batch_size = options.batch_size
     if options.batch_size is None:
-        phase("batch-size", lambda: _find_batch_size(session, workload))
+        phase(BATCH_SIZE_PHASE, lambda: _find_batch_size(session, workload))
         # The trials may have been with another.
         precision.setup_precision(recipe, process.device)
     batch_size = session.batch_size

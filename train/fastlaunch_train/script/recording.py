@@ -60,12 +60,14 @@ class Recording:
         self._samples: list[Any] = []  # of each step of the block, as `counted` returns them
         self._wait_s = 0.0
         self._waiting: list[Eval] = []  # for the steps that they follow to be recorded
-        #: Batches of a loop over `steps` since the last step ended.
+        #: Batches since the last step ended, and their samples; None if those of one are not known.
         self.open_batches = 0
-        self.samples_per_batch: int | None = None
+        self._open_samples: int | None = 0
         self.accumulate = 1
+        #: Samples of a full step as the loader says, unless `step` is told those of the first; None: unknown.
+        self.batch_size: int | None = None
+        self._names_samples = False
         self._is_after_loop = False
-        self._batch_size: int | None = None  # samples of the first step
         self._agreed = Agreed(num_steps=1, block_end=first_step)
         self._stop = self._asks_stop = self._asks_checkpoint = False
         self._checkpoint_due = self._saved_for_stop = False
@@ -107,28 +109,41 @@ class Recording:
             )
             self._restart()
 
-    def batch_fetched(self, wait_s: float) -> None:
-        """Note that the loop waited so long for a batch."""
+    def waited(self, wait_s: float) -> None:
+        """Note that the loop waited so long for data."""
         self._wait_s += wait_s
-        self.open_batches += 1
 
-    def step(self, num_samples: Any, loss: Any = None) -> None:
+    def batch_fetched(self, num_samples: int | None) -> None:
+        """Note the samples of a batch that came; None if they are not known."""
+        self.open_batches += 1
+        before = self._open_samples
+        self._open_samples = None if before is None or num_samples is None else before + num_samples
+
+    def drop_batches(self) -> None:
+        """Forget the batches and the wait since the last step: they make no step, or have made one."""
+        self._wait_s, self.open_batches, self._open_samples = 0.0, 0, 0
+
+    def step(self, num_samples: Any = None, loss: Any = None) -> None:
         """Note that a step is queued; at a block's end record it, and end the script if it has to.
 
-        num_samples: as `counted` takes it, or None. loss: a number or a tensor with one. A GPU's are not
-        waited for. Raises SystemExit with the exit code of a loss that is not finite, or of a stop that the
-        script does not ask for by `stop_requested`.
+        num_samples: as `counted` takes it; None for those of the batches that came. loss: a number or a
+        tensor with one. A GPU's are not waited for. Raises SystemExit with the exit code of a loss that is
+        not finite, or of a stop that the script does not ask for by `stop_requested`.
         """
         if self._closed:
             return
-        samples = None if num_samples is None else counted(num_samples, waits=False)
+        samples = self._open_samples if self.open_batches else None
+        if num_samples is not None:
+            samples = counted(num_samples, waits=False)
         self._end_saving()
         if self._blocks is None:
             self.start()
             return
+        if not self._writer.header_written:
+            self._names_samples = num_samples is not None
         self._blocks.step_done(_detached(loss), self._wait_s)
         self._samples.append(samples)
-        self._wait_s, self.open_batches = 0.0, 0
+        self.drop_batches()
         # Steps that have become slower would make a block too long, and a process that is killed loses it.
         is_long = self._clock() - self._block_started > 1.25 * BLOCK_S
         if self._blocks.last_done >= self._block_end or is_long or self._hears_alone():
@@ -136,20 +151,23 @@ class Recording:
                 self._close_block()
 
     @contextmanager
-    def loop(self, samples_per_batch: int | None, accumulate: int) -> Iterator[None]:
+    def loop(self, nominal_batch: int | None, accumulate: int) -> Iterator[None]:
         """Enter a loop over `steps`. Whatever came after the last one, of several steps, is a phase."""
         self.start()
         if self._saving is not None:
             self.saved()
         elif self._is_after_loop:
             self.phase("between loops")
-        self.samples_per_batch, self.accumulate = samples_per_batch, accumulate
+        self.accumulate = accumulate
+        self.batch_size = nominal_batch and nominal_batch * accumulate
+        # The batch of a loop around this one is what this one divides.
+        self.open_batches, self._open_samples = 0, 0
         before = self._num_done
         try:
             yield
         finally:
             # A loop that is left with a batch has not said whether that made a step.
-            self._wait_s, self.open_batches = 0.0, 0
+            self.drop_batches()
             # A loop of one step may lie within a loop of steps, and the rest of its step comes after it.
             self._is_after_loop = self._num_done > before + 1
             if self._is_after_loop:
@@ -158,24 +176,20 @@ class Recording:
     def end_short_step(self) -> None:
         """End the step of a loop over `steps` whose loader has ended before it was full."""
         if self.open_batches:
-            self.step(self.open_samples())
+            self.step()
 
     def end_full_step(self) -> None:
         """End the step of a loop over `steps`, if its last batch was fetched and nothing has ended it."""
         if self.open_batches >= self.accumulate:
-            self.step(self.open_samples())
+            self.step()
 
-    def open_samples(self) -> int | None:
-        """Return the samples of the open batches; None if not known."""
-        return (self.samples_per_batch and self.samples_per_batch * self.open_batches) or None
-
-    def phase(self, name: str) -> None:
+    def phase(self, name: str, detail: str | None = None) -> None:
         """Record what has happened since the last step as a phase."""
         if self._closed:
             return
         with self._giving_up():
             step, seconds = self._pause_ended()
-            self._writer.add(Phase(name=name, seconds=seconds, step=step))
+            self._writer.add(Phase(name=name, seconds=seconds, step=step, detail=detail))
 
     def evaluate(
         self, loss: float | None, metric: str | None, value: float | None, split: str, num_samples: int
@@ -396,8 +410,8 @@ class Recording:
     def _details(self) -> list[dict[str, Any]]:
         queued, self._samples = self._samples, []
         samples = [None if number is None else counted(number) for number in queued]
-        if samples and self._num_done - len(samples) == self._settings.steps_done:
-            self._batch_size = samples[0] or None
+        if samples and self._names_samples and self._num_done - len(samples) == self._settings.steps_done:
+            self.batch_size = samples[0] or None
         return [{"num_samples": number, "num_tokens": None} for number in samples]
 
     def _hears_alone(self) -> bool:
@@ -429,7 +443,7 @@ class Recording:
                 self._settings,
                 device,
                 attempt=self._attempt,
-                batch_size=self._batch_size,
+                batch_size=self.batch_size,
                 warnings=[self._meeting.warning] if self._meeting.warning else [],
             )
         )

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.script.ending import note_unrecorded
 from fastlaunch_train.script.recording import Recording, counted
@@ -35,15 +36,15 @@ def steps(loader: Iterable[Batch], num_samples: int | None = None, accumulate: i
     A step ends when the loop asks for the next batch, or at a `step` in its body, which can tell a loss. Call
     that before whatever else the body does, such as an evaluation. What the script does between two such
     loops, of several steps each, is no step's.
-    num_samples: of a batch of this rank; by default `loader.batch_size`, and not known if there is none.
+    num_samples: of every batch of this rank; by default those of the batch that came are counted, as
+    `SampleCounter` does.
     """
     if accumulate < 1 or (num_samples is not None and num_samples < 1):
         raise ValueError(f"accumulate is {accumulate} and num_samples {num_samples}; both are at least 1")
     recording = current()
     if recording is None:
         return loader
-    samples = batch_samples(loader) if num_samples is None else counted(num_samples)
-    return RecordedSteps(recording, loader, samples, accumulate)
+    return RecordedSteps(recording, loader, None if num_samples is None else counted(num_samples), accumulate)
 
 
 def step(num_samples: int | None = None, loss: Any = None) -> None:
@@ -56,7 +57,7 @@ def step(num_samples: int | None = None, loss: Any = None) -> None:
     """
     recording = current()
     if recording is not None:
-        recording.step(recording.open_samples() if num_samples is None else num_samples, loss)
+        recording.step(num_samples, loss)
 
 
 def evaluate(
@@ -114,13 +115,20 @@ def current() -> Recording | None:
     return _recording
 
 
-def batch_samples(loader: object) -> int | None:
-    """Return a loader's own `batch_size`; None if it has none."""
+def nominal_batch(loader: Any) -> int | None:
+    """Return the samples of a full batch of this rank, as a loader or its `batch_sampler` says; or None."""
     if type(loader).__module__.startswith("timm."):
         # Its PrefetchLoader passes on the batches of another loader, and not their size.
         loader = getattr(loader, "loader", loader)
-    size = getattr(loader, "batch_size", None)
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        return None
+    # Accelerate's: each batch is of all ranks together.
+    for owner, processes in ((sampler, sampler), (loader, getattr(loader, "state", None))):
+        if getattr(owner, "split_batches", False):
+            return size // getattr(processes, "num_processes", 1) or None
+    return size
 
 
 def _open() -> Recording | None:
@@ -179,16 +187,19 @@ class RecordedSteps(Generic[Batch]):
         raise TypeError(f"{type(self._loader).__name__} has no length")
 
     def __iter__(self) -> Iterator[Batch]:
-        recording = self._recording
-        with recording.loop(self._num_samples, self._accumulate):
+        recording, loader = self._recording, self._loader
+        nominal = self._num_samples or nominal_batch(loader)
+        counter = SampleCounter(nominal)
+        with recording.loop(nominal, self._accumulate):
             before = time.perf_counter()
-            batches = iter(self._loader)
+            batches = iter(loader)
             while True:
                 try:
                     batch = next(batches)
                 except StopIteration:
                     break
-                recording.batch_fetched(time.perf_counter() - before)
+                recording.waited(time.perf_counter() - before)
+                recording.batch_fetched(self._num_samples or counter.count(batch))
                 yield batch
                 # Not if the body has ended the step.
                 recording.end_full_step()

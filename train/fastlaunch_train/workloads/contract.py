@@ -19,7 +19,7 @@ from fastlaunch_train.records.records import MAX_INTEGER
 from fastlaunch_train.workloads.registry import Scalar, WorkloadError, workload_info
 
 #: Model inputs and targets on the training device: tensors in a tuple, list or mapping, whose first dimension
-#: is the samples'.
+#: is the samples'. They are counted there.
 Batch = Any
 #: Makes an optimizer of a model's parameters, by name, and a learning rate.
 OptimizerFactory = Callable[[Mapping[str, nn.Parameter], float], torch.optim.Optimizer]
@@ -34,7 +34,7 @@ class DataRequest:
     """The batches that one rank needs of a workload."""
 
     source: str  #: `synthetic`, `loader` (synthetic, by worker processes), `folder:PATH` or `file:PATH`
-    batch_size: int  #: samples per rank and step
+    batch_size: int  #: samples per rank and step; a shorter batch counts as it is
     seed: int
     rank: int
     world_size: int
