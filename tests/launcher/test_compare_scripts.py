@@ -48,6 +48,24 @@ def whole(summary: RunSummary) -> RunSummary:
     return changed(summary, step_time_s=None, num_steps=0, total_time_s=100 * step.value if step else None)
 
 
+def stored_run(run_id: str, summary: RunSummary) -> Run:
+    """The run as the ledger has it."""
+    return Run(
+        id=run_id,
+        submission_id="s1",
+        created_at="2026-11-21T10:00:00+00:00",
+        backend="local",
+        state=RunState.COMPLETED,
+        reason=None,
+        workload="train.py",
+        recipe=summary.setup.recipe,
+        instance=None,
+        directory=None,
+        price=None,
+        summary=summary,
+    )
+
+
 FP32, BF16 = rows({"amp": "fp32"}, 0.1, 0.1004, 0.0997), rows({"amp": "bf16"}, 0.08, 0.0803, 0.0797)
 
 
@@ -103,6 +121,22 @@ def test_what_only_some_rows_record_is_said_of_those_and_not_compared() -> None:
     comparison = compared(FP32, rows({"amp": "bf16"}, 0.08, 0.0803, samples_per_step=8.0))
     assert [row.verdict.kind for row in comparison.rows] == ["baseline", "no interval"]
     assert warned(comparison, "amp=fp32: compared by steps")
+
+
+def test_a_known_batch_says_nothing_of_unknown_samples_nor_of_short_batches() -> None:
+    partly = rows({"amp": "fp32"}, 0.1, 0.1004, batch_size_per_gpu=64)
+    assert compared(partly, BF16).rows[0].speed.samples_per_s is None
+    assert run_row(stored_run("run", partly[0].summary))["samples_per_s"] is None
+    # A batch of 64, and every other of 1: half of the samples in half of the time.
+    full = rows({"last": "drop"}, 0.1, 0.1004, 0.0997, batch_size_per_gpu=64, samples_per_step=64.0)
+    short = rows({"last": "keep"}, 0.051, 0.0515, 0.0512, batch_size_per_gpu=64, samples_per_step=32.5)
+    comparison = compared(full, short)
+    drop, keep = comparison.rows
+    assert drop.speed.samples_per_s is not None and keep.speed.samples_per_s is not None
+    assert keep.speed.samples_per_s.value == pytest.approx(32.5 / 0.05123, rel=1e-3)
+    assert keep.verdict.kind != "better"
+    sentence = runs_sentence([stored_run(run.run_id, run.summary) for run in (*full, *short)])
+    assert sentence.startswith("on train.py, batch 64: last=drop 640 ") and "last=keep 634 " in sentence
 
 
 def test_samples_that_are_known_are_compared() -> None:
@@ -218,23 +252,7 @@ def test_runs_of_a_script_survive_being_stored() -> None:
     ],
 )
 def test_what_submit_says_of_its_runs_has_the_time_that_there_is(is_whole: bool, sentence: str) -> None:
-    stored = [
-        Run(
-            id=measured.run_id,
-            submission_id="s1",
-            created_at="2026-11-21T10:00:00+00:00",
-            backend="local",
-            state=RunState.COMPLETED,
-            reason=None,
-            workload="train.py",
-            recipe=measured.summary.setup.recipe,
-            instance=None,
-            directory=None,
-            price=None,
-            summary=whole(measured.summary) if is_whole else measured.summary,
-        )
-        for measured in FP32 + BF16
-    ]
+    stored = [stored_run(run.run_id, whole(run.summary) if is_whole else run.summary) for run in FP32 + BF16]
     assert runs_sentence(stored[len(FP32) :]).startswith(sentence)
     assert run_row(stored[0])["note"] == ("10.0 s in all" if is_whole else None)
     assert (describe_measured(stored[0]) or "").startswith("10.0 s in all" if is_whole else "100 ms")

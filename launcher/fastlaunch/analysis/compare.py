@@ -24,9 +24,9 @@ from fastlaunch.analysis.pooling import (
     MeasuredRun,
     Offer,
     first_runs,
+    log_sample_time_of,
     log_time,
     pool,
-    samples_per_step,
 )
 from fastlaunch.analysis.statistics import LEVEL, mean_of, t_quantile
 from fastlaunch.analysis.validity import Validity, judge_validity
@@ -338,14 +338,17 @@ def _overhead(group: Group) -> Overhead:
 
 def _speed(group: Group, catalogue: Catalogue) -> Speed:
     """Return what follows from the row's time."""
-    time_s = _time_s(group)
+    time_s = _mean_of_logs(group.log_times)
     if time_s is None or group.measure not in (STEP, SAMPLE):
         return Speed(
             step_time_s=time_s if group.measure == BARE_STEP else None,
             total_time_s=time_s if group.measure == TOTAL else None,
         )
     setup = group.setup
-    rate = cost.samples_per_s(time_s, samples_per_step(group) if group.measure == STEP else 1.0)
+    sample_times = [time for run in group.summaries if (time := log_sample_time_of(run)) is not None]
+    sample_time_s = _mean_of_logs(sample_times)
+    assert sample_time_s is not None
+    rate = cost.samples_per_s(sample_time_s, 1.0)
     tflops = None
     if setup.flops_per_sample:
         tflops = cost.tflops_per_gpu(rate, setup.num_gpus, setup.flops_per_sample)
@@ -378,15 +381,14 @@ def _cost(speed: Speed, price: Price | None, num_nodes: int) -> Cost:
     )
 
 
-def _time_s(group: Group) -> Interval | None:
-    """Return the geometric mean of the runs' times, of what the group's measure says.
+def _mean_of_logs(times: Sequence[float]) -> Interval | None:
+    """Return the geometric mean of the runs' times by their logarithms; None if there are none.
 
     Its interval is that of the mean of the row's own runs: where it ran, and then.
     """
-    mean = log_time(group)
-    if mean is None:
+    if not times:
         return None
-    times = group.log_times
+    mean = sum(times) / len(times)
     if len(times) < 2:
         return Interval(value=exp(mean))
     half_width = max(FLOOR, stdev(times)) / math.sqrt(len(times)) * t_quantile(1 - LEVEL / 2, len(times) - 1)

@@ -15,7 +15,7 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import at_end
 from fastlaunch.analysis.cost import accelerator_of
 from fastlaunch.analysis.differences import MACHINE
-from fastlaunch.analysis.pooling import data_of
+from fastlaunch.analysis.pooling import STEP, data_of, samples_per_step
 from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.target import LOSS, MIN_SEEDS, Target, usd_to_target
 from fastlaunch.catalog.gpus import identify
@@ -84,6 +84,12 @@ class Configuration:
         return self.batch_size_per_gpu * self.num_gpus
 
     @property
+    def samples_per_step(self) -> float:
+        """Return samples of a step of all ranks: as its runs counted them, else the global batch."""
+        is_counted = self.row is not None and self.row.group.measure == STEP
+        return samples_per_step(self.row.group) if self.row and is_counted else float(self.global_batch)
+
+    @property
     def whole_recipe(self) -> str:
         """Return the recipe without the parts that a batch is taken in."""
         words = self.recipe.split(" ")
@@ -120,10 +126,11 @@ def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, flo
         return {}
     results = usd_to_target(comparison, Target(metric=LOSS, value=max(ends)))
     samples = {
-        id(result.row): mean * (result.row.setup.global_batch or 0)
+        id(result.row): mean * samples_per_step(result.row.group)
         for result in results
         if result.num_reached == result.num_seeds >= MIN_SEEDS
         and (mean := mean_of([float(run.step) for run in result.runs if run.step is not None]))
+        and result.row.group.measure == STEP
         and data_of(result.row.group.first) == data_of(reference.group.first)
     }
     own = samples.get(id(reference))

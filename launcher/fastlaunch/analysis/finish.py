@@ -15,7 +15,7 @@ from itertools import combinations
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.cost import scaled, usd_per_second
 from fastlaunch.analysis.differences import Differences
-from fastlaunch.analysis.pooling import BARE_STEP, STEP, first_runs, run_times
+from fastlaunch.analysis.pooling import BARE_STEP, STEP, first_runs, run_times, samples_per_step
 from fastlaunch.analysis.statistics import LEVEL, Difference, mean_of
 from fastlaunch.analysis.verdicts import TRAINING, exp
 from fastlaunch.core.errors import UserError
@@ -176,7 +176,7 @@ class BreakEven:
         """The same in steps; None for rows of different global batch, whose steps are not alike."""
         if self.samples is None or not self.trains_alike:
             return None
-        return scaled(self.samples, 1 / (self.first.setup.global_batch or 1))
+        return scaled(self.samples, 1 / _samples_of_step(self.first))
 
     @property
     def trains_alike(self) -> bool:
@@ -217,9 +217,8 @@ def to_finish(comparison: Comparison, steps: float) -> tuple[ToFinish, ...]:
 def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
     # If all rows are barred none is called the baseline, yet one is what the others are compared with.
     base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
-    # Where a script does not say how many samples a step has, it stands for one.
-    samples = steps * (base.setup.global_batch or 1)
-    finishes = [usd_to_finish(row, samples / (row.setup.global_batch or 1)) for row in rows]
+    samples = steps * _samples_of_step(base)
+    finishes = [usd_to_finish(row, samples / _samples_of_step(row)) for row in rows]
     differences = Differences(
         run
         for at, row in enumerate(rows)
@@ -240,6 +239,13 @@ def _of_workload(rows: Sequence[Row], steps: float) -> ToFinish:
         rows=tuple(finishes),
         break_evens=tuple(pair for pair in break_evens if pair is not None),
     )
+
+
+def _samples_of_step(row: Row) -> float:
+    """Return samples of a step, as counted or published. One whose samples are not known stands for one."""
+    if row.group.measure in (STEP, BARE_STEP):
+        return samples_per_step(row.group)
+    return float(row.setup.global_batch or 1)
 
 
 def usd_to_finish(row: Row, steps: float) -> Finish:
@@ -288,7 +294,7 @@ def _less_limits(less: float, each: float, faster: Difference) -> tuple[float, f
 
 
 def _line(finish: Finish, by: str, counted: Sequence[str]) -> _Line:
-    account, batch = finish.account, finish.row.setup.global_batch or 1
+    account, batch = finish.account, _samples_of_step(finish.row)
     assert account is not None
     unit = finish.usd_per_s if by == USD and finish.usd_per_s else 1.0
     repeated = [part for name, part in account.between.items() if part and name in counted]
@@ -304,7 +310,7 @@ def _counted(first: Finish, second: Finish) -> tuple[list[str], tuple[str, ...]]
     assert first.account is not None and second.account is not None
     ours, theirs = first.account, second.account
     counted = [name for name in ONCE if ours.once_s[name] is not None and theirs.once_s[name] is not None]
-    batches = first.row.setup.global_batch or 1, second.row.setup.global_batch or 1
+    batches = _samples_of_step(first.row), _samples_of_step(second.row)
     counted += [
         name for name in BETWEEN if _are_alike(ours.between[name], theirs.between[name], batches=batches)
     ]
@@ -316,7 +322,7 @@ def _compile_alike(first: Account, second: Account) -> bool:
     return abs((ours or 0.0) - (theirs or 0.0)) <= _COMPILES_ALIKE_S
 
 
-def _are_alike(first: Repeated | None, second: Repeated | None, *, batches: tuple[int, int]) -> bool:
+def _are_alike(first: Repeated | None, second: Repeated | None, *, batches: tuple[float, float]) -> bool:
     """Return whether both are done equally often. How often is an option of the run, not of its recipe."""
     if first is None or second is None:
         return False

@@ -15,9 +15,8 @@ from fastlaunch.analysis.pooling import (
     Group,
     MeasuredRun,
     data_of,
-    log_time_of,
+    log_sample_time_of,
     only_from_cache,
-    samples_per_step,
 )
 from fastlaunch.analysis.statistics import LEVEL, mean_of
 from fastlaunch.core.units import counted
@@ -168,14 +167,14 @@ def _speeds_differ(group: Group, groups: _Groups) -> bool:
 
 
 def _log_times(runs: Sequence[MeasuredRun]) -> list[float]:
-    return [time for run in runs if (time := log_time_of(run.summary)[1]) is not None]
+    return [time for run in runs if (time := log_sample_time_of(run.summary)) is not None]
 
 
 def _rate(group: Group, runs: Sequence[MeasuredRun]) -> str:
     """Return `825 images/s`."""
     times = _log_times(runs)
     # Held back from overflowing: absurd numbers in a foreign file are no bug of ours.
-    rate = samples_per_step(group) * math.exp(min(-sum(times) / len(times), 700.0))
+    rate = math.exp(min(-sum(times) / len(times), 700.0))
     number = f"{rate:,.0f}" if 100 <= rate < 1e12 else f"{rate:.3g}"
     return f"{number} {group.setup.sample_unit}/s"
 

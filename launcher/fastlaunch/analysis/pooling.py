@@ -125,8 +125,8 @@ def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
     """Return what was timed, and its logarithm; (None, None) for a run that gives no speed."""
     figures = summary.figures
     if summary.timing.step_time_s is not None:
-        has_samples = summary.timing.samples_per_step or summary.setup.global_batch
-        return STEP if has_samples else BARE_STEP, math.log(summary.timing.step_time_s.value)
+        measure = STEP if summary.timing.samples_per_step else BARE_STEP
+        return measure, math.log(summary.timing.step_time_s.value)
     if figures.total_time_s is not None and figures.num_samples:
         return SAMPLE, math.log(figures.total_time_s / figures.num_samples)
     if figures.total_time_s is not None:
@@ -137,10 +137,18 @@ def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
     return None, None
 
 
+def log_sample_time_of(summary: RunSummary) -> float | None:
+    """Return the same per sample where the samples of a step are known."""
+    measure, log_time = log_time_of(summary)
+    if log_time is None or measure != STEP:
+        return log_time
+    return log_time - math.log(summary.timing.samples_per_step or 1.0)
+
+
 def samples_per_step(group: Group) -> float:
-    """Return samples of a step over all ranks: what the runs recorded, else the global batch."""
-    recorded = [each for run in group.summaries if (each := run.timing.samples_per_step)]
-    return sum(recorded) / len(recorded) if recorded else float(group.setup.global_batch or 1)
+    """Return samples of a step over all ranks, as the runs counted them; 1 where no step's were counted."""
+    counted = [each for run in group.summaries if (each := run.timing.samples_per_step)]
+    return sum(counted) / len(counted) if counted and group.measure == STEP else 1.0
 
 
 def run_times(group: Group, row: int) -> list[RunTime]:
@@ -151,11 +159,9 @@ def run_times(group: Group, row: int) -> list[RunTime]:
     """
     times = []
     for run in group.runs:
-        log_time = log_time_of(run.summary)[1]
+        log_time = log_sample_time_of(run.summary)
         if log_time is None:
             return []
-        if group.measure == STEP:
-            log_time -= math.log(run.summary.timing.samples_per_step or group.setup.global_batch or 1)
         where = run.summary.environment
         named = where.session or run.session
         session = named or where.measured_on

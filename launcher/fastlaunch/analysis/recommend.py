@@ -305,7 +305,7 @@ def training_of(configuration: Configuration, job: Job, samples: float | None = 
         evidence="measured" if configuration.evidence == MEASURED else "predicted",
         num_nodes=configuration.num_nodes,
         account=account_of_row(row) if row else None,
-        samples_per_step=float(configuration.global_batch),
+        samples_per_step=configuration.samples_per_step,
         compiles=_compiles(configuration.recipe),
     )
 
@@ -479,13 +479,13 @@ def _normal(x: float) -> float:
 
 
 def _probe_steps(configuration: Configuration) -> int:
-    steps = PROBE_S * configuration.samples_per_s / configuration.global_batch
+    steps = PROBE_S * configuration.samples_per_s / configuration.samples_per_step
     return max(_MIN_PROBE_STEPS, math.ceil(steps))
 
 
 def probe_total(choice: Choice, job: Job) -> Total:
     """Return what the choice's experiment takes and costs: always the whole, with boot and all before."""
-    samples = float(_probe_steps(choice.configuration) * choice.configuration.global_batch)
+    samples = _probe_steps(choice.configuration) * choice.configuration.samples_per_step
     return total(
         training_of(choice.configuration, job, samples), choice.purchase, assumptions=job.assumptions
     )
@@ -498,7 +498,7 @@ def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | Non
     max_hours = max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))
     place = Place(service="ec2", region=None if region == job.own_region else region, purchase=purchase)
     samples = job.samples * configuration.samples_factor
-    steps = _probe_steps(configuration) if is_probe else math.ceil(samples / configuration.global_batch)
+    steps = _probe_steps(configuration) if is_probe else math.ceil(samples / configuration.samples_per_step)
     setup = replace(
         job.like.setup,
         instance=configuration.instance,
@@ -508,7 +508,7 @@ def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | Non
     )
     like = replace(job.like, num_steps=steps, setup=setup, quality=Quality(), checkpoints=Checkpoints())
     if (every_s := choice.total.checkpoint_every_s) is not None:
-        every = steps_between(every_s, configuration.global_batch / configuration.samples_per_s)
+        every = steps_between(every_s, configuration.samples_per_step / configuration.samples_per_s)
         like = replace(like, checkpoints=Checkpoints(number=1, last_step=min(every, steps)))
     if not setup.is_script:
         command = submit_command([like], [configuration.recipe], place=place, first_seed=0, repeats=1)

@@ -22,7 +22,7 @@ from fastlaunch.analysis.configurations import (
 from fastlaunch.analysis.cost import accelerator_of, samples_per_s
 from fastlaunch.analysis.cost_to_train import Assumptions, Training
 from fastlaunch.analysis.finish import account_of_row
-from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
+from fastlaunch.analysis.pooling import BARE_STEP, samples_per_step
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
@@ -75,11 +75,6 @@ def rate_of(row: Row) -> Interval | None:
     return row.speed.samples_per_s
 
 
-def samples_of_step(row: Row) -> float:
-    """Return samples of a step over all ranks; 1 where a step is what is counted."""
-    return samples_per_step(row.group) if row.group.measure == STEP else 1.0
-
-
 def unit_of(row: Row) -> str:
     """Return what `samples` counts: images, sequences, or steps of a script that does not say."""
     return "steps" if row.group.measure == BARE_STEP else row.setup.sample_unit
@@ -113,7 +108,7 @@ def training_like(
         num_nodes=wanted.num_nodes,
         account=account_of_row(row),
         account_source=source,
-        samples_per_step=samples_of_step(row) * factor,
+        samples_per_step=samples_per_step(row.group) * factor,
         compiles=recipe is None or recipe.compiles,
     )
 

@@ -533,7 +533,8 @@ def _words(row: "Row", source: str) -> str:
 
 def _samples(context: AppContext, length: Length, measured: _Measured, wanted: "Wanted") -> "Interval":
     """Return how many samples that is, with an interval where it is a target. Raises UserError."""
-    from fastlaunch.analysis.similar import samples_of_step, unit_of
+    from fastlaunch.analysis.pooling import samples_per_step
+    from fastlaunch.analysis.similar import unit_of
     from fastlaunch.measure.summary import Interval
 
     row = measured.row
@@ -550,7 +551,7 @@ def _samples(context: AppContext, length: Length, measured: _Measured, wanted: "
             " the target, and may need more samples",
             "give --samples",
         )
-    return _samples_to(length.target, measured, samples_of_step(row), unit_of(row))
+    return _samples_to(length.target, measured, samples_per_step(row.group), unit_of(row))
 
 
 def _tokens_of_sample(row: "Row") -> float:
@@ -565,7 +566,7 @@ def _tokens_of_sample(row: "Row") -> float:
 
 def _samples_of_epoch(context: AppContext, row: "Row") -> float:
     """Return the size of the data set, by runs of whole epochs. Raises UserError without one."""
-    from fastlaunch.analysis.similar import samples_of_step
+    from fastlaunch.analysis.pooling import samples_per_step
 
     if (context.settings.home / LEDGER_NAME).exists():
         from fastlaunch.ledger.ledger import open_ledger
@@ -575,7 +576,7 @@ def _samples_of_epoch(context: AppContext, row: "Row") -> float:
                 run = ledger.get(run_id)
                 epochs = (run.spec or {}).get("epochs")
                 if epochs and run.summary and run.summary.status == "completed":
-                    return run.summary.num_steps * samples_of_step(row) / int(epochs)
+                    return run.summary.num_steps * samples_per_step(row.group) / int(epochs)
     raise UserError(
         f"how many samples the data of {row.setup.workload} have is not known: no such run did whole epochs",
         "give --samples",

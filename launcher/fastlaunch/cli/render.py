@@ -277,11 +277,12 @@ def runs_sentence(runs: Sequence["Run"], answer: str | None = None) -> str:
     answer: that of `compare`; without it the sentence gives the recipes' step times, in no order. Runs of
     another workload, batch size or number of ranks get a line of their own.
     """
-    alike: dict[tuple[str, int | None, int, bool], dict[str, list[RunSummary]]] = {}
+    alike: dict[tuple[str, int | None, int, bool, bool], dict[str, list[RunSummary]]] = {}
     measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
     for recipe, summary in measured:
         setup = summary.setup
-        key = (setup.workload, setup.batch_size_per_gpu, setup.num_gpus, _is_whole(summary))
+        has_samples = summary.timing.samples_per_step is not None
+        key = (setup.workload, setup.batch_size_per_gpu, setup.num_gpus, _is_whole(summary), has_samples)
         alike.setdefault(key, {}).setdefault(recipe, []).append(summary)
     if not alike:
         return f"No step time: {_why_not(runs)}."
@@ -310,21 +311,40 @@ def _is_measured(run: "Run") -> bool:
 def _times_text(measured: Mapping[str, Sequence[RunSummary]]) -> str:
     """Return the sentence, without its full stop, on runs by recipe that are alike in all else."""
     times = {recipe: _over_runs(summaries) for recipe, summaries in measured.items()}
-    (first, (summary, *others)), *further = measured.items()
+    (first, summaries), *further = measured.items()
+    summary = summaries[0]
     is_whole = _is_whole(summary)
     in_words, per = (_in_s, "in all") if is_whole else (in_ms, "per step")
     batch = summary.setup.batch_size_per_gpu
     at = f"on {summary.setup.workload}{'' if batch is None else f', batch {batch}'}"
+    rates = {} if is_whole else {recipe: _rates_text(of) for recipe, of in measured.items()}
+    if (
+        further
+        and rates
+        and len({each.timing.samples_per_step for of in measured.values() for each in of}) > 1
+    ):
+        # A step time says little where steps differ in their samples, as with an epoch's short last batch.
+        return f"{at}: {', '.join(f'{recipe} {rate}' for recipe, rate in rates.items())}"
     if further:
         each = ", ".join(f"{recipe} {in_words(time.value)}" for recipe, time in times.items())
         return f"{at}: {each} {per}"
     time = times[first]
-    rate = None if is_whole else _rate(summary, time.value)
-    per_s = "" if rate is None else f", {rounded(rate)} {summary.setup.sample_unit}/s"
+    per_s = f", {rates[first]}" if rates.get(first) else ""
     limits = time.range_text(lambda limit: rounded(limit * (1 if is_whole else 1000)))
     interval = f" ({limits})" if limits else ""
-    num_runs = f" over {1 + len(others)} runs" if others else ""
+    num_runs = f" over {len(summaries)} runs" if len(summaries) > 1 else ""
     return f"{first} {at}: {in_words(time.value)} {per}{interval}{per_s}{num_runs}"
+
+
+def _rates_text(summaries: Sequence[RunSummary]) -> str:
+    """Return `634 samples/s`, the geometric mean over the runs; empty where one's samples are not known."""
+    rates = [_rate(summary) for summary in summaries]
+    known = [rate for rate in rates if rate]
+    return (
+        f"{rounded(geometric_mean(known))} {summaries[0].setup.sample_unit}/s"
+        if len(known) == len(rates)
+        else ""
+    )
 
 
 def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
@@ -359,14 +379,11 @@ def _in_s(seconds: float) -> str:
     return f"{rounded(seconds)} s"
 
 
-def _rate(summary: RunSummary, step_time_s: float | None = None) -> float | None:
-    """Return samples per second of all ranks, at the run's own step time unless another is given.
-
-    None where a script does not say how many samples a step has.
-    """
+def _rate(summary: RunSummary) -> float | None:
+    """Return samples per second of all ranks; None where the samples of its steps are not known."""
     assert summary.timing.step_time_s is not None
-    per_step = summary.timing.samples_per_step or summary.setup.global_batch
-    return None if per_step is None else per_step / (step_time_s or summary.timing.step_time_s.value)
+    per_step = summary.timing.samples_per_step
+    return None if per_step is None else per_step / summary.timing.step_time_s.value
 
 
 def _why_not(runs: Sequence["Run"]) -> str:

@@ -16,6 +16,7 @@ from fastlaunch.analysis.finish import (
     cheapest_in_turn,
     to_finish,
 )
+from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import place_to_json, product, quantity_to_json
@@ -41,7 +42,7 @@ def _section(result: ToFinish, width: int) -> str:
     rows = [finish.row for finish in result.rows]
     unit = rows[0].setup.sample_unit
     parts = [f"{result.workload}: to the end of {_steps(result)}"]
-    if rows[0].setup.global_batch:
+    if _counts_samples(result):
         parts[0] += f", {about(result.samples)} {unit}"
     trains = [finish for finish in result.rows if finish.row.verdict.comparable_as == TRAINING]
     others = [finish for finish in result.rows if finish.row.verdict.comparable_as == THROUGHPUT]
@@ -52,6 +53,11 @@ def _section(result: ToFinish, width: int) -> str:
         parts.append(_table(others, rows, width))
     parts.append(bulleted([*sentences(result), *_left_out(result)], width))
     return "\n\n".join(part for part in parts if part)
+
+
+def _counts_samples(result: ToFinish) -> bool:
+    """Whether `samples` are not steps of a script whose samples are not known."""
+    return all(finish.row.group.measure != BARE_STEP for finish in result.rows)
 
 
 def _table(finishes: Sequence[Finish], rows: Sequence[Row], width: int) -> str:
@@ -204,7 +210,7 @@ def _to_json(result: ToFinish) -> dict[str, Any]:
     return {
         "workload": result.workload,
         "steps": result.steps,
-        "samples": product(result.samples) if rows[0].setup.global_batch else None,
+        "samples": product(result.samples) if _counts_samples(result) else None,
         "sample_unit": rows[0].setup.sample_unit,
         "rows": [_row_to_json(finish) for finish in result.rows],
         "break_evens": [_pair_to_json(pair, rows) for pair in result.break_evens],
