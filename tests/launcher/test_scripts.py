@@ -144,10 +144,10 @@ def test_nproc_is_a_number_or_one_per_gpu(machine: Machine, nproc: int | str | N
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("python -u -W ignore src/train.py --x out.py", "train.py"),
-        ("python3.11 -m torch.distributed.run --nproc-per-node 2 train.py", "torch.distributed.run"),
+        ("python -u -W ignore src/train.py --x out.py", "src/train.py"),
+        ("python3.11 -m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
         ("python -c 'import x'", "python"),
-        ("accelerate launch --config_file a.yaml deep/train.py", "train.py"),
+        ("accelerate launch --config_file a.yaml deep/train.py", "deep/train.py"),
         ("bash -x run.sh train.py", "run.sh"),
         ("uv run train.py", "train.py"),
         ("/opt/bin/trainer --lr 1", "trainer"),

@@ -56,6 +56,7 @@ def test_a_loop_over_steps_is_recorded(tmp_path: Path) -> None:
     assert header["workload"]["name"] == "train.py"
     assert header["recipe"] == {"name": "script", "label": "amp=bf16 lr=1e-3", "precision": "unknown"}
     assert header["script"]["variant"] == {"amp": "bf16", "lr": "1e-3"}
+    assert header["files"].keys() == {"train.py"}
     assert header["script"]["command"][1:] == [str(tmp_path / "train.py"), "--lr", "1e-3"]
     assert (header["batch_size_per_gpu"], header["steps"], header["seed"]) == (4, None, None)
     assert [step.num_samples for step in found.steps] == [4] * 30
@@ -400,6 +401,23 @@ def test_a_job_of_ones_own_records_into_the_output_and_again_as_another_attempt(
     first, second = sorted((tmp_path / "out").iterdir())
     assert read_record(first).header["run_id"] == "out"
     assert (read_record(first).header["attempt"], read_record(second).header["attempt"]) == (1, 2)
+
+
+def test_a_record_of_ones_own_job_names_the_script_and_what_it_imported(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    folder = tmp_path / "a"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "net.py").touch()
+    (folder / "unused.py").touch()
+    path = script(folder, f"    import lib.net, json\n{LOADER}\n    for batch in fl.steps(loader): pass")
+    output = str(tmp_path / "out")
+    subprocess.run(
+        [sys.executable, path.name], cwd=folder, env=environment(FASTLAUNCH_OUTPUT=output), check=True
+    )
+    (only,) = (tmp_path / "out").iterdir()
+    header = read_record(only).header
+    assert header["workload"]["name"] == "a/train.py"
+    assert {*header["files"]} == {"a/train.py", "a/lib/net.py"}
 
 
 @pytest.mark.parametrize(

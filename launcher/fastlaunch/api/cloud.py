@@ -58,6 +58,7 @@ def submit_to_cloud(
     catalogue = load_catalogue(*settings.price_files())
     request = build_cloud_request(options, cloud, catalogue=catalogue)
     directory = directory_of(request, settings.home) if request.scripts else None
+    request = with_contents_of(request, directory, settings.home)
     resolution = resolve_offline(context, request, catalogue)
     check_add_to(context, options.add_to, _jobs_of(request, resolution.placements[0]))
     ceiling = ceiling_of(request, resolution.placements)
@@ -102,6 +103,16 @@ def directory_of(request: CloudRequest, home: Path) -> WorkingDirectory:
     paths = {file.path for file in directory.files}
     check_travels_along(request.scripts, paths, why_not=why_not, to_take=to_take)
     return directory
+
+
+def with_contents_of(request: CloudRequest, directory: WorkingDirectory | None, home: Path) -> CloudRequest:
+    """Return the request whose scripts know which of their files travel, and what these are now."""
+    if directory is None:
+        return request
+    from fastlaunch.lifecycle.contents import all_with_contents
+
+    scripts = all_with_contents(request.scripts, home=home.absolute(), directory=directory)
+    return replace(request, scripts=scripts)
 
 
 def resolve_offline(context: AppContext, request: CloudRequest, catalogue: Catalogue) -> Resolution:

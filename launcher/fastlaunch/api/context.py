@@ -1,7 +1,6 @@
 """What a command or a call acts on: settings, this machine, the backends, the clock, the user."""
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +23,13 @@ from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.terminal import report_line
 from fastlaunch.core.units import is_region, utc_day
+from fastlaunch.images import working_directory
+from fastlaunch.images.working_directory import ask_git
 from fastlaunch.jobs.machine import Machine, this_machine
 
 if TYPE_CHECKING:
-    from fastlaunch.jobs.spec import JobSpec
-    from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.jobs.spec import JobSpec, Script
+    from fastlaunch.ledger.ledger import Ledger, Run
     from fastlaunch.lifecycle.advice import Advice
     from fastlaunch.lifecycle.launcher import Launcher
 
@@ -188,6 +189,7 @@ def check_add_to(context: AppContext, submission: str | None, jobs: "Sequence[Jo
     if submission is None:
         return
     from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.lifecycle.contents import script_now
 
     if not (context.settings.home / LEDGER_NAME).exists():
         raise UserError(f"there is no submission {submission}", "nothing was submitted here yet")
@@ -205,6 +207,24 @@ def check_add_to(context: AppContext, submission: str | None, jobs: "Sequence[Jo
     for label in dict.fromkeys(job.script.label for job in jobs if job.script):
         if label not in rows:
             context.report(f"warning: {label} is a row of its own: {submission} has {', '.join(rows)}")
+    home = context.settings.home.absolute()
+    each = {job.label: job for job in jobs}
+    scripts = {
+        label: script for label, job in each.items() if (script := script_now(job, Path.cwd(), home=home))
+    }
+    tell_of_edits(context, runs, scripts)
+
+
+def tell_of_edits(context: AppContext, runs: "Sequence[Run]", scripts: "Mapping[str, Script]") -> None:
+    """Report the files in which the scripts, by label, are not what earlier runs ran."""
+    from fastlaunch.lifecycle.contents import edited_since
+
+    for edited in dict.fromkeys(edited_since(runs, label, script) for label, script in scripts.items()):
+        if edited:
+            context.report(
+                f"warning: {edited} changed since {runs[0].submission_id}: these runs are other rows; to pool"
+                " them all the same: fastlaunch compare --any-version"
+            )
 
 
 def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:
@@ -262,21 +282,8 @@ def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
 @cache
 def commit_of(package: Path) -> str | None:
     """Return the commit of the checkout with the training package, `-dirty` if it was changed since."""
-    if not _git(package, "ls-files", "--error-unmatch", "__init__.py"):
-        return None
-    return _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        ask_git(package, "ls-files", "--error-unmatch", "__init__.py")
+    except UserError:
         return None
-    return result.stdout.strip() or None if result.returncode == 0 else None
+    return working_directory.commit_of(package)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from fastlaunch.api.compared import Swept
-from fastlaunch.api.context import AppContext, default_context, open_launcher
+from fastlaunch.api.context import AppContext, default_context, open_launcher, tell_of_edits
 from fastlaunch.api.options import (
     SweepArguments,
     arguments,
@@ -200,6 +200,8 @@ def _carry_out(
             context.report(f"warning: {line}")
         if stored:
             context.report(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}")
+            for submission in started.values():
+                tell_of_edits(context, ledger.select(submission=submission), plan.scripts)
         parts, refused = plan.make(started)
         for name, error in refused.items():
             context.report(f"left out: {name}: {error.message}")

@@ -15,6 +15,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, build_jobs
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.spec import Script
 from fastlaunch.jobs.sweep import (
     AUTO,
     SEARCH_MINUTES,
@@ -55,6 +56,8 @@ class SweepPlan:
     max_cost_usd: float | None = None
     #: What travels with a script.
     directory: "WorkingDirectory | None" = None
+    #: The script's variants by label, as they travel.
+    scripts: Mapping[str, Script] = field(default_factory=dict)
 
     @property
     def num_runs(self) -> int:
@@ -99,7 +102,14 @@ def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
 def plan_on_aws(
     context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
 ) -> SweepPlan:
-    from fastlaunch.api.cloud import ceiling_of, directory_of, expected_usd, price_dates, resolve_offline
+    from fastlaunch.api.cloud import (
+        ceiling_of,
+        directory_of,
+        expected_usd,
+        price_dates,
+        resolve_offline,
+        with_contents_of,
+    )
 
     catalogue = load_catalogue(*context.settings.price_files())
     types = types_on_aws(options, cloud, catalogue)
@@ -111,6 +121,8 @@ def plan_on_aws(
     directory = None
     if options.command is not None:
         directory = directory_of(next(iter(requests.values())), context.settings.home)
+        home = context.settings.home
+        requests = {name: with_contents_of(each, directory, home) for name, each in requests.items()}
     searched = searches(types, cloud, catalogue) if AUTO in options.batch_sizes else {}
     requests = {**_search_requests(searched, cloud, catalogue), **requests}
     resolutions = {name: resolve_offline(context, request, catalogue) for name, request in requests.items()}
@@ -142,6 +154,7 @@ def plan_on_aws(
         searched_on=tuple(searched),
         max_cost_usd=max_cost_usd,
         directory=directory,
+        scripts={script.label: script for each in requests.values() for script in each.scripts},
     )
 
 
@@ -187,7 +200,8 @@ def _parts_on_aws(
                 verdicts=looks_of(context, request.options),
             )
         own = with_batch(request.options, batch_size)
-        request = build_cloud_request(own, request.cloud, catalogue=catalogue)
+        if not request.scripts:
+            request = build_cloud_request(own, request.cloud, catalogue=catalogue)
         upload_code(prepared, context.aws)
         made = submission_of(context, replace(prepared, request=request))
         if not is_batch_search(name):

@@ -3,12 +3,14 @@
 Without either, all of them. Files travel as they are on disk; fastlaunch's own home never does.
 """
 
+import contextlib
 import os
 import stat
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePath
 
 from fastlaunch.core.errors import BadFile, UserError
@@ -21,6 +23,8 @@ MAX_BYTES = 200 * 2**20
 #: What no job needs, where git does not say it.
 _NEVER = (".git", "__pycache__")
 _GIT_LIMIT_S = 60
+#: Files of a folder without git, of which more are data.
+_MOST_WALKED = 20_000
 #: Of what is too large so many entries are named.
 _MOST = 4
 
@@ -89,6 +93,34 @@ def working_directory(root: Path, *, home: Path) -> WorkingDirectory:
     return directory
 
 
+def files_of(root: Path, *, home: Path) -> list[str]:
+    """Return the paths that are in a folder, without what git, or the ignore file, ignores.
+
+    None of a folder with very many files, or that cannot be read. home: fastlaunch's own.
+    """
+    paths: Iterable[str] | None = None
+    try:
+        is_ignored = _ignored(root / IGNORE_FILE) if (root / IGNORE_FILE).exists() else lambda path: False
+        if (root / ".git").exists():
+            with contextlib.suppress(UserError):
+                others = _git(root, "--others", "--exclude-standard")
+                paths = others | _git(root, "--cached", "--recurse-submodules")
+        if paths is None:
+            paths = list(islice(_walk(root, is_ignored), _MOST_WALKED + 1))
+            paths = paths if len(paths) <= _MOST_WALKED else []
+    except UserError:
+        return []
+    return [path for path in paths if not is_ignored(path) and not (root / path).is_relative_to(home)]
+
+
+def commit_of(root: Path) -> str | None:
+    """Return the commit of a repository, `-dirty` if it was changed since; None without one."""
+    try:
+        return ask_git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").decode().strip()
+    except UserError:
+        return None
+
+
 def shown(path: str) -> str:
     """Return a path that can be printed, whatever bytes its name has."""
     return os.fsencode(path).decode(errors="replace")
@@ -111,9 +143,14 @@ def _paths(root: Path) -> tuple[Iterable[str], str | None, Iterable[str]]:
 
 def _git(root: Path, *which: str) -> set[str]:
     """Return paths of git's list. Raises UserError if git cannot tell."""
+    return {os.fsdecode(name) for name in ask_git(root, "ls-files", "-z", *which).split(b"\0") if name}
+
+
+def ask_git(root: Path, *arguments: str) -> bytes:
+    """Return what git prints. Raises UserError if it does not."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "ls-files", "-z", *which],
+            ["git", "-C", str(root), *arguments],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=_GIT_LIMIT_S,
@@ -127,7 +164,7 @@ def _git(root: Path, *which: str) -> set[str]:
     except subprocess.CalledProcessError as error:
         problem = next(iter(error.stderr.decode(errors="replace").splitlines()), "git failed")
     else:
-        return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+        return done.stdout
     raise UserError(
         f"it is not known what of {root} travels with the job: {problem}",
         f"write a {IGNORE_FILE}, which says it instead of git",

@@ -17,6 +17,7 @@ from fastlaunch.core.units import split_list
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import SubmitOptions, option_of
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
+from fastlaunch_train.records.contents import path_of
 
 #: Every combination is planned and stored before the first one starts.
 MOST_VARIANTS = 1000
@@ -25,6 +26,10 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy3?")
 _SHELLS = ("sh", "bash", "zsh")
 #: Programs that start a Python script on several ranks by themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+_LAUNCHING_MODULES = (
+    *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+    *("deepspeed.launcher.runner", "cProfile", "pdb"),
+)
 #: Options of Python's whose value is a word of its own.
 _OF_SHELLS = ("&&", "||", "|", ";", "&", ">", ">>", "<")
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_-]*\}", re.ASCII)
@@ -281,12 +286,29 @@ def caveats_of(scripts: Sequence[Script], instances: Sequence[InstanceType] = ()
 
 
 def script_name(argv: Sequence[str]) -> str:
-    """Return what a command is called: the file name of its script, its module's, or its program's."""
-    if script := _script_path(argv):
-        return Path(script).name
-    if _PYTHON.fullmatch(Path(argv[0]).name) and "-m" in argv[1:-1]:
-        return argv[argv.index("-m", 1) + 1]
-    return next((Path(word).name for word in argv if word.endswith(".py")), Path(argv[0]).name)
+    """Return what a command is called: its script's path in its repository or here, else its program."""
+    if file := script_file(argv):
+        # What is of an image alone is known by its name.
+        return path_of(file) if Path(file).exists() or not Path(file).is_absolute() else Path(file).name
+    return _module_of(argv) or Path(argv[0]).name
+
+
+def script_file(argv: Sequence[str]) -> str | None:
+    """Return the file that a command runs, as a path from here; None if it is not known."""
+    program = argv[0]
+    if named := _script_path(argv):
+        return named
+    if (module := _module_of(argv)) and module not in _LAUNCHING_MODULES:
+        path = module.replace(".", "/")
+        return next((name for name in (f"{path}.py", f"{path}/__main__.py") if Path(name).is_file()), None)
+    named = next((word for word in argv[1:] if word.endswith(".py")), None)
+    return program if _is_relative(program) and not named else named
+
+
+def _module_of(argv: Sequence[str]) -> str | None:
+    """Return what `python -m` is to run."""
+    is_module = _PYTHON.fullmatch(Path(argv[0]).name) and "-m" in argv[1:-1]
+    return argv[argv.index("-m", 1) + 1] if is_module else None
 
 
 def _script_path(argv: Sequence[str]) -> str | None:

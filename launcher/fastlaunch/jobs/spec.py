@@ -9,6 +9,7 @@ from typing import Any, Self
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import DEFAULT_REGION
 from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.records.contents import VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,10 @@ class Script:
     nproc: int | None = None
     #: Without a step for so long it is ended; None to let it be.
     hang_timeout_s: float | None = None
+    #: Digests of its files by their path in the repository, and its commit, `-dirty` if it was changed since:
+    #: of what travels. What runs on this machine is looked at when it starts.
+    files: tuple[tuple[str, str], ...] = ()
+    commit: str | None = None
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -77,13 +82,15 @@ class Script:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`."""
-        return {**vars(self), "command": list(self.command), "variant": dict(self.variant)}
+        data = {**vars(self), "command": list(self.command), "variant": dict(self.variant)}
+        contents = {"files": dict(self.files), "commit": self.commit}
+        return {name: value for name, value in (data | contents).items() if value or name not in contents}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the script that `to_json` wrote."""
-        variant = tuple(data["variant"].items())
-        return cls(**{**data, "command": tuple(data["command"]), "variant": variant})
+        pairs = {name: tuple(data.get(name, {}).items()) for name in ("variant", "files")}
+        return cls(**{**data, "command": tuple(data["command"]), **pairs})
 
 
 def variant_label(variant: Mapping[str, str]) -> str:
@@ -285,7 +292,7 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
 def run_environment(job: JobSpec) -> dict[str, str]:
     """Return the variables that tell the run's session, round and plan, if they are known.
 
-    And of a script its name and variant.
+    And of a script its name, variant and contents.
     """
     known = {
         "FASTLAUNCH_SESSION": job.session,
@@ -295,7 +302,17 @@ def run_environment(job: JobSpec) -> dict[str, str]:
     if job.script:
         known["FASTLAUNCH_SCRIPT"] = job.workload
         known["FASTLAUNCH_VARIANT"] = json.dumps(dict(job.script.variant))
+        known |= contents_environment(job.script)
     return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def contents_environment(script: Script) -> dict[str, str]:
+    """Return the variables that tell a run what its script is, as far as that is known."""
+    known = {
+        VARIABLE: json.dumps(dict(script.files)) if script.files else None,
+        "FASTLAUNCH_COMMIT": script.commit,
+    }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def wrapper_arguments(script: Script) -> tuple[str, ...]:

@@ -468,6 +468,8 @@ class Launcher:
             stop=self.stop,
             sleep=self.sleep,
             advice=self.advice,
+            home=self.settings.home.absolute(),
+            report=self.report,
         )
 
     def _run_on_aws(

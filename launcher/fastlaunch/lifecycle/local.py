@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.jobs.spec import JobSpec, contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.collect import summarize_run
+from fastlaunch.lifecycle.contents import edited_since, script_now
 from fastlaunch.lifecycle.display import Display, RecordTail
 from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
@@ -32,6 +35,10 @@ class LocalRunner:
     stop: StopRequest
     sleep: Callable[[float], None]
     advice: Advice
+    #: fastlaunch's own, which is no part of a script.
+    home: Path
+    #: Called with a line for the user.
+    report: Callable[[str], None]
 
     def run(self, run_id: str, label: str, *, is_resumed: bool = False) -> RunState:
         """Return the run's final state. Raises UserError, with the run failed, where it cannot be started.
@@ -45,7 +52,7 @@ class LocalRunner:
             return self.ledger.get(run_id).state
         attempt_id, token = self.ledger.add_attempt([run_id])
         try:
-            plan = Plan.from_json(run.plan)
+            plan = self._with_contents(Plan.from_json(run.plan), run)
             if is_resumed:
                 plan = _resuming(plan, number=token.rpartition("-a")[2], is_script="script" in run.spec)
             handle = self.backend.execute(plan)
@@ -68,6 +75,23 @@ class LocalRunner:
         with self.advice.guard(PROGRESS):
             self.display.finish(str(state))
         return state
+
+    def _with_contents(self, plan: Plan, run: Run) -> Plan:
+        """Return the plan that tells a script's run what it is now. Reports if it was edited meanwhile."""
+        folder = plan.request.get("working_directory")
+        job = JobSpec.from_json(run.spec or {})
+        script = script_now(job, folder, home=self.home) if folder else None
+        if script is None:
+            return plan
+        earlier = [*self.ledger.select(submission=run.submission_id), run]
+        if edited := edited_since(earlier, run.recipe, script):
+            self.report(
+                f"warning: {edited} changed since the last such run: those from here on are another row"
+            )
+        # A workload's commit is that of what trains it.
+        told = contents_environment(script if job.script else replace(script, commit=None))
+        environment = {**plan.request["env"], **told}
+        return replace(plan, request={**plan.request, "env": environment})
 
     def _follow(self, handle: Mapping[str, Any], tail: RecordTail) -> None:
         pause_s = _FIRST_LOOK_S

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from fastlaunch.measure.summary import VERSION
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.records.contents import version_of
 from fastlaunch_train.records.records import SILENT, RankRecord
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
@@ -20,6 +22,7 @@ _SHARED_BY_RANKS = (
 )
 #: What a rank may have failed to look at, as on a disk over the network: it trained all the same.
 _MAY_BE_UNKNOWN = ("data_identity", "model_identity")
+_MOST_NAMED = 4
 #: Packages whose versions count whatever the recipe is.
 _ALWAYS_PACKAGES = ("torch", "cuda", "cudnn", "timm", "transformer_engine")
 
@@ -87,6 +90,12 @@ def mixed_schemas(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
             schema = schema_of(records[0].header)
             if schema != of_first:
                 notes.append(f"attempt {number} has {what} of schema {schema}, attempt {first} of {of_first}")
+    versions = {number: version_of(files_of(records[0].header)) for number, records in attempts.items()}
+    for number, version in versions.items():
+        if None not in (version, versions[first]) and version != versions[first]:
+            notes.append(
+                f"attempt {number} ran version {version} of the script, attempt {first} {versions[first]}"
+            )
     return notes
 
 
@@ -99,6 +108,19 @@ def variant_of(header: Mapping[str, Any]) -> dict[str, str] | None:
 def is_silent(record: RankRecord) -> bool:
     """Whether a script's rank never called us: what started it wrote its record, and knows its end alone."""
     return (record.header.get("script") or {}).get(SILENT) is True
+
+
+def files_of(header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of a script's files by path; none of what is no script, and of older records."""
+    files = header.get("files")
+    return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, Mapping) else {}
+
+
+def changed_files(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return `a/train.py, b.py and 3 more`: the paths at which digests of files differ."""
+    names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def recipe_schema(header: Mapping[str, Any]) -> int:
@@ -139,6 +161,7 @@ def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
         **{name: versions.get(name) for name in packages},
         "attention_backend": header["attention_backend"],
         "image_digest": header["image_digest"],
+        VERSION: version_of(files_of(header)),
         "model": workload.get("model"),
         **_stated(workload),
         **_model_read(header),

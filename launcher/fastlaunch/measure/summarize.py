@@ -20,6 +20,7 @@ from fastlaunch.measure.events import (
 )
 from fastlaunch.measure.headers import (
     contradictions,
+    files_of,
     fingerprint_of,
     host_ids,
     is_silent,
@@ -169,6 +170,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             round=header.get("round"),
             max_rounds=header.get("max_rounds"),
             commit=header["commit"],
+            files=files_of(header),
             power_limit_w=power_limit_of(header),
         ),
         figures=Figures(total_time_s=total_time_s),

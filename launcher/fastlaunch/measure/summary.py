@@ -13,6 +13,8 @@ from fastlaunch_train.records.records import Check, Eval
 
 #: What is said of limits that say nothing.
 BOUNDLESS = "wider than 100x"
+#: What a fingerprint calls the digest of a script's files.
+VERSION = "version"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,17 @@ class Setup:
     #: What must agree for two runs to be repeats of each other: GPU, versions, attention backend, data.
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     variant: Mapping[str, str] = field(default_factory=dict)  # of a script: text by the names it was given
+
+    @property
+    def version(self) -> str | None:
+        """The digest of a script's files; None of what is no script, or where it is not known."""
+        return self.fingerprint.get(VERSION)
+
+    @property
+    def read_data(self) -> str | None:
+        """What was trained on, without the digest of the workload's own file, of which `version` is, too."""
+        data = self.fingerprint.get("data")
+        return data.partition("own ")[0].strip() or None if data and self.version else data
 
     @property
     def is_script(self) -> bool:
@@ -170,7 +183,8 @@ class Environment:
     session: str | None = field(default=None, compare=False)  # the submission that the run belongs to
     round: int | None = field(default=None, compare=False)  # which of the submission's rounds, from 1
     max_rounds: int | None = field(default=None, compare=False)  # that it planned, to stop when settled
-    commit: str | None = field(default=None, compare=False)  # of the training code
+    commit: str | None = field(default=None, compare=False)  # of the training code, or the script
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)  # digests of a script's, by path
     power_limit_w: float | None = field(default=None, compare=False)  # of its GPU
 
 

@@ -12,6 +12,7 @@ from fastlaunch_train.process.host_threads import num_data_workers
 from fastlaunch_train.process.launch import LaunchSettings
 from fastlaunch_train.process.machine import machine, versions
 from fastlaunch_train.process.tracebacks import TracebackFile
+from fastlaunch_train.records.contents import files_here
 from fastlaunch_train.records.data_identity import DataIdentity, user_workload_identity
 from fastlaunch_train.records.records import End, RecordWriter
 from fastlaunch_train.run.options import Options
@@ -109,6 +110,8 @@ class Session:
             "instance": os.environ.get("FASTLAUNCH_INSTANCE") or None,
             "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
             "commit": os.environ.get("FASTLAUNCH_COMMIT") or None,
+            # Of a workload of the user's own, which its launcher has looked at.
+            "files": files_here(os.environ) if ".py:" in options.workload else None,
             "warnings": self.warnings,
         }
 

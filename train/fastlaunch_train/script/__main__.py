@@ -21,6 +21,7 @@ from types import FrameType
 from fastlaunch_train.process.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, EXIT_HANG
 from fastlaunch_train.process.torchrun import MARGIN_S
 from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.records.contents import VARIABLE
 from fastlaunch_train.records.records import Phase
 from fastlaunch_train.script.checkpoints import OUTPUT, Packer, restore, steps_done
 from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
@@ -234,6 +235,8 @@ class Script:
         own = header(settings, None, attempt=attempt)
         own["machine"] |= gpu_facts()
         num_local = settings.world_size // settings.num_nodes
+        if VARIABLE not in os.environ:
+            own["files"] = None  # what this process has imported is not the script's
         try:
             complete_records(
                 self._options.output,

@@ -12,6 +12,7 @@ from fastlaunch_train.process.host_threads import num_data_workers
 from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S, num_nodes, read_launch_settings
 from fastlaunch_train.process.machine import machine, versions
 from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.records.contents import files_here, path_of
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ def read_settings(
     world_size = _number(environment, "WORLD_SIZE", 1)
     return ScriptSettings(
         records=records,
-        name=environment.get("FASTLAUNCH_SCRIPT") or Path(script).name or RECIPE,
+        name=environment.get("FASTLAUNCH_SCRIPT") or (path_of(script) if script else RECIPE),
         run_id=environment.get("FASTLAUNCH_RUN_ID") or records.name,
         command=_command(environment.get("FASTLAUNCH_COMMAND")) or tuple(command),
         variant=_variant(environment.get("FASTLAUNCH_VARIANT") or "{}"),
@@ -120,6 +121,7 @@ def header(
         "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
         "commit": os.environ.get("FASTLAUNCH_COMMIT") or None,
         "warnings": list(warnings),
+        "files": files_here(os.environ),
         "script": {"command": list(settings.command), "variant": dict(settings.variant)},
     }
 

@@ -1,0 +1,169 @@
+"""Which files make a script what it is: what it imports of its own, and what configures that.
+
+A script is followed by its import statements. Where it imports by names that it makes up, or is no Python,
+all sources count.
+"""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+
+from fastlaunch.jobs.scripts import script_file
+from fastlaunch_train.records.contents import path_of
+
+_PYTHON = ".py"
+_SOURCES = (_PYTHON, ".pyx", ".sh", ".bash", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
+_CONFIGS = (".yaml", ".yml", ".toml", ".ini", ".cfg")
+#: Configures some scripts and is what others write: one called `conf` counts, beside sources or with others.
+_JSON = ".json"
+#: Of tools, not of training.
+_OF_TOOLS = ("pyproject.toml", "setup.cfg", "tox.ini", "mkdocs.yml")
+#: Folders that tools fill, and others that training writes configurations to.
+_FILLED = ("wandb", "lightning_logs", "mlruns", "multirun", "__pycache__", "venv", "node_modules")
+_WRITTEN = (
+    *("output", "outputs", "out", "result", "results", "log", "logs", "runs", "checkpoint", "checkpoints"),
+    "tb_logs",
+)
+#: Names in a source that imports, or runs, what only it knows.
+_DYNAMIC = {
+    *("exec", "execfile", "import_module", "__import__", "run_path", "run_module", "walk_packages", "hydra"),
+    *("iter_modules", "spec_from_file_location", "subprocess", "system", "load_source", "jsonargparse"),
+}
+#: What Python and we bring, unless the script has a module of that name beside it.
+_NOT_FOLLOWED = {*sys.stdlib_module_names, "fastlaunch", "fastlaunch_train"}
+#: A class or a function of a module, such as `models.resnet.ResNet`; no file.
+_DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.\w+)+(?![\w/.])")
+
+
+def may_count(path: str) -> bool:
+    """Return whether a file may be of a script's contents, by its path."""
+    pure = PurePosixPath(path)
+    folders = {part.lower() for part in pure.parts[:-1]}
+    if pure.name in _OF_TOOLS or any(part.startswith(".") for part in pure.parts):
+        return False
+    is_config = pure.suffix in _CONFIGS or (pure.suffix == _JSON and "conf" in path.lower())
+    return folders.isdisjoint(_FILLED) and (
+        pure.suffix in _SOURCES or (is_config and folders.isdisjoint(_WRITTEN))
+    )
+
+
+def contents_of(argv: Sequence[str], files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return those of the files that a command's contents are, by path.
+
+    files: that may count, by their paths in the repository. argv: as typed in the current directory. Raises
+    OSError for a file that cannot be read.
+    """
+    named = {path_of(path): path for path in _files_in(argv)}
+    file = script_file(argv)
+    if file is not None and Path(file).is_file():
+        named[path_of(file)] = Path(file)
+    files = {**files, **named}
+    reached = _reached(named, files, argv) if file is not None and file.endswith(_PYTHON) else None
+    if reached is None:
+        reached = {path for path in files if path.endswith(_SOURCES)}
+    others = _beside(reached, files)
+    return {path: file for path, file in files.items() if path in reached or path in others}
+
+
+def _beside(reached: Collection[str], files: Collection[str]) -> set[str]:
+    """Return what is no Python and belongs to these files: beside or above one, or where there is none."""
+    with_python = {PurePosixPath(path).parent for path in files if path.endswith(_PYTHON)}
+    own = {folder for path in reached for folder in PurePosixPath(path).parents}
+    found = set()
+    for path in files:
+        folder = PurePosixPath(path).parent
+        if path.endswith(_PYTHON) or (
+            path.endswith(_JSON) and folder not in with_python and "conf" not in str(folder).lower()
+        ):
+            continue
+        nearest = next((up for up in (folder, *folder.parents) if up in with_python), None)
+        if nearest is None or nearest in own:
+            found.add(path)
+    return found
+
+
+def names_in(argv: Sequence[str]) -> tuple[object, ...]:
+    """Return what of a command `contents_of` goes by: alike, commands have the same contents."""
+    return script_file(argv), *_files_in(argv), *_DOTTED.findall(" ".join(argv))
+
+
+def _files_in(argv: Sequence[str]) -> Iterator[Path]:
+    """Yield the sources and configurations that a command names, as in `--config=a.json`.
+
+    Another file that it names may be what it is to write.
+    """
+    for option, word in pairwise(["", *argv]):
+        for text in {word, word.partition("=")[2]}:
+            is_config = text.endswith((*_CONFIGS, _JSON)) and "conf" in f"{option} {word}".lower()
+            if (is_config or text.endswith(_SOURCES)) and Path(text).is_file():
+                yield Path(text)
+
+
+def _reached(named: Mapping[str, Path], files: Mapping[str, Path], argv: Sequence[str]) -> set[str] | None:
+    """Return the files that the named ones import, themselves, and so on; None if nobody can tell."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    for path in files:
+        if path.endswith(_PYTHON):
+            parts = PurePosixPath(path.removesuffix("/__init__.py").removesuffix(_PYTHON)).parts
+            # Wherever the path of imports begins.
+            for at in range(len(parts)):
+                modules[".".join(parts[at:])].append(path)
+    beside = {PurePosixPath(path).parent for path in named}
+    configs = [path for path in _beside(named, files) if path.endswith(_CONFIGS)]
+    configured = " ".join([*argv, *(_text(files[path]) for path in configs)])
+    # A configuration may name a class.
+    classes = [name for name in _DOTTED.findall(configured) if not name.endswith(_PYTHON)]
+    left = [*named, *(path for name in classes for path in modules.get(name.rpartition(".")[0], ()))]
+    reached: set[str] = set()
+    while left:
+        path = left.pop()
+        if path in reached:
+            continue
+        reached.add(path)
+        if not path.endswith(_PYTHON):
+            continue
+        try:
+            names = _imports(ast.parse(files[path].read_bytes()), path)
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+        if names is None:
+            return None
+        for name in names:
+            found = modules.get(name, [])
+            nearest = [each for each in found if _base(each, name) in (*beside, PurePosixPath(path).parent)]
+            is_elsewhere = name.partition(".")[0] not in _NOT_FOLLOWED
+            left += nearest or (found if is_elsewhere else [])
+    return reached
+
+
+def _base(path: str, module: str) -> PurePosixPath:
+    """Return the folder from which a module of this name is at the path."""
+    return PurePosixPath(path).parents[module.count(".") + path.endswith("/__init__.py")]
+
+
+def _imports(tree: ast.AST, path: str) -> set[str] | None:
+    """Return what a source imports: modules, and names in them that may be some; None if by other means."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = PurePosixPath(path).parts[: -node.level] if node.level else ()
+            module = ".".join([*package, *filter(None, [node.module])])
+            names += [".".join(filter(None, [module, alias.name])) for alias in node.names]
+        elif (getattr(node, "id", None) or getattr(node, "attr", None)) in _DYNAMIC:
+            return None
+    if any(name.partition(".")[0] in _DYNAMIC for name in names):
+        return None
+    # Of `a.b.c` also `a` and `a.b`.
+    return {
+        ".".join(parts[: at + 1]) for name in names if (parts := name.split(".")) for at in range(len(parts))
+    }
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

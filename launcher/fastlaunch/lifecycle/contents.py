@@ -1,0 +1,86 @@
+"""What a script is as it lies here: looked at when it travels, or just before it starts on this machine."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlaunch.images.working_directory import WorkingDirectory, commit_of, files_of
+from fastlaunch.jobs.contents import contents_of, may_count, names_in
+from fastlaunch.jobs.scripts import script_file
+from fastlaunch.jobs.spec import JobSpec, Script
+from fastlaunch.measure.headers import changed_files
+from fastlaunch_train.records.contents import digests_of, root_of
+
+if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Run
+
+#: Of a source or a configuration; what is larger is data.
+_MOST_BYTES = 2**20
+
+
+def all_with_contents(
+    scripts: Sequence[Script], *, home: Path, directory: WorkingDirectory | None = None
+) -> tuple[Script, ...]:
+    """Return variants of a script as `with_contents` does, looked at once where they name the same files."""
+    found: dict[tuple[object, ...], Script] = {}
+    for script in scripts:
+        if (names := names_in(script.argv)) not in found:
+            found[names] = with_contents(script, home=home, directory=directory)
+    known = ((script, found[names_in(script.argv)]) for script in scripts)
+    return tuple(replace(script, files=of.files, commit=of.commit) for script, of in known)
+
+
+def with_contents(script: Script, *, home: Path, directory: WorkingDirectory | None = None) -> Script:
+    """Return the script with the digests of its files, and their commit, as they are now.
+
+    directory: what of the current one travels; None where the script runs here. What cannot be read is not
+    known, and keeps nothing from running.
+    """
+    path = Path(os.path.realpath(script_file(script.argv) or "-"))
+    root = root_of(path)
+    try:
+        listed = files_of(root, home=home)
+        if directory is not None:
+            travels = {os.path.relpath(directory.root / file.path, root) for file in directory.files}
+            listed = [name for name in listed if name in travels]
+        counted = {name: root / name for name in listed if may_count(name) and _is_read(root / name)}
+        files = digests_of(contents_of(script.argv, counted))
+    except OSError:
+        return script
+    return replace(script, files=tuple(files.items()), commit=commit_of(root) if files else None)
+
+
+def script_now(job: JobSpec, folder: str | Path, *, home: Path) -> Script | None:
+    """Return a job's script, or the file of one's own workload, as it is now; None for what is ours.
+
+    folder: where the job starts, from which its paths are. What travels stays as it was.
+    """
+    own, is_own, _ = job.workload.rpartition(".py:")
+    script = job.script or (Script(command=("python", f"{own}.py")) if is_own else None)
+    if script is None or script.files:
+        return script
+    try:
+        with contextlib.chdir(folder):
+            return with_contents(script, home=home)
+    except OSError:
+        return script
+
+
+def edited_since(runs: Iterable["Run"], label: str, script: Script) -> str:
+    """Return the files in which a script is not what the last of the runs of that label ran; else nothing."""
+    known = [files for run in runs if run.recipe == label and (files := _files_of(run))]
+    return changed_files(dict(script.files), known[-1]) if known and script.files else ""
+
+
+def _is_read(path: Path) -> bool:
+    """Return whether a file is there, and no larger than what people write."""
+    return path.is_file() and path.stat().st_size <= _MOST_BYTES
+
+
+def _files_of(run: "Run") -> Mapping[str, str]:
+    """Return the digests of what a run ran, or is to run; none where that is not known."""
+    ran = run.summary.environment.files if run.summary else None
+    return ran or dict(run.script.files if run.script else ())
