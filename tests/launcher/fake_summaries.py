@@ -66,6 +66,7 @@ def compared(
     *runs: MeasuredRun | RunSummary | Sequence[MeasuredRun],
     baseline: str | None = None,
     allow_unverified: bool = False,
+    any_version: bool = False,
     **prices: Any,
 ) -> Comparison:
     """The comparison of runs, of lists of runs, or of summaries."""
@@ -81,6 +82,7 @@ def compared(
         prices=PriceRequest(today=TODAY, **prices),
         baseline=baseline,
         allow_unverified=allow_unverified,
+        any_version=any_version,
     )
 
 

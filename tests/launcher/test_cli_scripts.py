@@ -95,6 +95,42 @@ def test_what_is_added_to_a_submission_is_of_its_workload(capsys: pytest.Capture
     assert len(runs()) == 3
 
 
+def compared(capsys: pytest.CaptureFixture[str], *options: str) -> list[tuple[str, int]]:
+    """The rows of all runs, as their workloads and numbers of runs."""
+    capsys.readouterr()
+    assert fastlaunch("compare", "--every-run", "--output", "json", *options) == 0
+    return [(row["workload"], row["num_runs"]) for row in json.loads(capsys.readouterr().out)["rows"]]
+
+
+def test_a_script_is_its_path_and_its_contents(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "train.py").write_text("import model")
+        Path(folder, "model.py").write_text("")
+        assert submit(script=(f"{folder}/train.py",)) == 0
+    Path("b/model.py").write_text("# other")
+    assert submit(script=("a/train.py",)) == 0
+    assert compared(capsys) == [("a/train.py", 2), ("b/train.py", 1)]
+    first = runs()[0]
+    Path("a/model.py").write_text("# edited")
+    assert submit("--add-to", first.submission_id, script=("a/train.py",)) == 0
+    assert "a/model.py changed since" in capsys.readouterr().err
+    assert compared(capsys) == [("a/train.py", 2), ("a/train.py", 1), ("b/train.py", 1)]
+    assert compared(capsys, "--any-version") == [("a/train.py", 3), ("b/train.py", 1)]
+    assert first.summary and first.summary.setup.version
+    assert fastlaunch("runs", "list", f"version={first.summary.setup.version[:8]}*", "--output", "json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_each_run_is_of_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    # An edit while rounds are under way.
+    write("import os\nif os.environ['FASTLAUNCH_ROUND'] == '2': open(__file__, 'a').write('#')")
+    assert submit("--repeats", "3") == 0
+    assert capsys.readouterr().err.count("train.py changed since the last such run") == 1
+    first, second, third = (run.summary.setup.version for run in runs() if run.summary)
+    assert first == second != third
+
+
 def test_a_script_of_one_run_is_shown_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--hang-timeout", "1h", script=("train.py", "{x}")) == 0
     capsys.readouterr()

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from fastlaunch.measure.summary import Environment, Interval, RunSummary
 from fastlaunch.report.data import as_csv, as_json
 from fastlaunch.report.overview import as_overview, why
 from fastlaunch.report.table import as_table
-from fastlaunch.report.text import answer
+from fastlaunch.report.text import answer, name_of
+from fastlaunch_train.records.contents import version_of
 
 COMMAND = ("python", "train.py", "--amp", "{amp}")
 NOTHING_TOLD = {"batch_size_per_gpu": None, "samples_per_step": None}
@@ -256,3 +258,72 @@ def test_what_submit_says_of_its_runs_has_the_time_that_there_is(is_whole: bool,
     assert runs_sentence(stored[len(FP32) :]).startswith(sentence)
     assert run_row(stored[0])["note"] == ("10.0 s in all" if is_whole else None)
     assert (describe_measured(stored[0]) or "").startswith("10.0 s in all" if is_whole else "100 ms")
+
+
+def version(run: MeasuredRun, files: dict[str, str], commit: str | None = None, day: int = 1) -> MeasuredRun:
+    """The run as one of a script with these files, begun on that day."""
+    setup = run.summary.setup
+    environment = replace(
+        run.summary.environment, files=files, commit=commit, started_at=f"2026-11-{day:02}T09:00:00+00:00"
+    )
+    told = {**setup.fingerprint, "version": version_of(files)} if files else dict(setup.fingerprint)
+    summary = replace(run.summary, setup=replace(setup, fingerprint=told), environment=environment)
+    return replace(run, run_id=f"{run.run_id}-{day}", summary=summary)
+
+
+OLD, NEW = {"train.py": "1", "model.py": "1"}, {"train.py": "1", "model.py": "2"}
+
+
+def test_other_contents_are_another_row_which_says_what_changed() -> None:
+    before = [version(run, OLD, "a" * 40) for run in FP32]
+    # A commit of the same files is no other version.
+    after = [version(run, NEW, commit * 40, day=2) for run, commit in zip(FP32, "bcd", strict=True)]
+    unknown = [version(run, {}, day=3) for run in FP32]
+    comparison = compared(before, after, unknown)
+    assert [row.num_runs for row in comparison.rows] == [3, 3, 3]
+    names = {name_of(row, comparison.rows) for row in comparison.rows}
+    assert names == {
+        f"amp=fp32 with version {told}" for told in (version_of(OLD), version_of(NEW), "unknown")
+    }
+    for printed in (as_overview(comparison), as_table(comparison), as_csv(comparison), as_json(comparison)):
+        assert all(str(version_of(files)) in printed for files in (OLD, NEW))
+    _, edited, other = comparison.rows
+    (reason,) = [reason for reason in edited.verdict.decisive if "another version" in reason]
+    assert "model.py" in reason and "train.py changed" not in reason and "bbbbbbb against aaaaaaa" in reason
+    assert not [reason for reason in edited.verdict.reasons if "several commits" in reason]
+    assert [reason for reason in other.verdict.reasons if "is not known" in reason]
+
+
+def test_versions_can_be_pooled_which_is_said() -> None:
+    of_versions = [*(version(run, OLD) for run in FP32), *(version(run, NEW, day=2) for run in FP32)]
+    comparison = compared(of_versions, any_version=True)
+    (row,) = comparison.rows
+    assert (row.num_runs, name_of(row, [row]), row.setup.version) == (6, "amp=fp32", None)
+    assert [reason for reason in row.verdict.reasons if "2 versions" in reason and "model.py" in reason]
+    own = [runs("fp32", 0.1, fingerprint={"data": f"own {digest}", "version": digest}) for digest in "ab"]
+    assert len(compared(*own).rows) == 2
+    assert len(compared(*own, any_version=True).rows) == 1
+
+
+def test_the_baseline_of_what_was_edited_is_of_the_version_that_is_there_once_it_has_several_rows() -> None:
+    old = [version(run, OLD) for run in [*FP32, *BF16]]
+    new = [version(run, NEW, day=2) for run in [*FP32, *BF16]]
+    alone = compared(old, new[:3])
+    assert alone.rows[0].is_baseline
+    both = compared(old, new)
+    assert [row.setup.version for row in both.rows if row.is_baseline] == [version_of(NEW)]
+
+
+def test_no_more_rounds_are_proposed_of_a_version_that_is_gone() -> None:
+    base, near = rows({"amp": "fp32"}, 0.0991, 0.0995, 0.1005), rows({"amp": "bf16"}, 0.0989, 0.0992, 0.0982)
+    noisy = [version(run, OLD) for run in [*base, *near]]
+    assert more_runs_command(compared(noisy).rows, own_region="us-east-1")
+    edited = compared(noisy, version(FP32[0], NEW, day=2))
+    assert edited.rows[1].verdict.more_rounds
+    assert more_runs_command(edited.rows, own_region="us-east-1") is None
+
+
+def test_a_command_typed_from_another_folder_is_the_same() -> None:
+    elsewhere = submit_words(Script(command=("python", "../train.py", "--amp", "{amp}")))
+    moved = [replace(run, run_id=f"x{run.run_id}", script=elsewhere) for run in FP32]
+    assert not warned(compared(FP32, moved), "commands")

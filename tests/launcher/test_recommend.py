@@ -373,7 +373,7 @@ def test_the_command_of_a_script_has_its_variant_and_where_it_runs() -> None:
     job = replace(
         JOB,
         like=changed(PLAIN, precision=SCRIPT_RECIPE.precision, variant={"amp": "fp32"}),
-        script=("--", "python", "train.py", "--amp", "{amp}"),
+        scripts={"amp=bf16": ("--", "python", "train.py", "--amp", "{amp}")},
         variants={"amp=bf16": {"amp": "bf16"}},
     )
     nodes = configuration(P5, 1000, recipe="amp=bf16", num_nodes=2, num_gpus=16)
@@ -412,6 +412,32 @@ def test_the_ledgers_rows_come_before_those_that_are_shipped(capsys: pytest.Capt
     assert found["measured"] == "ledger"
     assert found["num_candidates"] == 1
     assert (found["pick"]["instance"], found["break_even"], found["runner_up"]) == (P5, None, None)
+
+
+def test_only_the_version_of_a_script_that_ran_last_is_recommended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The faster variant is of a version that is gone: the script does not have it any more."""
+    script = {"workload": "a/train.py", "precision": SCRIPT_RECIPE.precision, "data": "script"}
+    p5 = {"instance": P5, "num_gpus": 8, "device_name": "NVIDIA H100 80GB HBM3", "samples_per_step": 512.0}
+    add_runs(
+        *(
+            changed(
+                PLAIN,
+                **script,
+                **p5,
+                recipe=f"{name}=bf16",
+                variant={name: "bf16"},
+                step_time_s=Interval(value=time_s),
+                fingerprint={"version": version},
+                started_at=f"2026-11-0{day}T09:00:00+00:00",
+            )
+            for name, version, time_s, day in (("amp", "old", 0.1, 1), ("precision", "new", 0.2, 2))
+        )
+    )
+    found = data(capsys, "--workload", "a/train.py", "--samples", "1M", "--measured-only")
+    assert (found["num_candidates"], found["pick"]["recipe"]) == (1, "precision=bf16")
+    assert [warning for warning in found["warnings"] if "earlier versions of a/train.py" in warning]
 
 
 def test_another_batch_counts_by_the_samples_that_it_took_to_the_references_loss(

@@ -38,7 +38,7 @@ FURTHER = (
     *("price_source", "price_inferred", "price_charged_as", "price_hypothetical", "usd_per_billion_tokens"),
     *("comparable_as", "sources", "fingerprint"),
     *("ranked", "guard_failures", "numerics", "held_out", "convergence"),
-    *("variant", "total_time_s"),
+    *("variant", "version", "total_time_s"),
 )
 TOP = (
     *("schema", "prices_as_of", "baseline", "answer", "rows", "warnings"),

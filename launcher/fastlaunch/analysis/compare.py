@@ -26,7 +26,9 @@ from fastlaunch.analysis.pooling import (
     first_runs,
     log_sample_time_of,
     log_time,
+    newest_version,
     pool,
+    without_version,
 )
 from fastlaunch.analysis.statistics import LEVEL, mean_of, t_quantile
 from fastlaunch.analysis.validity import Validity, judge_validity
@@ -169,14 +171,16 @@ def compare(
     prices: PriceRequest,
     baseline: str | None = None,
     allow_unverified: bool = False,
+    any_version: bool = False,
 ) -> Comparison:
     """Compare `candidates`. baseline: a recipe's label, or a run's id, or a prefix or last part of it.
 
-    allow_unverified: rank also what fails a check of its numerics, or trains to a worse loss.
+    allow_unverified: rank also what fails a check of its numerics, or trains to a worse loss. any_version:
+    pool runs of a script whatever its files were.
     Raises UnknownName for a baseline that is not among them, UserError for one that is not ranked and for a
     price that cannot be charged.
     """
-    groups, unfit = pool(candidates)
+    groups, unfit = pool(list(map(without_version, candidates)) if any_version else candidates)
     warnings = [f"{c.run_id} ({c.summary.setup.recipe}) is left out: {c.summary.problems[0]}" for c in unfit]
     if baseline is not None and groups and not any(_is_named(group, baseline) for group in groups):
         raise UnknownName("baseline", baseline, {group.setup.recipe for group in groups})
@@ -267,10 +271,13 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
     """Return the named row, else one of bf16, as it is or with overrides, else the first.
 
     A row with a speed comes before one without; then the batch with the most rows, then the row with the most
-    runs. Of a script's rows it is the first, as `submit` puts the baseline first. A barred row is the
-    baseline only if all rows are barred. Raises UserError if it is named.
+    runs. Of a script's rows it is the first, as `submit` puts the baseline first: of the newest version, if
+    that has several. A barred row is the baseline only if all rows are barred. Raises UserError if it is
+    named.
     """
     num_rows_at = Counter(_batch(item) for item in items)
+    newest = newest_version([run for item in items for run in item.group.runs])
+    is_varied = sum(item.group.setup.version == newest for item in items) > 1
 
     def preference(item: PricedGroup) -> tuple[int, ...]:
         recipe = item.group.setup.recipe
@@ -280,6 +287,7 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
             is_named,
             not item.is_barred,
             log_time(item.group) is not None,
+            is_varied and item.group.setup.version == newest,
             recipe == DEFAULT_BASELINE,
             recipe.partition(" ")[0] == DEFAULT_BASELINE,
             *(() if item.group.setup.is_script else (num_rows_at[_batch(item)], len(item.group.runs))),

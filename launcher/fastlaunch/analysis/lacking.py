@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.cost import ChargedAs, PriceRequest
+from fastlaunch.analysis.pooling import newest_version
 from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.measure.summary import Setup
@@ -23,8 +24,11 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
             other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline
         )
         if row.setup.is_script:
-            if row.runs[0].script:
-                is_same = base.runs[0].script == row.runs[0].script and base is not row
+            runs = [run for other in rows if other.setup.workload == row.setup.workload for run in other.runs]
+            is_still_there = row.setup.version == newest_version(runs)
+            if row.runs[0].script and is_still_there:
+                is_same = (base.runs[0].script, base.setup.version) == (row.runs[0].script, row.setup.version)
+                is_same = is_same and base is not row
                 return script_command([base, row] if is_same else [row], row.verdict.more_rounds or 1)
             continue
         is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe

@@ -20,7 +20,9 @@ from fastlaunch.analysis.pooling import (
 )
 from fastlaunch.analysis.statistics import LEVEL, mean_of
 from fastlaunch.core.units import counted
-from fastlaunch.measure.summary import RunSummary
+from fastlaunch.measure.headers import changed_files
+from fastlaunch.measure.summary import VERSION, RunSummary
+from fastlaunch_train.records.contents import version_of
 from fastlaunch_train.records.records import FAILED_CHECK
 
 #: What the note begins with; any row may have it, the baseline too.
@@ -35,7 +37,7 @@ _Groups = Mapping[str | None, Sequence[MeasuredRun]]
 
 _KINDS = {"records": "measured", "published": "published"}
 #: Parts of a fingerprint that the row says elsewhere.
-_SAID_ELSEWHERE = ("device_name", "num_gpus_per_node", "data")
+_SAID_ELSEWHERE = ("device_name", "num_gpus_per_node", "data", VERSION)
 
 #: A GPU that runs kernels for less of the time than this is said to wait.
 BUSY = 0.9
@@ -63,9 +65,15 @@ def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
     if not groups[0].setup.is_script:
         return
     for group in groups:
-        commands = list(dict.fromkeys(run.script for run in group.runs if run.script))
+        # Wherever they were typed, and the script's path is from there.
+        name = group.setup.workload.rpartition("/")[2]
+        commands = {
+            tuple(name if word.rpartition("/")[2] == name else word for word in run.script): run.script
+            for run in group.runs
+            if run.script
+        }
         if len(commands) > 1:
-            first, second = (shlex.join(words[words.index("--") + 1 :]) for words in commands[:2])
+            first, second, *_ = (shlex.join(words[words.index("--") + 1 :]) for words in commands.values())
             yield (
                 f"{group.setup.recipe} of {group.setup.workload} is one row of {len(commands)} commands, such"
                 f" as `{first}` and `{second}`, whose difference counts as noise: vary it with -L, or choose"
@@ -122,6 +130,8 @@ def commit_notes(group: Group) -> Iterator[str]:
 
     And the mean speed of each, where two are further apart than runs of one commit lie.
     """
+    if group.setup.version:
+        return  # whatever their commits, these ran the same files
     groups: dict[str | None, list[MeasuredRun]] = {}
     for candidate in group.runs:
         groups.setdefault(candidate.summary.environment.commit, []).append(candidate)
@@ -139,8 +149,25 @@ def commit_notes(group: Group) -> Iterator[str]:
     yield text
 
 
+def version_notes(row: Group, base: Group) -> Iterator[str]:
+    """Yield in which files and commits a script is another than its baseline ran."""
+    if row.setup.version == base.setup.version:
+        return
+    ours, theirs = (of.first.environment for of in (row, base))
+    if not ours.files or not theirs.files:
+        which = "this row" if not ours.files else "the baseline"
+        yield f"which version of {row.setup.workload} {which} ran is not known"
+        return
+    files = changed_files(ours.files, theirs.files)
+    both = {ours.commit, theirs.commit}
+    commits = f", commit {_short(ours.commit, both)} against {_short(theirs.commit, both)}" * (len(both) > 1)
+    yield f"another version of {row.setup.workload} than the baseline{commits}: {files} changed"
+
+
 def other_commits(group: Group, base: Group) -> Iterator[str]:
     """Yield a note if no commit has runs both in a row and in its baseline, where commits are known."""
+    if group.setup.version:
+        return
     ours, theirs = (
         dict.fromkeys(commit for run in item.runs if (commit := run.summary.environment.commit))
         for item in (group, base)
@@ -250,6 +277,12 @@ def run_notes(group: Group) -> Iterator[str]:
     """Yield what to know of a row's own runs."""
     if group.first.figures.derived:
         yield "derived from published percentages"
+    versions = {version_of(run.environment.files): run.environment.files for run in group.summaries}
+    versions.pop(None, None)
+    if len(versions) > 1:
+        first, *_, last = versions.values()
+        files = changed_files(first, last)
+        yield f"runs of {len(versions)} versions of {group.setup.workload} make one row: {files} changed"
     yield from commit_notes(group)
     if len(limits := _power_limits(group)) > 1:
         yield f"runs on GPUs at power limits of {listed(limits)} make one row"

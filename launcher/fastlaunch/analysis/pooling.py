@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fastlaunch.analysis.differences import RunTime
 from fastlaunch.catalog.prices import Price
-from fastlaunch.measure.summary import RunSummary, Setup
+from fastlaunch.core.units import counted
+from fastlaunch.measure.summary import VERSION, RunSummary, Setup
 
 #: What a run's log time is of. Times of different kinds have no ratio.
 STEP, SAMPLE, TOTAL, RELATIVE = "step", "sample", "total", "relative"
@@ -92,6 +93,30 @@ def pool(candidates: Sequence[MeasuredRun]) -> tuple[list[Group], list[MeasuredR
         key = pooling_key(candidate, measure)
         groups.setdefault(key, Group(measure=measure)).runs.append(candidate)
     return list(groups.values()), unfit
+
+
+def without_version(run: MeasuredRun) -> MeasuredRun:
+    """Return the run as one of a script whose contents do not matter."""
+    setup = run.summary.setup
+    known = {**setup.fingerprint, "data": setup.read_data}
+    fingerprint = {name: value for name, value in known.items() if name != VERSION and value is not None}
+    return replace(run, summary=replace(run.summary, setup=replace(setup, fingerprint=fingerprint)))
+
+
+def newest_version(runs: Sequence[MeasuredRun]) -> str | None:
+    """Return the version of a workload that ran last; None where it has none, or none is known."""
+    last = max(runs, key=lambda run: run.summary.environment.started_at or "", default=None)
+    return last.summary.setup.version if last else None
+
+
+def of_newest_version(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], str | None]:
+    """Return the runs of the version of a workload that is still there, and what is left out, in words."""
+    newest = newest_version(runs)
+    kept = [run for run in runs if run.summary.setup.version == newest]
+    if len(kept) == len(runs):
+        return kept, None
+    left_out = counted(len(runs) - len(kept), "run")
+    return kept, f"{left_out} of earlier versions of {runs[0].summary.setup.workload} do not count"
 
 
 def pooling_key(run: MeasuredRun, measure: str | None) -> Hashable:

@@ -117,7 +117,7 @@ class Job:
     workload: str
     samples: float
     like: RunSummary  # a run of the workload, from which a command takes data, model and arguments
-    script: tuple[str, ...] = ()  # what `submit` takes to run a script
+    scripts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what `submit` takes, by recipe
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a script, by recipe
     own_region: str
     assumptions: Assumptions
@@ -513,9 +513,10 @@ def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | Non
     if not setup.is_script:
         command = submit_command([like], [configuration.recipe], place=place, first_seed=0, repeats=1)
         return f"{command.removesuffix(' --seed 0 --repeats 1')} --max-hours {max_hours}"
-    if not job.script:
+    script = job.scripts.get(configuration.recipe)
+    if script is None:
         return None
     words = [*rented([like], configuration.instance, place), "--max-hours", str(max_hours)]
     for name, text in job.variants.get(configuration.recipe, {}).items():
         words += ["-L", f"{name}={text}"]
-    return shlex.join(["fastlaunch", "submit", *words, *job.script])
+    return shlex.join(["fastlaunch", "submit", *words, *script])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds_to_settle
 from fastlaunch.analysis.looks import Looked, look_through
-from fastlaunch.analysis.notes import difference_notes, run_notes, uncounted
+from fastlaunch.analysis.notes import difference_notes, run_notes, uncounted, version_notes
 from fastlaunch.analysis.pooling import Group, are_comparable, run_times
 from fastlaunch.analysis.statistics import LEVEL, UNRESOLVED, Difference
 from fastlaunch.analysis.validity import Validity
@@ -153,6 +153,7 @@ def _judge(pair: _Pair) -> Verdict:
     by_speed = pair.speed is not None and not pair.is_priced
     kind, why, more = _classify(pair)
     method = tuple(_of_method(pair)) if pair.is_tested else ()
+    versions = tuple(version_notes(pair.row.group, pair.base.group))
     return Verdict(
         ratio=_ratio(pair, limits, by_price=0.0) if pair.is_priced else None,
         speed_ratio=_ratio(pair, limits, by_price=pair.by_price),
@@ -161,13 +162,16 @@ def _judge(pair: _Pair) -> Verdict:
             *why,
             *_of_plan(pair.looked),
             *method,
+            *versions,
             *difference_notes(pair.row.group, pair.base.group, by_speed=by_speed),
             *run_notes(pair.row.group),
             *_of_validity(pair.row),
         ),
         comparable_as=TRAINING if pair.trains_alike else THROUGHPUT,
         decisive=(
-            *((*why[:1], *method) if kind != NO_INTERVAL else ()),
+            *(why[:1] if kind != NO_INTERVAL else ()),
+            *versions,
+            *(method if kind != NO_INTERVAL else ()),
             *uncounted(pair.row.group.summaries),
         ),
         more_rounds=more,

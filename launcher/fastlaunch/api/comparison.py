@@ -37,6 +37,7 @@ def compare(
     prices: Path | str | None = None,
     every_run: bool = False,
     allow_unverified: bool = False,
+    any_version: bool = False,
     context: AppContext | None = None,
 ) -> Comparison:
     """Compare runs: what a step takes, what a dollar bought, and whether a difference is one.
@@ -45,7 +46,8 @@ def compare(
     baseline: a recipe, a run, or `NAME=TEXT` of a variant; bf16 by default, else the first row.
     prices_as_of: price every run as of this day. price_as: charge every run as these instance types, such as
     `p5en.48xlarge:1/8` (or `price_share` of a single one). usd_per_hour: charge this for every machine.
-    prices: a file over the shipped prices. allow_unverified: rank also what fails a check.
+    prices: a file over the shipped prices. allow_unverified: rank also what fails a check. any_version: pool
+    runs of a script whatever its files were.
 
     Raises UserError if there is nothing to compare, or what is named is not there.
     """
@@ -81,7 +83,9 @@ def compare(
     )
     runs = _stored_runs(context, selectors, every_run=every_run)
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
-    return compared(runs, request, catalogue, baseline, allow_unverified=allow_unverified)
+    return compared(
+        runs, request, catalogue, baseline, allow_unverified=allow_unverified, any_version=any_version
+    )
 
 
 def compare_at_own_prices(
@@ -103,6 +107,7 @@ def compared(
     baseline: str | None = None,
     *,
     allow_unverified: bool = False,
+    any_version: bool = False,
 ) -> Comparison:
     """Return the comparison of the runs that measured something; its warnings name the others.
 
@@ -121,6 +126,7 @@ def compared(
         prices=request,
         baseline=baseline,
         allow_unverified=allow_unverified,
+        any_version=any_version,
     )
     warnings = (
         *_unmeasured([run for run in runs if run.summary is None and not run.is_unneeded]),
@@ -158,6 +164,7 @@ def looks_of(context: "AppContext", options: "SubmitOptions") -> "Verdicts | Non
         return None
     from fastlaunch.analysis.compare import compare as compare_runs
     from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.pooling import newest_version
     from fastlaunch.analysis.statistics import UNRESOLVED
     from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
     from fastlaunch.catalog.load import load_catalogue
@@ -175,7 +182,16 @@ def looks_of(context: "AppContext", options: "SubmitOptions") -> "Verdicts | Non
             catalogue=load_catalogue(*settings.price_files()),
             prices=PriceRequest(today=context.today, region=settings.region),
         )
-        judged = [(row, row.verdict.in_batch or row.verdict) for row in comparison.rows]
+        # A script that was edited meanwhile is judged by what it is now.
+        now = {
+            name: newest_version([run for row in rows for run in row.runs])
+            for name, rows in comparison.by_workload.items()
+        }
+        judged = [
+            (row, row.verdict.in_batch or row.verdict)
+            for row in comparison.rows
+            if row.setup.version == now[row.setup.workload]
+        ]
         return {
             id: RowVerdict(
                 kind=verdict.kind,

@@ -504,7 +504,7 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
 
 def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[MeasuredRun]]]":
     """Yield measured runs of the workload, each source with a word: the user's own first."""
-    from fastlaunch.analysis.pooling import MeasuredRun
+    from fastlaunch.analysis.pooling import MeasuredRun, of_newest_version
     from fastlaunch.api.comparison import measured_run
     from fastlaunch.measure.published import shipped_runs
 
@@ -513,7 +513,10 @@ def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[Me
 
         with open_ledger(context.settings, clock=context.now) as ledger:
             runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
-        own = [found for run in runs if (found := measured_run(run, context.settings.region))]
+        measured = [found for run in runs if (found := measured_run(run, context.settings.region))]
+        own, left_out = of_newest_version(measured)
+        if left_out:
+            context.report(f"warning: {left_out}")
         if own:
             yield "of your", own
     yield (

@@ -23,8 +23,8 @@ MAX_MARKET_AGE = datetime.timedelta(hours=1)
 def runs(*selectors: str, context: AppContext | None = None) -> Runs:
     """Return the runs in the ledger, the newest last.
 
-    selectors: ids of runs, or `field=glob` on workload, recipe, instance, state, submission, backend or
-    commit; all runs without any. Raises UserError for a selector that cannot be understood.
+    selectors: ids of runs, or `field=glob` on workload, recipe, instance, state, submission, backend, commit
+    or version; all runs without any. Raises UserError for a selector that cannot be understood.
     """
     from fastlaunch.ledger.ledger import open_ledger
 

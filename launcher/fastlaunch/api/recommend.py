@@ -164,7 +164,11 @@ def recommend(
         workload=workload,
         samples=float(number),
         like=found.like(workload),
-        script=next((run.script for row in found.rows for run in row.runs if run.script), ()),
+        scripts={
+            row.setup.recipe: words
+            for row in found.rows
+            if (words := next((run.script for run in reversed(row.runs) if run.script), ()))
+        },
         variants={row.setup.recipe: row.setup.variant for row in found.rows if row.setup.is_script},
         own_region=settings.region,
         assumptions=assumptions,
@@ -235,14 +239,16 @@ def _sweep_command(job: Job, bought: "Sequence[Purchase]", catalogue: Catalogue)
     words = ["fastlaunch", "sweep", "--instance", ",".join([*cheapest.values()][:_MOST_MEASURED])]
     if not job.like.setup.is_script:
         return shlex.join([*words, "--workload", job.workload])
-    if not job.script:
+    if not job.scripts:
         return None
+    script = [*job.scripts.values()][-1]
     texts: dict[str, dict[str, None]] = {}
-    for variant in job.variants.values():
-        for name, text in variant.items():
-            texts.setdefault(name, {})[text] = None
+    for recipe, variant in job.variants.items():
+        if job.scripts.get(recipe) == script:
+            for name, text in variant.items():
+                texts.setdefault(name, {})[text] = None
     lists = [word for name, each in texts.items() for word in ("-L", f"{name}={','.join(each)}")]
-    return shlex.join([*words, *lists, *job.script])
+    return shlex.join([*words, *lists, *script])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +288,7 @@ def _rows(
     from fastlaunch.analysis.compare import MeasuredRun, compare
     from fastlaunch.analysis.configurations import gpu_of, samples_to_train_as
     from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.pooling import of_newest_version
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.measure.published import shipped_runs
 
@@ -291,7 +298,9 @@ def _rows(
         with open_ledger(settings, clock=context.now) as ledger:
             reconcile_here(ledger, context)
             stored = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
-    own = [measured for run in stored if (measured := measured_run(run, settings.region))]
+    own, left_out = of_newest_version(
+        [measured for run in stored if (measured := measured_run(run, settings.region))]
+    )
     shipped = [
         MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in shipped_runs(workload).items()
     ]
@@ -311,7 +320,7 @@ def _rows(
 
     own_rows, shipped_rows = compared(own), compared(shipped)
     candidates = [row for row in own_rows.rows if gpu_of(row.setup, catalogue)]
-    comparison, source, warnings = own_rows, LEDGER, []
+    comparison, source, warnings = own_rows, LEDGER, [*filter(None, [left_out])]
     if not candidates:
         comparison, source, candidates = shipped_rows, SHIPPED, [*shipped_rows.rows]
         if candidates:

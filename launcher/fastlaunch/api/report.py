@@ -32,6 +32,7 @@ class ReportOptions(TypedDict, total=False):
     usd_per_hour: float | None
     prices: Path | str | None
     allow_unverified: bool
+    any_version: bool
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

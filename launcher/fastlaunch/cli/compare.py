@@ -80,6 +80,7 @@ comparison_options = with_options(
         is_flag=True,
         help="Rank recipes even if their numerics or convergence are known to be wrong.",
     ),
+    click.option("--any-version", is_flag=True, help="Pool runs of a script that was edited between them."),
 )
 
 
@@ -148,10 +149,10 @@ def compare(
 
     Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
     last part of it, or a submission's; FILTER is field=glob, such as 'recipe=te-*', on workload, recipe,
-    instance, state, submission, sweep, backend, owner or commit (of the training code). Runs that are repeats
-    of each other become one row. A run is priced as it was billed, else by the price of its instance today. A
-    row that fails a check of its numerics, or trains to a worse held-out loss than its reference, is shown
-    and not ranked.
+    instance, state, submission, sweep, backend, owner, commit (of the training code or a script) or version
+    (of a script). Runs that are repeats of each other become one row; an edited script is another one. A run
+    is priced as it was billed, else by the price of its instance today. A row that fails a check of its
+    numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
     """
     comparison = api.compare(*selectors, every_run=every_run, context=app_context(), **options)
     print_warnings(comparison.warnings)

@@ -73,7 +73,8 @@ def examples(*lines: tuple[str, str]) -> str:
 
 _FILTERS_HELP = """
     RUN is a run's id, or the beginning or last part of it; FILTER is field=glob, such as 'recipe=te-*', on
-    workload, recipe, instance, state, submission, sweep, backend, owner or commit (of the training code).
+    workload, recipe, instance, state, submission, sweep, backend, owner, commit (of the training code or
+    a script) or version (of a script).
 """
 
 

@@ -14,6 +14,7 @@ from fastlaunch.measure.summary import RunSummary
 
 #: Part of a sweep: the search for its batch size. On further instance types ` on TYPE` follows.
 BATCH_SEARCH = "batch size"
+_OF_SUMMARY = "CASE WHEN json_valid(summary) THEN ifnull(json_extract(summary, '$.{}'), '') ELSE '' END"
 #: Field of a filter -> what it is matched against.
 FIELDS = {
     "workload": "workload",
@@ -28,7 +29,10 @@ FIELDS = {
     ),
     "backend": "backend",
     "owner": "ifnull(owner, '')",
-    "commit": "CASE WHEN json_valid(summary) THEN ifnull(json_extract(summary, '$.commit'), '') ELSE '' END",
+    **{
+        name: _OF_SUMMARY.format(path)
+        for name, path in {"commit": "commit", "version": "fingerprint.version"}.items()
+    },
 }
 _MAX_SELECTOR_LENGTH = 1000
 _MAX_CANDIDATES = 8

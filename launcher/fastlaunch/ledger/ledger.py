@@ -536,7 +536,7 @@ class Ledger:
 
         A selector is a run's id, a prefix or last part of it that no other run has, a submission's id, which
         is short for `submission=ID`, or a filter `field=glob` on workload, recipe, instance, state,
-        submission, sweep, backend or commit; of several filters on one field one must fit.
+        submission, sweep, backend, commit or version; of several filters on one field one must fit.
         submission: only its runs.
 
         Raises UnknownName for an unknown run or field, UserError for a name that fits several runs.

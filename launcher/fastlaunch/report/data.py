@@ -57,6 +57,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "num_gpus": setup.num_gpus,
         "recipe": setup.recipe,
         "variant": dict(setup.variant),
+        "version": setup.version,
         "precision": setup.precision,
         "batch_size_per_gpu": setup.batch_size_per_gpu,
         "data": setup.data,

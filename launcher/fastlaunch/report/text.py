@@ -10,7 +10,7 @@ from fastlaunch.analysis.cost import reciprocal
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT
-from fastlaunch.measure.summary import Interval
+from fastlaunch.measure.summary import VERSION, Interval
 
 NONE = "none"
 UNKNOWN = "n/a"
@@ -205,8 +205,8 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     if len({other.setup.sequence_length for other in alike}) > 1:
         name += f" of {row.setup.sequence_length} tokens"
     of_a_kind = [other for other in alike if other.setup.data == row.setup.data]
-    if len({other.setup.fingerprint.get("data") for other in of_a_kind}) > 1:
-        name += f" from {row.setup.data} {row.setup.fingerprint.get('data', 'not identified')}"
+    if len({other.setup.read_data for other in of_a_kind}) > 1:
+        name += f" from {row.setup.data} {row.setup.read_data or 'not identified'}"
     elif len(of_a_kind) < len(alike):
         name += f" from {row.setup.data}"
     same = [other for other in alike if _setup_of(other) == _setup_of(row)]
@@ -242,7 +242,7 @@ def _versions(row: Row, same: Sequence[Row]) -> list[str]:
     own, others = row.setup.fingerprint, [other.setup.fingerprint for other in same]
     names = dict.fromkeys(name for of in others for name in sorted(of) if name != "data")
     differing = [name for name in names if len({of.get(name) for of in others}) > 1]
-    return [f"{name} {own.get(name, NONE)}" for name in differing]
+    return [f"{name} {own.get(name, 'unknown' if name == VERSION else NONE)}" for name in differing]
 
 
 def dollars(value: float) -> str:
