@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from fake_records import write_run
 from fake_summaries import TODAY, by_recipe, changed, compared, runs
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from fastlaunch.analysis.compare import MeasuredRun, Row
 from fastlaunch.analysis.differences import Differences
@@ -17,6 +19,8 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.data import as_json
+from fastlaunch.report.finish import finish_json
 from fastlaunch.report.overview import as_overview, why
 from fastlaunch.report.text import answer
 from fastlaunch_train.records.records import read_record
@@ -456,3 +460,33 @@ def test_steps_of_unknown_samples_are_compared_as_steps_and_variants_do_not_pool
     assert are_comparable(slow, fast) and not are_comparable(slow, known)
     ratio = run_times(slow, 0)[0].log_time - run_times(fast, 1)[0].log_time
     assert ratio == pytest.approx(math.log(2))
+
+
+TIMES = st.one_of(st.just(0.1), st.floats(0.09, 0.11), st.floats(5e-324, 1.7e308))
+ROUNDS = st.one_of(st.none(), st.integers(1, 4))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), TIMES, st.sampled_from(["h", None]), ROUNDS, ROUNDS), min_size=1
+    )
+)
+@example([("a", 0.1, "h", 1, None), ("b", 1e170, "h", 1, None), ("a", 1e-300, "h", 2, None)])
+def test_any_finite_positive_times_have_an_answer(
+    table: list[tuple[str, float, str | None, int | None, int | None]],
+) -> None:
+    measured = [
+        replace(
+            runs(name, time_s, host_id=host, round=number, seed=number, max_rounds=most, session="s")[0],
+            run_id=f"run-{at}",
+        )
+        for at, (name, time_s, host, number, most) in enumerate(table)
+    ]
+    comparison = compared(measured, usd_per_hour=55.0)
+    for row in comparison.rows:
+        ratios = row.verdict.ratio, row.verdict.speed_ratio
+        quantities = (*vars(row.speed).values(), *vars(row.cost).values(), *ratios)
+        values = [each for known in quantities if known for each in vars(known).values()]
+        assert not any(each is not None and math.isnan(each) for each in values)
+    assert as_json(comparison) and as_overview(comparison) and finish_json(comparison, 1000.0)

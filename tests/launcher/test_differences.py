@@ -8,6 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 import scipy
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastlaunch.analysis.differences import (
     MACHINE,
@@ -54,10 +56,8 @@ def test_two_rows_are_compared_by_the_paired_t_test() -> None:
     assert only(differences.between(0, 1)).value == -estimate.value
 
 
-@pytest.mark.parametrize("lost", [0.0, 0.25])
-@pytest.mark.parametrize("seed", range(5))
-def test_effects_and_scatter_are_those_of_least_squares(seed: int, lost: float) -> None:
-    runs = drawn(random.Random(seed), 4, 6, lost=lost)
+def least_squares(runs: Sequence[RunTime]) -> tuple[np.ndarray, np.ndarray, float, int]:
+    """Effects of 4 rows and 6 rounds, their covariance over a run's variance, residual squares and dof."""
     design = np.zeros((len(runs), 10))
     for line, run in enumerate(runs):
         design[line, run.row] = design[line, 4 + run.block] = 1  # type: ignore[operator]
@@ -65,14 +65,27 @@ def test_effects_and_scatter_are_those_of_least_squares(seed: int, lost: float) 
     effects, *_ = np.linalg.lstsq(design, times, rcond=None)
     residuals = times - design @ effects
     dof = len(runs) - int(np.linalg.matrix_rank(design))
-    covariance = np.linalg.pinv(design.T @ design) * (residuals @ residuals / dof)
+    return effects, np.linalg.pinv(design.T @ design), residuals @ residuals, dof
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.25])
+@pytest.mark.parametrize("seed", range(5))
+def test_effects_and_scatter_are_those_of_least_squares(seed: int, lost: float) -> None:
+    runs = drawn(random.Random(seed), 4, 6, lost=lost)
+    effects, covariance, squares, dof = least_squares(runs)
     contrast = np.zeros(10)
     contrast[0], contrast[2] = 1, -1
-    difference = Differences(runs).between(2, 0)
+    differences = Differences(runs)
+    difference = differences.between(2, 0)
     assert difference is not None
     common = max(difference.estimates, key=lambda estimate: estimate.dof)
     assert common.value == pytest.approx(contrast @ effects)
-    assert (common.error, common.dof) == pytest.approx((math.sqrt(contrast @ covariance @ contrast), dof))
+    error = math.sqrt(contrast @ covariance @ contrast * squares / dof)
+    assert (common.error, common.dof) == pytest.approx((error, dof))
+    # A row's own scatter is by what it adds to the squares.
+    *_, of_others, dof_of_others = least_squares([run for run in runs if run.row != 3])
+    own = math.sqrt((squares - of_others) / (dof - dof_of_others))
+    assert differences.deviations(3) == pytest.approx((own, math.sqrt(of_others / dof_of_others)))
 
 
 def test_what_a_round_does_to_all_rows_alike_cancels() -> None:
@@ -103,6 +116,38 @@ def test_a_noisy_row_is_judged_by_its_own_rounds_and_leaves_the_others_sharp() -
     first, second = (each.between(1, 0) for each in (with_noisy, alone))
     assert first is not None and second is not None
     assert first.limits(0.05) == pytest.approx(second.limits(0.05))
+
+
+@pytest.mark.parametrize("num_rounds", [24, 600])
+def test_a_noisy_row_is_told_by_hundreds_of_runs(num_rounds: int) -> None:
+    rng = random.Random(1)
+    rows = ([rng.gauss(0, 0.2 if row == 1 else 0.002) for _ in range(num_rounds)] for row in range(17))
+    differences = Differences(in_rounds(*rows))
+    assert [row for row in range(17) if differences.noise(row) > 0.8] == [1]
+
+
+LOG_TIMES = st.one_of(st.just(0.0), st.floats(-0.01, 0.01), st.floats(-700.0, 700.0))
+HOSTS = st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 3)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), HOSTS, LOG_TIMES, LOG_TIMES), max_size=24))
+def test_any_times_have_a_difference_that_is_a_number(
+    runs: list[tuple[int, tuple[str, int | None], float, float]],
+) -> None:
+    differences = Differences(
+        RunTime(row=row, host=at[0], block=at if at[1] is not None else None, log_time=time, late=late)
+        for row, at, time, late in runs
+    )
+    rows = {row for row, *_ in runs}
+    for row, base in product(rows, rows):
+        difference = differences.between(row, base) if row != base else None
+        if difference is None:
+            continue
+        low, high = difference.limits(0.05)
+        assert math.isfinite(low) and low <= high < math.inf
+        assert 0 <= difference.p_differs() <= 1
+        proposal = rounds_to_settle(difference, 0.05)
+        assert proposal is None or 1 <= proposal[0] <= 50
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2])
@@ -150,6 +195,19 @@ def test_other_machines_differ_by_themselves() -> None:
     low, high = Differences(three_each).between(1, 0).limits(0.05)  # type: ignore[union-attr]
     # Hosts that were seen to be alike: sqrt(5 / 9) of that deviation, at 9 degrees of freedom.
     assert (high - low) / 2 == pytest.approx(2.262 * MACHINE * math.sqrt(5 / 9 * 2 / 3), rel=0.01)
+
+
+def test_rows_with_one_run_on_each_of_the_same_hosts_are_compared_by_host() -> None:
+    base, row = [0.1, 0.3, 0.2], [0.0, 0.18, 0.13]
+    runs = [
+        run
+        for at, times in enumerate((base, row))
+        for host, time in zip("abc", times, strict=True)
+        for run in on(at, host, time)
+    ]
+    difference, expected = Differences(runs).between(1, 0), scipy.stats.ttest_rel(base, row)
+    estimate = only(difference)
+    assert (estimate.value / estimate.error, estimate.dof) == pytest.approx((expected.statistic, 2))
 
 
 def test_a_host_each_with_one_run_has_no_interval() -> None:

@@ -14,10 +14,11 @@ of these rules; docs/method.md says where the constants come from.
 import math
 import random
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.statistics import (
     LEVEL,
@@ -26,6 +27,15 @@ from fastlaunch.analysis.statistics import (
     Estimate,
     t_quantile,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+#: The runs of a block by their rows.
+Block = Mapping[int, Sequence["RunTime"]]
 
 #: The least deviation between runs: a few may lie close by chance. 0.08% is the least of the shipped records.
 FLOOR = 0.001
@@ -63,15 +73,18 @@ class Differences:
 
     def __init__(self, runs: Iterable[RunTime]) -> None:
         self._of_row: dict[int, list[RunTime]] = defaultdict(list)
-        blocks: dict[Hashable, list[RunTime]] = defaultdict(list)
+        blocks: dict[Hashable, dict[int, list[RunTime]]] = defaultdict(lambda: defaultdict(list))
         for run in runs:
             self._of_row[run.row].append(run)
             if run.block is not None:
-                blocks[run.block].append(run)
+                blocks[run.block][run.row].append(run)
         self._hosts_of_row: dict[int, _Hosts] = {}
-        self._blocks = [block for block in blocks.values() if len({run.row for run in block}) > 1]
-        scatters = [_Scatter(self._blocks, rows) for rows in _linked(self._blocks)]
-        self._scatter = {row: scatter for scatter in scatters for row in scatter.rows}
+        self._blocks = [block for block in blocks.values() if len(block) > 1]
+        groups = _linked(self._blocks)
+        self._scatter: dict[int, _Scatter] = {}
+        for rows in groups:
+            scatter = _Scatter([block for block in self._blocks if rows & block.keys()])
+            self._scatter |= dict.fromkeys(rows, scatter)
 
     def log_ratio(self, row: int, base: int) -> float:
         """Return how much faster `row` is than `base`, whether or not anything is known of their scatter."""
@@ -103,22 +116,25 @@ class Differences:
         ours, theirs = scatter.noise[row], scatter.noise[base]
         if ours is None or theirs is None:
             return None
-        shared = [block for block in self._blocks if {row, base} <= {run.row for run in block}]
-        own = _paired([_mean(block, base) - _mean(block, row) for block in shared])
+        shared = [block for block in self._blocks if row in block and base in block]
+        own = _paired([_mean(block[base]) - _mean(block[row]) for block in shared])
         common = scatter.estimate(row, base)
         weight = (1 - ours) * (1 - theirs) if own and common else float(common is not None)
         parts = [(common, weight), (own, 1 - weight)]
         estimates = [replace(each, weight=share) for each, share in parts if each and share]
         if not estimates:
             return None
-        lates = [_mean_late(block, row) - _mean_late(block, base) for block in shared]
+        lates = [_mean_late(block[row]) - _mean_late(block[base]) for block in shared]
         return Difference(estimates=tuple(estimates), drift=_drift(lates))
 
     def _across_hosts(self, row: int, base: int) -> Difference | None:
         sides = [self._hosts(row), self._hosts(base)]
         if any(side.num_runs < 2 for side in sides):
             return None
-        is_apart = sides[0].names != sides[1].names
+        is_apart = sides[0].means.keys() != sides[1].means.keys()
+        if not is_apart and any(side.within is None for side in sides):
+            own = _paired([sides[1].means[host] - mean for host, mean in sides[0].means.items()])
+            return Difference(estimates=(own,)) if own else None
         # Variances, each with its degrees of freedom: Welch and Satterthwaite.
         parts: list[tuple[float, float]] = [side.within for side in sides if side.within]
         if is_apart:
@@ -140,7 +156,7 @@ class Differences:
         squares, dof = MACHINE_DOF * MACHINE**2, float(MACHINE_DOF)
         for row in self._of_row:
             hosts = self._hosts(row)
-            squares += sum((mean - hosts.mean) ** 2 for mean in hosts.means)
+            squares += sum((mean - hosts.mean) ** 2 for mean in hosts.means.values())
             dof += len(hosts.means) - 1
         return squares / dof, dof
 
@@ -192,94 +208,167 @@ def _mean_square(draws: random.Random, dof: float) -> float:
 class _Scatter:
     """The scatter that linked rows share, and which of them vary more."""
 
-    def __init__(self, blocks: Sequence[Sequence[RunTime]], rows: Collection[int]) -> None:
-        self.rows = frozenset(rows)
-        self.everything = _LeastSquares(blocks, self.rows)
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        table = _Table(blocks)
+        shared = set(table.rows)
         # None for a row whose runs add no degree of freedom, as a single one.
         self.noise: dict[int, float | None] = {}
         # Of the row's runs, and of the others' that the noise was judged by.
         self.deviations: dict[int, tuple[float, float]] = {}
-        self._shared = shared = set(self.rows)
         while True:
-            self._fit = fit = _LeastSquares(blocks, shared)
-            others = {row: _LeastSquares(blocks, shared - {row}) for row in shared}
-            noise = {row: _noise(fit, others[row]) for row in shared}
+            every = table.residual(shared)
+            others = {row: table.residual(shared - {row}) for row in shared}
+            noise = {row: _noise(every, others[row]) for row in shared}
             self.noise |= noise
-            self.deviations |= {row: _deviations(fit, others[row]) for row in shared if noise[row]}
+            self.deviations |= {row: _deviations(every, others[row]) for row in shared if noise[row]}
             noisiest = max(shared, key=lambda row: noise[row] or 0.0)
             if len(shared) <= 2 or (noise[noisiest] or 0.0) <= LEAVES:
                 break
             self.noise[noisiest] = 1.0
             shared.remove(noisiest)
+        self._residual = every
+        self.everything = table.effects(table.rows)
+        self._shared = table.effects(shared)
 
     def estimate(self, row: int, base: int) -> Estimate | None:
         """Return the difference by the common scatter; None if one of the two has left it."""
-        fit = self._fit
-        if not fit.dof or not fit.links(row, base):
+        residual, shared = self._residual, self._shared
+        if not residual.dof or not shared.links(row, base):
             return None
-        deviation = max(FLOOR, math.sqrt(fit.squares / fit.dof))
-        error = deviation * math.sqrt(fit.variance_factor(row, base))
+        factor = shared.variance_factor(row, base)
         return Estimate(
-            value=fit.speed(row, base),
-            error=error,
-            dof=fit.dof,
+            value=shared.speed(row, base),
+            error=residual.deviation * math.sqrt(factor),
+            dof=residual.dof,
             # As many complete rounds have this error.
-            num_rounds=max(1, round(2 / fit.variance_factor(row, base))),
-            dof_per_round=len(self._shared) - 1,
+            num_rounds=max(1, round(2 / factor)),
+            dof_per_round=len(shared.places) - 1,
         )
 
 
-class _LeastSquares:
-    """Log times as the sum of a row's and a block's effect, over the runs of some rows.
+@dataclass(frozen=True, kw_only=True)
+class _Residual:
+    """A residual sum of squares, and its degrees of freedom."""
 
-    squares: the residual sum of squares, with `dof` degrees of freedom.
+    squares: float
+    dof: int
+
+    @property
+    def deviation(self) -> float:
+        """By how much runs vary."""
+        return max(FLOOR, math.sqrt(max(0.0, self.squares) / self.dof))
+
+
+class _Table:
+    """Log times as the sum of a row's and a block's effect, over the runs of linked rows.
+
+    counts, sums: (rows, blocks), the runs and the sum of their times, less the means of block and row: what
+    is left is as small as the scatter, and keeps its digits.
     """
 
-    def __init__(self, blocks: Sequence[Sequence[RunTime]], rows: Collection[int]) -> None:
-        kept = [part for block in blocks if (part := [run for run in block if run.row in rows])]
-        groups = _linked(kept)
-        self._group = {row: number for number, group in enumerate(groups) for row in group}
-        # Times count from one row of each group; blocks are taken out by their means.
-        free = [row for group in groups for row in sorted(group)[1:]]
-        self._place = {row: place for place, row in enumerate(free)}
-        normal = [[0.0] * len(free) for _ in free]
-        moments = [0.0] * len(free)
-        squares = 0.0
-        for block in kept:
-            mean = fmean(run.log_time for run in block)
-            places = [self._place.get(run.row) for run in block]
-            for run, i in zip(block, places, strict=True):
-                squares += (run.log_time - mean) ** 2
-                if i is not None:
-                    moments[i] += run.log_time - mean
-                    normal[i][i] += 1
-                    for j in places:
-                        if j is not None:
-                            normal[i][j] -= 1 / len(block)
-        self._inverse = _inverse(normal)
-        self._times = [_dot(line, moments) for line in self._inverse]
-        self.squares = max(0.0, squares - _dot(self._times, moments))
-        self.dof = sum(map(len, kept)) - len(kept) - len(free)
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        import numpy as np
+
+        self.rows = sorted(set[int]().union(*blocks))
+        places = {row: place for place, row in enumerate(self.rows)}
+        runs = [
+            (places[row], at, run.log_time)
+            for at, block in enumerate(blocks)
+            for row, own in block.items()
+            for run in own
+        ]
+        of_row, of_block, times = (np.array(column) for column in zip(*runs, strict=True))
+        times -= _means(of_block, times)[of_block]
+        self._means = _means(of_row, times)
+        times -= self._means[of_row]
+        self._blocks = blocks
+        self._squares = np.bincount(of_row, times**2)
+        self._counts, self._sums = np.zeros((2, len(self.rows), len(blocks)))
+        np.add.at(self._counts, (of_row, of_block), 1)
+        np.add.at(self._sums, (of_row, of_block), times)
+
+    def residual(self, rows: Collection[int]) -> _Residual:
+        """Return what least squares leave of the times of some rows."""
+        kept, counts, sums = self._of(rows)
+        # Either way it is the same fit; the fewer lines there are, the sooner it is made.
+        fit = _LeastSquares(counts, sums) if len(counts) < len(counts.T) else _LeastSquares(counts.T, sums.T)
+        squares = self._squares[kept].sum() - fit.explained
+        return _Residual(squares=float(squares), dof=round(counts.sum()) - fit.rank)
+
+    def effects(self, rows: Collection[int]) -> "_Effects":
+        """Return the effects of some rows, by least squares."""
+        kept, counts, sums = self._of(rows)
+        groups = _linked([row for row in block if row in rows] for block in self._blocks)
+        return _Effects(
+            places={row: place for place, row in enumerate(row for row in self.rows if row in rows)},
+            group={row: number for number, group in enumerate(groups) for row in group},
+            means=self._means[kept],
+            fit=_LeastSquares(counts, sums),
+        )
+
+    def _of(self, rows: Collection[int]) -> tuple["NDArray[np.bool_]", "Array", "Array"]:
+        """Return where the rows stand, and their counts and sums in the blocks that they ran in."""
+        import numpy as np
+
+        kept = np.array([row in rows for row in self.rows])
+        counts = self._counts[kept]
+        ran = counts.any(0)
+        return kept, counts[:, ran], self._sums[kept][:, ran]
+
+
+class _LeastSquares:
+    """The effects of the lines of `counts` and `sums`, and of their columns, to which the sums add up.
+
+    inverse: (lines, lines), of the normal matrix of the lines' effects, as far as it has one: the lines of
+    each linked group have a constant to choose. explained: of the squares, by all of the effects. rank: their
+    number, less those constants.
+    """
+
+    def __init__(self, counts: "Array", sums: "Array") -> None:
+        import numpy as np
+
+        sizes, totals = counts.sum(0), sums.sum(0)
+        normal = np.diag(counts.sum(1)) - counts / sizes @ counts.T
+        values, vectors = np.linalg.eigh(normal)
+        free = values > 1e-9 * counts.sum(1).max()
+        self.inverse = vectors[:, free] / values[free] @ vectors[:, free].T
+        moments = sums.sum(1) - counts @ (totals / sizes)
+        self.effects = self.inverse @ moments
+        self.explained = float(totals**2 @ (1 / sizes) + self.effects @ moments)
+        self.rank = len(sizes) + int(free.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Effects:
+    """The effects of rows on their log times."""
+
+    places: Mapping[int, int]  # of the rows, in `fit`
+    group: Mapping[int, int]  # of linked rows, by row
+    means: "Array"  # of the rows, which the times of `fit` are less
+    fit: _LeastSquares
 
     def links(self, row: int, other: int) -> bool:
-        return row in self._group and self._group[row] == self._group.get(other)
+        return row in self.group and self.group[row] == self.group.get(other)
 
     def speed(self, row: int, base: int) -> float:
         """Return the log speed of `row` over that of `base`, which is linked to it."""
-        ours, theirs = (self._times[at] if at is not None else 0.0 for at in self._at(row, base))
-        return theirs - ours
+        times, ours, theirs = self.means + self.fit.effects, self.places[row], self.places[base]
+        return float(times[theirs] - times[ours])
 
     def variance_factor(self, row: int, base: int) -> float:
         """Return the variance of that in units of a run's: 2 / K for K complete blocks."""
-        i, j = self._at(row, base)
-        own = sum(self._inverse[at][at] for at in (i, j) if at is not None)
-        return own - (2 * self._inverse[i][j] if i is not None and j is not None else 0.0)
-
-    def _at(self, row: int, base: int) -> tuple[int | None, int | None]:
-        return self._place.get(row), self._place.get(base)
+        inverse, i, j = self.fit.inverse, self.places[row], self.places[base]
+        return float(inverse[i, i] + inverse[j, j] - 2 * inverse[i, j])
 
 
-def _noise(every: _LeastSquares, others: _LeastSquares) -> float | None:
+def _means(numbers: "NDArray[np.int64]", values: "Array") -> "Array":
+    """Return the mean of the values of each number 0, 1, ..."""
+    import numpy as np
+
+    return np.bincount(numbers, values) / np.bincount(numbers)
+
+
+def _noise(every: _Residual, others: _Residual) -> float | None:
     """Return how likely a row varies more than the others, by the fits with and without it.
 
     The ratio of its squares to theirs is F with as many degrees of freedom each where it varies alike, and
@@ -291,21 +380,21 @@ def _noise(every: _LeastSquares, others: _LeastSquares) -> float | None:
     if not of_others:
         return 0.0
     own_deviation, deviation = _deviations(every, others)
-    ratio = (own_deviation / deviation) ** 2
-    expected = 1 + dof * ratio / of_others
+    ratio = dof * (own_deviation / deviation) ** 2 / of_others
+    # In logarithms: the powers overflow at a few hundred degrees of freedom.
     likelihoods = [
-        k**-dof * (expected / (1 + dof * ratio / (k * k * of_others))) ** ((dof + of_others) / 2)
-        for k in _TIMES_NOISIER
+        -dof * math.log(k) - (dof + of_others) / 2 * math.log1p(ratio / (k * k)) for k in (1, *_TIMES_NOISIER)
     ]
     before = _NOISIER_OF_TWO if dof == 1 else _NOISIER
-    now = before * fmean(likelihoods)
-    return now / (1 - before + now)
+    alike, *noisier = (math.exp(each - max(likelihoods)) for each in likelihoods)
+    now = before * fmean(noisier)
+    return now / ((1 - before) * alike + now)
 
 
-def _deviations(every: _LeastSquares, others: _LeastSquares) -> tuple[float, float]:
+def _deviations(every: _Residual, others: _Residual) -> tuple[float, float]:
     """Return by how much a row's runs vary, and the others', by the fits with and without it."""
-    own = (every.squares - others.squares) / (every.dof - others.dof)
-    return max(FLOOR, math.sqrt(max(0.0, own))), max(FLOOR, math.sqrt(others.squares / others.dof))
+    own = _Residual(squares=every.squares - others.squares, dof=every.dof - others.dof)
+    return own.deviation, others.deviation
 
 
 def _paired(speeds: Sequence[float]) -> Estimate | None:
@@ -332,11 +421,11 @@ def _drift(lates: Sequence[float]) -> float:
     return 2 * abs(fmean(known)) if is_sure else 0.0
 
 
-def _linked(blocks: Iterable[Iterable[RunTime]]) -> list[set[int]]:
-    """Return the sets of rows that blocks link."""
+def _linked(blocks: Iterable[Iterable[int]]) -> list[set[int]]:
+    """Return the sets of rows that blocks, each of some rows, link."""
     groups: list[set[int]] = []
     for block in blocks:
-        rows = {run.row for run in block}
+        rows = set(block)
         for group in [group for group in groups if group & rows]:
             groups.remove(group)
             rows |= group
@@ -344,39 +433,20 @@ def _linked(blocks: Iterable[Iterable[RunTime]]) -> list[set[int]]:
     return groups
 
 
-def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the inverse of a symmetric positive definite matrix, by Gauss and Jordan."""
-    size = len(matrix)
-    lines = [[*line, *(float(i == j) for j in range(size))] for i, line in enumerate(matrix)]
-    for i in range(size):
-        pivot = lines[i][i]
-        lines[i] = [value / pivot for value in lines[i]]
-        for k in range(size):
-            if k != i and (factor := lines[k][i]):
-                lines[k] = [value - factor * at for value, at in zip(lines[k], lines[i], strict=True)]
-    return [line[size:] for line in lines]
+def _mean(runs: Iterable[RunTime]) -> float:
+    return fmean(run.log_time for run in runs)
 
 
-def _dot(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    return sum(one * other for one, other in zip(ours, theirs, strict=True))
-
-
-def _mean(block: Iterable[RunTime], row: int) -> float:
-    return fmean(run.log_time for run in block if run.row == row)
-
-
-def _mean_late(block: Iterable[RunTime], row: int) -> float:
-    """Return the mean of `late` over the row's runs in the block; NaN if one is not known."""
-    lates = [run.late for run in block if run.row == row]
-    return fmean(math.nan if late is None else late for late in lates)
+def _mean_late(runs: Iterable[RunTime]) -> float:
+    """Return the mean of `late`; NaN if one is not known."""
+    return fmean(math.nan if run.late is None else run.late for run in runs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Hosts:
     """The runs of a row by the host that they ran on."""
 
-    names: frozenset[Hashable]
-    means: tuple[float, ...]  # of the logarithms of their times, by host
+    means: Mapping[Hashable, float]  # of the logarithms of their times, by host
     num_runs: int
     # The variance of `mean` by the scatter within hosts, and its degrees of freedom; None where each host has
     # one run: how the hosts differ tells of it then.
@@ -393,9 +463,9 @@ class _Hosts:
             squares = sum((time - means[host]) ** 2 for host, times in hosts.items() for time in times)
             variance = max(FLOOR**2, squares / dof)
             within = (variance * sum(1 / len(times) for times in hosts.values()) / len(hosts) ** 2, dof)
-        return cls(names=frozenset(hosts), means=tuple(means.values()), num_runs=len(runs), within=within)
+        return cls(means=means, num_runs=len(runs), within=within)
 
     @cached_property
     def mean(self) -> float:
         """The mean of the hosts' means."""
-        return fmean(self.means)
+        return fmean(self.means.values())
