@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 from fastlaunch.analysis.differences import (
     MACHINE,
+    ROW_ON_HOST,
     Differences,
     RunTime,
     rounds_to_settle,
 )
-from fastlaunch.analysis.statistics import Difference, Estimate
+from fastlaunch.analysis.statistics import Difference, Estimate, OnHosts, Variance
 
 
 def in_rounds(*rows: Sequence[float | None], first: int = 0) -> list[RunTime]:
@@ -97,6 +99,58 @@ def test_what_a_round_does_to_all_rows_alike_cancels() -> None:
     ).between(1, 0)
     assert still is not None and moved is not None
     assert moved.limits(0.05) == pytest.approx(still.limits(0.05))
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 3])
+def test_rounds_on_several_hosts_have_in_the_error_what_hosts_differ_by(num_hosts: int) -> None:
+    faster = [0.01, 0.02, 0.03][:num_hosts]
+    rounds = [
+        RunTime(
+            row=row, log_time=0.001 * (-1) ** number - row * on_it, host=(host, "s"), block=(host, number)
+        )
+        for host, on_it in enumerate(faster)
+        for number in range(4)
+        for row in (0, 1)
+    ]
+    estimate = only(Differences(rounds).between(1, 0))
+    assert estimate.value == pytest.approx(np.mean(faster))
+    own, known = estimate.error**2, estimate.variance
+    if num_hosts == 1:
+        assert (known.value, known.dof) == pytest.approx((own, estimate.dof))
+        return
+    squares = 5 * ROW_ON_HOST**2 + np.var(faster) * num_hosts
+    of_hosts = squares / (5 + num_hosts - 1) / num_hosts
+    dof = (own + of_hosts) ** 2 / (own**2 / estimate.dof + of_hosts**2 / (5 + num_hosts - 1))
+    assert (known.value, known.dof) == pytest.approx((own + of_hosts, dof))
+    # Two sessions on one machine are still about that machine.
+    sessions = [replace(run, machine="m") for run in rounds]
+    assert only(Differences(sessions).between(1, 0)).variance.value == pytest.approx(own)
+
+
+def test_rows_that_only_others_link_across_hosts_have_a_part_of_each() -> None:
+    quiet = [0.0, 0.001, -0.001]
+    runs = [
+        replace(run, host=host, block=(host, run.block))
+        for host, (first, second) in (("a", (0, 2)), ("b", (1, 2)))
+        for run in in_rounds(quiet, quiet)
+        for run in [replace(run, row=(first, second)[run.row])]
+    ]
+    estimate = only(Differences(runs).between(1, 0))
+    assert estimate.variance.value == pytest.approx(estimate.error**2 + 2 * ROW_ON_HOST**2)
+
+
+def test_noise_that_carries_over_makes_fewer_rounds() -> None:
+    def between(speeds: Sequence[float]) -> Estimate:
+        return only(Differences(in_rounds([0.0] * len(speeds), [-speed for speed in speeds])).between(1, 0))
+
+    slow, quick = [0.0, 0.1, 0.1, 0.3, 0.4, 0.4, 0.3, 0.2], [0.0, 0.4, 0.1, 0.3, 0.1, 0.4, 0.3, 0.2]
+    carried, other = between([0.1 * each for each in slow]), between([0.1 * each for each in quick])
+    assert carried.carried > 0.3 and other.carried == 0.0
+    rounds_in_one = (1 + carried.carried) / (1 - carried.carried)
+    assert carried.error == pytest.approx(0.1 * np.std(slow, ddof=1) * math.sqrt(rounds_in_one / 8))
+    assert carried.dof == pytest.approx(max(1, 7 / rounds_in_one))
+    assert (other.error, other.dof) == pytest.approx((0.1 * np.std(quick, ddof=1) / math.sqrt(8), 7))
+    assert between([0.1 * each for each in slow[:5]]).carried == 0.0
 
 
 def test_scatter_has_a_floor() -> None:
@@ -242,3 +296,16 @@ def test_rounds_that_settle_it() -> None:
     assert rounds == 50 and share < 0.8
     of_machines = Difference(estimates=(Estimate(value=0.0, error=0.02, dof=5),), is_across_hosts=True)
     assert rounds_to_settle(of_machines, 0.05) is None
+
+
+def test_what_hosts_differ_by_takes_more_rounds_to_settle() -> None:
+    def proposed(hosts: OnHosts) -> tuple[int, float]:
+        part = Estimate(value=0.02, error=0.006, dof=10, num_rounds=4, dof_per_round=1, hosts=hosts)
+        return rounds_to_settle(Difference(estimates=(part,)), 0.01) or (0, 0.0)
+
+    (rounds, share), (most, less) = (
+        proposed(OnHosts(variance=Variance(value=deviation**2, dof=6), num_hosts=2, share=0.5))
+        for deviation in (0.0, 0.005)
+    )
+    assert rounds < 20 and share == 0.8
+    assert (most, less) == (50, pytest.approx(0.5, abs=0.25))

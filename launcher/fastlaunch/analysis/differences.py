@@ -5,18 +5,20 @@
        does to all rows alike cancels, and the error is how much the differences vary from round to round.
     3  All rows share that scatter, but for a row whose own runs say that it is noisier: the row is judged by
        its own rounds, in proportion to how likely that is.
-    4  Rows that share no round are compared by the means of their hosts, which differ by themselves.
+    4  Noise of a row that carries over from round to round counts as fewer rounds.
+    5  Of rounds on several hosts, the error includes what the difference varies by from host to host.
+    6  Rows that share no round are compared by the means of their hosts, which differ by themselves.
 
 All sizes are of logarithms, so 0.01 is 1%. tests/benchmarks/verdicts.py prints the error rates and the power
 of these rules; docs/method.md says where the constants come from.
 """
 
 import math
-import random
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,9 @@ from fastlaunch.analysis.statistics import (
     TIE_LOW,
     Difference,
     Estimate,
+    OnHosts,
+    Variance,
+    summed,
     t_quantile,
 )
 
@@ -41,6 +46,9 @@ Block = Mapping[int, Sequence["RunTime"]]
 FLOOR = 0.001
 #: What machines of one type deviate by, and the degrees of freedom that this counts for beside what was seen.
 MACHINE, MACHINE_DOF = 0.017, 5
+#: The same of the ratio of two rows that run in rounds together: so much that rows which vary by 0.5% from host
+#: to host are seldom called different. The ratios of the shipped runs vary by 0.15%, and by 0.4% at most.
+ROW_ON_HOST, ROW_ON_HOST_DOF = 0.006, 5
 #: A noisier row deviates by so many times what the others do, each as likely.
 _TIMES_NOISIER = (2, 4, 8, 16)
 #: How likely a row is noisier, before its runs are looked at. One of two runs hardly shows it.
@@ -49,6 +57,9 @@ _NOISIER, _NOISIER_OF_TWO = 0.3, 0.5
 LEAVES = 0.8
 #: A row whose last half differs from the mean by so much more than the other's is still changing.
 _DRIFT, _MIN_DRIFT_BLOCKS = 0.002, 3
+#: Fewer rounds on a host do not tell whether noise carries over from one to the next. It does, if chance
+#: alone would show such a correlation in one case of ten: the normal quantile.
+_MIN_CARRIED, _CARRIED_QUANTILE, _MOST_CARRIED = 6, 1.28, 0.9
 #: Of simulated continuations, the share that has to settle, and the most rounds worth proposing.
 SETTLES, MAX_ROUNDS = 0.8, 50
 _NUM_DRAWS = 1000
@@ -60,7 +71,8 @@ class RunTime:
 
     row: int
     log_time: float  # of the mean seconds per sample
-    host: Hashable  # of several nodes, all of them
+    host: Hashable  # of a session; of several nodes, all of them
+    machine: Hashable = None  # what the hosts of several sessions share; None: the host stands for it
     block: Hashable | None = None  # the round, of one session on one host; None if it is not known
     session: str | None = None  # None if it is not known
     round: int | None = None  # of the session, from 1; None if it is not known
@@ -79,7 +91,8 @@ class Differences:
             if run.block is not None:
                 blocks[run.block][run.row].append(run)
         self._hosts_of_row: dict[int, _Hosts] = {}
-        self._blocks = [block for block in blocks.values() if len(block) > 1]
+        linking = [block for block in blocks.values() if len(block) > 1]
+        self._blocks = sorted(linking, key=lambda block: _first(block).round or 0)
         groups = _linked(self._blocks)
         self._scatter: dict[int, _Scatter] = {}
         for rows in groups:
@@ -117,11 +130,13 @@ class Differences:
         if ours is None or theirs is None:
             return None
         shared = [block for block in self._blocks if row in block and base in block]
-        own = _paired([_mean(block[base]) - _mean(block[row]) for block in shared])
+        speeds = [_mean(block[base]) - _mean(block[row]) for block in shared]
+        own = _paired(speeds, _carried([_by(_host, shared, speeds)], 1))
         common = scatter.estimate(row, base)
         weight = (1 - ours) * (1 - theirs) if own and common else float(common is not None)
         parts = [(common, weight), (own, 1 - weight)]
-        estimates = [replace(each, weight=share) for each, share in parts if each and share]
+        hosts = _on_hosts(_by(_machine, shared, speeds)) if shared else scatter.apart
+        estimates = [replace(each, weight=share, hosts=hosts) for each, share in parts if each and share]
         if not estimates:
             return None
         lates = [_mean_late(block[row]) - _mean_late(block[base]) for block in shared]
@@ -132,17 +147,22 @@ class Differences:
         if any(side.num_runs < 2 for side in sides):
             return None
         is_apart = sides[0].means.keys() != sides[1].means.keys()
+        speeds = {} if is_apart else {at: [sides[1].means[at] - mean] for at, mean in sides[0].means.items()}
         if not is_apart and any(side.within is None for side in sides):
-            own = _paired([sides[1].means[host] - mean for host, mean in sides[0].means.items()])
+            own = _paired([speed for (speed,) in speeds.values()])
             return Difference(estimates=(own,)) if own else None
-        # Variances, each with its degrees of freedom: Welch and Satterthwaite.
-        parts: list[tuple[float, float]] = [side.within for side in sides if side.within]
+        # Welch, with what differs between machines, or of the same ones between hosts.
+        parts = [side.within for side in sides if side.within]
         if is_apart:
-            variance, dof = self._between_machines
-            parts.append((variance * sum(1 / len(side.means) for side in sides), dof))
-        total = sum(variance for variance, _ in parts)
-        dof = total**2 / sum(variance**2 / dof for variance, dof in parts)
-        estimate = Estimate(value=sides[1].mean - sides[0].mean, error=math.sqrt(total), dof=dof)
+            machine = self._between_machines
+            parts.append(replace(machine, value=machine.value * sum(1 / len(side.means) for side in sides)))
+        total = summed(parts)
+        estimate = Estimate(
+            value=sides[1].mean - sides[0].mean,
+            error=math.sqrt(total.value),
+            dof=total.dof,
+            hosts=OnHosts() if is_apart else _on_hosts(speeds),
+        )
         return Difference(estimates=(estimate,), is_across_hosts=is_apart)
 
     def _hosts(self, row: int) -> "_Hosts":
@@ -151,14 +171,14 @@ class Differences:
         return self._hosts_of_row[row]
 
     @cached_property
-    def _between_machines(self) -> tuple[float, float]:
-        """The variance between machines and its degrees of freedom, by what is known and was seen."""
+    def _between_machines(self) -> Variance:
+        """The variance between machines, by what is known and was seen."""
         squares, dof = MACHINE_DOF * MACHINE**2, float(MACHINE_DOF)
         for row in self._of_row:
             hosts = self._hosts(row)
             squares += sum((mean - hosts.mean) ** 2 for mean in hosts.means.values())
             dof += len(hosts.means) - 1
-        return squares / dof, dof
+        return Variance(value=squares / dof, dof=dof)
 
 
 def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] | None:
@@ -167,29 +187,49 @@ def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] 
     MAX_ROUNDS and a smaller share where none does; None for rows that share no rounds. A continuation draws
     the true difference and scatter from what was seen, and then the rounds to come.
     """
+    import numpy as np
+
     parts = difference.estimates
     if not all(part.dof_per_round for part in parts):
         return None
-    draws = random.Random(0)
-    truths = []
-    for part in draws.choices(parts, weights=[part.weight for part in parts], k=_NUM_DRAWS):
-        seen = part.error**2 * part.num_rounds
-        variance = seen / _mean_square(draws, part.dof)
-        truths.append((part, seen, variance, draws.gauss(part.value, math.sqrt(variance / part.num_rounds))))
+    draws = np.random.default_rng(0)
+    drawn = draws.choice(len(parts), _NUM_DRAWS, p=np.array([part.weight for part in parts]))
+
+    def of_parts(values: Iterable[float]) -> "Array":
+        return np.array(list(values), float)[drawn]
+
+    def mean_square(dof: "Array") -> "Array":
+        """Draw means of so many squares of standard normal variables."""
+        return draws.gamma(dof / 2, 2 / dof)
+
+    value, before, dof, per_round = (
+        of_parts(getattr(part, name) for part in parts)
+        for name in ("value", "num_rounds", "dof", "dof_per_round")
+    )
+    seen = of_parts(part.error**2 * part.num_rounds for part in parts)
+    num_hosts, kept = (
+        of_parts(getattr(part.hosts, name) for part in parts) for name in ("num_hosts", "share")
+    )
+    on_host, host_dof = (
+        of_parts(getattr(part.hosts.variance, name) for part in parts) for name in ("value", "dof")
+    )
+    variance, of_host = seen / mean_square(dof), on_host / mean_square(host_dof)
+    truth = draws.normal(value, np.sqrt(variance / before + of_host * kept))
 
     def share(more: int) -> float:
-        num_settled = 0
-        for part, seen, variance, value in truths:
-            num_rounds, new = part.num_rounds + more, more * part.dof_per_round
-            dof = part.dof + new
-            mean = draws.gauss(value, math.sqrt(variance / more))
-            mean = (part.num_rounds * part.value + more * mean) / num_rounds
-            squares = seen * part.dof + variance * new * _mean_square(draws, new)
-            error = max(FLOOR, math.sqrt(squares / dof)) / math.sqrt(num_rounds)
-            beyond = abs(mean) - difference.drift - error * t_quantile(1 - level / 2, dof)
-            within = abs(mean) + difference.drift + error * t_quantile(1 - level, dof)
-            num_settled += beyond > 0 or within < -math.log(TIE_LOW)
-        return num_settled / _NUM_DRAWS
+        # Of several hosts the next session has one more.
+        num_rounds, new = before + more, more * per_round
+        then = draws.normal(truth, np.sqrt(variance / more + of_host))
+        mean = (before * value + more * then) / num_rounds
+        squares = seen * dof + variance * new * mean_square(new)
+        of_runs = np.maximum(FLOOR**2, squares / (dof + new)) / num_rounds
+        squares = on_host * host_dof + (on_host > 0) * (then - value) ** 2 * num_hosts / (num_hosts + 1)
+        of_hosts = squares / (host_dof + 1) * (kept * before**2 + more**2) / num_rounds**2
+        total = of_runs + of_hosts
+        new_dof = total**2 / (of_runs**2 / (dof + new) + of_hosts**2 / (host_dof + 1))
+        beyond = np.abs(mean) - difference.drift - np.sqrt(total) * _t_quantiles(1 - level / 2, new_dof)
+        within = np.abs(mean) + difference.drift + np.sqrt(total) * _t_quantiles(1 - level, new_dof)
+        return float(np.mean((beyond > 0) | (within < -math.log(TIE_LOW))))
 
     low, high = 0, MAX_ROUNDS
     if (of_most := share(high)) < SETTLES:
@@ -200,9 +240,12 @@ def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] 
     return high, SETTLES
 
 
-def _mean_square(draws: random.Random, dof: float) -> float:
-    """Draw a mean of so many squares of standard normal variables."""
-    return draws.gammavariate(dof / 2, 2 / dof)
+def _t_quantiles(p: float, dof: "Array") -> "Array":
+    """Return Student's quantiles of whole degrees of freedom: those of `dof`, rounded down."""
+    import numpy as np
+
+    whole, place = np.unique(np.floor(dof + 1e-6), return_inverse=True)
+    return np.array([t_quantile(p, float(each)) for each in whole])[place]
 
 
 class _Scatter:
@@ -229,6 +272,11 @@ class _Scatter:
         self._residual = every
         self.everything = table.effects(table.rows)
         self._shared = table.effects(shared)
+        self._carried = _carried(table.left(shared), len(shared) - 1)
+        # Of two rows that never ran in one round, each beside others: both have what differs between hosts.
+        num_hosts = len({_machine(block) for block in blocks})
+        prior = Variance(value=ROW_ON_HOST**2, dof=ROW_ON_HOST_DOF)
+        self.apart = OnHosts(variance=prior, num_hosts=num_hosts, share=2.0) if num_hosts > 1 else OnHosts()
 
     def estimate(self, row: int, base: int) -> Estimate | None:
         """Return the difference by the common scatter; None if one of the two has left it."""
@@ -236,10 +284,12 @@ class _Scatter:
         if not residual.dof or not shared.links(row, base):
             return None
         factor = shared.variance_factor(row, base)
+        carried = self._carried
         return Estimate(
             value=shared.speed(row, base),
-            error=residual.deviation * math.sqrt(factor),
-            dof=residual.dof,
+            error=max(FLOOR, residual.deviation * math.sqrt(_rounds_in_one(carried))) * math.sqrt(factor),
+            dof=max(1.0, residual.dof / _rounds_in_one(carried)),
+            carried=carried,
             # As many complete rounds have this error.
             num_rounds=max(1, round(2 / factor)),
             dof_per_round=len(shared.places) - 1,
@@ -306,6 +356,14 @@ class _Table:
             fit=_LeastSquares(counts, sums),
         )
 
+    def left(self, rows: Collection[int]) -> Iterator[Mapping[Hashable, Sequence[float]]]:
+        """Yield what least squares leave of each row's times, round after round on each host."""
+        _, counts, sums = self._of(rows)
+        blocks = [block for block in self._blocks if not block.keys().isdisjoint(rows)]
+        for line, sizes in zip(_LeastSquares(counts, sums).left, counts, strict=True):
+            ran = sizes.nonzero()[0]
+            yield _by(_host, [blocks[at] for at in ran], line[ran])
+
     def _of(self, rows: Collection[int]) -> tuple["NDArray[np.bool_]", "Array", "Array"]:
         """Return where the rows stand, and their counts and sums in the blocks that they ran in."""
         import numpy as np
@@ -321,7 +379,7 @@ class _LeastSquares:
 
     inverse: (lines, lines), of the normal matrix of the lines' effects, as far as it has one: the lines of
     each linked group have a constant to choose. explained: of the squares, by all of the effects. rank: their
-    number, less those constants.
+    number, less those constants. left: (lines, columns), of the sums.
     """
 
     def __init__(self, counts: "Array", sums: "Array") -> None:
@@ -336,6 +394,7 @@ class _LeastSquares:
         self.effects = self.inverse @ moments
         self.explained = float(totals**2 @ (1 / sizes) + self.effects @ moments)
         self.rank = len(sizes) + int(free.sum())
+        self.left = sums - counts * (self.effects[:, None] + (totals - self.effects @ counts) / sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,17 +456,64 @@ def _deviations(every: _Residual, others: _Residual) -> tuple[float, float]:
     return own.deviation, others.deviation
 
 
-def _paired(speeds: Sequence[float]) -> Estimate | None:
+def _paired(speeds: Sequence[float], carried: float = 0.0) -> Estimate | None:
     """Return the difference by two rows' own rounds; None for fewer than two."""
     if len(speeds) < 2:
         return None
-    deviation = max(math.sqrt(2) * FLOOR, stdev(speeds))
+    deviation = max(math.sqrt(2) * FLOOR, stdev(speeds) * math.sqrt(_rounds_in_one(carried)))
     return Estimate(
         value=fmean(speeds),
         error=deviation / math.sqrt(len(speeds)),
-        dof=len(speeds) - 1,
+        dof=max(1.0, (len(speeds) - 1) / _rounds_in_one(carried)),
         num_rounds=len(speeds),
         dof_per_round=1,
+        carried=carried,
+    )
+
+
+def _carried(rows: Iterable[Mapping[Hashable, Sequence[float]]], num_contrasts: int) -> float:
+    """Return how the noise of a round correlates with that of the next; 0 where chance may be all of it.
+
+    rows: noise by host, round after round, of rows between which there are so many contrasts. Of n rounds
+    without any correlation, that of one contrast has the mean -1/n and about Moran's (1948) variance; Kendall
+    (1954) has the bias of one that there is.
+    """
+    of_hosts: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
+    for row in rows:
+        for host, noise in row.items():
+            if len(noise) >= _MIN_CARRIED:
+                of_hosts[host].append([each - fmean(noise) for each in noise])
+    points, correlations = [], []
+    for lines in of_hosts.values():
+        num_rounds = max(map(len, lines))
+        squares = sum(each * each for line in lines for each in line)
+        seen = (
+            sum(one * other for line in lines for one, other in pairwise(line)) / squares if squares else 0.0
+        )
+        deviation = (num_rounds - 2) / num_rounds / math.sqrt((num_rounds - 1) * num_contrasts)
+        points.append((seen + 1 / num_rounds) / deviation)
+        correlations.append(seen + (1 + 4 * seen) / num_rounds)
+    if not points or sum(points) <= _CARRIED_QUANTILE * math.sqrt(len(points)):
+        return 0.0
+    return min(_MOST_CARRIED, max(0.0, fmean(correlations)))
+
+
+def _rounds_in_one(carried: float) -> float:
+    """Return how many rounds tell as much as one would without the correlation."""
+    return (1 + carried) / (1 - carried)
+
+
+def _on_hosts(speeds: Mapping[Hashable, Sequence[float]]) -> OnHosts:
+    """Return how a difference varies from host to host, by what is known and was seen on each in rounds."""
+    if len(speeds) < 2:
+        return OnHosts()
+    means, sizes = [fmean(own) for own in speeds.values()], [len(own) for own in speeds.values()]
+    squares = ROW_ON_HOST_DOF * ROW_ON_HOST**2 + sum((mean - fmean(means)) ** 2 for mean in means)
+    dof = ROW_ON_HOST_DOF + len(means) - 1
+    return OnHosts(
+        variance=Variance(value=squares / dof, dof=dof),
+        num_hosts=len(means),
+        share=sum(size**2 for size in sizes) / sum(sizes) ** 2,
     )
 
 
@@ -433,6 +539,29 @@ def _linked(blocks: Iterable[Iterable[int]]) -> list[set[int]]:
     return groups
 
 
+def _first(block: Block) -> RunTime:
+    return next(iter(block.values()))[0]
+
+
+def _host(block: Block) -> Hashable:
+    return _first(block).host
+
+
+def _machine(block: Block) -> Hashable:
+    run = _first(block)
+    return run.host if run.machine is None else run.machine
+
+
+def _by(
+    place: Callable[[Block], Hashable], blocks: Iterable[Block], values: Iterable[float]
+) -> Mapping[Hashable, Sequence[float]]:
+    """Return the values, of the blocks, by place."""
+    found: dict[Hashable, list[float]] = defaultdict(list)
+    for block, value in zip(blocks, values, strict=True):
+        found[place(block)].append(float(value))
+    return found
+
+
 def _mean(runs: Iterable[RunTime]) -> float:
     return fmean(run.log_time for run in runs)
 
@@ -450,7 +579,7 @@ class _Hosts:
     num_runs: int
     # The variance of `mean` by the scatter within hosts, and its degrees of freedom; None where each host has
     # one run: how the hosts differ tells of it then.
-    within: tuple[float, int] | None
+    within: Variance | None
 
     @classmethod
     def of(cls, runs: Sequence[RunTime]) -> "_Hosts":
@@ -462,7 +591,8 @@ class _Hosts:
         if dof:
             squares = sum((time - means[host]) ** 2 for host, times in hosts.items() for time in times)
             variance = max(FLOOR**2, squares / dof)
-            within = (variance * sum(1 / len(times) for times in hosts.values()) / len(hosts) ** 2, dof)
+            of_mean = sum(1 / len(times) for times in hosts.values()) / len(hosts) ** 2
+            within = Variance(value=variance * of_mean, dof=dof)
         return cls(means=means, num_runs=len(runs), within=within)
 
     @cached_property

@@ -192,14 +192,15 @@ def run_times(group: Group, row: int) -> list[RunTime]:
         session = named or where.measured_on
         number = where.round if where.round is not None else run.summary.seed
         # Without a name a host is taken for another than that of any other row.
-        machine = group.setup.instance or group.setup.device_name
-        host = (where.host_id or ("unknown", row), machine, session)
+        machine = (where.host_id or ("unknown", row), group.setup.instance or group.setup.device_name)
+        host = (*machine, session)
         is_known = None not in (where.host_id, session, number)
         times.append(
             RunTime(
                 row=row,
                 log_time=log_time,
                 host=host,
+                machine=machine,
                 block=(*host, number) if is_known else None,
                 session=named,
                 round=where.round,

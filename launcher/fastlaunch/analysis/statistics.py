@@ -6,7 +6,7 @@ All sizes are of logarithms, so 0.01 is 1%.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 #: Two-sided level of all verdicts of a comparison together.
@@ -86,16 +86,52 @@ def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Variance:
+    """A variance, and the degrees of freedom with which it is known."""
+
+    value: float
+    dof: float
+
+
+def summed(parts: Sequence[Variance]) -> Variance:
+    """Return the variance of a sum, with Satterthwaite's degrees of freedom."""
+    total = sum(part.value for part in parts)
+    return Variance(value=total, dof=total**2 / sum(part.value**2 / part.dof for part in parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnHosts:
+    """How a difference between two rows varies from host to host."""
+
+    variance: Variance = Variance(value=0.0, dof=1.0)
+    num_hosts: int = 1
+    # How much of that variance an estimate by these hosts has: 1 / H with as many rounds on each of H.
+    share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A difference with its standard error and Student's degrees of freedom, and how far to go by it."""
 
     value: float
-    error: float
+    error: float  # by the scatter of runs
     dof: float
     weight: float = 1.0
     # The rounds it is made of, and the degrees of freedom that one more would add; 0 if more would not help.
     num_rounds: int = 0
     dof_per_round: int = 0
+    # Of one host nobody knows what another would show: the estimate is about that host.
+    hosts: OnHosts = OnHosts()
+    # The correlation of noise from one round to the next, if there is one: error and dof allow for it.
+    carried: float = 0.0
+
+    @cached_property
+    def variance(self) -> Variance:
+        """The variance by the scatter of runs and, of several hosts, by what differs between them."""
+        of_runs, hosts = Variance(value=self.error**2, dof=self.dof), self.hosts
+        if not hosts.variance.value:
+            return of_runs
+        return summed([of_runs, replace(hosts.variance, value=hosts.share * hosts.variance.value)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +147,16 @@ class Difference:
     @property
     def value(self) -> float:
         return sum(part.weight * part.value for part in self.estimates)
+
+    @property
+    def num_hosts(self) -> int:
+        """Of the rounds that the rows shared, or that link them; 1 where no round does."""
+        return max(part.hosts.num_hosts for part in self.estimates)
+
+    @property
+    def carried(self) -> float:
+        """The correlation of noise from one round to the next; 0 if none is to be seen."""
+        return max(part.carried for part in self.estimates)
 
     def plus(self, offset: float) -> "Difference":
         """Return it with a constant added, such as the log ratio of two prices."""
@@ -131,7 +177,8 @@ class Difference:
 
     def limits(self, level: float) -> tuple[float, float]:
         """Return the two-sided interval at `level`."""
-        reach = [t_quantile(1 - level / 2, part.dof) * part.error for part in self.estimates]
+        variances = [part.variance for part in self.estimates]
+        reach = [t_quantile(1 - level / 2, known.dof) * math.sqrt(known.value) for known in variances]
         lows = [part.value - by for part, by in zip(self.estimates, reach, strict=True)]
         highs = [part.value + by for part, by in zip(self.estimates, reach, strict=True)]
         low = _bisect(lambda x: self._p(x, 1) > level / 2, min(lows), max(lows))
@@ -150,7 +197,8 @@ class Difference:
 
     def _p(self, x: float, sign: int) -> float:
         return sum(
-            part.weight * t_survival(sign * (part.value - x) / part.error, part.dof)
+            part.weight
+            * t_survival(sign * (part.value - x) / math.sqrt(part.variance.value), part.variance.dof)
             for part in self.estimates
         )
 

@@ -230,7 +230,9 @@ def _classify(pair: _Pair) -> tuple[str, list[str], int | None]:
     number, share = proposal
     if share < SETTLES:
         why = f"even {number} more rounds would settle it in {10 * share:.0f} of 10 cases"
-        return UNRESOLVED, [f"{why}: longer runs or a quieter machine help more"], None
+        on_one = pair.difference.num_hosts == 1
+        what = "longer runs or a quieter machine help" if on_one else "rounds on further machines tell"
+        return UNRESOLVED, [f"{why}: {what} more"], None
     return UNRESOLVED, [f"about {counted(number, 'more round')} would settle it (4 chances in 5)"], number
 
 
@@ -260,6 +262,16 @@ def _of_method(pair: _Pair) -> Iterator[str]:
         )
     if pair.noise:
         yield f"its runs vary by {_percents(pair.noise)}: judged by its own rounds"
+    if difference.carried:
+        yield (
+            f"noise carries over from one round to the next (correlation {difference.carried:.1f}): the"
+            " interval is wider, and rounds of another session tell more"
+        )
+    if difference.num_hosts > 1:
+        yield (
+            f"its rounds ran on {difference.num_hosts} machines: the interval includes what such ratios vary"
+            " by between machines"
+        )
     if difference.is_across_hosts:
         what = "in another session" if _on_same_machines(pair) else "on another machine"
         yield f"ran {what} than the baseline, which alone may account for 2%"
