@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.analysis.compare import Comparison
+from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.analysis.target import RowToTarget, Target, margins, parse_target, usd_to_target
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, RunSummary
@@ -230,6 +231,22 @@ def test_the_cheapest_way_to_a_target_and_how_far_the_others_are_behind() -> Non
     notes = told(comparison)
     assert notes[0] == "accuracy >= 0.9 costs least with compile: $442.00"
     assert notes[1].startswith("bf16 costs +88.2% (between +")
+
+
+def test_a_margin_spends_no_more_than_its_looks_may() -> None:
+    def low(**where: Any) -> float:
+        summaries = [
+            changed(summary, session="s", round=summary.seed, **where)
+            for recipe, steps in (("bf16", [400, 420, 440]), ("compile", [380, 410, 415]))
+            for summary in reaching(recipe, steps)
+        ]
+        (margin,) = margins(rows(*summaries, usd_per_hour=DOLLAR), ACCURACY)
+        assert margin.ratio.low is not None
+        return math.log(margin.ratio.value / margin.ratio.low)
+
+    # A plan of 8 rounds looks after rounds 3 to 8, each time at 1.4%.
+    quantiles = t_quantile(1 - 0.014 / 2, 2) / t_quantile(1 - 0.05 / 2, 2)
+    assert low(max_rounds=8) / low(max_rounds=None) == pytest.approx(quantiles)
 
 
 @pytest.mark.parametrize(

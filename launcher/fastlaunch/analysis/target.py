@@ -9,7 +9,7 @@ would make a recipe look the better the more of its runs fail.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
@@ -18,8 +18,9 @@ from fastlaunch.analysis.convergence import curve, mean_if_all
 from fastlaunch.analysis.cost import scaled, usd_per_second
 from fastlaunch.analysis.differences import FLOOR, Differences, RunTime
 from fastlaunch.analysis.finish import account_of_row, account_of_run, evaluations_until
+from fastlaunch.analysis.looks import Looked, look_through
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key
-from fastlaunch.analysis.statistics import Difference, holm_levels, t_quantile
+from fastlaunch.analysis.statistics import Difference, t_quantile
 from fastlaunch.analysis.suggest import seeds
 from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.errors import UnknownName, UserError
@@ -238,7 +239,7 @@ def mean_over_seeds(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """How much more another row takes than the best: a ratio, at Holm's level over all the others."""
+    """How much more another row takes than the best: a ratio, at Holm's level over all others and looks."""
 
     best: RowToTarget
     other: RowToTarget
@@ -277,26 +278,39 @@ def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
     means = {id(row): _log_mean(row, priced) for row in ranked}
     ranked.sort(key=lambda row: means[id(row)])
     # The seed is the round: it draws the same weights and the same order of the data for every row.
-    differences = Differences(
-        RunTime(row=number, log_time=math.log(time_s), host=None, block=seed)
-        for number, row in enumerate(ranked)
-        for seed, time_s in row.times_s.items()
-    )
-    behind = []
-    for number, other in enumerate(ranked[1:], start=1):
-        unit = math.log((other.usd_per_s or 1.0) / (ranked[0].usd_per_s or 1.0)) if priced else 0.0
-        if (difference := differences.between(0, number)) is not None:
-            behind.append((other, difference.plus(unit)))
-    levels = holm_levels([difference.p_differs() for _, difference in behind])
+    runs = [run for number, row in enumerate(ranked) for run in _seed_times(row, number)]
+    units = [math.log(row.usd_per_s) if priced and row.usd_per_s else 0.0 for row in ranked]
+
+    def ahead(differences: Differences, other: int) -> Difference | None:
+        difference = differences.between(0, other)
+        return difference.plus(units[other] - units[0]) if difference else None
+
+    looked = look_through(runs, range(1, len(ranked)), ahead)
     return tuple(
-        Margin(best=ranked[0], other=other, ratio=_ratio(difference, level))
-        for (other, difference), level in zip(behind, levels, strict=True)
+        Margin(best=ranked[0], other=ranked[other], ratio=_ratio(looked[other])) for other in sorted(looked)
     )
 
 
-def _ratio(difference: Difference, level: float) -> Interval:
-    low, high = difference.limits(level)
-    return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
+def _seed_times(row: RowToTarget, number: int) -> Iterator[RunTime]:
+    """Yield the row's time of each seed, as a run of row `number`."""
+    of_seed = {run.summary.pair_number: run for run in row.row.runs}
+    for seed, time_s in row.times_s.items():
+        run = of_seed.get(seed, row.row.runs[0])
+        where = run.summary.environment
+        yield RunTime(
+            row=number,
+            log_time=math.log(time_s),
+            host=None,
+            block=seed,
+            session=where.session or run.session,
+            round=where.round,
+            max_rounds=where.max_rounds,
+        )
+
+
+def _ratio(looked: Looked) -> Interval:
+    low, high = looked.difference.limits(looked.level)
+    return Interval(value=exp(looked.difference.value), low=exp(low), high=exp(high))
 
 
 def _log_mean(row: RowToTarget, priced: bool) -> float:
