@@ -157,6 +157,34 @@ def machines(
     ]
 
 
+def on_shared_hosts(
+    rng: random.Random, num_rows: int, num_rounds: int, *, sd: float, num_hosts: int
+) -> list[RunTime]:
+    """Draw rounds that take turns on so many hosts, on each of which every row deviates by itself."""
+    parts = [[rng.gauss(0, sd) for _ in range(num_rows)] for _ in range(num_hosts)]
+    runs = in_rounds(
+        lambda row, number: parts[number % num_hosts][row] + rng.gauss(0, 0.003), num_rows, num_rounds
+    )
+    return [replace(run, host=run.block % num_hosts) for run in runs]  # type: ignore[operator]
+
+
+def carried_over(rng: random.Random, num_rows: int, num_rounds: int, *, correlation: float) -> list[RunTime]:
+    """Draw rows whose noise, of 1%, carries over from round to round: an AR(1) process each."""
+    noise = [rng.gauss(0, 1) for _ in range(num_rows)]
+
+    def time(row: int, _number: int) -> float:
+        new = rng.gauss(0, math.sqrt(1 - correlation**2))
+        noise[row] = correlation * noise[row] + new
+        return 0.01 * noise[row]
+
+    return in_rounds(time, num_rows, num_rounds)
+
+
+def many(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
+    """Draw eight times the rounds, one row in which deviates ten times as much: hundreds of runs."""
+    return uneven(rng, num_rows, 8 * num_rounds, times=(1, 10, 1))
+
+
 def missing(rng: random.Random, num_rows: int, num_rounds: int) -> list[RunTime]:
     """Draw rounds of which one run in six fails."""
     rounds = [rng.gauss(0, 0.02) for _ in range(num_rounds)]
@@ -221,6 +249,16 @@ SCENARIOS = (
     Scenario(name="a machine each, 1%", draw=partial(machines, sd=0.01)),
     Scenario(name="a machine each, 2%", draw=partial(machines, sd=0.02)),
     Scenario(name="three machines each, 2%", draw=partial(machines, sd=0.02, num_hosts=3)),
+    *(
+        Scenario(
+            name=f"rows vary by {sd:.1%} on each of {num_hosts} hosts",
+            draw=partial(on_shared_hosts, sd=sd, num_hosts=num_hosts),
+        )
+        for sd in (0.003, 0.005)
+        for num_hosts in (2, 3)
+    ),
+    Scenario(name="a row x10, eight times the rounds", draw=many),
+    Scenario(name="noise carries over by 0.7", draw=partial(carried_over, correlation=0.7), beyond=True),
     Scenario(name="one run in ten of a row 10% slower", draw=skewed_row, beyond=True),
     Scenario(name="runs of two kinds in a row", draw=lottery, beyond=True),
 )

@@ -73,6 +73,24 @@ def test_a_row_is_the_geometric_mean_with_the_interval_between_runs() -> None:
     )
 
 
+def test_a_cost_is_of_any_machine_of_the_type() -> None:
+    def half_width(*measured: list[MeasuredRun]) -> float:
+        (row,) = compared([run for each in measured for run in each], usd_per_hour=10.0).rows
+        usd = row.cost.usd_per_million_samples
+        assert usd is not None and usd.high is not None
+        return math.log(usd.high / usd.value)
+
+    def on(host: str, session: str) -> list[MeasuredRun]:
+        alike = runs("bf16", 0.1, 0.1, host_id=host, session=session)
+        return [replace(run, run_id=f"{host}-{session}-{run.run_id}") for run in alike]
+
+    # Scatter at its floor of 0.1% tells hardly anything beside 1.7%.
+    assert half_width(on("a", "s")) == pytest.approx(2.571 * 0.017, rel=0.01)
+    assert half_width(on("a", "s"), on("a", "t")) == pytest.approx(2.571 * 0.017, rel=0.01)
+    three = half_width(on("a", "s"), on("b", "s"), on("c", "s"))
+    assert three == pytest.approx(2.365 * 0.017 * math.sqrt(5 / 7 / 3), rel=0.01)
+
+
 def test_verdicts() -> None:
     candidates = [
         *runs("bf16", 0.1000, 0.1003, 0.0998, 0.1001),

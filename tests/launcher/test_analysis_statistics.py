@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from fastlaunch.analysis.statistics import (
     Difference,
     Estimate,
+    OnHosts,
+    Variance,
     holm_levels,
     regularised_beta,
     t_quantile,
@@ -127,3 +129,16 @@ def test_a_verdict_agrees_with_its_interval(
     if min(abs(low), abs(high)) > 1e-9:
         assert (difference.verdict(level) in ("better", "worse")) == (low > 0 or high < 0)
         assert low <= high
+
+
+@given(st.floats(0.001, 0.1), st.floats(1.0, 40.0), st.floats(0.001, 0.1), st.integers(2, 9))
+def test_what_hosts_differ_by_never_narrows_an_interval(
+    error: float, dof: float, on_host: float, num_hosts: int
+) -> None:
+    variance = Variance(value=on_host**2, dof=4 + num_hosts)
+    hosts = OnHosts(variance=variance, num_hosts=num_hosts, share=1 / num_hosts)
+    alone = Difference(estimates=(Estimate(value=0.02, error=error, dof=dof),))
+    both = Difference(estimates=(Estimate(value=0.02, error=error, dof=dof, hosts=hosts),))
+    low, high = alone.limits(0.05)
+    assert both.limits(0.05)[0] <= low + 1e-9 and high - 1e-9 <= both.limits(0.05)[1]
+    assert both.p_differs() >= alone.p_differs()

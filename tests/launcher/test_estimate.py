@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,20 @@ def test_own_runs_on_the_same_machine_are_measured_with_their_interval() -> None
     assert found.cost.hours.low is not None and found.cost.hours.low < found.cost.hours.value
     assert part(found, "build").evidence == "measured" and part(found, "build").seconds.value == 5
     assert part(found, "boot").evidence == "assumed"
+    # `compare`, `estimate` and `recommend` have one interval: of any machine of the type, 1.7% with 5 dof.
+    (row,) = fastlaunch.compare(prices_as_of=THEN).rows
+    choices = fastlaunch.recommend("vit-huge", 100_000_000, measured_only=True, steps_only=True).by_instance
+    measured_here = next(each for each in choices if each.instance == "p5.48xlarge")
+    own = row.cost.usd_per_million_samples
+    for usd in (own, estimate(steps_only=True).cost.usd, measured_here.total.usd):
+        assert usd is not None and usd.low is not None and usd.high is not None and own is not None
+        assert own.low is not None and own.high is not None
+        assert (usd.low / usd.value, usd.high / usd.value) == pytest.approx(
+            (own.low / own.value, own.high / own.value)
+        )
+        assert usd.high / usd.value > math.exp(2.571 * 0.017)
+    step_s = row.speed.step_time_s
+    assert step_s is not None and step_s.high is not None and step_s.high / step_s.value < 1.03
 
 
 def test_the_article_s_rows_cost_what_they_did() -> None:

@@ -22,7 +22,7 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import row_to_json
 from fastlaunch.report.finish import finish_table
 from fastlaunch.report.markdown import as_markdown
-from fastlaunch.report.overview import all_notes, as_overview, why
+from fastlaunch.report.overview import all_notes, as_overview, decisive_notes, in_order, why
 from fastlaunch.report.table import as_table
 from fastlaunch.report.text import answer, answer_to_json
 from fastlaunch_train.records.records import Check
@@ -57,10 +57,10 @@ def test_what_no_figure_counts_is_said_under_the_table() -> None:
 
 def test_a_note_names_a_few_of_many_rows_and_none_if_it_is_of_all_that_are_ranked() -> None:
     gelu = {run_id: each for run_id, each in shipped_summaries().items() if each.setup.workload == "gelu"}
-    lines = as_overview(compared_measurements(gelu, CATALOGUE, TODAY), width=200).splitlines()
-    names = [line.partition(": ")[0] for line in lines if line.startswith("* ")]
-    assert any(name.startswith("* the baseline's runs vary") for name in names)
-    assert "* compile precision=fp32, library precision=fp32 and 2 more" in names
+    rows = in_order(compared_measurements(gelu, CATALOGUE, TODAY).rows)
+    names = [note.partition(": ")[0] for note in decisive_notes(rows, rows)]
+    assert any(name.startswith("the baseline's runs vary") for name in names)
+    assert "compile precision=fp32, library precision=fp32 and 2 more" in names
 
 
 def test_the_answer_in_json_agrees_with_the_verdicts_of_its_sentence() -> None:

@@ -5,7 +5,6 @@ docs/method.md. What is not known is None, never guessed.
 """
 
 import datetime
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from statistics import stdev
 
 from fastlaunch.analysis import cost
 from fastlaunch.analysis.cost import PriceRequest, accelerator_of, price_row
-from fastlaunch.analysis.differences import FLOOR
+from fastlaunch.analysis.differences import FLOOR, Differences
 from fastlaunch.analysis.notes import schema_warnings, script_warnings
 from fastlaunch.analysis.pooling import (
     BARE_STEP,
@@ -28,9 +27,10 @@ from fastlaunch.analysis.pooling import (
     log_time,
     newest_version,
     pool,
+    run_times,
     without_version,
 )
-from fastlaunch.analysis.statistics import LEVEL, mean_of, t_quantile
+from fastlaunch.analysis.statistics import LEVEL, Variance, half_width, mean_of
 from fastlaunch.analysis.validity import Validity, judge_validity
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH, PricedGroup, Verdict, exp, judge
 from fastlaunch.catalog.prices import Catalogue, Price, age_note
@@ -44,7 +44,7 @@ DEFAULT_BASELINE = "bf16"
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How fast a row trains; all with 95% intervals."""
+    """How fast a row trained on the machines it ran on; all with 95% intervals."""
 
     step_time_s: Interval | None = None
     total_time_s: Interval | None = None  # of a whole run, where neither steps nor samples are known
@@ -58,7 +58,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a row's training costs; all with 95% intervals."""
+    """What a row's training costs on any machine of its type; all with 95% intervals."""
 
     usd_per_million_samples: Interval | None = None
     usd_per_billion_tokens: Interval | None = None
@@ -322,7 +322,7 @@ def _row(item: PricedGroup, verdict: Verdict, catalogue: Catalogue) -> Row:
         group=group,
         price=item.price,
         speed=speed,
-        cost=_cost(speed, item.price, group.setup.num_nodes),
+        cost=_cost(group, item.price),
         overhead=_overhead(group),
         verdict=verdict,
         validity=item.validity,
@@ -353,8 +353,7 @@ def _speed(group: Group, catalogue: Catalogue) -> Speed:
             total_time_s=time_s if group.measure == TOTAL else None,
         )
     setup = group.setup
-    sample_times = [time for run in group.summaries if (time := log_sample_time_of(run)) is not None]
-    sample_time_s = _mean_of_logs(sample_times)
+    sample_time_s = _mean_of_logs(_log_sample_times(group))
     assert sample_time_s is not None
     rate = cost.samples_per_s(sample_time_s, 1.0)
     tflops = None
@@ -378,13 +377,14 @@ def _speed(group: Group, catalogue: Catalogue) -> Speed:
     )
 
 
-def _cost(speed: Speed, price: Price | None, num_nodes: int) -> Cost:
-    if price is None or speed.samples_per_s is None:
+def _cost(group: Group, price: Price | None) -> Cost:
+    rate, num_nodes = rate_on_type(group), group.setup.num_nodes
+    if price is None or rate is None or group.measure == BARE_STEP:
         return Cost()
-    tokens = speed.tokens_per_s
+    tokens = _tokens_per_s(group, time_on_type_s(group), rate)
     return Cost(
-        samples_per_usd=cost.samples_per_usd(speed.samples_per_s, price, num_nodes),
-        usd_per_million_samples=cost.usd_per_million(speed.samples_per_s, price, num_nodes),
+        samples_per_usd=cost.samples_per_usd(rate, price, num_nodes),
+        usd_per_million_samples=cost.usd_per_million(rate, price, num_nodes),
         usd_per_billion_tokens=tokens and cost.usd_per_billion(tokens, price, num_nodes),
     )
 
@@ -394,17 +394,55 @@ def _mean_of_logs(times: Sequence[float]) -> Interval | None:
 
     Its interval is that of the mean of the row's own runs: where it ran, and then.
     """
+    return _interval(times, [_of_runs(times)])
+
+
+def time_on_type_s(group: Group) -> Interval | None:
+    """Return the row's time with the interval of any machine of its type, as costs and estimates have it."""
+    return _interval(group.log_times, _variances_on_type(group, group.log_times))
+
+
+def rate_on_type(group: Group) -> Interval | None:
+    """Return samples per second on any machine of the row's type; steps, where their samples are not known.
+
+    None for a row that tells neither.
+    """
+    times = _log_sample_times(group)
+    time_s = _interval(times, _variances_on_type(group, times))
+    if time_s is None or group.measure not in (STEP, SAMPLE, BARE_STEP):
+        return None
+    return cost.samples_per_s(time_s, 1.0)
+
+
+def _log_sample_times(group: Group) -> list[float]:
+    return [time for run in group.summaries if (time := log_sample_time_of(run)) is not None]
+
+
+def _variances_on_type(group: Group, times: Sequence[float]) -> list[Variance | None]:
+    # Two sessions on one machine tell of one machine.
+    runs = [replace(run, host=run.machine, block=None) for run in run_times(group, 0)]
+    return [_of_runs(times), Differences(runs).on_type(0) if runs else None]
+
+
+def _of_runs(times: Sequence[float]) -> Variance | None:
+    """Return the variance of the mean of the runs' log times by their scatter; None for fewer than two."""
+    if len(times) < 2:
+        return None
+    return Variance(value=max(FLOOR, stdev(times)) ** 2 / len(times), dof=len(times) - 1)
+
+
+def _interval(times: Sequence[float], variances: Sequence[Variance | None]) -> Interval | None:
     if not times:
         return None
-    mean = sum(times) / len(times)
-    if len(times) < 2:
+    mean, known = sum(times) / len(times), [variance for variance in variances if variance]
+    if len(known) < len(variances):
         return Interval(value=exp(mean))
-    half_width = max(FLOOR, stdev(times)) / math.sqrt(len(times)) * t_quantile(1 - LEVEL / 2, len(times) - 1)
-    return Interval(value=exp(mean), low=exp(mean - half_width), high=exp(mean + half_width))
+    half = half_width(known, LEVEL)
+    return Interval(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
 
 
-def _tokens_per_s(group: Group, time_s: Interval, rate: Interval) -> Interval | None:
+def _tokens_per_s(group: Group, time_s: Interval | None, rate: Interval) -> Interval | None:
     tokens = mean_of([candidate.summary.timing.tokens_per_step for candidate in group.runs])
-    if tokens and group.measure == STEP:
+    if tokens and time_s and group.measure == STEP:
         return cost.samples_per_s(time_s, tokens)
     return rate if group.setup.sample_unit == "tokens" else None

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import at_end
 from fastlaunch.analysis.cost import accelerator_of
 from fastlaunch.analysis.differences import MACHINE
@@ -39,7 +39,7 @@ _NODE_DEVIATION = 0.06
 _MIN_STEP_S = 0.005
 #: Log of a range's half is so many deviations: the range holds 90%.
 RANGE_DEVIATIONS = 1.645
-_MEASURED_DEVIATIONS = 1.96
+MEASURED_DEVIATIONS = 1.96
 #: A ViT takes about as many FLOPs per weight and image of 224 pixels; only the order matters.
 _FLOPS_PER_WEIGHT = {"images": 1200.0}
 #: Published runs that a prediction uses: of a model on a GPU in a precision, and of models of like size.
@@ -71,13 +71,21 @@ class Configuration:
 
     @property
     def speed(self) -> Interval:
-        """Return samples/s with a range of 90%; of a prediction such that its time is the expected one."""
+        """Return samples/s with a range: of 95% as measured, or of 90% of a prediction.
+
+        A prediction's value is such that its time is the expected one.
+        """
         if self.deviation is None:
             return Interval(value=self.samples_per_s)
-        half = math.exp(RANGE_DEVIATIONS * self.deviation)
+        half = math.exp(self.range_deviations * self.deviation)
         mean = 1.0 if self.evidence == MEASURED else math.exp(self.deviation**2 / 2)
         rate = self.samples_per_s
         return Interval(value=rate / mean, low=rate / half, high=rate * half)
+
+    @property
+    def range_deviations(self) -> float:
+        """Return how many deviations the ends of the range are off."""
+        return MEASURED_DEVIATIONS if self.evidence == MEASURED else RANGE_DEVIATIONS
 
     @property
     def global_batch(self) -> int:
@@ -182,10 +190,11 @@ def measured_configurations(
                 " sample may train less, and no record says how much (--batch-equivalent)"
             )
         else:
-            speed = row.speed.samples_per_s
+            speed = rate_on_type(row.group)
+            assert speed is not None
             deviation = None
             if speed.low and speed.high:
-                deviation = math.log(speed.high / speed.low) / (2 * _MEASURED_DEVIATIONS)
+                deviation = math.log(speed.high / speed.low) / (2 * MEASURED_DEVIATIONS)
             configuration = Configuration(
                 instance=setup.instance,
                 num_nodes=setup.num_nodes,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.compare import Comparison, Row, time_on_type_s
 from fastlaunch.analysis.cost import scaled, usd_per_second
 from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.pooling import BARE_STEP, STEP, first_runs, run_times, samples_per_step
@@ -356,9 +356,9 @@ NEVER = Repeated(s_per_step=0.0)
 
 def account_of_row(row: Row) -> Account | None:
     """Return the account of a row by all its runs, or None if its step time is unknown."""
-    if row.speed.step_time_s is None:
+    if row.speed.step_time_s is None or (step_time_s := time_on_type_s(row.group)) is None:
         return None
-    return _account(row.speed.step_time_s, row.group.summaries)
+    return _account(step_time_s, row.group.summaries)
 
 
 def account_of_run(summary: RunSummary, step_time_s: Interval | None = None) -> Account | None:

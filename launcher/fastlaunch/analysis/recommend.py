@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from fastlaunch.analysis.configurations import (
     MEASURED,
-    RANGE_DEVIATIONS,
     Configuration,
     LeftOut,
 )
@@ -456,7 +455,7 @@ def deviation_of(choice: Choice) -> float:
     """Return the deviation of the logarithm of the choice's cost."""
     usd = choice.total.usd
     if usd.low and usd.high and usd.high > usd.low:
-        return math.log(usd.high / usd.low) / (2 * RANGE_DEVIATIONS)
+        return math.log(usd.high / usd.low) / (2 * choice.configuration.range_deviations)
     return choice.configuration.deviation_or_usual
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastlaunch.analysis.compare import Row
+from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.configurations import (
     NODE_EFFICIENCY,
     Anchor,
@@ -19,7 +19,7 @@ from fastlaunch.analysis.configurations import (
     predict,
     subject_of,
 )
-from fastlaunch.analysis.cost import accelerator_of, samples_per_s
+from fastlaunch.analysis.cost import accelerator_of
 from fastlaunch.analysis.cost_to_train import Assumptions, Training
 from fastlaunch.analysis.finish import account_of_row
 from fastlaunch.analysis.pooling import BARE_STEP, samples_per_step
@@ -47,7 +47,9 @@ class Wanted:
 
     def has_recipe_of(self, row: Row) -> bool:
         """Return whether the row has a speed, of this recipe, on whatever GPU."""
-        return rate_of(row) is not None and (self.recipe is None or row.setup.is_named(self.recipe))
+        return rate_on_type(row.group) is not None and (
+            self.recipe is None or row.setup.is_named(self.recipe)
+        )
 
     def is_measured_by(self, row: Row, catalogue: Catalogue) -> bool:
         """Return whether the row has a speed, of this recipe, on the GPU of this instance type."""
@@ -68,13 +70,6 @@ class Wanted:
         )
 
 
-def rate_of(row: Row) -> Interval | None:
-    """Return samples per second, or steps per second of a script that does not say its samples."""
-    if row.speed.samples_per_s is None and row.speed.step_time_s is not None:
-        return samples_per_s(row.speed.step_time_s, 1.0)
-    return row.speed.samples_per_s
-
-
 def unit_of(row: Row) -> str:
     """Return what `samples` counts: images, sequences, or steps of a script that does not say."""
     return "steps" if row.group.measure == BARE_STEP else row.setup.sample_unit
@@ -87,7 +82,7 @@ def training_like(
 
     source: where the row is from, in words.
     """
-    rate = rate_of(row)
+    rate = rate_on_type(row.group)
     assert rate is not None
     factor = wanted.num_gpus / row.setup.num_gpus
     recipe = RECIPES.get(row.setup.recipe.split(" ")[0])

@@ -99,6 +99,11 @@ def summed(parts: Sequence[Variance]) -> Variance:
     return Variance(value=total, dof=total**2 / sum(part.value**2 / part.dof for part in parts))
 
 
+def half_width(variances: Sequence[Variance], level: float) -> float:
+    """Return half the width of the widest of the two-sided intervals by `variances`."""
+    return max(t_quantile(1 - level / 2, known.dof) * math.sqrt(known.value) for known in variances)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnHosts:
     """How a difference between two rows varies from host to host."""
@@ -126,12 +131,25 @@ class Estimate:
     carried: float = 0.0
 
     @cached_property
-    def variance(self) -> Variance:
-        """The variance by the scatter of runs and, of several hosts, by what differs between them."""
+    def variances(self) -> tuple[Variance, ...]:
+        """The variance by the scatter of runs and, of several hosts, with what differs between them.
+
+        Student's quantile falls with the degrees of freedom that a part adds, at times by more than the sum
+        grows: the wider interval counts.
+        """
         of_runs, hosts = Variance(value=self.error**2, dof=self.dof), self.hosts
         if not hosts.variance.value:
-            return of_runs
-        return summed([of_runs, replace(hosts.variance, value=hosts.share * hosts.variance.value)])
+            return (of_runs,)
+        of_hosts = replace(hosts.variance, value=hosts.share * hosts.variance.value)
+        return of_runs, summed([of_runs, of_hosts])
+
+    def p_beyond(self, x: float) -> float:
+        """Return the one-sided p-value of a limit that the value is beyond by x."""
+        return max(t_survival(x / math.sqrt(known.value), known.dof) for known in self.variances)
+
+    def reach(self, level: float) -> float:
+        """Return half the width of the two-sided interval at `level`."""
+        return half_width(self.variances, level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +195,7 @@ class Difference:
 
     def limits(self, level: float) -> tuple[float, float]:
         """Return the two-sided interval at `level`."""
-        variances = [part.variance for part in self.estimates]
-        reach = [t_quantile(1 - level / 2, known.dof) * math.sqrt(known.value) for known in variances]
+        reach = [part.reach(level) for part in self.estimates]
         lows = [part.value - by for part, by in zip(self.estimates, reach, strict=True)]
         highs = [part.value + by for part, by in zip(self.estimates, reach, strict=True)]
         low = _bisect(lambda x: self._p(x, 1) > level / 2, min(lows), max(lows))
@@ -196,11 +213,7 @@ class Difference:
         return max(self.p_above(math.log(TIE_LOW)), self.p_below(math.log(TIE_HIGH))) <= level
 
     def _p(self, x: float, sign: int) -> float:
-        return sum(
-            part.weight
-            * t_survival(sign * (part.value - x) / math.sqrt(part.variance.value), part.variance.dof)
-            for part in self.estimates
-        )
+        return sum(part.weight * part.p_beyond(sign * (part.value - x)) for part in self.estimates)
 
 
 def _bisect(is_within: Callable[[float], bool], low: float, high: float) -> float:

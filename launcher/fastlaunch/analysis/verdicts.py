@@ -267,11 +267,6 @@ def _of_method(pair: _Pair) -> Iterator[str]:
             f"noise carries over from one round to the next (correlation {difference.carried:.1f}): the"
             " interval is wider, and rounds of another session tell more"
         )
-    if difference.num_hosts > 1:
-        yield (
-            f"its rounds ran on {difference.num_hosts} machines: the interval includes what such ratios vary"
-            " by between machines"
-        )
     if difference.is_across_hosts:
         what = "in another session" if _on_same_machines(pair) else "on another machine"
         yield f"ran {what} than the baseline, which alone may account for 2%"
@@ -280,6 +275,8 @@ def _of_method(pair: _Pair) -> Iterator[str]:
             f"its steps or the baseline's were still changing: the interval is wider by "
             f"{100 * difference.drift:.1f}%, and longer runs tell"
         )
+    if difference.num_hosts > 1:
+        yield f"ran on {difference.num_hosts} machines: the interval allows for how ratios vary by machine"
 
 
 def _on_same_machines(pair: _Pair) -> bool:

@@ -400,8 +400,8 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
     """
     from fastlaunch.analysis import compare as compare_runs
+    from fastlaunch.analysis.compare import rate_on_type
     from fastlaunch.analysis.cost import PriceRequest, accelerator_of
-    from fastlaunch.analysis.similar import rate_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
     request = PriceRequest(today=context.today, region=context.settings.region)
@@ -413,7 +413,7 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
         (row, name, comparison)
         for name, comparison in found
         for row in comparison.rows
-        if rate_of(row) and accelerator_of(row.setup, catalogue)
+        if rate_on_type(row.group) and accelerator_of(row.setup, catalogue)
     ]
     on_gpus = [each for each in all_rows if wanted.has_recipe_of(each[0])]
     for name, _ in found:

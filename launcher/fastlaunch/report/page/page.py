@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import curve, is_finite
 from fastlaunch.analysis.cost import reciprocal, scaled
 from fastlaunch.analysis.lacking import script_command
@@ -104,7 +104,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         (row, usd, hours)
         for row in ordered
         if is_comparable(row) and not row.is_barred
-        if (usd := row.cost.usd_per_million_samples) and (hours := _hours(row.speed.samples_per_s))
+        if (usd := row.cost.usd_per_million_samples) and (hours := _hours(rate_on_type(row.group)))
     ]
     if not ranked:
         raise UserError(
@@ -275,7 +275,7 @@ def _hours(rate_per_s: Interval | None) -> Interval | None:
 
 
 def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, Any]:
-    setup, hours, (rate, _) = row.setup, _hours(row.speed.samples_per_s), rate_of(row)
+    setup, hours, (rate, _) = row.setup, _hours(rate_on_type(row.group)), rate_of(row)
     return {
         "name": name,
         "short": _short(name),
