@@ -45,6 +45,8 @@ MACHINES = {
     "the session slows down": "the session slows down by 5%",
     "a run in six fails": "one run in six fails",
     "a machine each, 1%": "a machine for each row, 1% apart",
+    "rows vary by 0.5% on each of 2 hosts": "two hosts, on each of which rows differ by 0.5%",
+    "noise carries over by 0.7": "noise carries over to the next round, by 0.7",
     "one run in ten of a row 10% slower": "one run in ten of one row is 10% slower",
 }
 

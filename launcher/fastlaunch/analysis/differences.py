@@ -301,7 +301,7 @@ class _Scatter:
         return Estimate(
             value=shared.speed(row, base),
             error=max(FLOOR, residual.deviation * math.sqrt(_rounds_in_one(carried))) * math.sqrt(factor),
-            dof=max(1.0, residual.dof / _rounds_in_one(carried)),
+            dof=residual.dof,
             carried=carried,
             # As many complete rounds have this error.
             num_rounds=max(1, round(2 / factor)),
@@ -477,7 +477,7 @@ def _paired(speeds: Sequence[float], carried: float = 0.0) -> Estimate | None:
     return Estimate(
         value=fmean(speeds),
         error=deviation / math.sqrt(len(speeds)),
-        dof=max(1.0, (len(speeds) - 1) / _rounds_in_one(carried)),
+        dof=len(speeds) - 1,
         num_rounds=len(speeds),
         dof_per_round=1,
         carried=carried,

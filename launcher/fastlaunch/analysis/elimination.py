@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.analysis.differences import MACHINE, Differences, RunTime
 from fastlaunch.analysis.looks import share_of_plan
 from fastlaunch.analysis.statistics import LEVEL, Difference, Estimate, t_quantile
+from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.conventions import FIRST_LOOK
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def predict_cells(cells: Sequence[SweptCell]) -> list[SweptCell]:
     from fastlaunch.analysis.predict import Prediction, Predictor
 
     measured = [
-        {**cell.query, "throughput": f"{math.exp(-fmean(run.log_time for run in cell.runs)):.9g}"}
+        {**cell.query, "throughput": f"{exp(-fmean(run.log_time for run in cell.runs)):.9g}"}
         for cell in cells
         if cell.runs and cell.query
     ]

@@ -127,7 +127,7 @@ class Estimate:
     dof_per_round: int = 0
     # Of one host nobody knows what another would show: the estimate is about that host.
     hosts: OnHosts = OnHosts()
-    # The correlation of noise from one round to the next, if there is one: error and dof allow for it.
+    # The correlation of noise from one round to the next, if there is one: the error allows for it.
     carried: float = 0.0
 
     @cached_property
