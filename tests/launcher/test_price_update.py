@@ -55,14 +55,14 @@ Update = Callable[..., tuple[int, dict[str, Any]]]
 def update(aws: Aws, aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> Update:
     """Return the exit code of an update on a day, and its JSON."""
 
-    def call(now: datetime = NOW) -> tuple[int, dict[str, Any]]:
+    def call(now: datetime = NOW, *, accept: bool = False) -> tuple[int, dict[str, Any]]:
         from moto_prices import product
 
         if not any('"ml.' in text for text in aws_server.price_lists.products):
             aws_server.price_lists.products.append(product("ml.p5.48xlarge", "63.296"))
         context = AppContext(settings=load_settings(), backends={}, connect=lambda: aws, now=lambda: now)
         capsys.readouterr()
-        code = run(["prices", "update", "--output", "json"], obj=context)
+        code = run(["prices", "update", "--output", "json", *["--accept"] * accept], obj=context)
         return code, json.loads(capsys.readouterr().out)
 
     return call
@@ -137,6 +137,41 @@ def test_what_is_ambiguous_is_not_guessed(update: Update, aws_server: "MotoServe
     assert (
         in_force(instance="g5.xlarge").as_of == in_force(instance="p4de.24xlarge").as_of == date(2026, 7, 20)
     )
+
+
+@pytest.mark.parametrize("usd", ["0.0001", "9999999", "5.5", "551"])
+def test_a_price_far_from_the_last_one_is_taken_only_if_accepted(
+    usd: str, update: Update, aws_server: "MotoServer", isolated: Path
+) -> None:
+    from moto_prices import product
+
+    lists = aws_server.price_lists
+    lists.products = [product("p5.48xlarge", usd), product("p4d.24xlarge", "22.1")]
+    lists.spot = [
+        ("p5.48xlarge", "us-east-1a", "2026-11-20T12:00:00.000Z", float(usd)),
+        ("p4d.24xlarge", "us-east-1a", "2026-11-20T12:00:00.000Z", 9.0),
+    ]
+    code, found = update()
+    assert code == 3
+    told = [failure.partition(":")[0] for failure in found["failures"]]
+    assert told == ["ec2 p5.48xlarge in us-east-1", "spot p5.48xlarge in us-east-1a"]
+    assert in_force().usd_per_hour == 55.04 and in_force(instance="p4d.24xlarge").usd_per_hour == 22.1
+    assert [each.instance for each in read_market(isolated / "market.yaml")] == ["p4d.24xlarge"]
+    code, found = update(accept=True)
+    assert code == 0
+    assert in_force().usd_per_hour == float(usd)
+    assert len(read_market(isolated / "market.yaml")) == 2
+
+
+@pytest.mark.parametrize("usd", ["", "nan", "inf", "-1", "0", "1e-3", "0x10", "fifty"])
+def test_a_bad_number_leaves_out_its_price_alone(usd: str, update: Update, aws_server: "MotoServer") -> None:
+    from moto_prices import product
+
+    aws_server.price_lists.products = [product("p5.48xlarge", usd), product("p4d.24xlarge", "22.1")]
+    code, found = update()
+    assert code == 3 and len(found["failures"]) == 1
+    assert found["failures"][0].startswith("ec2 p5.48xlarge in us-east-1: ")
+    assert in_force().as_of == date(2026, 7, 20) and in_force(instance="p4d.24xlarge").usd_per_hour == 22.1
 
 
 def test_an_answer_that_breaks_off_changes_nothing_of_that_list(

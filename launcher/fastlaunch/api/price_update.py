@@ -17,6 +17,7 @@ from fastlaunch.catalog.updates import (
     MarketPrice,
     PriceChange,
     by_time,
+    is_believable,
     price_changes,
     read_market,
     with_newer,
@@ -50,11 +51,14 @@ class PriceUpdate:
     failures: list[str] = field(default_factory=list)
 
 
-def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = None) -> PriceUpdate:
+def update_prices(
+    regions: Sequence[str] = (), *, accept: bool = False, context: AppContext | None = None
+) -> PriceUpdate:
     """Bring the prices of the regions up to date: on demand, SageMaker training, spot, capacity blocks.
 
-    regions: the user's own by default, and those that the config file names under `aws`. Raises UserError for
-    a name that is none. What AWS refuses is among the failures.
+    regions: the user's own by default, and those that the config file names under `aws`. accept: take also a
+    price that is more than tenfold the last one, or less than a tenth. Raises UserError for a name that is
+    none. What AWS refuses is among the failures, and so is what is not taken.
     """
     context = context or default_context()
     settings = context.settings
@@ -70,10 +74,10 @@ def update_prices(regions: Sequence[str] = (), *, context: AppContext | None = N
             "set FASTLAUNCH_HOME to a folder that can be written",
         ) from None
     with held(settings.home / f"{UPDATED_PRICES}.lock"):
-        return _update(context, chosen)
+        return _update(context, chosen, accept=accept)
 
 
-def _update(context: AppContext, regions: Sequence[str]) -> PriceUpdate:
+def _update(context: AppContext, regions: Sequence[str], *, accept: bool) -> PriceUpdate:
     path, market_path = (context.settings.home / name for name in (UPDATED_PRICES, MARKET_PRICES))
     try:
         # Without the user's own prices, which are not AWS's.
@@ -90,12 +94,14 @@ def _update(context: AppContext, regions: Sequence[str]) -> PriceUpdate:
         for region in regions:
             for service in SERVICES:
                 shown.begin(f"{service} in {region}")
-                listed += _on_demand(context.aws, known, service, region, utc_day(now), update)
+                listed += _on_demand(context.aws, known, service, region, utc_day(now), update, accept=accept)
             for purchase, look in (("spot", _spot), ("capacity-block", _blocks)):
                 shown.begin(f"{purchase} in {region}")
                 ask = partial(look, context.aws, known, region, now)
                 prices = _tried(f"{purchase} in {region}", update, ask)
                 if prices is not None:
+                    if not accept:
+                        prices = _believed(prices, market, known, utc_day(now), update)
                     market = [each for each in market if (each.region, each.purchase) != (region, purchase)]
                     market += prices
                     update.num_market += len(prices)
@@ -116,7 +122,14 @@ def _tried(what: str, update: PriceUpdate, look: Callable[[], T]) -> T | None:
 
 
 def _on_demand(
-    aws: Aws, known: Catalogue, service: str, region: str, today: datetime.date, update: PriceUpdate
+    aws: Aws,
+    known: Catalogue,
+    service: str,
+    region: str,
+    today: datetime.date,
+    update: PriceUpdate,
+    *,
+    accept: bool,
 ) -> list[Price]:
     products = _tried(f"{service} in {region}", update, lambda: aws.products(service, region))
     if products is None:
@@ -136,6 +149,8 @@ def _on_demand(
             unknown[instance] = f"the price list has {1 + len(more)} prices, and one is expected: {skus}"
         elif not product.usd_per_hour:
             unknown[instance] = f"the price list has no price in USD per hour: {skus}"
+        elif not accept and (doubt := _doubt(known, instance, service, region, today, product.usd_per_hour)):
+            unknown[instance] = doubt
         else:
             prices.append(
                 Price(
@@ -152,6 +167,54 @@ def _on_demand(
     update.changes += changes
     update.num_unchanged += len(prices) - sum(change.kind != "gone" for change in changes)
     return prices
+
+
+def _doubt(
+    known: Catalogue, instance: str, service: str, region: str, today: datetime.date, usd: float
+) -> str | None:
+    """Return why a price is not taken unasked; None for one that is.
+
+    Where the region has none so far, it counts beside the dearest and the cheapest elsewhere.
+    """
+    here = known.find_price(instance, service=service, region=region, on=today)
+    elsewhere = [
+        price.usd_per_hour
+        for price in known.prices
+        if (price.instance, price.service, price.purchase) == (instance, service, "on-demand")
+    ]
+    before = [here.usd_per_hour] if here else [min(elsewhere), max(elsewhere)] if elsewhere else []
+    if not before or any(is_believable(usd, each) for each in before):
+        return None
+    where = "" if here else " in other regions"
+    return (
+        f"${usd:,.4f} an hour is more than tenfold, or less than a tenth, of ${before[-1]:,.2f}{where}: "
+        "if it is right, fastlaunch prices update --accept"
+    )
+
+
+def _believed(
+    prices: Sequence[MarketPrice],
+    before: Sequence[MarketPrice],
+    known: Catalogue,
+    today: datetime.date,
+    update: PriceUpdate,
+) -> list[MarketPrice]:
+    """Return those within tenfold of the last one of their zone, else of the price on demand."""
+    last = {(each.instance, each.zone, each.purchase): each.usd_per_hour for each in before}
+    kept = []
+    for each in prices:
+        usd = last.get((each.instance, each.zone, each.purchase))
+        on_demand = known.find_price(each.instance, service="ec2", region=each.region, on=today)
+        usd = usd or (on_demand.usd_per_hour if on_demand else None)
+        if is_believable(each.usd_per_hour, usd):
+            kept.append(each)
+        else:
+            update.failures.append(
+                f"{each.purchase} {each.instance} in {each.zone}: ${each.usd_per_hour:,.4f} an hour is more "
+                f"than tenfold, or less than a tenth, of ${usd:,.2f}: if it is right, fastlaunch prices "
+                "update --accept"
+            )
+    return kept
 
 
 def _sold(known: Catalogue, purchase: str) -> list[str]:

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from fastlaunch.aws.errors import ApiCall
+from fastlaunch.aws.pricing import usd_of
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import Instance, MachineImage, RouteTable, Subnet, Vpc
 from fastlaunch.core.errors import BadConfiguration
@@ -212,8 +213,9 @@ class Ec2Calls(AwsSession):
         )
         changes: dict[tuple[str, str], list[tuple[datetime, float]]] = {}
         for each in (each for page in pages for each in page["SpotPriceHistory"]):
-            offer = each["InstanceType"], each["AvailabilityZone"]
-            changes.setdefault(offer, []).append((each["Timestamp"], float(each["SpotPrice"])))
+            offer, usd = (each["InstanceType"], each["AvailabilityZone"]), usd_of(each["SpotPrice"])
+            if usd is not None:
+                changes.setdefault(offer, []).append((each["Timestamp"], usd))
         return {offer: sorted(prices) for offer, prices in changes.items()}
 
     def block_offerings(self, region: str, instance_type: str, hours: int) -> list[BlockOffering]:
@@ -231,12 +233,11 @@ class Ec2Calls(AwsSession):
             BlockOffering(
                 zone=each["AvailabilityZone"],
                 starts_at=each["StartDate"],
-                usd_per_hour=float(each["UpfrontFee"])
-                / (each["CapacityBlockDurationHours"] * each["InstanceCount"]),
+                usd_per_hour=fee_usd / (each["CapacityBlockDurationHours"] * each["InstanceCount"]),
             )
             for page in pages
             for each in page["CapacityBlockOfferings"]
-            if each.get("CurrencyCode", "USD") == "USD"
+            if each.get("CurrencyCode", "USD") == "USD" and (fee_usd := usd_of(each["UpfrontFee"]))
         ]
 
     def reservation(self, region: str, id: str) -> Reservation | None:

@@ -1,6 +1,8 @@
 """The AWS Price List API: what an hour costs on demand on EC2 and in SageMaker training."""
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ _PRODUCTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
     "sagemaker": ("AmazonSageMaker", {"productFamily": "ML Instance", "platoinstancetype": "Training"}),
 }
+_DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +63,36 @@ class PricingCalls(AwsSession):
             MaxResults=100,
         )
         products = []
-        for text in (text for page in pages for text in page["PriceList"]):
-            try:
+        try:
+            for text in (text for page in pages for text in page["PriceList"]):
                 listed = json.loads(text)
                 attributes = listed["product"]["attributes"]
                 # A filter that the API does not know (any more) would let all through.
                 if all(attributes.get(field, value) == value for field, value in fields.items()):
                     products.append(_product(listed, attributes))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CloudRefused(
-                    f"the price list of {service} in {region} cannot be read: {error}", "try again later"
-                ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CloudRefused(
+                f"the price list of {service} in {region} cannot be read: {type(error).__name__}: {error}",
+                "try again later",
+            ) from None
         return products
 
 
 def _product(listed: Any, attributes: Any) -> Product:
     # SageMaker's list has had either name.
     name = attributes.get("instanceName") or attributes["instanceType"]
-    rates = {float(usd) for unit, usd in _rates(listed) if unit.lower() in ("hrs", "hours")}
+    rates = {usd_of(usd) for unit, usd in _rates(listed) if unit.lower() in ("hrs", "hours")}
     return Product(
         sku=listed["product"]["sku"],
         instance=name.removeprefix("ml."),
         usd_per_hour=rates.pop() if len(rates) == 1 else None,
     )
+
+
+def usd_of(text: Any) -> float | None:
+    """Return an amount that AWS writes as text; None for what is no plain decimal above 0."""
+    usd = float(text) if isinstance(text, str) and _DECIMAL.fullmatch(text) else 0.0
+    return usd if 0 < usd < math.inf else None
 
 
 def _rates(listed: Any) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,8 @@ from fastlaunch.core.yaml_file import YamlFile
 MARKET_PRICES = "market.yaml"
 #: Prices that differ by less are the same, given with more or fewer digits.
 _SAME = 1e-5
+#: A price so many times the last one, or a fraction of it, is taken only if the user accepts it.
+MOST_TIMES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,11 @@ class PriceChange:
         if not self.from_usd_per_hour or self.to_usd_per_hour is None:
             return None
         return 100 * (self.to_usd_per_hour / self.from_usd_per_hour - 1)
+
+
+def is_believable(usd_per_hour: float, before: float | None) -> bool:
+    """Return whether a price is within MOST_TIMES of an earlier one; True if there is none."""
+    return before is None or before / MOST_TIMES <= usd_per_hour <= before * MOST_TIMES
 
 
 def price_changes(

@@ -4,6 +4,7 @@ import datetime
 import json
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,18 +124,20 @@ def check(output: str) -> None:
     ),
 )
 @click.option("--region", "regions", metavar="R,...", help="[default: yours, and those in the config file]")
+@click.option("--accept", is_flag=True, help="Take also prices that changed more than tenfold.")
 @output_option
 @profile_option
-def update(regions: str | None, output: str) -> int:
+def update(regions: str | None, accept: bool, output: str) -> int:
     """Ask AWS what the known instance types cost now, and keep it in FASTLAUNCH_HOME.
 
     On demand on EC2 and for SageMaker training, by the AWS Price List API; spot by zone; and capacity blocks
-    of a day. Prints what changed. What AWS does not say stays as it was, with its old date, and the exit code
-    is 3. A price file of your own goes over it.
+    of a day. Prints what changed. What AWS does not say stays as it was, with its old date, and so does what
+    changed more than tenfold, unless --accept is given; the exit code is then 3. A price file of your own
+    goes over it.
     """
     from fastlaunch.api.price_update import update_prices
 
-    found = update_prices(split_names(regions or ""), context=app_context())
+    found = update_prices(split_names(regions or ""), accept=accept, context=app_context())
     rows = [
         {
             "change": change.kind,
@@ -162,7 +165,9 @@ def update(regions: str | None, output: str) -> int:
         ]
         headers = {name: name for name in cells[0]} | {"from": "from $/h", "to": "to $/h"} if cells else None
         print_rows(cells if output == "table" else rows, output=output, headers=headers)
-    same = f"{len(rows)} changed, {found.num_unchanged} the same"
+    kinds = Counter(change.kind for change in found.changes)
+    told_kinds = (kind for kind in ("changed", "added", "gone") if kinds[kind] or kind == "changed")
+    same = ", ".join([*(f"{kinds[kind]} {kind}" for kind in told_kinds), f"{found.num_unchanged} the same"])
     looked = rows or found.num_unchanged or found.num_market or not found.failures
     told = (
         f"{same}; {found.num_market} prices of spot and capacity blocks." if looked else "nothing was updated"
