@@ -87,7 +87,7 @@ def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(scen
     assert datetime.strptime(status.pop("billed_until"), "%Y-%m-%dT%H:%M:%S%z") >= booted_at
     assert status == {
         **{**identity, "node": 0, "outcome": "completed", "reason": None},
-        **{"phases": [], "gpu_notes": [], "announced": False},
+        **{"phases": [], "gpu_notes": [], "left_out": [], "announced": False},
     }
 
     files = scene.joined(program)

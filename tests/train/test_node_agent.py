@@ -173,7 +173,7 @@ def test_the_last_upload_ends_though_a_training_goes_on(grows: bool, tmp_path: P
     uploads = Uploads(
         bucket, "node-0", work=tmp_path, log=tmp_path / "log.txt", every_s=1, say=print, clock=Clock()
     )
-    assert uploads.last()
+    assert uploads.last(60)
     arrived = b"".join(path.read_bytes() for path in sorted(bucket.root.glob("node-0/one/*")))
     assert record.read_bytes().startswith(arrived) and len(arrived) >= 2000
 

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastlaunch_train.node.commands import Clock
+from fastlaunch_train.node.outputs import NotRegular, hold, opened
 from fastlaunch_train.node.protocol import MAX_OUTPUT_FILE_BYTES, is_echo
 from fastlaunch_train.node.sagemaker import FAILURE_CHARS, last_attempt, write_failure
 from fastlaunch_train.node.shelf import Shelf
@@ -85,7 +88,7 @@ def test_segments_join_whenever_they_are_cut_and_whoever_goes_on(events: list[by
                 written += event
             else:
                 before = visible(shelf.root)
-                segments.cut(file, "t/node-0/log.txt")
+                segments.cut(file, "t/node-0/log.txt", below=shelf.work)
                 after = visible(shelf.root)
                 assert before.items() <= after.items(), "a segment never changes"
             if event == "restart":
@@ -135,7 +138,104 @@ def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shel
         f"{name[:-12]}{len(lines):012d}": added,
         "t/node-0/a-run/output-attempt-2/deep/model.000000000000": b"weights",
     }
-    assert len(said) == 1 and "output-attempt-2/huge" in said[0]
+    assert len(said) == 2 and "output-attempt-2/huge" in said[0]
+    assert uploads.left_out == ["a-run/output-attempt-2/link"]
+
+
+def plant(kind: str, path: Path, secret: Path) -> None:
+    """Put what a container may leave instead of a file or a folder; `secret` is a file of the host."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "link to nothing":
+        path.symlink_to(secret.parent / "nothing")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            # Its path may be too long to bind.
+            server.bind("s")
+            Path("s").rename(path)
+    else:
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder", "socket"])
+def test_only_regular_files_leave_the_machine(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shelf = Shelf(tmp_path / "ml/checkpoints", tmp_path / "ml", tmp_path / "tmp")
+    secret, run = tmp_path / "config.json", shelf.work / "out/a-run"
+    secret.write_text("a login of the host")
+    uploads = Uploads(
+        shelf, "node-0", work=shelf.work, log=shelf.work / "log.txt", every_s=60, say=print, clock=Clock()
+    )
+    names = ["rank-00000-attempt-1.jsonl", "nccl-node-0.txt", "traceback-rank-00000-attempt-1.txt"]
+    for name in (*names, "checkpoints/step-00000009.pt", "output/deep/model"):
+        plant(kind, run / name, secret)
+    (run / "rank-00001-attempt-1.jsonl").write_text("a record\n")
+    (run / "checkpoints/step-00000001.pt").write_text("weights")
+    assert uploads.last(30)
+    assert uploads.script_output("a-run", 1)
+    assert visible(shelf.root) == {"node-0/a-run/rank-00001-attempt-1.jsonl.000000000000": b"a record\n"}
+    script = [] if kind == "folder" else ["a-run/output/deep/model"]
+    assert uploads.left_out == [*(f"a-run/{name}" for name in sorted(names)), *script]
+    left_out: list[Path] = []
+    assert [path.name for path in checkpoints(run / "checkpoints", left_out.append)] == ["step-00000001.pt"]
+    assert [path.name for path in left_out] == ["step-00000009.pt"]
+    assert cause_of(run, shelf.work / "log.txt", 1) == ""
+    with pytest.raises(NotRegular):
+        hold(run / "checkpoints/step-00000009.pt", tmp_path / "held", below=shelf.work)
+    assert not (tmp_path / "held").exists()
+
+
+def test_nothing_leaves_through_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "ml/checkpoints", tmp_path / "ml", tmp_path / "tmp")
+    host, run = tmp_path / "host", shelf.work / "out/a-run"
+    host.mkdir()
+    run.mkdir(parents=True)
+    (host / "step-00000001.pt").write_text("a file of the host")
+    for name in ("output", "checkpoints"):
+        (run / name).symlink_to(host)
+    uploads = Uploads(
+        shelf, "node-0", work=shelf.work, log=shelf.work / "log.txt", every_s=60, say=print, clock=Clock()
+    )
+    assert uploads.script_output("a-run", 1)
+    assert uploads.left_out == ["a-run/output"]
+    assert visible(shelf.root) == {}
+    assert checkpoints(run / "checkpoints") == []
+    # Whoever swaps the folder after it was listed gains nothing.
+    with pytest.raises(NotRegular):
+        hold(run / "checkpoints/step-00000001.pt", tmp_path / "held", below=shelf.work)
+    with pytest.raises(NotRegular), opened(run / "output/step-00000001.pt", below=shelf.work):
+        pass
+
+
+def test_the_last_upload_has_a_limit(shelf: Shelf) -> None:
+    waits, goes_on = threading.Event(), threading.Event()
+
+    class Hanging(Clock):
+        def wait(self, seconds: float, event: threading.Event | None = None) -> bool:
+            # Its limit is over once the upload hangs.
+            return waits.wait(30) and event is not None and event.is_set()
+
+    def hang() -> None:
+        waits.set()
+        goes_on.wait(30)
+
+    uploads = Uploads(
+        shelf,
+        "node-0",
+        work=shelf.work,
+        log=shelf.work / "log.txt",
+        every_s=60,
+        say=print,
+        clock=Hanging(),
+        checkpoints=hang,
+    )
+    assert not uploads.last(10)
+    goes_on.set()
 
 
 @pytest.mark.parametrize(

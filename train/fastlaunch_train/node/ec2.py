@@ -21,6 +21,7 @@ from fastlaunch_train.node.agent import Ending, Machine, code_of_machine, proble
 from fastlaunch_train.node.aws_cli import AwsCli, StagedStore
 from fastlaunch_train.node.commands import SIGNALS, Clock, Commands, Log, Stop, stop_on_signals
 from fastlaunch_train.node.gpus import Gpus
+from fastlaunch_train.node.outputs import NotRegular, hold
 from fastlaunch_train.node.peers import PORT, Peers
 from fastlaunch_train.node.protocol import (
     BLOCK,
@@ -62,6 +63,8 @@ _DOCKER_S = 60.0
 _GRACE_S, _HASTY_GRACE_S = 100.0, 5.0
 #: Until docker has killed a container whose time is over.
 _MARGIN_S = 30.0
+#: For the last lines of the log, once all else is sent or given up.
+_LAST_LINES_S = 30.0
 #: For a topic that is slow to answer, and for a call that is cut.
 _TELL_S, _CUT_S = 10.0, 6.0
 _MAX_MESSAGE = 500
@@ -483,7 +486,7 @@ class Ec2(Machine):
         ended = {end.run_id for end in self.ends if end.ended_s is not None}
         is_waiting = False
         for folder in sorted((WORK / "out").glob("*/checkpoints")):
-            for file in checkpoints(folder)[-1:]:
+            for file in checkpoints(folder, self._leave_out)[-1:]:
                 run_id = folder.parent.name
                 key = f"{run_id}/checkpoints/{file.name}"
                 if key in self._sent:
@@ -498,9 +501,12 @@ class Ec2(Machine):
         link = WORK / "sending"
         try:
             link.unlink(missing_ok=True)
-            os.link(file, link)
+            hold(file, link, below=WORK)
             if not self._upload_cli.copy(link, f"{self.program.runs_uri}/{key}", limit_s=_LARGE_S):
                 return False
+        except NotRegular:
+            self._leave_out(file)
+            return True
         except FileNotFoundError:
             return False
         finally:
@@ -508,6 +514,9 @@ class Ec2(Machine):
         self._sent.add(key)
         self.say(f"sent {key}")
         return True
+
+    def _leave_out(self, path: Path) -> None:
+        self._uploads.leave_out(path.relative_to(WORK / "out").as_posix())
 
     # The end
 
@@ -519,14 +528,17 @@ class Ec2(Machine):
         wait_s = 900.0
         if is_taken:
             # All is said before EC2 takes the machine, 120 s after the notice.
-            wait_s = 100 + self._asked_s - self.uptime_s()
+            wait_s = max(_LAST_LINES_S, 100 + self._asked_s - self.uptime_s())
         elif self.stop.reason == BLOCK:
             wait_s = 600
         elif self.stop.reason == WATCHDOG:
             wait_s = stop_lead_s(self.program.max_minutes) // 4
         announced = self._announce(outcome)
         sender = self._sender
-        if self.clock.attempts(15, 10, self._uploads.last) and sender:
+        began_s = self.uptime_s()
+        if self._uploads.last(wait_s) and sender:
+            if is_taken:
+                wait_s -= self.uptime_s() - began_s
             self.clock.attempts(int(wait_s), 1, lambda: not sender.is_alive())
         billed_until = _time_of(self._notice) if is_taken else None
         self._say_last(outcome, billed_until=billed_until, announced=announced())
@@ -575,11 +587,12 @@ class Ec2(Machine):
             phases=self.phases,
             billed_until=billed_until,
             gpu_notes=self.gpus.notes,
+            left_out=self._uploads.left_out,
             announced=announced,
         )
         path = STATE / "status.json"
         path.write_text(json.dumps(last) + "\n")
-        self.clock.attempts(5, 10, self._uploads.last)
+        self._uploads.last(_LAST_LINES_S)
         uri = f"{self.program.output}/{status_name(self._rank)}"
         self.clock.attempts(5, 10, lambda: self._cli.copy(path, uri))
 

@@ -64,6 +64,8 @@ OUTPUT = re.compile(_OUTPUT)
 SCRIPT_OUTPUT = re.compile(r"output(-attempt-\d{1,6})?(/(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f]{1,200}){1,16}")
 #: Of such a file, and of all that a run leaves on a node; larger ones stay there.
 MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
+#: Links, pipes and the like that the last word names.
+MAX_NAMES_LEFT_OUT = 20
 #: Of training, or what a script saved.
 CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})\.(pt|tar)")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
@@ -308,6 +310,7 @@ def status(
     billed_until: str | None = None,
     phases: Sequence[Mapping[str, Any]] = (),
     gpu_notes: Sequence[str] = (),
+    left_out: Sequence[str] = (),
     announced: bool = False,
 ) -> dict[str, Any]:
     """Return status.json, the last word.
@@ -315,7 +318,8 @@ def status(
     boot_s, pull_s: when the machine's own program began, and when all that the runs need was there; seconds
     since boot. phases: what of that has a phase of its own, as name, seconds and bytes; see `Machine.phase`.
     billed_until: when EC2 takes a spot machine; now, if not given. gpu_notes: what was seen of the
-    GPUs, whether it is a fault or not. announced: whether the program's topic was told of the end.
+    GPUs, whether it is a fault or not. left_out: what training left that is no regular file, and so was not
+    sent. announced: whether the program's topic was told of the end.
     """
     return {
         **identity.to_json(),
@@ -327,6 +331,7 @@ def status(
         "uptime_s": uptime_s,
         "billed_until": billed_until or now(),
         "gpu_notes": list(gpu_notes),
+        "left_out": list(left_out),
         "announced": announced,
         "runs": [asdict(run) for run in runs],
     }

@@ -75,6 +75,8 @@ _STOP_MARGIN_S = 10.0
 _SIGNAL_LIMIT_S = 60.0
 #: For the others' words, after SIGTERM.
 _LAST_WORDS_S = 5.0
+#: The folder is on this machine: it takes what there is at once, or not at all.
+_LAST_UPLOAD_S = 10.0
 _LOOK_S = 0.2
 _SECRET_PAUSE_S = 2.0
 #: Of gigabytes of wheels.
@@ -338,7 +340,7 @@ class SageMaker(Machine):
 
     def _take_checkpoints(self) -> None:
         for folder in sorted((self._work / "out").glob("*/checkpoints")):
-            run_id, here = folder.parent.name, checkpoints(folder)
+            run_id, here = folder.parent.name, checkpoints(folder, self._leave_out)
             there = checkpoints(self._shelf.root / run_id / "checkpoints")
             # The one that training goes on from is there already, and must stay here until it is read.
             if not here or (there and here[-1].name <= there[-1].name):
@@ -351,6 +353,9 @@ class SageMaker(Machine):
                     path.unlink(missing_ok=True)
                 remove_older(self._shelf.root, run_id, KEPT_CHECKPOINTS)
 
+    def _leave_out(self, path: Path) -> None:
+        self._uploads.leave_out(path.relative_to(self._work / "out").as_posix())
+
     # The end
 
     def finish(self, outcome: Outcome) -> int:
@@ -360,7 +365,7 @@ class SageMaker(Machine):
             outcome = Outcome(INTERRUPTED, STOP)
         self.say(f"{outcome.name} {outcome.reason or ''}".rstrip())
         self._shelf.release_reserve()
-        self.clock.attempts(5, 1, self._uploads.last)
+        self._uploads.last(_LAST_UPLOAD_S)
         last = status(
             self._identity,
             outcome,
@@ -368,6 +373,7 @@ class SageMaker(Machine):
             uptime_s=self.uptime_s(),
             phases=self.phases,
             gpu_notes=self.gpus.notes,
+            left_out=self._uploads.left_out,
         )
         with suppress(OSError):
             self._shelf.put_json(f"{self.program.token}/{status_name(self._rank)}", last)

@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastlaunch_train.node.commands import Clock
+from fastlaunch_train.node.outputs import NotRegular, is_regular, opened
 from fastlaunch_train.node.protocol import (
     CHECKPOINT,
     GPU_USE,
     LOG,
+    MAX_NAMES_LEFT_OUT,
     MAX_OUTPUT_BYTES,
     MAX_OUTPUT_FILE_BYTES,
     MAX_OUTPUT_FILES,
@@ -30,6 +32,8 @@ from fastlaunch_train.node.protocol import (
 
 #: How often all is sent once more at the end, of files that grow meanwhile.
 _MAX_LAST_ROUNDS = 20
+#: Between two tries to send what is left.
+_LAST_PAUSE_S = 5.0
 #: Segments of a script's output that one call of the store takes.
 _MAX_WAITING = 500
 #: Of the files that are not sent so many are named.
@@ -81,14 +85,14 @@ class Segments:
         self._starts: dict[str, int] = {}
         self._cut: dict[str, int] = {}
 
-    def cut(self, file: Path, name: str, *, is_open: bool = False) -> bool:
+    def cut(self, file: Path, name: str, *, below: Path, is_open: bool = False) -> bool:
         """Put what `file` has grown by as a segment of `name`; return whether there may be more of it.
 
-        is_open: it is a record whose end may still be written anew.
-        Raises OSError where the store refuses it, or the file cannot be read.
+        below: a folder above it that training cannot replace. is_open: it is a record whose end may still be
+        written anew. Raises NotRegular, and OSError where the store refuses it or the file cannot be read.
         """
         at = self._cut.get(name, 0)
-        with file.open("rb") as source:
+        with opened(file, below=below) as source:
             source.seek(at)
             data = source.read(MAX_SEGMENT_BYTES)
         if is_open:
@@ -135,6 +139,8 @@ class Uploads:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._problem = ""
+        #: What is no regular file and stays on the machine, by the name that it would have had.
+        self.left_out: list[str] = []
         #: Runs of scripts that are under way: once one has ended, its wrapper completes the records.
         self._open: set[str] = set()
         self._thread = threading.Thread(target=self._go_on, name="uploads", daemon=True)
@@ -153,8 +159,25 @@ class Uploads:
         """Upload what is there; return whether all of it arrived. What did not is tried again next time."""
         return self._round()[0]
 
-    def last(self) -> bool:
-        """Upload until nothing is left, or it grows faster than it is sent; return whether all arrived."""
+    def last(self, limit_s: float = 60.0) -> bool:
+        """Upload until nothing is left, or it grows faster than it is sent; return whether all arrived.
+
+        limit_s: seconds after which this returns, whatever an upload still waits for.
+        """
+        has_arrived, over = threading.Event(), threading.Event()
+
+        def send() -> None:
+            while not (self._all_rounds() or over.is_set()):
+                self._clock.wait(_LAST_PAUSE_S, over)
+            if not over.is_set():
+                has_arrived.set()
+
+        threading.Thread(target=send, name="last upload", daemon=True).start()
+        self._clock.wait(limit_s, has_arrived)
+        over.set()
+        return has_arrived.is_set()
+
+    def _all_rounds(self) -> bool:
         for _ in range(_MAX_LAST_ROUNDS):
             has_arrived, num_cut = self._round()
             if not has_arrived:
@@ -162,6 +185,12 @@ class Uploads:
             if not num_cut:
                 break
         return True
+
+    def leave_out(self, name: str) -> None:
+        """Note that something is no regular file: it stays here, and the last word names it."""
+        if name not in self.left_out and len(self.left_out) < MAX_NAMES_LEFT_OUT:
+            self.left_out.append(name)
+            self._say(f"not sent: {name!r} is no regular file, or lies behind a link")
 
     def script_starts(self, run_id: str) -> None:
         """Hold back the ends of the run's records until `script_ended`."""
@@ -175,19 +204,21 @@ class Uploads:
     def script_output(self, run_id: str, attempt: int) -> bool:
         """Upload what a script that has ended left in its folder `output`; return whether all arrived.
 
-        Its files are taken to be as they are. Links, empty files and what is too large stay here.
+        Its files are taken to be as they are. What is no regular file, or too large, stays here.
         """
         num_waiting = num_bytes = 0
         with self._lock:
             for path, name, size in self._left_by_script(run_id, output_folder(attempt)):
                 try:
-                    while self._segments.cut(path, f"{self._folder}/{run_id}/{name}"):
+                    while self._segments.cut(path, f"{self._folder}/{run_id}/{name}", below=self._work):
                         num_waiting, num_bytes = num_waiting + 1, num_bytes + min(size, MAX_SEGMENT_BYTES)
                         # A call takes as long for one small file as for many.
                         if num_bytes >= MAX_SEGMENT_BYTES or num_waiting >= _MAX_WAITING:
                             if not self._clock.attempts(3, 5, self._store.flush):
                                 return self._report("the store does not take it")
                             num_waiting = num_bytes = 0
+                except NotRegular:
+                    self.leave_out(f"{run_id}/{name}")
                 except OSError as error:
                     self._say(f"run {run_id}: {name!r} not sent: {error.strerror}")
             return bool(self._clock.attempts(3, 5, self._store.flush))
@@ -195,12 +226,17 @@ class Uploads:
     def _left_by_script(self, run_id: str, folder: str) -> Iterator[tuple[Path, str, int]]:
         """Yield files that are to be sent, with name and size; say what is not, as it is too much."""
         source = self._work / "out" / run_id / "output"
+        if source.is_symlink():
+            self.leave_out(f"{run_id}/{folder}")
+            return
         num_left, left, num_kept = MAX_OUTPUT_FILES, MAX_OUTPUT_BYTES, 0
         for path in sorted(source.rglob("*")):
             name = f"{folder}/{path.relative_to(source).as_posix()}"
-            if path.is_symlink() or not path.is_file():
+            if not is_regular(path):
+                if path.is_symlink() or not path.is_dir():
+                    self.leave_out(f"{run_id}/{name}")
                 continue
-            size = path.stat().st_size
+            size = path.lstat().st_size
             is_too_much = size > min(left, MAX_OUTPUT_FILE_BYTES) or not num_left
             if is_too_much or not SCRIPT_OUTPUT.fullmatch(name):
                 num_kept += 1
@@ -231,11 +267,16 @@ class Uploads:
                 return self._report("the store does not take it"), 0
             problem, num_cut = "", 0
             for file, name in self._files():
+                below = self._work if self._work in file.parents else file.parent
+                is_open = file.parent.name in self._open and RECORD.fullmatch(file.name) is not None
                 try:
-                    is_open = file.parent.name in self._open and RECORD.fullmatch(file.name) is not None
-                    num_cut += self._segments.cut(file, f"{self._folder}/{name}", is_open=is_open)
+                    num_cut += self._segments.cut(
+                        file, f"{self._folder}/{name}", below=below, is_open=is_open
+                    )
                 except FileNotFoundError:
                     pass  # not written yet
+                except NotRegular:
+                    self.leave_out(name)
                 except OSError as error:
                     problem = problem or error.strerror or str(error)
             try:
@@ -271,6 +312,16 @@ def before_end(data: bytes) -> bytes:
     return whole[:last] if b'"kind":"end"' in whole[last:] else whole
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints of a folder, oldest first. SageMaker's marks beside them are none."""
-    return sorted(path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name))
+def checkpoints(folder: Path, leave_out: Callable[[Path], None] = lambda _: None) -> list[Path]:
+    """Return the complete checkpoints of a folder, oldest first. SageMaker's marks beside them are none.
+
+    leave_out: called with what is named like one, or like their folder, and is no regular file or folder.
+    """
+    if folder.is_symlink():
+        leave_out(folder)
+        return []
+    named = sorted(path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name))
+    for path in named:
+        if not is_regular(path):
+            leave_out(path)
+    return [path for path in named if is_regular(path)]

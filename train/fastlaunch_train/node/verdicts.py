@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastlaunch_train.node.outputs import is_regular, opened
 from fastlaunch_train.node.protocol import COMPLETED, FAILED, INTERRUPTED, is_echo
 
 _MAX_CHARS = 400
@@ -76,13 +77,14 @@ def _of_log(lines: Sequence[str]) -> str:
 
 
 def _oldest_first(folder: Path, pattern: str) -> list[Path]:
-    return sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+    regular = [path for path in folder.glob(pattern) if is_regular(path)]
+    return sorted(regular, key=lambda path: path.lstat().st_mtime_ns)
 
 
 def _last_lines(path: Path) -> list[str]:
     """Return the last lines, empty ones left out, of a file that may be long; none if it is not there."""
     try:
-        with path.open("rb") as file:
+        with opened(path, below=path.parent) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - 2**16))
             lines = file.read().decode(errors="replace").splitlines()
