@@ -29,7 +29,7 @@ _NOT_TOLD = ("Tags",)
 
 @dataclass(kw_only=True)
 class Job:
-    """One training job. request: as it was sent. times: None until then. pool_s: of its warm pool."""
+    """One training job. request: as it was sent. times: None until then."""
 
     region: str
     request: Mapping[str, Any]
@@ -44,7 +44,6 @@ class Job:
     failure_reason: str | None = None
     billable_s: int | None = None
     training_s: int | None = None
-    pool_s: int | None = None
     hidden: int = 0
     stopping: int | None = None
 
@@ -125,14 +124,13 @@ class TrainingJobs:
         secondary: str | None = None,
         reason: str | None = None,
         billable_s: int | None = None,
-        pool_s: int | None = None,
     ) -> None:
         """End a job. secondary: such as MaxRuntimeExceeded. reason: FailureReason, 1,024 characters of it.
 
         billable_s: by default the time on its machines, or SPOT_SHARE of it. A job that got none has no time.
         """
         job, now = self.job(name), self.now()
-        job.status, job.ended_at, job.pool_s = status, now, job.pool_s if pool_s is None else pool_s
+        job.status, job.ended_at = status, now
         job.failure_reason = reason[:1024] if reason else None
         if job.started_at is not None:
             job.training_s = max(1, round((now - job.started_at).total_seconds()))
@@ -203,7 +201,6 @@ class TrainingJobs:
             and not job.hidden
             and asked.get("StatusEquals") in (None, job.status)
             and asked.get("NameContains", "") in job.name
-            and asked.get("WarmPoolStatusEquals") in (None, (_pool(job) or {}).get("Status"))
         ]
         start, size = int(asked.get("NextToken", "0")), asked.get("MaxResults", 10)
         page = [
@@ -239,17 +236,6 @@ class TrainingJobs:
             call(job.region, job.name)
         return 200, _HEADERS, b""
 
-    def update(self, request: SentRequest) -> "Answer":
-        job = self._seen(request)
-        if job is None:
-            return _error(request, "ValidationException", "Requested resource not found.")
-        kept_s = request.parameters["ResourceConfig"]["KeepAlivePeriodInSeconds"]
-        if not job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or job.pool_s is not None:
-            return _error(request, "ValidationException", "There is no warm pool to update")
-        if not kept_s:
-            job.pool_s = round((self.now() - (job.ended_at or self.now())).total_seconds())
-        return _json({"TrainingJobArn": job.arn})
-
     def _seen(self, request: SentRequest) -> Job | None:
         job = self.jobs.get((request.region, request.parameters["TrainingJobName"]))
         if job is not None and job.hidden:
@@ -274,7 +260,6 @@ _ANSWERS = {
     "ListTrainingJobs": TrainingJobs.list,
     "ListTags": TrainingJobs.list_tags,
     "StopTrainingJob": TrainingJobs.stop,
-    "UpdateTrainingJob": TrainingJobs.update,
 }
 
 
@@ -318,7 +303,6 @@ def _described(job: Job) -> dict[str, Any]:
         "FailureReason": job.failure_reason,
         "BillableTimeInSeconds": job.billable_s,
         "TrainingTimeInSeconds": job.training_s,
-        "WarmPoolStatus": _pool(job),
         **{name: at.timestamp() for name, at in times.items() if at},
     }
     artifacts = f"{told['OutputDataConfig']['S3OutputPath']}/{job.name}/output/model.tar.gz"
@@ -331,14 +315,6 @@ def _described(job: Job) -> dict[str, Any]:
         "ModelArtifacts": {"S3ModelArtifacts": artifacts},
         **{name: value for name, value in others.items() if value is not None},
     }
-
-
-def _pool(job: Job) -> dict[str, Any] | None:
-    if not job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
-        return None
-    if job.pool_s is None:
-        return {"Status": "InUse" if job.is_live else "Available"}
-    return {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": job.pool_s}
 
 
 def _error(request: SentRequest, code: str, message: str) -> "Answer":

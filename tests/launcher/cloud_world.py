@@ -57,7 +57,6 @@ class World:
     discount: float = 0.0
     max_cost: float | None = None
     scheduler_role: str | None = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
-    sns_topic: str | None = None
 
     @property
     def clock(self) -> Clock:
@@ -66,7 +65,7 @@ class World:
 
     @property
     def settings(self) -> Settings:
-        region = RegionSettings(scheduler_role=self.scheduler_role, sns_topic=self.sns_topic)
+        region = RegionSettings(scheduler_role=self.scheduler_role)
         aws = dict.fromkeys(("us-east-1", "us-west-2"), region)
         return Settings(home=self.home, discount=self.discount, max_cost=self.max_cost, aws=aws)
 
@@ -160,7 +159,6 @@ class World:
             run,
             backend=self.backend,
             ledger=self.ledger,
-            settings=self.settings,
             sleep=self.clock.sleep,
             report=self.report,
         )

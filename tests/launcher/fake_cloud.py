@@ -58,7 +58,7 @@ class FakeAws(Aws):
     hidden_s: so long EC2 does not show them. node: what a machine does, called when it was started.
     refusals: errors by method, raised once each. caller: who is logged in. is_blind: EC2 answers, and shows
     nothing. schedules: by name, with the instances that each ends. when_asked: called
-    before a schedule is made. messages: with their topics.
+    before a schedule is made.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -78,7 +78,6 @@ class FakeAws(Aws):
         self.caller = Identity(account="123456789012", arn="arn:aws:iam::123456789012:user/ada")
         self.is_blind = False
         self.schedules: dict[str, str] = {}
-        self.messages: list[tuple[str, str]] = []
         self.when_asked: Callable[[], None] = lambda: None
 
     # What the launcher calls
@@ -165,10 +164,6 @@ class FakeAws(Aws):
             ),
             key=lambda one: one.key,
         )
-
-    def publish(self, topic: str, message: str) -> None:
-        self._called("publish")
-        self.messages.append((topic, message))
 
     def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
         assert service == "scheduler", action

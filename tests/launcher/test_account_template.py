@@ -18,7 +18,6 @@ from fastlaunch.core.settings import load_settings
 
 ZONES = ("us-east-1a", "us-east-1b")
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d"
-TOPIC = "arn:aws:sns:us-east-1:123456789012:fastlaunch"
 SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-x1y2z3"
 
 
@@ -79,7 +78,7 @@ def test_its_output_is_a_config_file(isolated: Path) -> None:
 
 
 def test_a_further_users_stack_makes_roles_alone_and_every_role_is_bounded() -> None:
-    resources = template(zones=ZONES, reaper=True)["Resources"]
+    resources = template(zones=ZONES)["Resources"]
     of_all = {name for name, one in resources.items() if "Condition" not in one}
     assert {resources[name]["Type"] for name in of_all} == {
         "AWS::IAM::InstanceProfile",
@@ -87,7 +86,7 @@ def test_a_further_users_stack_makes_roles_alone_and_every_role_is_bounded() -> 
         "AWS::IAM::Role",
     }
     roles = [one["Properties"] for one in resources.values() if one["Type"] == "AWS::IAM::Role"]
-    assert len(roles) == 5
+    assert len(roles) == 4
     for role in roles:
         bound, unbound = role["PermissionsBoundary"]["Fn::If"][1:]
         assert (bound, unbound) == ({"Ref": "PermissionsBoundary"}, {"Ref": "AWS::NoValue"})
@@ -99,13 +98,11 @@ def test_it_fits_cloudformations_own_schemas(tmp_path: Path) -> None:
     pytest.importorskip("cfnlint", reason="moto's server brings cfn-lint along")
     paths = []
     strict = {
-        "reaper": True,
         "kms_key": KEY,
         "vpc": "vpc-0a1b2c3d",
         "instance_types": ("p5*",),
         "secrets": (SECRET,),
         "inputs": ("s3://acme-data/imagenet/",),
-        "sns_topics": (TOPIC,),
     }
     for options in ({}, strict):
         paths.append(tmp_path / f"{len(paths)}.yaml")
@@ -161,7 +158,6 @@ def test_the_command_allows_what_the_config_file_and_the_options_name(
     here = f"volume_kms_key: '{KEY}', output_kms_key: '{other}', ami_parameter: /ours/ami"
     (isolated.parent / "config.yaml").write_text(f"aws: {{us-east-1: {{{here}}}}}\n")
     options = ["--secret", SECRET, "--only-type", "p5*", "--only-region", "us-east-1", "--only-vpc", "vpc-1"]
-    options += ["--sns-topic", TOPIC]
     assert run(["iam", "print", *options]) == 0
     by_file = json.loads(capsys.readouterr().out)
     launcher = {one["Sid"]: one for one in by_file["launcher-policy.json"]["Statement"]}
@@ -171,11 +167,9 @@ def test_the_command_allows_what_the_config_file_and_the_options_name(
     assert launcher["StartTagged"]["Condition"]["StringEquals"] == {"aws:RequestedRegion": "us-east-1"}
     vpc = {"ArnLike": {"ec2:Vpc": "arn:aws:ec2:*:ACCOUNT:vpc/vpc-1"}}
     assert launcher["StartIn"]["Condition"] == vpc
-    assert launcher["Announce"]["Resource"] == TOPIC
     for name in ("node", "training"):
         node = {one["Sid"]: one for one in by_file[f"{name}-policy.json"]["Statement"]}
         assert node["Secrets"]["Resource"] == SECRET
-        assert ("Announce" in node) == (name == "node")
     assert run(["iam", "print", "--cloudformation", *options]) == 0
     data = yaml.safe_load(capsys.readouterr().out)
     assert data["Parameters"]["Vpc"]["Default"] == "vpc-1"
@@ -189,16 +183,12 @@ def test_the_command_allows_what_the_config_file_and_the_options_name(
 
 def test_the_command_prints_the_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["iam", "print", "--cloudformation", "--bucket", "acme", "--region", "ap-east-1"]) == 0
-    found = yaml.safe_load(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert len(text.encode()) < 51_200  # what `--template-body` takes
+    found = yaml.safe_load(text)
     assert found["Parameters"]["BucketName"]["Default"] == "acme"
     assert found["Parameters"]["ImageRegistry"]["Default"] == "871362719292"
     assert "PlacementGroupapeast1c" in found["Resources"]
-    assert not [name for name in found["Resources"] if "Reaper" in name]
-    assert run(["iam", "print", "--cloudformation", "--reaper"]) == 0
-    text = capsys.readouterr().out
-    assert len(text.encode()) < 51_200  # what `--template-body` takes
-    assert "ReaperFunction" in yaml.safe_load(text)["Resources"]
-    assert run(["iam", "print", "--reaper"]) == 2
     assert run(["iam", "print", "node", "--cloudformation"]) == 2
     assert run(["iam", "print", "--cloudformation", "--prefix", ""]) == 2
 

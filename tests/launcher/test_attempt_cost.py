@@ -28,7 +28,6 @@ def ended(billed_s: float | None, source: str | None = "times", **changes: Any) 
 WAITING = {"backend": "sagemaker", "launched_at": None, "handle": {"launched_at": START.isoformat()}}
 BLOCK = {"sunk_usd": 3840.0, "usd_per_hour": 40.0}
 UNSEEN = (LATER.isoformat(),)
-POOL = {"backend": "sagemaker", "num_nodes": 2, "idle_minutes": 30}
 
 
 @pytest.mark.parametrize(
@@ -49,9 +48,7 @@ POOL = {"backend": "sagemaker", "num_nodes": 2, "idle_minutes": 30}
         (attempt(absences=UNSEEN, max_minutes=60), 18.0, False, "$18.00 so far"),
         (attempt(absences=UNSEEN, max_minutes=10), 12.0, False, "at most $12.00 if it ended in time"),
         (attempt(max_minutes=10), 18.0, False, "$18.00 so far"),
-        # Warm pools of earlier versions.
-        (ended(1800, **POOL), 36.0, False, "$36.00, and up to $36.00 while its warm pool is kept"),
-        (ended(0.0, **POOL), 0.0, True, "$0.00"),
+        (ended(0.0), 0.0, True, "$0.00"),
     ],
 )
 def test_cost_of_an_attempt(attempt: Attempt, usd: float | None, is_final: bool, text: str) -> None:
@@ -88,7 +85,6 @@ def test_the_ceiling_of_what_is_under_way_is_the_one_that_submit_showed() -> Non
             True,
             "$40.00 of the $3,840.00 paid before for the capacity block",
         ),
-        ([ended(1800, **POOL)] * 2, 72.0, False, "$72.00, and up to $72.00 while its warm pool is kept"),
     ],
 )
 def test_cost_of_several_attempts(

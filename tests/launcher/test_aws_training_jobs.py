@@ -161,12 +161,6 @@ def test_stopping_what_has_ended_is_no_error(stubbed_aws: StubbedAws, message: s
     stubbed_aws.aws.stop_training_job(REGION, NAME)
 
 
-def test_ending_a_warm_pool_keeps_it_for_no_time(stubbed_aws: StubbedAws) -> None:
-    asked = {"TrainingJobName": NAME, "ResourceConfig": {"KeepAlivePeriodInSeconds": 0}}
-    stubbed_aws.stub("sagemaker").add_response("update_training_job", {"TrainingJobArn": ARN}, asked)
-    stubbed_aws.aws.end_warm_pool(REGION, NAME)
-
-
 def listed(name: str, status: str = "InProgress") -> dict[str, Any]:
     return {
         "TrainingJobName": name,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cloud_commands import aws, cloud
 
-from fastlaunch.account.template import template, template_text
 from fastlaunch.core import locks
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
@@ -273,16 +272,12 @@ def start_job(
     hours_ago: float,
     tags: dict[str, str] | None = None,
     more_tags: Mapping[str, str] | None = None,
-    keep_alive_s: int = 0,
 ) -> None:
     """A training job on two machines, as `submit` starts it, created so long ago and running since.
 
-    tags: instead of fastlaunch's. more_tags: besides them. keep_alive_s: of a warm pool after it, as earlier
-    releases asked for.
+    tags: instead of fastlaunch's. more_tags: besides them.
     """
     plan = json.loads((PLANS / "sagemaker-2-p5.48xlarge-on-demand.json").read_text())
-    if keep_alive_s:
-        plan["request"]["ResourceConfig"]["KeepAlivePeriodInSeconds"] = keep_alive_s
     for channel in plan["request"]["InputDataConfig"]:
         source = channel["DataSource"]["S3DataSource"]["S3Uri"]
         aws().put_object("us-east-1", *source.removeprefix("s3://").split("/", 1), b"code")
@@ -322,24 +317,6 @@ def test_a_job_that_is_over_its_time_is_stopped(
     again = {each["job"]: each["why"] for each in reaped(capsys, "--yes")["jobs"]}
     assert again[old] == "it is being stopped"
     assert len(aws_server.sent("StopTrainingJob")) == 1
-
-
-def test_machines_kept_after_a_job_go_unless_it_completed(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    aws_server.set_up_region("us-east-1", bucket="acme-training")
-    ended = {"20261121-090000-aaaa-a1": "Completed", "20261121-090000-bbbb-a1": "Stopped"}
-    for name, status in ended.items():
-        start_job(aws_server, name, hours_ago=0.5, keep_alive_s=1800)
-        aws_server.training_jobs.end(name, status)
-    completed, stopped = ended
-    machines = {each["pool"]: each for each in reaped(capsys, "--yes")["pools"]}
-    done = {name: machine["done"] for name, machine in machines.items()}
-    assert done == {completed: "left", stopped: "ended"}
-    assert machines[completed]["why"].startswith("kept for the next job, as was asked for; at most until ")
-    assert machines[stopped]["why"] == "kept after a job that is stopped"
-    assert aws_server.training_jobs.job(stopped).pool_s is not None
-    assert aws_server.training_jobs.job(completed).pool_s is None
 
 
 def test_schedules_go_with_their_machines(
@@ -385,14 +362,13 @@ def test_what_may_not_be_looked_at_hides_nothing_else(
     report = reaped(capsys, "--yes", code=3)
     assert [each["what"] for each in report["refused_regions"]] == [
         "training jobs",
-        "warm pools",
         "schedules",
     ]
     assert states(aws_server) == {old: "shutting-down"}
-    # Three refusals, and what to do about them once.
+    # Two refusals, and what to do about them once.
     assert cloud("reap", "--dry-run") == 3
     lines = capsys.readouterr().err.splitlines()
-    assert sum(line.startswith("error: ") for line in lines) == 3
+    assert sum(line.startswith("error: ") for line in lines) == 2
     hints = [line for line in lines if line.startswith("  ")]
     assert hints and len(hints) == len(set(hints))
 
@@ -510,92 +486,3 @@ def test_what_would_end_everybodys_or_nobodys_machines_is_refused(
     machine = start(server=aws_server)
     assert cloud("reap", *argv, "--yes") == 2
     assert states(aws_server) == {machine: "running"}
-
-
-def run_the_accounts_reaper() -> None:
-    """Call the function of the template, from its very text, as Lambda does every few minutes."""
-    import yaml
-
-    data = yaml.safe_load(template_text(template(zones=(), reaper=True)))
-    properties = data["Resources"]["ReaperFunction"]["Properties"]
-    module, _, function = properties["Handler"].partition(".")
-    program: dict[str, Any] = {"__name__": module}
-    exec(properties["Code"]["ZipFile"], program)
-    program[function]({}, None)
-
-
-def test_the_accounts_reaper_ends_what_is_over_its_time_and_nothing_else(
-    aws_server: "MotoServer", caplog: pytest.LogCaptureFixture
-) -> None:
-    old = start("20261121-060000-aaaa", hours_ago=1.2, server=aws_server)
-    kept = [
-        start("20261121-070000-bbbb", hours_ago=1.1, server=aws_server),
-        start("20261121-070000-cccc", hours_ago=30, tags={"fastlaunch:attempt": "2"}, server=aws_server),
-        start("20261121-070000-dddd", hours_ago=30, tags={"fastlaunch:run": "web"}, server=aws_server),
-        start("20261121-070000-eeee", hours_ago=30, tags={"fastlaunch:output": "x"}, server=aws_server),
-        start("20261121-060000-aaaa", hours_ago=30, region="us-east-2", server=aws_server),
-    ]
-    aws_server.set_up_region("us-east-1", bucket="acme-training")
-    over, young, look_alike = (f"20261121-060000-{name}-a1" for name in ("aaaa", "bbbb", "cccc"))
-    start_job(aws_server, over, hours_ago=2.2)
-    start_job(aws_server, young, hours_ago=2.1)
-    start_job(aws_server, look_alike, hours_ago=30, tags={"fastlaunch:run": "20261121-060000-cccc"})
-    start_job(aws_server, "somebody-elses", hours_ago=30, tags={})
-
-    run_the_accounts_reaper()
-    assert states(aws_server) == {old: "shutting-down", **dict.fromkeys(kept, "running")}
-    going = {job.name for job in aws_server.training_jobs.live() if job.status == "InProgress"}
-    assert going == {young, look_alike, "somebody-elses"}
-    assert [line.partition(": ended")[0] for line in caplog.messages] == [old, over]
-    # What ends is not ended again.
-    run_the_accounts_reaper()
-    assert len(aws_server.sent("TerminateInstances")) == len(aws_server.sent("StopTrainingJob")) == 1
-
-
-def test_the_accounts_reaper_ends_the_rest_where_something_is_refused_and_fails(
-    aws_server: "MotoServer", caplog: pytest.LogCaptureFixture
-) -> None:
-    refused = start("20261121-060000-aaaa", hours_ago=4, server=aws_server)
-    other = start("20261121-070000-bbbb", hours_ago=3, server=aws_server)
-    aws_server.refuse("TerminateInstances", "UnauthorizedOperation", where={"InstanceId.1": refused})
-    aws_server.set_up_region("us-east-1", bucket="acme-training")
-    unread, job = "20261121-060000-aaaa-a1", "20261121-060000-bbbb-a1"
-    start_job(aws_server, unread, hours_ago=3)
-    start_job(aws_server, job, hours_ago=4)
-    arn = aws_server.training_jobs.job(unread).arn
-    aws_server.refuse("ListTags", "AccessDeniedException", where={"ResourceArn": arn})
-    with pytest.raises(RuntimeError, match="2 refused"):
-        run_the_accounts_reaper()
-    assert states(aws_server) == {refused: "running", other: "shutting-down"}
-    assert aws_server.training_jobs.job(job).status == "Stopping"
-    assert any(line.startswith(f"{refused}: ") and "Unauthorized" in line for line in caplog.messages)
-    # Machines that cannot be listed keep no job alive.
-    aws_server.refuse("DescribeInstances", "UnauthorizedOperation")
-    start_job(aws_server, late := "20261121-060000-cccc-a1", hours_ago=4)
-    with pytest.raises(RuntimeError):
-        run_the_accounts_reaper()
-    assert aws_server.training_jobs.job(late).status == "Stopping"
-
-
-def test_the_accounts_reaper_reads_every_page(aws_server: "MotoServer") -> None:
-    import moto_gaps
-    from moto_server import backend
-
-    # A page of the mock's is 100 requests' machines, or ten jobs, and either end may come first.
-    old = [start("20261121-060000-aaaa", hours_ago=4, server=aws_server)]
-    for _ in range(99):
-        backend("ec2", "us-east-1").run_instances(
-            *(moto_gaps.machine_image_id("us-east-1"), 1, None, []),
-            instance_type="m5.large",
-            is_instance_type_default=False,
-            region_name="us-east-1",
-            tags={"instance": {"fastlaunch:run": "web"}},
-        )
-    old.append(start("20261121-060000-bbbb", hours_ago=4, server=aws_server))
-    aws_server.set_up_region("us-east-1", bucket="acme-training")
-    start_job(aws_server, job := "20261121-060000-aaaa-a1", hours_ago=4)
-    for number in range(10):
-        start_job(aws_server, f"20261121-070000-{number:04}-a1", hours_ago=0.1)
-    run_the_accounts_reaper()
-    assert sorted(id for id, state in states(aws_server).items() if state == "shutting-down") == sorted(old)
-    assert [each.name for each in aws_server.training_jobs.live() if each.status == "Stopping"] == [job]

@@ -292,15 +292,12 @@ def test_a_job_that_sagemaker_started_again_shows_its_newest_record(tmp_path: Pa
     assert doing(run(), [trained(n=2, token=f"{FIRST}-a1")], tmp_path).startswith("step ")
 
 
-def test_ceilings_count_nodes_and_warm_pools() -> None:
+def test_ceilings_count_nodes() -> None:
     # 60 minutes and 10 more of two machines at $48.
     assert ceiling_usd([both()]) == pytest.approx(112.0)
-    assert ceiling_usd([both(idle_minutes=20)]) == pytest.approx(144.0)
     end = NOW.isoformat()
     assert ceiling_usd([both(ended_at=end, billed_s=1800.0)]) == pytest.approx(48.0)
-    assert ceiling_usd([both(ended_at=end, billed_s=1800.0, idle_minutes=20)]) == pytest.approx(80.0)
-    # Machines that it never had are not kept.
-    assert ceiling_usd([both(ended_at=end, billed_s=0.0, idle_minutes=20)]) == 0
+    assert ceiling_usd([both(ended_at=end, billed_s=0.0)]) == 0
 
 
 # What a machine took to start

@@ -108,7 +108,6 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
                 tags=TAGS,
                 volume_kms_key=KEY,
                 secrets={"HF_TOKEN": SECRET},
-                sns_topic="arn:aws:sns:us-east-1:123456789012:fastlaunch",
             )
         ),
     }

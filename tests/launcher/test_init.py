@@ -174,7 +174,7 @@ def test_what_only_the_user_can_change_is_shown_alone(text: str, obstacle: str) 
 
 
 def test_entries_of_the_users_own_do_not_make_a_region_another() -> None:
-    text = f"max_cost: 25\naws:\n{region_lines(REGION, {**ENTRIES, 'prefix': None})}    sns_topic: x\n"
+    text = f"max_cost: 25\naws:\n{region_lines(REGION, {**ENTRIES, 'prefix': None})}    volume_kms_key: x\n"
     assert change(text) == change(text, entries={**ENTRIES, "role": ""}) and change(text).lines == ""
 
 

@@ -53,7 +53,7 @@ def test_a_spec_survives_being_stored(changes: dict[str, Any]) -> None:
 
 
 def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
-    old = {**job().to_json(), "keep_alive_minutes": 30}
+    old = {**job().to_json()}
     later = ("epochs", "eval_every", "model", "tokenizer", "sequence_length", "workload_arguments")
     for field in later:
         del old[field]

@@ -18,8 +18,7 @@ from fastlaunch.core.conventions import SCHEDULE_PREFIX
 
 ACCOUNT, BUCKET, REGION = "123456789012", "acme-training", "us-west-2"
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0a1b2c3d"
-TOPIC = f"arn:aws:sns:{REGION}:{ACCOUNT}:fastlaunch"
-NAMES = names_by_hand(account=ACCOUNT, bucket=BUCKET, kms_keys=(KEY,), sns_topics=(TOPIC,))
+NAMES = names_by_hand(account=ACCOUNT, bucket=BUCKET, kms_keys=(KEY,))
 POLICIES = {name: policy(name, NAMES) for name in policy_names()}
 #: Of an account with rules.
 STRICT_NAMES = names_by_hand(
@@ -259,8 +258,6 @@ TIMER = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/"
             {"cloudwatch:namespace": "AWS/EC2"},
         ),
         ("scheduler", "ec2:TerminateInstances", INSTANCE, OURS, {}),
-        ("reaper", "ec2:TerminateInstances", INSTANCE, ALL_OURS, OURS),
-        ("reaper", "sagemaker:StopTrainingJob", JOB, ALL_OURS, OURS),
     ],
 )
 def test_every_condition_allows_and_forbids(
@@ -275,8 +272,6 @@ def test_every_condition_allows_and_forbids(
     [
         ("launcher", "s3:GetObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/others"),
         ("launcher", "scheduler:DeleteSchedule", f"{TIMER}{SCHEDULE_PREFIX}r-a1", f"{TIMER}nightly"),
-        ("launcher", "sns:Publish", TOPIC, f"{TOPIC}-other"),
-        ("node", "sns:Publish", TOPIC, f"{TOPIC}-other"),
         ("node", "s3:PutObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/fastlaunch/code/0.tar.gz"),
         ("training", "s3:PutObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/fastlaunch/code/0.tar.gz"),
     ],
@@ -289,7 +284,7 @@ def test_resources(name: str, action: str, allowed: str, forbidden: str) -> None
 RUNS, CODE, LOGS = f"{S3}/fastlaunch/runs/r/x", f"{S3}/fastlaunch/code/x", f"arn:aws:logs:{REGION}:{ACCOUNT}"
 AWS_IMAGE = f"arn:aws:ecr:{REGION}:763104351884:repository/pytorch"
 OWN_IMAGE = f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/fastlaunch"
-ALL_NAMES = replace(STRICT_NAMES, kms_keys=(KEY,), sns_topics=(TOPIC,))
+ALL_NAMES = replace(STRICT_NAMES, kms_keys=(KEY,))
 _Need = tuple[str, str, Mapping[str, str]]
 #: What a machine or a training job does.
 JOB_NEEDS: list[_Need] = [
@@ -306,7 +301,7 @@ JOB_NEEDS: list[_Need] = [
 GRANT = {"kms:GrantIsForAWSResource": "true"}
 #: What is done with each policy: a submission in an account with rules, and what goes with it.
 NEEDS: dict[str, list[_Need]] = {
-    "node": [*JOB_NEEDS, ("sns:Publish", TOPIC, {})],
+    "node": JOB_NEEDS,
     "training": [
         *JOB_NEEDS,
         ("s3:GetBucketLocation", S3, {}),
@@ -320,13 +315,6 @@ NEEDS: dict[str, list[_Need]] = {
         ("ec2:CreateNetworkInterface", INTERFACE, {}),
     ],
     "scheduler": [("ec2:TerminateInstances", INSTANCE, OURS)],
-    "reaper": [
-        ("ec2:DescribeInstances", "*", {}),
-        ("sagemaker:ListTags", JOB, {}),
-        ("ec2:TerminateInstances", INSTANCE, ALL_OURS),
-        ("sagemaker:StopTrainingJob", JOB, ALL_OURS),
-        ("logs:PutLogEvents", f"{LOGS}:log-group:/fastlaunch/reaper/stack:x", {}),
-    ],
     "launcher": [
         # submit
         ("ssm:GetParameter", f"arn:aws:ssm:{REGION}::parameter/aws/service/deeplearning/x", {}),
@@ -345,7 +333,6 @@ NEEDS: dict[str, list[_Need]] = {
         ("iam:PassRole", NAMES.node_role, {"iam:PassedToService": "ec2.amazonaws.com"}),
         ("kms:DescribeKey", KEY, {}),
         ("kms:CreateGrant", KEY, GRANT),
-        ("sns:Publish", TOPIC, {}),
         # --detach
         ("scheduler:CreateSchedule", f"{TIMER}{SCHEDULE_PREFIX}r-a1", {}),
         ("iam:PassRole", NAMES.scheduler_role, {"iam:PassedToService": "scheduler.amazonaws.com"}),
@@ -416,7 +403,6 @@ def test_a_policy_is_no_larger_than_iam_takes(name: str) -> None:
         prefix="p" * 40,
         kms_keys=tuple("arn:aws-us-gov:kms:us-gov-east-1:123456789012:key/" + digit * 36 for digit in "01"),
         secrets=("arn:aws-us-gov:secretsmanager:us-gov-east-1:123456789012:secret:" + "s" * 40,) * 5,
-        sns_topics=("arn:aws-us-gov:sns:us-gov-east-1:123456789012:" + "t" * 40,),
         ami_parameter="/golden-images/gpu/latest",
         regions=("us-gov-east-1", "us-gov-west-1"),
         instance_types=("p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g6.*"),

@@ -22,7 +22,6 @@ from fastlaunch.lifecycle.reap import (
     end_now,
     judge_instance,
     judge_job,
-    judge_pool,
     judge_schedule,
     owner_of,
     take_inventory,
@@ -112,8 +111,7 @@ def test_what_lacks_one_of_our_tags_is_listed_and_never_goes(tags: dict[str, str
         orphan = judge_instance(instance(**tags), known, now=day)
         assert (orphan.must_go, orphan.why, orphan.ends_at) == (False, NOT_OURS, None)
         training = judge_job(job(**tags), known, now=day)
-        pool = judge_pool(replace(job("Stopped", **tags), ended_at=LAUNCHED), now=day)
-        for each in (orphan, training, pool):
+        for each in (orphan, training):
             assert not each.must_go and not end_now(each).must_go
 
 
@@ -159,18 +157,6 @@ def test_a_job_whose_attempt_has_ended_goes_unless_it_is_being_stopped() -> None
     assert (stopping.must_go, stopping.why) == (False, "it is being stopped")
 
 
-@pytest.mark.parametrize(
-    ("status", "minutes", "must_go"),
-    [("Completed", 39, False), ("Completed", 41, True), ("Stopped", 1, True)],
-)
-def test_a_pool_goes_unless_it_is_kept_as_asked(status: str, minutes: float, must_go: bool) -> None:
-    ended = replace(job(status), ended_at=LAUNCHED, keeps_pool=True, keep_alive_s=1800)
-    found = judge_pool(ended, now=LAUNCHED + timedelta(minutes=minutes))
-    assert found.must_go is must_go
-    assert found.num_machines == 2
-    assert found.hours == pytest.approx(minutes / 60)
-
-
 def test_a_schedule_goes_once_its_machine_is_gone() -> None:
     made = LAUNCHED + timedelta(minutes=1)
     schedule = Schedule(name=f"fastlaunch-{RUN}-a2-1", region="us-east-1", created_at=made)
@@ -193,8 +179,6 @@ def test_what_its_user_wants_to_end_goes_within_its_time() -> None:
     for known in (None, FOLLOWED, RUNNING, LOST):
         assert end_now(judge_instance(instance(), known, now=now)).must_go
         assert end_now(judge_job(job(), known, now=now)).must_go
-    kept = replace(job("Completed"), ended_at=LAUNCHED, keeps_pool=True, keep_alive_s=1800)
-    assert end_now(judge_pool(kept, now=now)).must_go
     assert not end_now(judge_job(job("Stopping"), None, now=now)).must_go
 
 
@@ -237,4 +221,4 @@ def test_what_is_not_fastlaunchs_is_not_found_even_if_aws_lists_it() -> None:
     found = take_inventory(Unfiltered(), ["us-east-1"])
     assert [one.tags for one in found.instances] == [TAGS]
     assert [one.name for one in found.schedules] == ["fastlaunch-one"]
-    assert [one.kind for one in found.refused] == ["job", "pool"]
+    assert [one.kind for one in found.refused] == ["job"]

@@ -10,7 +10,6 @@ from fastlaunch.core.settings import RegionSettings, Settings, load_settings
 from fastlaunch.core.units import DEFAULT_REGION
 
 #: A key that machines in us-east-1 cannot use.
-TOPIC = "arn:aws:sns:us-east-1:123456789012:fastlaunch"
 ELSEWHERE = "arn:aws:kms:eu-west-1:123456789012:key/0a"
 
 
@@ -74,7 +73,6 @@ def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
             repository: training
             volume_kms_key: arn:aws:kms:us-east-1:123456789012:key/mrk-0a1b
             output_kms_key: arn:aws:kms:us-east-1:123456789012:key/0c2d
-            sns_topic: arn:aws:sns:us-east-1:123456789012:fastlaunch
             sagemaker_subnets: [subnet-0c]
             sagemaker_security_groups: [sg-89ab]
             encrypt_between_containers: true
@@ -96,7 +94,6 @@ def test_what_jobs_use_in_a_region_is_read(config: Path) -> None:
             repository="training",
             volume_kms_key="arn:aws:kms:us-east-1:123456789012:key/mrk-0a1b",
             output_kms_key="arn:aws:kms:us-east-1:123456789012:key/0c2d",
-            sns_topic=TOPIC,
             sagemaker_subnets=("subnet-0c",),
             sagemaker_security_groups=("sg-89ab",),
             encrypt_between_containers=True,
@@ -175,9 +172,6 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("aws: {us-east-1: {sagemaker_security_groups: [own]}}", "`sagemaker_security_groups` has 'own'", 1),
         ("aws: {us-east-1: {sagemaker_subnets: [a]}}", "`sagemaker_subnets` has 'a'", 1),
         ("aws: {us-east-1: {volume_kms_key: alias/ours}}", "the ARN of a key in us-east-1", 1),
-        ("aws: {us-east-1: {sns_topic: fastlaunch}}", "the ARN of a standard topic in us-east-1", 1),
-        (f"aws: {{us-east-1: {{sns_topic: '{TOPIC}.fifo'}}}}", "the ARN of a standard topic in us-east-1", 1),
-        (f"aws: {{eu-west-1: {{sns_topic: '{TOPIC}'}}}}", "the ARN of a standard topic in eu-west-1", 1),
         (f"aws: {{us-east-1: {{output_kms_key: '{ELSEWHERE}'}}}}", "the ARN of a key in us-east-1", 1),
         ("region: r\ntags: {team: [1]}", "team is a list; it is text", 2),
         ("region: r\ntags: {'aws:team': x}", "begins with aws:", 2),

@@ -298,10 +298,7 @@ def test_second_to_finish_changes_nothing(backend: InstantBackend) -> None:
 
 def test_cancel_of_a_planned_run_keeps_it_from_starting(backend: InstantBackend) -> None:
     run = backend.ledger.get(planned(backend))
-    assert (
-        cancel(run, backend=backend, ledger=backend.ledger, settings=Settings(home=Path()))
-        is RunState.CANCELLED
-    )
+    assert cancel(run, backend=backend, ledger=backend.ledger) is RunState.CANCELLED
     assert backend.calls == []
 
 

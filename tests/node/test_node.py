@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from fake_nvidia_smi import report, xid
 from moto_server import ACCOUNT
-from moto_server import backend as moto_backend
 from node_scene import (
     BUCKET,
     FIRST,
     IMAGE,
     ONE_THREAD,
-    REGION,
     RUNS,
     SECOND,
     Scene,
@@ -87,7 +85,7 @@ def test_two_runs_are_done_and_uploaded_before_the_machine_turns_itself_off(scen
     assert datetime.strptime(status.pop("billed_until"), "%Y-%m-%dT%H:%M:%S%z") >= booted_at
     assert status == {
         **{**identity, "node": 0, "outcome": "completed", "reason": None},
-        **{"phases": [], "gpu_notes": [], "left_out": [], "announced": False},
+        **{"phases": [], "gpu_notes": [], "left_out": []},
     }
 
     files = scene.joined(program)
@@ -134,23 +132,6 @@ def test_a_secret_reaches_the_container_and_nothing_else(scene: Scene) -> None:
     said = [instance.console, json.dumps(instance.docker_calls(), ensure_ascii=False)]
     said += [body.decode(errors="replace") for body in scene.objects(program.output).values()]
     assert not any("s3cr3t" in text for text in said)
-
-
-def test_the_topic_is_told_the_end(scene: Scene) -> None:
-    topic = scene.client("sns").create_topic(Name="fastlaunch")["TopicArn"]
-    program = node_program(node_run(FAKE_EXIT="41"), topic=topic, usd_per_hour=36.0)
-    assert scene.launch(program).wait() == "shutdown"
-    assert scene.status(program)["announced"] is True
-    ((_, message, *_),) = moto_backend("sns", REGION).topics[topic].sent_notifications
-    assert message.startswith(f"fastlaunch: run {FIRST}: attempt 1 ended: failed (run {FIRST}: exit code 41)")
-    assert re.search(r"; at most \$\d+\.\d\d$", message)
-
-
-def test_a_topic_that_takes_nothing_hinders_nothing(scene: Scene) -> None:
-    program = node_program(node_run(), topic=f"arn:aws:sns:{REGION}:{ACCOUNT}:none")
-    assert scene.launch(program).wait() == "shutdown"
-    status = scene.status(program)
-    assert (outcome(status), status["announced"]) == (("completed", None), False)
 
 
 def test_a_secret_that_may_not_be_read_ends_the_machine(scene: Scene) -> None:

@@ -21,7 +21,7 @@ from fastlaunch.backends.node_agent import agent_archive
 from fastlaunch_train.node.agent import Ending, Machine
 from fastlaunch_train.node.aws_cli import AwsCli
 from fastlaunch_train.node.commands import Clock, Commands, Log, Stop
-from fastlaunch_train.node.ec2 import block_left_s, end_message
+from fastlaunch_train.node.ec2 import block_left_s
 from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.peers import answers, next_in_ring, reason_of
 from fastlaunch_train.node.protocol import (
@@ -195,16 +195,6 @@ def test_a_secret_is_read_by_the_machines_aws_cli(
     assert cli.secret(text) == value
     assert cli.secret(parameter) == value
     assert cli.secret(binary) is cli.secret(f"{text}-other") is None
-
-
-def test_the_end_is_told_in_a_line() -> None:
-    runs = (NodeRun("one", ()), NodeRun("two", ()))
-    program = NodeProgram(token="one-a2", attempt=2, runs=runs, num_nodes=2, usd_per_hour=36.0)
-    assert end_message(program, Outcome("completed"), uptime_s=600) == (
-        "fastlaunch: run one and 1 more: attempt 2 ended: completed; at most $12.00"
-    )
-    message = end_message(program, Outcome("failed", "a\nb " + "x" * 1000), uptime_s=600)
-    assert "ended: failed (a b xx" in message and len(message) == 500
 
 
 def test_a_containers_secrets_are_in_no_list_of_processes(

@@ -30,8 +30,6 @@ class AccountNames:
     secrets: tuple[str, ...] = ()
     # URIs of folders in S3 that jobs may read, with a slash at their ends.
     inputs: tuple[str, ...] = ()
-    # ARNs of the topics that machines and users may send messages to.
-    sns_topics: tuple[str, ...] = ()
     # SSM parameter of the user's own machine image; None for AWS's.
     ami_parameter: str | None = None
     # In which jobs may start; empty for all.
@@ -78,9 +76,7 @@ def trust(name: str, names: AccountNames) -> dict[str, Any]:
 def documents(names: AccountNames) -> dict[str, dict[str, Any]]:
     """Return what docs/setup.md makes by hand, policies and trust policies, by the name of its file there."""
     trusts = {f"{name}-trust.json": trust(name, names) for name in _data()["trust"]}
-    # By hand nobody makes the reaper.
-    by_hand = [name for name in policy_names() if name != "reaper"]
-    return trusts | {f"{name}-policy.json": policy(name, names) for name in by_hand}
+    return trusts | {f"{name}-policy.json": policy(name, names) for name in policy_names()}
 
 
 def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:

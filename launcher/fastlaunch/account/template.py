@@ -6,7 +6,6 @@ from importlib.resources import files
 from typing import Any
 
 from fastlaunch.account.policies import AccountNames, mapped, statements, trust
-from fastlaunch.account.reaper import program
 
 
 def template(
@@ -19,15 +18,13 @@ def template(
     kms_key: str | None = None,
     kms_keys: Sequence[str] = (),
     vpc: str | None = None,
-    reaper: bool = False,
     **allowed: Any,
 ) -> dict[str, Any]:
     """Return the template as data, each statement of its policies with a `Why`.
 
     zones: where several nodes may run. kms_key: ARN of the bucket's key, None for S3's own. kms_keys: those
-    of volumes and output. vpc: the only one for machines and training jobs; None for any. reaper: with a
-    function that ends what is over its time. allowed: further fields of `AccountNames`. The others become
-    defaults of the template's parameters.
+    of volumes and output. vpc: the only one for machines and training jobs; None for any. allowed:
+    further fields of `AccountNames`. The others become defaults of the template's parameters.
     """
     import yaml
 
@@ -47,9 +44,6 @@ def template(
     )
     text = (files("fastlaunch.account") / "template.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = mapped(yaml.safe_load(text), lambda value: _document(value, names))
-    if not reaper:
-        resources = data["Resources"]
-        data["Resources"] = {name: resources[name] for name in resources if not name.startswith("Reaper")}
     defaults = {"Prefix": prefix, "RepositoryName": repository, "ImageRegistry": registry}
     for name, default in {**defaults, "BucketName": bucket, "Vpc": vpc}.items():
         if default:
@@ -97,14 +91,12 @@ def template_text(data: Mapping[str, Any]) -> str:
 
 
 def _document(value: Any, names: AccountNames) -> Any:
-    """Return what a text names, `POLICY node`, `TRUST node` or `PROGRAM reaper`; any other value as it is."""
+    """Return what a text names, `POLICY node` or `TRUST node`; any other value as it is."""
     match str(value).split():
         case ["POLICY", name]:
             document: Any = {"Version": "2012-10-17", "Statement": statements(name, names)}
         case ["TRUST", name]:
             document = trust(name, names)
-        case ["PROGRAM", "reaper"]:
-            return program()
         case _:
             return value
     return mapped(document, _substituted)

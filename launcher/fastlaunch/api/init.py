@@ -91,7 +91,6 @@ def init_template(settings: Settings, region: str, zones: Sequence[str]) -> str:
         repository=here.repository or DEFAULT_REPOSITORY,
         registry=registry(region).account,
         kms_keys=tuple(filter(None, (here.volume_kms_key, here.output_kms_key))),
-        sns_topics=(here.sns_topic,) if here.sns_topic else (),
         ami_parameter=here.ami_parameter if is_own_image else None,
     )
     return template_text(data)

@@ -9,7 +9,6 @@ from fastlaunch.aws.quotas import QuotaCalls
 from fastlaunch.aws.s3 import S3Calls
 from fastlaunch.aws.sagemaker import SageMakerCalls
 from fastlaunch.aws.scheduler import SchedulerCalls
-from fastlaunch.aws.sns import SnsCalls
 
 
 class Aws(
@@ -21,7 +20,6 @@ class Aws(
     QuotaCalls,
     SageMakerCalls,
     SchedulerCalls,
-    SnsCalls,
     CloudFormationCalls,
 ):
     """AWS in every region; see `session.AwsSession` for what all calls have in common."""

@@ -51,15 +51,12 @@ class TrainingJob:
     failure_reason: str | None = None
     # SageMaker's words for the status.
     status_message: str | None = None
-    # Filled in by `live_training_jobs` and `kept_pools` alone.
+    # Filled in by `live_training_jobs` alone.
     tags: Mapping[str, str] = field(default_factory=dict)
-    # Whether its machines are, or will be, kept after it, and for how long.
-    keeps_pool: bool = False
-    keep_alive_s: int = 0
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is over; a warm pool may still be kept after it."""
+        """Whether it is over."""
         return self.status in ENDED
 
     @property
@@ -117,11 +114,6 @@ class SageMakerCalls(AwsSession):
         ]
         return [job for job in jobs if not job.has_ended]
 
-    def kept_pools(self, region: str) -> list[TrainingJob]:
-        """Return the ended jobs whose machines are kept, and that carry the tag `fastlaunch:run`."""
-        jobs = self._tagged_jobs(region, WarmPoolStatusEquals="Available")
-        return [job for job in jobs if job.has_ended and job.keeps_pool]
-
     def stop_training_job(self, region: str, name: str) -> None:
         """Ask a job to stop: its containers get SIGTERM, and 120 s. One that has ended is no error.
 
@@ -132,21 +124,6 @@ class SageMakerCalls(AwsSession):
         except BadConfiguration as error:
             if not is_unknown_job(error) and "is in status" not in error.message:
                 raise
-
-    def end_warm_pool(self, region: str, name: str) -> None:
-        """Release the machines that are kept after a job, a stopped one included.
-
-        docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
-        """
-        config = {"KeepAlivePeriodInSeconds": 0}
-        self.call(
-            "sagemaker",
-            region,
-            "UpdateTrainingJob",
-            subject=name,
-            TrainingJobName=name,
-            ResourceConfig=config,
-        )
 
     def training_log(self, region: str, name: str) -> str:
         """Return the newest LOG_LINES lines that each container printed; empty if there are none.
@@ -238,7 +215,5 @@ def _job(region: str, answer: Mapping[str, Any]) -> TrainingJob:
         billable_s=answer.get("BillableTimeInSeconds"),
         training_s=answer.get("TrainingTimeInSeconds"),
         failure_reason=answer.get("FailureReason") or None,
-        keeps_pool=answer.get("WarmPoolStatus", {}).get("Status") in ("InUse", "Available"),
-        keep_alive_s=resources.get("KeepAlivePeriodInSeconds") or 0,
         status_message=transitions[-1].get("StatusMessage") or None,
     )

@@ -108,8 +108,6 @@ class Ec2Placement(_Placement):
     # For several nodes outside of a block.
     placement_group: str | None = None
     block: CapacityBlock | None = None
-    # ARN of the topic that the machine tells its end, where nobody follows it.
-    sns_topic: str | None = None
 
     @property
     def name(self) -> str:
@@ -173,9 +171,6 @@ def placement_from_json(data: Mapping[str, Any]) -> Placement:
         for name in ("code", "requirements"):
             values[name] = CodeBundle(**values[name]) if values.get(name) else None
         if backend == "sagemaker":
-            # Of earlier releases, which let SageMaker choose among types and kept warm pools.
-            values.pop("others", None)
-            values.pop("keep_alive_minutes", None)
             # Older placements are in no VPC.
             for name in ("subnets", "security_groups"):
                 values[name] = tuple(values.get(name, ()))

@@ -175,7 +175,6 @@ def cancel(runs: tuple[str, ...], yes: bool) -> None:
                 run,
                 backend=context.backends[run.backend],
                 ledger=ledger,
-                settings=context.settings,
                 sleep=context.sleep,
             )
             states.append(f"{run.id} is {state}")

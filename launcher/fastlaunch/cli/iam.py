@@ -37,10 +37,7 @@ def iam() -> None:
             "a template that makes all that jobs need",
             "fastlaunch iam print --cloudformation --region us-east-1",
         ),
-        (
-            "the same, for p5 alone, with a function that ends what is over its time",
-            "fastlaunch iam print --cloudformation --only-type 'p5*' --reaper",
-        ),
+        ("the same, for p5 alone", "fastlaunch iam print --cloudformation --only-type 'p5*'"),
         ("the policies by file name", "fastlaunch iam print --bucket my-bucket --account 123456789012"),
     ),
 )
@@ -77,11 +74,6 @@ def iam() -> None:
     help="Let jobs read this folder of S3; may be repeated.",
 )
 @click.option(
-    "--sns-topic",
-    metavar="ARN",
-    help="Let machines and users send messages to this topic.  [default: the config's]",
-)
-@click.option(
     "--only-type",
     "instance_types",
     multiple=True,
@@ -94,15 +86,9 @@ def iam() -> None:
 @click.option(
     "--only-vpc", "vpc", metavar="ID", help="Let machines and training jobs stand only in this VPC."
 )
-@click.option(
-    "--reaper",
-    is_flag=True,
-    help="Add a function to the template that ends what is over its time, every 10 minutes.",
-)
 def print_(
     name: str | None,
     cloudformation: bool,
-    reaper: bool,
     region: str | None,
     zones: tuple[str, ...],
     **given: Any,
@@ -121,8 +107,6 @@ def print_(
     given["inputs"] = tuple(f"{uri.rstrip('/')}/" for uri in given["inputs"])
     names = {key: value for key, value in _names(settings, region, given).items() if value is not None}
     if not cloudformation:
-        if reaper:
-            raise UserError("--reaper is a part of the template", "add --cloudformation")
         profile = settings.region_settings(region).instance_profile
         if profile not in (None, _BY_HAND) and "node_role" not in names:
             click.echo(
@@ -139,7 +123,7 @@ def print_(
         raise UserError("the template needs a folder in the bucket", "give --prefix fastlaunch")
     names["zones"] = zones or _zones(settings, region)
     given_names = {key: names[key] for key in _TEMPLATE if key in names}
-    click.echo(template_text(template(reaper=reaper, **given_names)), nl=False)
+    click.echo(template_text(template(**given_names)), nl=False)
 
 
 #: The machines' role, and its instance profile, where both were made by hand as docs/setup.md says.
@@ -147,7 +131,7 @@ _BY_HAND = "fastlaunch-node"
 #: Names that the template takes; roles are its own.
 _TEMPLATE = (
     *("zones", "bucket", "prefix", "repository", "registry", "kms_key", "vpc"),
-    *("kms_keys", "secrets", "inputs", "sns_topics", "ami_parameter", "instance_types", "regions"),
+    *("kms_keys", "secrets", "inputs", "ami_parameter", "instance_types", "regions"),
 )
 
 
@@ -156,10 +140,8 @@ def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, 
     here = settings.region_settings(region)
     keys = (given["kms_key"], here.volume_kms_key, here.output_kms_key)
     is_own_image = here.ami_parameter != DEFAULT_AMI_PARAMETER
-    topic = given.pop("sns_topic") or here.sns_topic
     return {
         **given,
-        "sns_topics": (topic,) if topic else (),
         "kms_keys": tuple(dict.fromkeys(filter(None, keys))),
         "ami_parameter": here.ami_parameter if is_own_image else None,
         "bucket": given["bucket"] or here.bucket,

@@ -27,7 +27,6 @@ from fastlaunch.lifecycle.reap import (
     end_now,
     judge_instance,
     judge_job,
-    judge_pool,
     judge_schedule,
     known_attempts,
     note_ends,
@@ -50,7 +49,6 @@ class _Words(NamedTuple):
 _WORDS: Mapping[Kind, _Words] = {
     "instance": _Words("instance", "to terminate", "terminated"),
     "job": _Words("training job", "to stop", "stopped"),
-    "pool": _Words("warm pool", "to end", "ended"),
     "schedule": _Words("schedule", "to delete", "deleted"),
 }
 _MACHINE_HEADERS = {
@@ -88,10 +86,9 @@ def reap(
     """End instances, training jobs and schedules that nobody stops any more, found by their tags and names.
 
     An instance goes if it is 10 minutes over its time limit, whoever started it; a training job if SageMaker
-    did not end it in time; both 10 minutes after their attempt in this ledger has ended; a warm pool of an
-    earlier version if its job did not complete; a schedule if its machine is gone. Everything else is listed
-    and left, also a machine that lacks one of fastlaunch's tags or has it in another form. Without --region
-    it looks in the regions of the config file and of the ledger.
+    did not end it in time; both 10 minutes after their attempt in this ledger has ended; a schedule if its
+    machine is gone. Everything else is listed and left, also a machine that lacks one of fastlaunch's tags
+    or has it in another form. Without --region it looks in the regions of the config file and of the ledger.
 
     --run ID and --mine --now end your own within their time, without a ledger.
     """
@@ -166,7 +163,6 @@ def _judge_machines(context: AppContext, inventory: Inventory, ledger: "Ledger |
     return [
         *(judge_instance(instance, known.get(instance.id), now=now) for instance in inventory.instances),
         *(judge_job(job, known.get(job.name), now=now) for job in inventory.jobs),
-        *(judge_pool(job, now=now) for job in inventory.pools),
     ]
 
 

@@ -1,7 +1,6 @@
 """What on AWS is fastlaunch's, and when its time is over, by its tags and its name alone.
 
-It has all of fastlaunch's tags, in their form, and the name they make. The reaper in the account is built
-from this very file, which therefore imports the standard library alone.
+It has all of fastlaunch's tags, in their form, and the name they make.
 """
 
 import re

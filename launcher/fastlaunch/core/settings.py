@@ -43,8 +43,6 @@ _PREFIX = re.compile(r"([\w.-]+(/[\w.-]+)*)?", re.ASCII)
 #: docs.aws.amazon.com/IAM, "IAM identifiers".
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+", re.ASCII)
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:([a-z0-9-]+):[0-9]{12}:key/[\w-]+", re.ASCII)
-#: Not of a FIFO topic, which wants more than a message.
-_TOPIC = re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[\w-]{1,256}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +74,6 @@ class RegionSettings:
     encrypt_between_containers: bool = False
     # ARN of the role by which EventBridge Scheduler ends a detached job's machines.
     scheduler_role: str | None = None
-    # ARN of the topic that is told when a run starts, is replaced, ends, or is over its time.
-    sns_topic: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +201,6 @@ def misfit(region: str, settings: RegionSettings) -> str | None:
     for name, form, what, example in (
         ("volume_kms_key", _KEY, "key", f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"),
         ("output_kms_key", _KEY, "key", f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"),
-        ("sns_topic", _TOPIC, "standard topic", f"arn:aws:sns:{region}:123456789012:fastlaunch"),
     ):
         arn = getattr(settings, name)
         if arn is not None and (not (match := form.fullmatch(arn)) or match[1] != region):

@@ -216,8 +216,7 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the spec that `to_json` wrote, in this release or in one before it."""
-        # Earlier releases let SageMaker keep warm pools.
-        given = {name: value for name, value in data.items() if name != "keep_alive_minutes"}
+        given = dict(data)
         if script := given.get("script"):
             given |= {"script": Script.from_json(script), "recipe": SCRIPT_RECIPE}
             given |= {"batch_size": None, "steps": None}

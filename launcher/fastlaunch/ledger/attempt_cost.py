@@ -67,7 +67,6 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
             is_bound=any(_may_have_ended(attempt, now) for attempt in attempts),
         ),
         sunk_usd=sunk_usd,
-        pool_usd=sum(_pool_usd(attempt) for attempt in attempts),
     )
     return Cost(usd=sum(known), is_final=is_final, text=text, sunk_usd=sunk_usd)
 
@@ -120,31 +119,19 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool, is_bound: bool = 
         text = f"n/a: {seconds / 60:.0f} min of {machines} whose price is not known"
         return Cost(usd=None, is_final=is_final, text=text, sunk_usd=billing.sunk_usd)
     usd = seconds / 3600 * billing.usd_per_hour * attempt.num_nodes
-    pool_usd = _pool_usd(attempt)
     text = _text(
         usd,
         is_limit=is_bound or (is_final and billing.source == "limit"),
         when=_when(is_over=is_final, is_bound=is_bound),
         sunk_usd=billing.sunk_usd,
-        pool_usd=pool_usd,
     )
-    return Cost(usd=usd, is_final=is_final and not pool_usd, text=text, sunk_usd=billing.sunk_usd)
+    return Cost(usd=usd, is_final=is_final, text=text, sunk_usd=billing.sunk_usd)
 
 
 def _when(*, is_over: bool, is_bound: bool) -> str:
     return "" if is_over else " if it ended in time" if is_bound else " so far"
 
 
-def _text(usd: float, *, is_limit: bool, when: str, sunk_usd: float | None, pool_usd: float) -> str:
+def _text(usd: float, *, is_limit: bool, when: str, sunk_usd: float | None) -> str:
     block = "" if sunk_usd is None else f" of the ${sunk_usd:,.2f} paid before for the capacity block"
-    pool = f", and up to ${pool_usd:,.2f} while its warm pool is kept" if pool_usd else ""
-    return f"{'at most ' if is_limit else ''}${usd:,.2f}{when}{block}{pool}"
-
-
-def _pool_usd(attempt: Attempt) -> float:
-    """Return the most that the warm pool of an attempt of an earlier version can have cost after its job."""
-    billing = attempt.billing
-    # Machines that it never had are not kept either.
-    if not billing.billed_s or billing.usd_per_hour is None:
-        return 0.0
-    return billing.idle_minutes / 60 * billing.usd_per_hour * attempt.num_nodes
+    return f"{'at most ' if is_limit else ''}${usd:,.2f}{when}{block}"

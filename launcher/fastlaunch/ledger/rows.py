@@ -16,7 +16,7 @@ from fastlaunch.measure.summary import RunSummary
 _COLUMNS = (
     *("id", "token", "n", "backend", "region", "handle", "state", "reason", "started_at", "ended_at"),
     *("instance", "zone", "output", "max_minutes", "usd_per_hour", "launched_at", "lived_s"),
-    *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd", "idle_minutes"),
+    *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd"),
     *("account", "partition", "absences"),
 )
 #: As a column of attempts is selected, where it is none.
@@ -134,8 +134,6 @@ class Billing:
     source: str | None = None
     #: Paid before, for the whole capacity block; see `Plan`.
     sunk_usd: float | None = None
-    #: For which a warm pool may have been kept after the job: attempts of earlier versions.
-    idle_minutes: int = 0
 
 
 #: Field of Billing -> column.
@@ -145,7 +143,6 @@ _BILLING_COLUMNS = {
     "billed_s": "billed_seconds",
     "source": "billing",
     "sunk_usd": "sunk_usd",
-    "idle_minutes": "idle_minutes",
 }
 
 

@@ -8,11 +8,9 @@ from typing import cast
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import report_line
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.announce import Announcer
 from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of
@@ -32,7 +30,6 @@ def cancel(
     *,
     backend: Backend | CloudBackend,
     ledger: Ledger,
-    settings: Settings,
     sleep: Callable[[float], None] = time.sleep,
     report: Callable[[str], None] = report_line,
 ) -> RunState:
@@ -42,10 +39,7 @@ def cancel(
     is not known yet whether there is a machine.
     """
     if run.backend in CLOUD_BACKENDS:
-        announcer = Announcer(ledger=ledger, settings=settings, warn=report)
-        return _cancel_cloud(
-            run, backend=cast(CloudBackend, backend), ledger=ledger, announcer=announcer, report=report
-        )
+        return _cancel_cloud(run, backend=cast(CloudBackend, backend), ledger=ledger, report=report)
     backend = cast(Backend, backend)
     if ledger.get(run.id).state is RunState.PLANNED:
         ledger.set_state(run.id, RunState.CANCELLED, CANCELLED_BEFORE)
@@ -72,12 +66,11 @@ def _cancel_cloud(
     *,
     backend: CloudBackend,
     ledger: Ledger,
-    announcer: Announcer,
     report: Callable[[str], None],
 ) -> RunState:
     # Its launcher may have begun another attempt before it saw this one asked to stop.
-    while attempt := _attempt_to_stop(run, backend, ledger, announcer):
-        _stop(attempt, backend=backend, ledger=ledger, announcer=announcer, report=report)
+    while attempt := _attempt_to_stop(run, backend, ledger):
+        _stop(attempt, backend=backend, ledger=ledger, report=report)
         if ledger.get(run.id).state.is_final:
             break
     return ledger.get(run.id).state
@@ -88,7 +81,6 @@ def _stop(
     *,
     backend: CloudBackend,
     ledger: Ledger,
-    announcer: Announcer,
     report: Callable[[str], None],
 ) -> None:
     """Stop the attempt's machines, wait for their end for a while, and note it."""
@@ -105,8 +97,7 @@ def _stop(
         raise
     aws_status = _wait_for_end(attempt, backend, ledger)
     note_machines(ledger, backend, [(ledger.attempt(attempt.id), aws_status)])
-    result = finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
-    announcer.ended(backend, attempt, result)
+    finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
     if ledger.attempt(attempt.id).ended_at is not None:
         disarm(ledger, backend.aws, attempt)
 
@@ -125,7 +116,7 @@ def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> At
         backend.sleep(5.0)
 
 
-def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger, announcer: Announcer) -> Attempt | None:
+def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt | None:
     """Return the run's attempt that has a machine; wait for one that is being started.
 
     None if there is none: the run has then ended, and its launcher starts nothing more for it.
@@ -145,7 +136,7 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger, announcer:
             return unfinished[-1]
         is_starting = ledger.launcher_lives(run) and not ledger.get(run.id).state.is_final
         if not is_starting or waited_s >= _CLOUD_GRACE_S:
-            adopt(ledger, backend, unfinished, announcer)
+            adopt(ledger, backend, unfinished)
             attempt = ledger.attempt(unfinished[-1].id)
             if attempt.ended_at is not None:
                 continue

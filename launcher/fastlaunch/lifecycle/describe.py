@@ -254,9 +254,7 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
                 continue
             if attempt.billing.usd_per_hour is None:
                 return None
-            # A warm pool of an earlier release may go on costing.
-            minutes = attempt.billing.billed_s / 60 + attempt.billing.idle_minutes
-            total += attempt.num_nodes * minutes / 60 * attempt.billing.usd_per_hour
+            total += attempt.num_nodes * attempt.billing.billed_s / 3600 * attempt.billing.usd_per_hour
         elif attempt.max_cost_usd is not None:
             total += attempt.max_cost_usd
         elif attempt.billing.usd_per_hour is None or attempt.max_minutes is None:
@@ -264,7 +262,7 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
         else:
             total += max_cost_usd(
                 num_nodes=attempt.num_nodes,
-                max_minutes=attempt.max_minutes + attempt.billing.idle_minutes,
+                max_minutes=attempt.max_minutes,
                 usd_per_hour=attempt.billing.usd_per_hour,
             )
     return total

@@ -56,8 +56,6 @@ class AttemptResult:
     try_next: bool = False
     #: Ids of the runs that another attempt may go on with.
     left: tuple[str, ...] = ()
-    #: This decided what became of its runs, and its machine has not told so itself.
-    is_news: bool = False
 
 
 def finish_attempt(
@@ -134,8 +132,7 @@ def finish_attempt(
             )
     if is_outdated:
         return finish_attempt(attempt, aws_status, backend=backend, ledger=ledger, why=why, go_on=go_on)
-    is_news = bool(results) and (status or {}).get("announced") is not True
-    return replace(result, left=tuple(left), is_news=is_news)
+    return replace(result, left=tuple(left))
 
 
 _UNDONE = (RunState.INTERRUPTED, RunState.LOST, RunState.CANCELLED)

@@ -29,7 +29,6 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
-from fastlaunch.lifecycle.announce import Announcer
 from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
 from fastlaunch.lifecycle.display import AttemptDisplay, Display, ShownRun
@@ -333,15 +332,6 @@ class Launcher:
         return plan
 
     @cached_property
-    def announcer(self) -> Announcer:
-        """What tells the topic of the config file."""
-        return Announcer(
-            ledger=self.ledger,
-            settings=self.settings,
-            warn=lambda line: self.report(f"warning: {line}"),
-        )
-
-    @cached_property
     def advice(self) -> Advice:
         """What guards verdicts, predictions and displays."""
         return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(f"warning: {line}"))
@@ -514,7 +504,6 @@ class Launcher:
                         return
                     attempt, placement = started
                     timer = self._protect(attempt, account_timer=account_timer)
-                    self.announcer.started(self._backend(attempt), attempt)
                     if detach and self._leave(attempt, timer):
                         return
                 result = self._monitor(attempt, run_ids, looks).follow()
@@ -576,7 +565,6 @@ class Launcher:
                 machine=machine_of(attempt, backend),
             ),
             stop=self.stop,
-            announcer=self.announcer,
             report=self.report,
             advice=self.advice,
             looks=looks,

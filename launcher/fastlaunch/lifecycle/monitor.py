@@ -14,7 +14,6 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
-from fastlaunch.lifecycle.announce import Announcer
 from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
@@ -47,7 +46,6 @@ class AttemptMonitor:
     ledger: Ledger
     shown: AttemptDisplay
     stop: StopRequest
-    announcer: Announcer
     #: Called with a line for the user.
     report: Callable[[str], None]
     advice: Advice
@@ -87,7 +85,6 @@ class AttemptMonitor:
             self._kill()
             raise
         result = self._finish(aws_status)
-        self.announcer.ended(self.backend, self.attempt, result)
         if self.ledger.attempt(self.attempt.id).ended_at is not None:
             disarm(self.ledger, self.backend.aws, self.attempt)
         with self.advice.guard(PROGRESS):
@@ -134,7 +131,6 @@ class AttemptMonitor:
             self._sync()
             with self.advice.guard(PROGRESS):
                 self.shown.update(last, self._synced)
-            self.announcer.over_time(self.backend, self.ledger.attempt(self.attempt.id))
             if self._is_down(last):
                 return last
             self._end_what_hangs(last)
@@ -277,8 +273,7 @@ class AttemptMonitor:
             (aws_status,) = look(self.ledger, self.backend, [self.attempt])
             # While it is still shutting down, whoever looks next ends it in the ledger.
             if aws_status.has_ended:
-                result = finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)
-                self.announcer.ended(self.backend, self.attempt, result)
+                finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)
                 disarm(self.ledger, self.backend.aws, self.attempt)
 
     def _unfollowed(self, error: UserError) -> UserError:

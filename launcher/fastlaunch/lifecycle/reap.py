@@ -1,6 +1,6 @@
 """Finds what nobody stops any more, by tags and names alone, and decides what of it has to go.
 
-Instances, training jobs, warm pools, and schedules whose machines are gone. It is the last of the ways to
+Instances, training jobs, and schedules whose machines are gone. It is the last of the ways to
 stop paying, and needs no ledger. A ledger adds what it knows, but never keeps alive what is over its time.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
@@ -41,7 +41,7 @@ LINGER = timedelta(minutes=10)
 #: Of what carries the run's tag, and lacks others or has them in another form.
 NOT_OURS = "it does not carry all of fastlaunch's tags in their form: nothing here ends it"
 
-Kind = Literal["instance", "job", "pool", "schedule"]
+Kind = Literal["instance", "job", "schedule"]
 T = TypeVar("T")
 
 
@@ -67,7 +67,6 @@ class Inventory:
     instances: tuple[Instance, ...]
     jobs: tuple[TrainingJob, ...]
     #: Jobs that have ended, whose machines are kept.
-    pools: tuple[TrainingJob, ...]
     schedules: tuple[Schedule, ...]
     #: What could not be listed.
     refused: tuple["Refusal", ...]
@@ -102,7 +101,6 @@ class Orphan:
     #: Billed, of each machine.
     hours: float = 0.0
     #: Whether machines are kept after a job.
-    keeps_pool: bool = False
     #: None for what is of another ledger.
     known: KnownAttempt | None = None
 
@@ -132,12 +130,10 @@ def take_inventory(aws: Aws, regions: Sequence[str]) -> Inventory:
 
     instances = listed("instance", lambda region: _live_instances(aws, region))
     jobs = listed("job", aws.live_training_jobs)
-    pools = listed("pool", aws.kept_pools)
     schedules = listed("schedule", aws.list_schedules)
     return Inventory(
         instances=tuple(sorted(instances, key=lambda instance: (instance.launch_time, instance.id))),
         jobs=tuple(sorted(jobs, key=lambda job: (job.created_at, job.name))),
-        pools=tuple(sorted(pools, key=lambda job: (job.created_at, job.name))),
         schedules=tuple(sorted(schedules, key=lambda schedule: (schedule.created_at, schedule.name))),
         refused=tuple(refused),
     )
@@ -199,9 +195,10 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="SageMaker stops it")
     if job.status == "Stopping":
         must_go, why = False, "it is being stopped"
-    return _of_job(
-        job,
+    return Orphan(
         kind="job",
+        id=job.name,
+        region=job.region,
         must_go=must_go,
         why=why,
         is_ours=ends_at is not None,
@@ -210,49 +207,12 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         # Until it has machines it costs nothing.
         hours=_hours(job.started_at, now) if job.started_at else 0.0,
         is_spot=job.is_spot,
-        keeps_pool=job.keeps_pool,
-        known=known,
-    )
-
-
-def judge_pool(job: TrainingJob, *, now: datetime) -> Orphan:
-    """Judge a warm pool: it must go if its job did not complete, or if it is over its time.
-
-    After a job that completed it waits for the next job, and SageMaker ends it.
-    """
-    since = job.ended_at or job.created_at
-    ends_at = since + timedelta(seconds=job.keep_alive_s, minutes=MARGIN_MINUTES)
-    is_ours = token_of(job.tags, job.name) is not None
-    if not is_ours:
-        must_go, why = False, NOT_OURS
-    elif job.status != "Completed":
-        must_go, why = True, f"kept after a job that is {job.status.lower()}"
-    elif now > ends_at:
-        must_go, why = True, f"over its time, which ended at {_clock_time(ends_at)}"
-    else:
-        must_go, why = False, f"kept for the next job, as was asked for; at most until {_clock_time(ends_at)}"
-    return _of_job(
-        job,
-        kind="pool",
-        must_go=must_go,
-        why=why,
-        is_ours=is_ours,
-        began_at=since,
-        ends_at=ends_at,
-        hours=_hours(since, now),
-    )
-
-
-def _of_job(job: TrainingJob, **judged: Any) -> Orphan:
-    return Orphan(
-        id=job.name,
-        region=job.region,
         run_id=job.tags.get(RUN_TAG),
         owner=job.tags.get(OWNER_TAG),
         instance_type=job.ec2_type,
         num_machines=job.num_instances,
         state=job.status,
-        **judged,
+        known=known,
     )
 
 
@@ -320,12 +280,6 @@ def end(aws: Aws, orphans: Sequence[Orphan]) -> list[Refusal]:
                 aws.terminate(orphan.region, [orphan.id])
             elif orphan.kind == "job":
                 aws.stop_training_job(orphan.region, orphan.id)
-                if orphan.keeps_pool:
-                    # If this comes too early, the pool is found the next time.
-                    with suppress(CloudRefused):
-                        aws.end_warm_pool(orphan.region, orphan.id)
-            elif orphan.kind == "pool":
-                aws.end_warm_pool(orphan.region, orphan.id)
             else:
                 aws.delete_schedule(orphan.region, orphan.id)
         except CloudRefused as error:

@@ -12,7 +12,6 @@ from fastlaunch.core.terminal import report_line
 from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.announce import Announcer
 from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import arm, disarm, needs_timer
 from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
@@ -87,7 +86,6 @@ def reconcile_cloud(
     A few requests per backend and region, however many attempts there are. Attempts whose launcher lives are
     left to it.
     """
-    announcer = Announcer(ledger=ledger, settings=settings, warn=warn)
     for name, backend in backends.items():
         lost = ledger.lost_attempts(name)
         open_ones = [each for each in ledger.unfinished_attempts(name) if not _is_followed(ledger, each)]
@@ -98,8 +96,8 @@ def reconcile_cloud(
                 take_back(ledger, backend, [attempt for attempt in here if attempt.ended_at is not None])
                 here = [ledger.attempt(attempt.id) for attempt in here]
                 unknown = [each for each in here if each.handle is None and each.ended_at is None]
-                adopt(ledger, backend, unknown, announcer)
-                _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], announcer)
+                adopt(ledger, backend, unknown)
+                _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], warn)
                 _protect(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], settings, warn)
             except UserError as error:
                 shown = f"{counted(len(here), 'attempt')} in {region} {'is' if len(here) == 1 else 'are'}"
@@ -153,7 +151,7 @@ def take_back(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]
                     ledger.set_handle(attempt.id, handle)
 
 
-def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], announcer: Announcer) -> None:
+def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> None:
     """Note the machines of attempts whose launcher died before AWS answered; end attempts that have none."""
     plans = {attempt.id: plan for attempt in attempts if (plan := ledger.plan_of(attempt.id)) is not None}
     handles = backend.find_all(list(plans.values()))
@@ -180,8 +178,6 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], an
                     f"its launcher ended while a machine was being started; {backend.service} shows none "
                     f"(yet): this is settled {minutes:.0f} minutes after the request",
                 )
-        if handle is not None:
-            announcer.started(backend, ledger.attempt(attempt.id))
 
 
 def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | None:
@@ -207,7 +203,9 @@ def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | N
     return handle if synced.boot or synced.status else None
 
 
-def _update(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], announcer: Announcer) -> None:
+def _update(
+    ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], warn: Callable[[str], None]
+) -> None:
     """Note the machines that are seen, and end the attempts whose machines have ended."""
     started = [attempt for attempt in attempts if attempt.handle is not None and attempt.ended_at is None]
     statuses = look(ledger, backend, started)
@@ -215,13 +213,11 @@ def _update(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], 
     note_machines(ledger, backend, seen)
     for attempt, aws_status in seen:
         if not aws_status.has_ended:
-            announcer.over_time(backend, ledger.attempt(attempt.id))
             continue
         try:
-            result = finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
-            announcer.ended(backend, attempt, result)
+            finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
         except UserError as error:
-            announcer.warn(f"what {attempt.token} uploaded cannot be brought here: {error.message}")
+            warn(f"what {attempt.token} uploaded cannot be brought here: {error.message}")
 
 
 def _protect(

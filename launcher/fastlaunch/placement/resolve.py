@@ -358,7 +358,6 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         variables=given_variables(request.cloud),
         inputs=given_inputs(request.cloud),
         requirements=lookup.requirements(request, region),
-        sns_topic=settings.sns_topic if request.cloud.detach else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""S3, secrets and SNS by the AWS CLI of the machine's image, 1.17 or newer: in seconds, or given up.
+"""S3 and secrets by the AWS CLI of the machine's image, 1.17 or newer: in seconds, or given up.
 
 An image for SageMaker may bring boto3 only, which then reads the secrets.
 """
@@ -72,11 +72,6 @@ class AwsCli:
             return None
         # No variable of a process holds the character 0.
         return value if isinstance(value, str) and "\0" not in value else None
-
-    def publish(self, topic: str, message: str) -> bool:
-        """Send a line to a topic of SNS, an ARN; return whether it was taken."""
-        what = ("sns", "publish", "--topic-arn", topic, "--message", message)
-        return self.call(*what, region=topic.split(":")[3]).is_ok
 
     def names(self, uri: str) -> list[str] | None:
         """Return the last parts of all keys that begin as `uri` does; None if they cannot be listed."""

@@ -65,9 +65,6 @@ _GRACE_S, _HASTY_GRACE_S = 100.0, 5.0
 _MARGIN_S = 30.0
 #: For the last lines of the log, once all else is sent or given up.
 _LAST_LINES_S = 30.0
-#: For a topic that is slow to answer, and for a call that is cut.
-_TELL_S, _CUT_S = 10.0, 6.0
-_MAX_MESSAGE = 500
 #: EC2 ends the machines of a block from half an hour before its end on: 15 minutes for the checkpoint.
 _BLOCK_LEAD_S = 2700
 
@@ -533,7 +530,6 @@ class Ec2(Machine):
             wait_s = 600
         elif self.stop.reason == WATCHDOG:
             wait_s = stop_lead_s(self.program.max_minutes) // 4
-        announced = self._announce(outcome)
         sender = self._sender
         began_s = self.uptime_s()
         if self._uploads.last(wait_s) and sender:
@@ -541,42 +537,14 @@ class Ec2(Machine):
                 wait_s -= self.uptime_s() - began_s
             self.clock.attempts(int(wait_s), 1, lambda: not sender.is_alive())
         billed_until = _time_of(self._notice) if is_taken else None
-        self._say_last(outcome, billed_until=billed_until, announced=announced())
+        self._say_last(outcome, billed_until=billed_until)
         if is_taken:
             # Interrupted in its first hour it is free, turned off by itself it is not.
             self.say("waiting for EC2")
             self.clock.wait(900)
         return 0
 
-    def _announce(self, outcome: Outcome) -> Callable[[], bool]:
-        """Begin to tell the topic of the end; return what ends that and says whether the topic was told.
-
-        Beside the last uploads, which are not to wait for a topic that does not answer.
-        """
-        if not self.program.topic or self._rank != 0:
-            return lambda: False
-        cut, told = threading.Event(), threading.Event()
-        message = end_message(self.program, outcome, uptime_s=self.uptime_s())
-
-        def tell() -> None:
-            if AwsCli(self.program.region, cut=cut).publish(self.program.topic, message):
-                told.set()
-
-        thread = threading.Thread(target=tell, name="announce", daemon=True)
-        thread.start()
-
-        def is_told() -> bool:
-            if not told.is_set() and self.stop.reason != SPOT:
-                thread.join(_TELL_S)
-            cut.set()
-            thread.join(_CUT_S)
-            if not told.is_set():
-                self.say(f"{self.program.topic} was not told of the end")
-            return told.is_set()
-
-        return is_told
-
-    def _say_last(self, outcome: Outcome, *, billed_until: str | None, announced: bool) -> None:
+    def _say_last(self, outcome: Outcome, *, billed_until: str | None) -> None:
         last = status(
             self._identity,
             outcome,
@@ -588,7 +556,6 @@ class Ec2(Machine):
             billed_until=billed_until,
             gpu_notes=self.gpus.notes,
             left_out=self._uploads.left_out,
-            announced=announced,
         )
         path = STATE / "status.json"
         path.write_text(json.dumps(last) + "\n")
@@ -647,16 +614,6 @@ def metadata(name: str) -> str | None:
         with opener.open(get, timeout=5) as answer:
             return str(answer.read().decode())
     return None
-
-
-def end_message(program: NodeProgram, outcome: Outcome, *, uptime_s: float) -> str:
-    """Return the line that says how an attempt ended, and what its machines cost at most."""
-    first, others = program.runs[0].run_id, len(program.runs) - 1
-    runs = f"run {first}" + (f" and {others} more" if others else "")
-    reason = f" ({outcome.reason})" if outcome.reason else ""
-    usd = program.num_nodes * uptime_s / 3600 * program.usd_per_hour
-    line = f"{runs}: attempt {program.attempt} ended: {outcome.name}{reason}; at most ${usd:,.2f}"
-    return " ".join(f"fastlaunch: {line}".split())[:_MAX_MESSAGE]
 
 
 def block_left_s(ends_at: str, now: datetime) -> int:

@@ -218,10 +218,6 @@ class NodeProgram:
     needs_efa: bool = False
     #: ISO 8601, UTC: the end of the capacity block that the machine runs in.
     block_ends_at: str | None = None
-    #: ARN of the SNS topic that node 0 tells the end, and the most that an hour of a node costs; empty and 0
-    #: where a launcher does.
-    topic: str = ""
-    usd_per_hour: float = 0.0
 
     def to_json(self) -> str:
         """Return the text that `program_from_json` reads; the same program makes the same text."""
@@ -311,7 +307,6 @@ def status(
     phases: Sequence[Mapping[str, Any]] = (),
     gpu_notes: Sequence[str] = (),
     left_out: Sequence[str] = (),
-    announced: bool = False,
 ) -> dict[str, Any]:
     """Return status.json, the last word.
 
@@ -319,7 +314,7 @@ def status(
     since boot. phases: what of that has a phase of its own, as name, seconds and bytes; see `Machine.phase`.
     billed_until: when EC2 takes a spot machine; now, if not given. gpu_notes: what was seen of the
     GPUs, whether it is a fault or not. left_out: what training left that is no regular file, and so was not
-    sent. announced: whether the program's topic was told of the end.
+    sent.
     """
     return {
         **identity.to_json(),
@@ -332,7 +327,6 @@ def status(
         "billed_until": billed_until or now(),
         "gpu_notes": list(gpu_notes),
         "left_out": list(left_out),
-        "announced": announced,
         "runs": [asdict(run) for run in runs],
     }
 

@@ -184,8 +184,6 @@ def _program(
         inputs=placement.inputs,
         requirements_uri=f"s3://{placement.bucket}/{needed.key}" if needed else None,
         requirements_sha256=needed.sha256 if needed else None,
-        topic=placement.sns_topic or "",
-        usd_per_hour=placement.usd_per_hour if placement.sns_topic else 0.0,
     )
 
 
