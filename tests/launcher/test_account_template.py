@@ -163,7 +163,7 @@ def test_the_command_allows_what_the_config_file_and_the_options_name(
     launcher = {one["Sid"]: one for one in by_file["launcher-policy.json"]["Statement"]}
     assert launcher["VolumeKey"]["Resource"] == [KEY, other]
     assert launcher["OwnMachineImage"]["Resource"] == "arn:aws:ssm:*:*:parameter/ours/ami"
-    assert launcher["StartTagged"]["Condition"]["StringLike"] == {"ec2:InstanceType": "p5*"}
+    assert launcher["StartTagged"]["Condition"]["StringLike"]["ec2:InstanceType"] == "p5*"
     assert launcher["StartTagged"]["Condition"]["StringEquals"] == {"aws:RequestedRegion": "us-east-1"}
     vpc = {"ArnLike": {"ec2:Vpc": "arn:aws:ec2:*:ACCOUNT:vpc/vpc-1"}}
     assert launcher["StartIn"]["Condition"] == vpc

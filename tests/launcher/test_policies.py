@@ -38,10 +38,10 @@ INTERFACE = f"arn:aws:ec2:{REGION}:{ACCOUNT}:network-interface/*"
 SUBNET = f"arn:aws:ec2:{REGION}:{ACCOUNT}:subnet/subnet-1"
 VPC = f"arn:aws:ec2:{REGION}:{ACCOUNT}:vpc/vpc-1"
 SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hub-x1y2z3"
-JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/run-a1"
-TAGS = {"aws:RequestTag/fastlaunch:run": "run", "aws:RequestTag/fastlaunch:max-minutes": "120"}
-OURS = {"aws:ResourceTag/fastlaunch:run": "run"}
-ALL_OURS = {f"aws:ResourceTag/fastlaunch:{tag}": "x" for tag in ("run", "attempt", "max-minutes", "output")}
+JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/20261121-090312-k3f9-a1"
+_TAGS = {"run": "20261121-090312-k3f9", "attempt": "1", "max-minutes": "120", "output": f"s3://{BUCKET}/x"}
+TAGS = {f"aws:RequestTag/fastlaunch:{tag}": value for tag, value in _TAGS.items()}
+OURS = {f"aws:ResourceTag/fastlaunch:{tag}": value for tag, value in _TAGS.items()}
 #: Actions whose right has another name. docs.aws.amazon.com/AmazonS3, "Required permissions for S3 API".
 RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"}
 #: Allowed to everybody.
@@ -193,8 +193,6 @@ TIMER = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/"
     ("name", "action", "resource", "allowed", "forbidden"),
     [
         ("launcher", "ec2:RunInstances", INSTANCE, TAGS, {}),
-        # Without a limit nothing would end it.
-        ("launcher", "ec2:RunInstances", INSTANCE, TAGS, {"aws:RequestTag/fastlaunch:run": "run"}),
         (
             "launcher",
             "ec2:CreateTags",
@@ -265,6 +263,30 @@ def test_every_condition_allows_and_forbids(
 ) -> None:
     assert allows(name, action, resource, allowed)
     assert not allows(name, action, resource, forbidden)
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "resource", "context"),
+    [
+        ("launcher", "ec2:RunInstances", INSTANCE, TAGS),
+        ("launcher", "ec2:RunInstances", INTERFACE, TAGS),
+        ("launcher", "ec2:TerminateInstances", INSTANCE, OURS),
+        ("launcher", "sagemaker:StopTrainingJob", JOB, OURS),
+        ("launcher-sagemaker", "sagemaker:CreateTrainingJob", JOB, TAGS),
+        ("scheduler", "ec2:TerminateInstances", INSTANCE, OURS),
+    ],
+)
+def test_what_starts_and_what_ends_carries_all_tags_by_which_reap_goes(
+    name: str, action: str, resource: str, context: dict[str, str]
+) -> None:
+    assert allows(name, action, resource, context)
+    for key in context:
+        assert not allows(name, action, resource, {**context, key: ""})
+        assert not allows(name, action, resource, {k: v for k, v in context.items() if k != key})
+    run = next(key for key in context if key.endswith(":run"))
+    assert not allows(name, action, resource, {**context, run: "web"})
+    if resource == JOB:
+        assert not allows(name, action, resource.replace("20261121-090312-k3f9-a1", "nightly"), context)
 
 
 @pytest.mark.parametrize(
