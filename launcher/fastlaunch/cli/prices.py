@@ -165,7 +165,7 @@ def update(regions: str | None, accept: bool, output: str) -> int:
         ]
         headers = {name: name for name in cells[0]} | {"from": "from $/h", "to": "to $/h"} if cells else None
         print_rows(cells if output == "table" else rows, output=output, headers=headers)
-    kinds = Counter(change.kind for change in found.changes)
+    kinds = Counter[str](change.kind for change in found.changes)
     told_kinds = (kind for kind in ("changed", "added", "gone") if kinds[kind] or kind == "changed")
     same = ", ".join([*(f"{kinds[kind]} {kind}" for kind in told_kinds), f"{found.num_unchanged} the same"])
     looked = rows or found.num_unchanged or found.num_market or not found.failures
