@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,28 @@ def test_what_is_edited_makes_another_version_if_it_can_change_training(
     edit()
     write("result.json", "{}")
     assert (version_of(files(command)) != before) is is_another
+
+
+@pytest.mark.parametrize("name", ["hp.json", "conf.yaml", "run.py"])
+@pytest.mark.usefixtures("here")
+def test_any_configuration_that_a_command_names_counts(name: str) -> None:
+    write(name, "1")
+    before = version_of(files(f"python a/train.py {name}"))
+    write(name, "2")
+    assert version_of(files(f"python a/train.py {name}")) != before
+
+
+def test_a_configuration_that_a_run_wrote_is_none_of_its_script(here: Path) -> None:
+    script = Script(command=("python", "a/train.py"))
+    began = datetime.now(UTC)
+    write("a/started.yaml", "at: 1")
+    write("a/model.py", "edited = 1")
+    runs = [(began, datetime.now(UTC) + timedelta(seconds=1))]
+    names = {name for name, _ in with_contents(script, home=Path("/nowhere"), runs=runs).files}
+    assert "a/started.yaml" not in names and "a/model.py" in names
+    assert "a/started.yaml" in {
+        name for name, _ in with_contents(script, home=Path("/nowhere"), runs=()).files
+    }
 
 
 def test_a_commit_of_what_is_there_changes_nothing_but_the_commit(here: Path) -> None:

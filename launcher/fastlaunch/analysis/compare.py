@@ -272,12 +272,14 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
 
     A row with a speed comes before one without; then the batch with the most rows, then the row with the most
     runs. Of a script's rows it is the first, as `submit` puts the baseline first: of the newest version, if
-    that has several. A barred row is the baseline only if all rows are barred. Raises UserError if it is
-    named.
+    several of its rows have been repeated. A barred row is the baseline only if all rows are barred. Raises
+    UserError if it is named.
     """
     num_rows_at = Counter(_batch(item) for item in items)
     newest = newest_version([run for item in items for run in item.group.runs])
-    is_varied = sum(item.group.setup.version == newest for item in items) > 1
+    of_newest = [item.group for item in items if item.group.setup.version == newest]
+    # One round of it is no reason to leave the rows that were judged.
+    is_varied = sum(len(group.runs) > 1 for group in of_newest) > 1
 
     def preference(item: PricedGroup) -> tuple[int, ...]:
         recipe = item.group.setup.recipe

@@ -115,8 +115,9 @@ def of_newest_version(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], s
     kept = [run for run in runs if run.summary.setup.version == newest]
     if len(kept) == len(runs):
         return kept, None
-    left_out = counted(len(runs) - len(kept), "run")
-    return kept, f"{left_out} of earlier versions of {runs[0].summary.setup.workload} do not count"
+    number, workload = len(runs) - len(kept), runs[0].summary.setup.workload
+    do = "does" if number == 1 else "do"
+    return kept, f"{counted(number, 'run')} of earlier versions of {workload} {do} not count"
 
 
 def pooling_key(run: MeasuredRun, measure: str | None) -> Hashable:

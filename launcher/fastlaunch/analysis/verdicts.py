@@ -229,7 +229,7 @@ def _classify(pair: _Pair) -> tuple[str, list[str], int | None]:
         return UNRESOLVED, ["runs of both in one session tell more"], None
     number, share = proposal
     if share < SETTLES:
-        why = f"even {number} more rounds would settle it in {10 * share:.0f} of 10 cases"
+        why = f"{number} more rounds would settle it in {10 * share:.0f} of 10 cases"
         on_one = pair.difference.num_hosts == 1
         what = "longer runs or a quieter machine help" if on_one else "rounds on further machines tell"
         return UNRESOLVED, [f"{why}: {what} more"], None

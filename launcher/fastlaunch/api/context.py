@@ -196,6 +196,7 @@ def check_add_to(context: AppContext, submission: str | None, jobs: "Sequence[Jo
     with open_ledger(context.settings, clock=context.now) as ledger:
         ledger.check_submission(submission)
         runs = ledger.fetch_comparable(submission=submission)
+        times = ledger.times_of_attempts("local")
     workloads = {run.workload for run in runs}
     if runs and not workloads & {job.workload for job in jobs}:
         own, added = (", ".join(sorted(names)) for names in (workloads, {job.workload for job in jobs}))
@@ -209,9 +210,8 @@ def check_add_to(context: AppContext, submission: str | None, jobs: "Sequence[Jo
             context.report(f"warning: {label} is a row of its own: {submission} has {', '.join(rows)}")
     home = context.settings.home.absolute()
     each = {job.label: job for job in jobs}
-    scripts = {
-        label: script for label, job in each.items() if (script := script_now(job, Path.cwd(), home=home))
-    }
+    found = {label: script_now(job, Path.cwd(), home=home, runs=times) for label, job in each.items()}
+    scripts = {label: script for label, script in found.items() if script}
     tell_of_edits(context, runs, scripts)
 
 

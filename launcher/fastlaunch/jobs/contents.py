@@ -35,8 +35,15 @@ _DYNAMIC = {
 }
 #: What Python and we bring, unless the script has a module of that name beside it.
 _NOT_FOLLOWED = {*sys.stdlib_module_names, "fastlaunch", "fastlaunch_train"}
+#: An option whose file a command writes.
+_WRITES = re.compile(r"^-.*(out|result|save|log|metric|write|export|dump)", re.IGNORECASE)
 #: A class or a function of a module, such as `models.resnet.ResNet`; no file.
 _DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.\w+)+(?![\w/.])")
+
+
+def is_source(path: str) -> bool:
+    """Return whether a file is a program's, by its path, and not a configuration."""
+    return path.endswith(_SOURCES)
 
 
 def may_count(path: str) -> bool:
@@ -94,12 +101,13 @@ def names_in(argv: Sequence[str]) -> tuple[object, ...]:
 def _files_in(argv: Sequence[str]) -> Iterator[Path]:
     """Yield the sources and configurations that a command names, as in `--config=a.json`.
 
-    Another file that it names may be what it is to write.
+    Not what an option such as `--out` names, which is written.
     """
     for option, word in pairwise(["", *argv]):
+        if _WRITES.search(word.partition("=")[0] if word.startswith("-") else option):
+            continue
         for text in {word, word.partition("=")[2]}:
-            is_config = text.endswith((*_CONFIGS, _JSON)) and "conf" in f"{option} {word}".lower()
-            if (is_config or text.endswith(_SOURCES)) and Path(text).is_file():
+            if text.endswith((*_SOURCES, *_CONFIGS, _JSON)) and Path(text).is_file():
                 yield Path(text)
 
 

@@ -500,6 +500,15 @@ class Ledger:
         """Return the backend's attempts that have not ended, oldest first."""
         return read_attempts(self._file, "backend = ? AND ended_at IS NULL", (backend,))
 
+    def times_of_attempts(self, backend: str) -> list[tuple[datetime, datetime]]:
+        """Return when the backend's attempts that have ended began and ended."""
+        ended = read_attempts(self._file, "backend = ? AND ended_at IS NOT NULL", (backend,))
+        return [
+            (datetime.fromisoformat(each.started_at), datetime.fromisoformat(each.ended_at))
+            for each in ended
+            if each.ended_at
+        ]
+
     def lost_attempts(self, backend: str) -> list[Attempt]:
         """Return the backend's attempts that were given up as lost within a day, oldest first."""
         since = _iso(self._clock() - timedelta(days=1))

@@ -4,11 +4,12 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.images.working_directory import WorkingDirectory, commit_of, files_of
-from fastlaunch.jobs.contents import contents_of, may_count, names_in
+from fastlaunch.jobs.contents import contents_of, is_source, may_count, names_in
 from fastlaunch.jobs.scripts import script_file
 from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.measure.headers import changed_files
@@ -33,11 +34,17 @@ def all_with_contents(
     return tuple(replace(script, files=of.files, commit=of.commit) for script, of in known)
 
 
-def with_contents(script: Script, *, home: Path, directory: WorkingDirectory | None = None) -> Script:
+def with_contents(
+    script: Script,
+    *,
+    home: Path,
+    directory: WorkingDirectory | None = None,
+    runs: Sequence[tuple[datetime, datetime]] = (),
+) -> Script:
     """Return the script with the digests of its files, and their commit, as they are now.
 
-    directory: what of the current one travels; None where the script runs here. What cannot be read is not
-    known, and keeps nothing from running.
+    directory: what of the current one travels; None where the script runs here. runs: see `script_now`. What
+    cannot be read is not known, and keeps nothing from running.
     """
     path = Path(os.path.realpath(script_file(script.argv) or "-"))
     root = root_of(path)
@@ -47,16 +54,20 @@ def with_contents(script: Script, *, home: Path, directory: WorkingDirectory | N
             travels = {os.path.relpath(directory.root / file.path, root) for file in directory.files}
             listed = [name for name in listed if name in travels]
         counted = {name: root / name for name in listed if may_count(name) and _is_read(root / name)}
-        files = digests_of(contents_of(script.argv, counted))
+        contents = contents_of(script.argv, counted)
+        files = digests_of({name: path for name, path in contents.items() if not _is_written_by(path, runs)})
     except OSError:
         return script
     return replace(script, files=tuple(files.items()), commit=commit_of(root) if files else None)
 
 
-def script_now(job: JobSpec, folder: str | Path, *, home: Path) -> Script | None:
+def script_now(
+    job: JobSpec, folder: str | Path, *, home: Path, runs: Sequence[tuple[datetime, datetime]] = ()
+) -> Script | None:
     """Return a job's script, or the file of one's own workload, as it is now; None for what is ours.
 
-    folder: where the job starts, from which its paths are. What travels stays as it was.
+    folder: where the job starts, from which its paths are. What travels stays as it was. runs: when runs
+    began and ended here: a configuration that was last written meanwhile is what one of them wrote.
     """
     own, is_own, _ = job.workload.rpartition(".py:")
     script = job.script or (Script(command=("python", f"{own}.py")) if is_own else None)
@@ -64,9 +75,17 @@ def script_now(job: JobSpec, folder: str | Path, *, home: Path) -> Script | None
         return script
     try:
         with contextlib.chdir(folder):
-            return with_contents(script, home=home)
+            return with_contents(script, home=home, runs=runs)
     except OSError:
         return script
+
+
+def _is_written_by(path: Path, runs: Sequence[tuple[datetime, datetime]]) -> bool:
+    """Return whether it is no source and was last written while one of the runs went on."""
+    if is_source(path.name):
+        return False
+    written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    return any(began <= written <= ended for began, ended in runs)
 
 
 def edited_since(runs: Iterable["Run"], label: str, script: Script) -> str:

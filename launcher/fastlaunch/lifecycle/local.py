@@ -80,7 +80,8 @@ class LocalRunner:
         """Return the plan that tells a script's run what it is now. Reports if it was edited meanwhile."""
         folder = plan.request.get("working_directory")
         job = JobSpec.from_json(run.spec or {})
-        script = script_now(job, folder, home=self.home) if folder else None
+        runs = self.ledger.times_of_attempts("local")
+        script = script_now(job, folder, home=self.home, runs=runs) if folder else None
         if script is None:
             return plan
         earlier = [*self.ledger.select(submission=run.submission_id), run]
