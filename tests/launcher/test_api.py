@@ -4,7 +4,7 @@ import datetime
 import importlib
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -206,3 +206,10 @@ def test_money_is_not_spent_unless_the_caller_says_so(isolated: Path) -> None:
     with pytest.raises(UserError, match="may cost"):
         submit(yes=True, max_cost_usd=1.0)
     assert get_args(get_type_hints(SubmitArguments)["max_cost_usd"]) == (float, type(None))
+
+
+@pytest.mark.parametrize("given", [{"yes": "no"}, {"yes": 1}, {"dry_run": "no"}])
+@pytest.mark.parametrize("function", [fastlaunch.submit, fastlaunch.sweep])
+def test_no_word_agrees_to_spend(function: Callable[..., object], given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="takes bool"):
+        function(instances="p5.48xlarge", **given)

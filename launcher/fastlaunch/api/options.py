@@ -107,6 +107,13 @@ _TEXTS = frozenset(
 )
 
 
+def check_truths(function: str, **given: Any) -> None:
+    """Raise TypeError for one that is neither True nor False: a text such as `no` would count as yes."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{function}(): {name} is {value!r}, and takes bool")
+
+
 def arguments(given: Mapping[str, Any], kind: type, *, function: str) -> dict[str, Any]:
     """Return the arguments as the dataclasses of options have them. kind: the TypedDict of the function's.
 

@@ -12,6 +12,7 @@ from fastlaunch.api.options import (
     arguments,
     check_backend,
     check_local,
+    check_truths,
     command_line,
     settings_with,
     take_fields,
@@ -75,6 +76,7 @@ def submit(
     Raises UserError for what cannot be, and its kinds where AWS refuses. A run that fails is no exception:
     `Submitted.runs` say how each ended.
     """
+    check_truths("submit", dry_run=dry_run, yes=yes)
     given = arguments(options, SubmitArguments, function="submit")
     if context is None:
         context = default_context(command_line("submit", given))

@@ -15,6 +15,7 @@ from fastlaunch.api.options import (
     arguments,
     check_backend,
     check_local,
+    check_truths,
     command_line,
     settings_with,
     take_fields,
@@ -95,6 +96,7 @@ def sweep(
 
     Raises UserError for what cannot be, and its kinds where AWS refuses everything.
     """
+    check_truths("sweep", dry_run=dry_run, yes=yes)
     given = arguments(options, SweepArguments, function="sweep")
     if context is None:
         context = default_context(command_line("sweep", given))

@@ -347,9 +347,9 @@ def no_login(error: Exception, *, region: str) -> CloudRefused:
     )
 
 
-def no_client(service: str, error: ValueError, *, region: str) -> CloudRefused:
-    """Return the error that means that botocore made no client: the URL of its endpoint is none."""
-    message = f"the AWS settings{_of_profile()} give no endpoint of {service}: {error}"
+def no_client(service: str, error: Exception, *, region: str) -> CloudRefused:
+    """Return the error that means that botocore made no client: of the URL of its endpoint, as a rule."""
+    message = f"the AWS settings{_of_profile()} cannot be used for {service}: {error}"
     return _error(
         BadConfiguration, message, _ENDPOINT, ApiCall(service=service, action="", region=region), ""
     )

@@ -170,7 +170,6 @@ class AwsSession:
 
     def _connect_with_boto3(self, service: str, region: str) -> Any:
         from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
 
         connect_s, read_s = self._timeouts_s
         config = Config(
@@ -187,10 +186,10 @@ class AwsSession:
             # Which botocore itself finds out in the middle of a call.
             _ = urlsplit(client.meta.endpoint_url).port
             return client
-        except BotoCoreError:
-            raise
-        except ValueError as error:
-            raise no_client(service, error, region=region) from None
+        except Exception as error:
+            names = tuple(each.__name__ for each in type(error).__mro__)
+            known = unanswered(ApiCall(service=service, action="", region=region), names, str(error))
+            raise known or no_client(service, error, region=region) from None
 
     def _log_in(self, region: str, make: Callable[[], T]) -> T:
         """Return what `make` makes of the user's login; raise a kind of CloudRefused where it fails."""

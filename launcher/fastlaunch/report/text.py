@@ -183,6 +183,8 @@ def between(ratio: Interval | None) -> str:
     """Return ` (between +1.2% and +3.4%)`; nothing without an interval."""
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
+    if ratio.is_boundless and ratio.low > 1:
+        return f" (at least {_percent(ratio.low - 1)})"
     if ratio.is_boundless:
         return " (so far anything is possible)"
     return f" (between {100 * (ratio.low - 1):+.1f}% and {100 * (ratio.high - 1):+.1f}%)"
