@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.core.errors import BadFile, UserError
-from fastlaunch.images.working_directory import MAX_BYTES, WorkingDirectory, shown, working_directory
+from fastlaunch.images.working_directory import (
+    MAX_BYTES,
+    WorkingDirectory,
+    commit_of,
+    shown,
+    working_directory,
+)
 
 
 @pytest.fixture
@@ -97,6 +103,38 @@ def test_links_travel_as_links_unless_they_lead_out(root: Path) -> None:
     with pytest.raises(UserError, match=f"the link data/all leads out of {root}, to /usr") as refused:
         travelling(root)
     assert "/data/all" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_tracked_folder_that_became_a_link_sends_nothing_else(root: Path, is_inside: bool) -> None:
+    git(root, "init")
+    git(root, "add", "data/big.bin", "train.py")
+    elsewhere = root / ".git" if is_inside else root.parent / "elsewhere"
+    write(elsewhere, "big.bin")
+    (root / "data/big.bin").unlink()
+    (root / "data").rmdir()
+    (root / "data").symlink_to(elsewhere)
+    with pytest.raises(UserError, match=r"data/big\.bin lies behind a link"):
+        travelling(root)
+    (root / ".fastlaunchignore").write_text("data\n")
+    assert "train.py" in paths(root) and "data/big.bin" not in paths(root)
+
+
+def test_nothing_runs_that_a_repositorys_configuration_names(root: Path) -> None:
+    git(root, "init")
+    git(root, "add", "train.py", "src")
+    git(root, "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-qm", "all")
+    program = root.parent / "program"
+    program.write_text(f"#!/bin/sh\ntouch {root.parent}/ran\ncat\n")
+    program.chmod(0o755)
+    (root / ".git/info/attributes").write_text("*.py filter=own\n")
+    for name in ("core.fsmonitor", "filter.own.clean", "filter.own.process"):
+        git(root, "config", name, str(program))
+    # As long as before, so that git has to look at what is in it.
+    (root / "train.py").write_bytes(b"TRAIN.PY")
+    assert "train.py" in paths(root)
+    assert (commit_of(root) or "").endswith("-dirty")
+    assert not (root.parent / "ran").exists()
 
 
 def test_too_much_is_refused_with_the_largest_and_what_to_type(root: Path) -> None:

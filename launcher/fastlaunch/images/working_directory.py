@@ -147,7 +147,20 @@ def _git(root: Path, *which: str) -> set[str]:
 
 
 def ask_git(root: Path, *arguments: str) -> bytes:
-    """Return what git prints. Raises UserError if it does not."""
+    """Return what git prints. Raises UserError if it does not.
+
+    Nothing runs that the repository's own configuration names: a monitor of files, a hook, or a filter, by
+    which git would compare what changed.
+    """
+    ours = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
+    names = _run_git(root, "config", "--local", "--includes", "--name-only", "--list", "-z").split(b"\0")
+    filters = {name for name in map(os.fsdecode, names) if name.startswith("filter.")}
+    return _run_git(
+        root, *ours, *(word for name in sorted(filters) for word in ("-c", f"{name}=")), *arguments
+    )
+
+
+def _run_git(root: Path, *arguments: str) -> bytes:
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],
@@ -206,8 +219,15 @@ def _file(root: Path, path: str) -> TravellingFile | None:
     here = root / path
     try:
         status = here.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    folder = Path(os.path.realpath(here.parent))
+    if not folder.is_relative_to(root) or ".git" in folder.relative_to(root).parts:
+        # A folder that git tracks, and that has become a link since.
+        raise UserError(
+            f"{shown(path)} lies behind a link that leads to {folder}, which does not travel",
+            f"put the folder itself in the place of the link, or leave it out by {IGNORE_FILE}",
+        )
     if stat.S_ISLNK(status.st_mode):
         real = Path(os.path.realpath(here))
         if not real.is_relative_to(root):
