@@ -112,6 +112,7 @@ class Pair:
 
 Fields = namedtuple("Fields", "step x")
 IMAGES = (torch.zeros(3, 8, 8), torch.zeros(3, 9, 9))
+PACKED = torch.nn.utils.rnn.pack_sequence([torch.zeros(7, 2), torch.zeros(5, 2)])
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,27 @@ IMAGES = (torch.zeros(3, 8, 8), torch.zeros(3, 9, 9))
         ([[1, 2, 3], [4]], None, 2),
         ([{"text": "a"}, {"text": "b"}], None, 2),
         (range(7), 8, 7),
+        # Images that no `collate_fn` stacked: three channels are not three samples.
+        ([torch.zeros(3, 8, 8), torch.zeros(3, 9, 8)] * 5, 64, None),
+        ([torch.zeros(3, 8, 8)] * 5, None, None),
+        ((0, [torch.zeros(3, 8, 8)] * 5), None, None),  # as of enumerate
+        ([(torch.zeros(3, 8, 8), 1), (torch.zeros(3, 9, 8), 0)], None, None),
+        ([{"image": torch.zeros(3, 8, 8)}] * 5, None, None),
+        ([(torch.zeros(5), torch.zeros(1))] * 4, 8, None),
+        (((torch.zeros(5),), (torch.zeros(1),)), None, None),
+        ((IMAGES, ({}, {})), None, None),
+        ([torch.zeros(3, 4)] * 3, 3, None),
+        ([torch.zeros(3), torch.zeros(4)] * 4, None, 8),
+        ([{"ids": torch.zeros(3)}, {"ids": torch.zeros(4)}] * 4, 64, 8),
+        ([torch.zeros(5, 2), torch.zeros(5, 2)], 5, 5),
+        ((torch.zeros(5, 2), torch.zeros(5, 2)), None, 5),
+        # The first tensor has no row for each sample.
+        ({"epoch": torch.tensor([1]), "x": torch.zeros(8, 2)}, 8, 8),
+        (PACKED, 64, 2),
+        (PACKED, None, 2),
+        (torch.zeros(20, 8), 8, None),
+        ((torch.zeros(6, 8), torch.zeros(7, 8)), 8, None),
+        ((torch.zeros(6, 8), torch.zeros(7, 8)), None, None),
         ((IMAGES, ({}, {})), 2, 2),
         (list(IMAGES), 2, 2),
         (torch.tensor(1.0), 8, None),
@@ -144,9 +166,24 @@ def test_the_samples_of_a_batch(batch: object, nominal: int | None, samples: int
     assert SampleCounter(nominal).count(batch) == samples
 
 
-def test_the_last_of_lists_of_images_is_counted_as_the_others_were() -> None:
-    counter = SampleCounter(2)
-    assert [counter.count((images, ({},) * len(images))) for images in (IMAGES, IMAGES[:1])] == [2, 1]
+@pytest.mark.parametrize(
+    ("batches", "nominal", "samples"),
+    [
+        ([(IMAGES, ({}, {})), (IMAGES[:1], ({},))], 2, [2, 1]),
+        ([[torch.zeros(3, 4)] * 3, [torch.zeros(3, 4)]], 3, [None, None]),
+        ([[torch.zeros(3, 4)] * 4, [torch.zeros(3, 4)]], 4, [4, 1]),
+        ([[torch.zeros(3, 4)] * 4, [torch.zeros(3, 4)]], None, [None, None]),
+        ([[torch.zeros(3), torch.zeros(4)], [torch.zeros(5)]], None, [2, 1]),
+        ([[torch.zeros(size) for size in sizes] for sizes in ((3, 4, 9), (4, 9))], 3, [3, 2]),
+        ([{"epoch": torch.zeros(1), "x": torch.zeros(size)} for size in (8, 5)], 8, [8, 5]),
+        ([torch.zeros(size, 2) for size in (8, 20)], 8, [8, None]),
+    ],
+)
+def test_the_last_batch_is_counted_as_the_others_were(
+    batches: list[object], nominal: int | None, samples: list[int | None]
+) -> None:
+    counter = SampleCounter(nominal)
+    assert [counter.count(batch) for batch in batches] == samples
 
 
 @pytest.mark.parametrize(

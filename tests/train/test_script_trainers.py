@@ -3,11 +3,13 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from scripts import record, run, start
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from tqdm import tqdm
 
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
@@ -116,7 +118,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     assert first.status == "interrupted"
 
 
-def test_the_nominal_batch_is_known_of_the_loaders_that_say_so_and_of_timms() -> None:
+def test_the_nominal_batch_is_known_of_the_loaders_that_say_so_and_through_others() -> None:
     prepare_torchvision()
     from timm.data.loader import PrefetchLoader
 
@@ -129,8 +131,11 @@ def test_the_nominal_batch_is_known_of_the_loaders_that_say_so_and_of_timms() ->
     loader = DataLoader(data, batch_size=4)
     prefetching = PrefetchLoader(loader, device=torch.device("cpu"))
     batched = DataLoader(data, batch_size=None)
-    loaders = [loader, prefetching, DataLoader(Stream(), batch_size=4), of_batches, batched]
-    assert [nominal_batch(each) for each in loaders] == [4, 4, 4, 4, None]
+    shown = tqdm(SimpleNamespace(base_dataloader=loader), disable=True)
+    endless = SimpleNamespace()
+    endless.loader = endless
+    loaders = [loader, prefetching, DataLoader(Stream(), batch_size=4), of_batches, shown, batched, endless]
+    assert [nominal_batch(each) for each in loaders] == [4, 4, 4, 4, 4, None, None]
 
 
 @pytest.mark.parametrize("options", ["split_batches=True", "dispatch_batches=True"])

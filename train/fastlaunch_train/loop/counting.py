@@ -1,7 +1,7 @@
 """How many samples are in the batch that came. Shapes and lengths alone are read: nothing waits for a GPU."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,36 +10,97 @@ class SampleCounter:
     """Counts the samples of batch after batch of one loader.
 
     They are the rows of the batch's first tensor or array; without one, the items of its first column or of
-    itself. Where the batch is a list of samples, such as images (3, height, width), those rows are none of
-    them: the first batch that has `nominal` samples by one of these ways decides which one counts.
+    itself. The first batch in which some tensor, the column or the batch has `nominal` of them decides which
+    one counts from then on. Several tensors of one form in a list are samples if their rows differ; else they
+    may be columns as well, and the count is not known unless `nominal` tells.
     """
 
     def __init__(self, nominal: int | None = None) -> None:
         self._nominal = nominal
-        self._way: int | None = None
+        self._way: int | str | None = None  # the index of a tensor, "column" or "batch"
+        self._is_ambiguous = False
 
     def count(self, batch: Any) -> int | None:
         """Return the samples of `batch`; None if nothing says how many."""
-        ways = [_rows(batch), _items_of_column(batch), len(batch) if _is_sequence(batch) else None]
-        if self._way is None and self._nominal in ways and self._nominal is not None:
-            self._way = ways.index(self._nominal)
-        if self._way is not None:
+        shapes = list(_shapes(batch))
+        groups = list(_groups(batch)) if self._way is None else []
+        ways: dict[int | str, int | None] = {at: shape[0] for at, shape in enumerate(shapes)}
+        lengths = [
+            ("column", _items_of_column(batch)),
+            ("batch", len(batch) if _is_sequence(batch) else None),
+        ]
+        ways.update(reversed(lengths) if groups and groups[-1] is batch else lengths)
+        number = self._undecided(batch, groups, ways) if self._way is None else ways.get(self._way)
+        if number is None or self._nominal is None:
+            return number
+        # Time steps may be the rows of a sequence-first batch.
+        is_second = self._way is None and bool(shapes) and shapes[0][1:2] == (self._nominal,)
+        return None if number > self._nominal or is_second else number
+
+    def _undecided(self, batch: Any, groups: list[Any], ways: dict[int | str, int | None]) -> int | None:
+        """Return the samples of a batch of which no other has said what counts; decide if this one does."""
+        full = [way for way, number in ways.items() if number is not None and number == self._nominal]
+        group = groups[-1] if groups else ()
+        is_pair = isinstance(group, tuple) and len(group) == 2  # (x, y), or the like
+        # Groups in a group are samples of several tensors, or columns of samples.
+        differ = len({next(_shapes(part))[0] for part in group}) > 1
+        are_samples = differ and not is_pair and len(groups) == 1
+        if group and not (is_pair and group is batch):
+            length = "batch" if group is batch else "column"
+            is_tied = any(isinstance(way, int) for way in full) and len(group) == self._nominal
+            if are_samples and ways[length] == len(group) and self._nominal in (None, len(group)):
+                full = [length]
+            elif not are_samples and (self._nominal is None or is_tied):
+                self._is_ambiguous = True
+        if self._is_ambiguous:
+            return None
+        if full:
+            self._way = full[0]
             return ways[self._way]
+        if group and (differ or not is_pair or group is not batch):
+            return len(group) if are_samples else None
         if isinstance(batch, tuple):
             # A pair of texts is as likely one sample.
-            ways.pop()
-        return next((number for number in ways if number is not None), None)
+            del ways["batch"]
+        return next((number for number in ways.values() if number is not None), None)
 
 
-def _rows(batch: Any) -> int | None:
-    """Return the leading dimension of the first tensor or array in `batch` that has one; None without."""
+def _shape(value: Any) -> tuple[Any, ...]:
+    """Return the shape of a tensor or array; () for one that has no rows, or does not say, and for others."""
     try:
-        shape: Any = getattr(batch, "shape", ())
-        if len(shape) and isinstance(shape[0], int):
-            return shape[0]
+        shape = tuple(getattr(value, "shape", ()))
     except (RuntimeError, TypeError, ValueError):  # nested tensors refuse, and shapes that are not known
-        pass
-    return next((rows for part in _parts(batch) if (rows := _rows(part)) is not None), None)
+        return ()
+    return shape if shape and isinstance(shape[0], int) else ()
+
+
+def _shapes(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the shapes of the tensors and arrays in `value` that have rows, in order."""
+    if shape := _shape(value):
+        yield shape
+    elif hasattr(value, "batch_sizes") and hasattr(value, "_fields"):
+        # A PackedSequence: its first step, on the CPU, has one item of each sample.
+        yield (int(value.batch_sizes[0]),)
+    else:
+        for part in _parts(value):
+            yield from _shapes(part)
+
+
+def _groups(value: Any) -> Iterator[Any]:
+    """Yield the lists around the first tensor whose several items are of one form, the outermost first."""
+    parts = [] if _shape(value) else list(_parts(value))
+    first = next((part for part in parts if next(_shapes(part), None)), None)
+    if first is not None:
+        if _is_sequence(value) and len(parts) > 1 and len({_form(part) for part in parts}) == 1:
+            yield value
+        yield from _groups(first)
+
+
+def _form(value: Any) -> Any:
+    """Return what samples of one data set have in common: types, and a tensor's dimensions."""
+    if shape := _shape(value):
+        return getattr(value, "dtype", None), len(shape)
+    return type(value), frozenset(_form(part) for part in _parts(value))
 
 
 def _items_of_column(batch: Any) -> int | None:

@@ -117,9 +117,12 @@ def current() -> Recording | None:
 
 def nominal_batch(loader: Any) -> int | None:
     """Return the samples of a full batch of this rank, as a loader or its `batch_sampler` says; or None."""
-    if type(loader).__module__.startswith("timm."):
-        # Its PrefetchLoader passes on the batches of another loader, and not their size.
-        loader = getattr(loader, "loader", loader)
+    for _ in range(4):
+        if hasattr(loader, "batch_size") or hasattr(loader, "batch_sampler"):
+            break
+        # tqdm, timm's PrefetchLoader and such pass on the batches of another loader, and not their size.
+        names = ("iterable", "loader", "dataloader", "base_dataloader")
+        loader = next((inner for name in names if (inner := getattr(loader, name, None)) is not None), None)
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
