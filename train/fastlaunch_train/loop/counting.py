@@ -65,6 +65,11 @@ class SampleCounter:
         return next((number for number in ways.values() if number is not None), None)
 
 
+def rows_of(batch: Any) -> int | None:
+    """Return the rows of a batch's first tensor, for batches that are known to be stacked; None without one."""
+    return next((shape[0] for shape in _shapes(batch)), None)
+
+
 def _shape(value: Any) -> tuple[Any, ...]:
     """Return the shape of a tensor or array; () for one that has no rows, or does not say, and for others."""
     try:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.distributed.parallel import Process, agree
-from fastlaunch_train.loop.counting import SampleCounter
+from fastlaunch_train.loop.counting import SampleCounter, rows_of
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.ort import unwrap_ort
@@ -265,7 +265,7 @@ def _has_data(workload: Workload, request: DataRequest, process: Process, split:
 def _vector(score: Score, batch: Batch, device: torch.device) -> torch.Tensor:
     """Return sum of the loss, weight, sum of the metric, and number of samples: (4,), float64."""
     nothing = torch.zeros((), device=device)
-    counted = SampleCounter().count(batch) or 0
+    counted = rows_of(batch) or SampleCounter().count(batch) or 0
     num_samples = nothing + counted if score.num_samples is None else score.num_samples
     metric_sum = nothing if score.metric_sum is None else score.metric_sum
     parts = [score.loss_sum, score.weight, metric_sum, num_samples]
