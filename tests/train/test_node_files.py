@@ -283,6 +283,30 @@ def test_a_record_says_why_where_there_is_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "log", "expected"),
+    [
+        ("failed", "", "exit code 1"),
+        (
+            "completed",
+            "  traceback : Signal 9 (SIGKILL) received by PID 7\n",
+            "Signal 9 (SIGKILL) received by PID 7",
+        ),
+        ("completed", "", "stopped by SIGTERM"),
+    ],
+)
+def test_a_rank_that_was_asked_to_stop_says_why_if_nothing_else_does(
+    status: str, log: str, expected: str, tmp_path: Path
+) -> None:
+    for rank, (of_rank, message) in enumerate(
+        [("interrupted", "stopped by SIGTERM"), (status, "exit code 1")]
+    ):
+        end = {"kind": "end", "status": of_rank, "message": message}
+        left(tmp_path, f"rank-0000{rank}-attempt-1.jsonl", json.dumps(end) + "\n", at_s=rank)
+    (tmp_path / "log.txt").write_text(log)
+    assert cause_of(tmp_path, tmp_path / "log.txt", 1) == expected
+
+
+@pytest.mark.parametrize(
     ("log", "expected"),
     [
         ("error: no such workload\n  give another\n\n", "error: no such workload"),

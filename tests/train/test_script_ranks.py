@@ -1,5 +1,6 @@
 """A script's ranks: what they agree on, what is left of one that is killed, and ranks that record nothing."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from scripts import record, run
 from fastlaunch.core.plan import RunState
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.measure.summarize import summarize
-from fastlaunch_train.records.records import read_record
+from fastlaunch_train.process.torchrun import FIRST_FAILED
+from fastlaunch_train.records.records import End, RecordWriter, read_record, record_path
 from fastlaunch_train.script.ending import Ending, complete_records
 from fastlaunch_train.script.ranks import KEPT_BEFORE_STOP, Agreed, Meeting
 from fastlaunch_train.script.recording import Recording
@@ -147,6 +149,82 @@ def test_ranks_that_record_nothing_have_the_end_of_their_command(tmp_path: Path,
         assert summary.figures.total_time_s == 3.0
     else:
         assert (outcome.state, outcome.reason) == (RunState.FAILED, "failed: exit code 3")
+
+
+STOPPED, LEFT, RAISED = (
+    ("interrupted", "stopped by SIGTERM"),
+    ("completed", None),
+    ("failed", "KeyError: 'x'"),
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "first", "status", "reason"),
+    [
+        # Each rank's own end, None without one: what torchrun tells is its end of the ranks that are left.
+        ([STOPPED, LEFT], {}, "failed", "failed on rank 1: exit code 1"),
+        ([LEFT, STOPPED], {}, "failed", "failed on rank 0: exit code 1"),
+        ([STOPPED, None], {}, "failed", "failed on rank 1: exit code 1"),
+        ([STOPPED, STOPPED], {}, "failed", "failed on rank 0: exit code 1"),
+        ([STOPPED, RAISED], {}, "failed", "failed on rank 1: KeyError: 'x'"),
+        ([LEFT, LEFT], {1: 3}, "failed", "failed on rank 1: exit code 3"),
+        ([STOPPED, None], {1: -11}, "failed", "failed on rank 1: killed by SIGSEGV"),
+        ([None, None], {1: -11}, "failed", "failed on rank 1: killed by SIGSEGV"),
+        ([None, RAISED], {1: 1}, "failed", "failed on rank 1: KeyError: 'x'"),
+        ([STOPPED, STOPPED], {}, "interrupted", "stopped by SIGTERM"),
+        ([STOPPED, None], {}, "interrupted", "stopped by SIGTERM"),
+        ([LEFT, STOPPED], {}, "interrupted", "stopped by SIGTERM"),
+    ],
+)
+def test_a_rank_that_was_asked_to_stop_says_nothing_of_why_the_command_failed(
+    tmp_path: Path,
+    said: list[tuple[str, str | None] | None],
+    first: dict[int, int],
+    status: str,
+    reason: str,
+) -> None:
+    own = header(settings(tmp_path, world_size=2), None, attempt=1)
+    for rank, words in enumerate(said):
+        writer = RecordWriter(record_path(tmp_path, rank=rank, attempt=1))
+        writer.write_header({**own, "rank": rank})
+        if words:
+            writer.add(End(status=words[0], message=words[1], num_steps=0, peak_memory_gib=None))
+        writer.flush()
+        writer.close()
+    if first:
+        (tmp_path / FIRST_FAILED).write_text(json.dumps(first))
+    message = "exit code 1" if status == "failed" else "stopped by SIGTERM"
+    ending = Ending(status=status, message=message, wall_s=3.0)
+    complete_records(tmp_path, attempt=1, node=0, ranks=[0, 1], header=own, ending=ending)
+    outcome = outcome_of(read_records(sorted(tmp_path.glob("rank-*")))[0])
+    assert (outcome.state, outcome.reason) == (RunState(status), reason)
+    assert not (tmp_path / FIRST_FAILED).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "of_rank", "reason"),
+    [
+        ("sys.exit('bad data')", 1, "failed on rank 1: exit code 1"),
+        ("os.kill(os.getpid(), 11)", 0, "failed on rank 0: killed by SIGSEGV"),
+    ],
+)
+def test_torchruns_end_of_the_other_ranks_is_no_stop(
+    tmp_path: Path, end: str, of_rank: int, reason: str
+) -> None:
+    body = f"""
+    import os, sys, time
+    import fastlaunch_train as fl
+    for i in range(3000):
+        time.sleep(0.01)
+        fl.step(num_samples=8)
+        if i == 40 and os.environ["RANK"] == "{of_rank}":
+            {end}
+    """
+    code, output = run(tmp_path, body, "--nproc", "2")
+    assert code == 1, output
+    outcome = outcome_of([record(tmp_path, 0), record(tmp_path, 1)])
+    assert (outcome.state, outcome.reason) == (RunState.FAILED, reason)
 
 
 def test_of_a_rank_that_records_alone_the_samples_are_counted_and_that_is_told(tmp_path: Path) -> None:

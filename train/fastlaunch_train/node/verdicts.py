@@ -26,7 +26,9 @@ def cause_of(output: Path, log: Path, attempt: int) -> str:
     output: with tracebacks (`traceback-rank-*-attempt-<n>.txt`) and records. log: what the run printed.
     """
     lines = _last_lines(log)
-    causes = [*_of_tracebacks(output, attempt), *_of_records(output, attempt), *_signals(lines)]
+    failed, stopped = _of_records(output, attempt)
+    # When a rank has failed, torchrun asks the others to stop.
+    causes = [*_of_tracebacks(output, attempt), *failed, *_signals(lines), *stopped]
     causes = [cause for cause in causes if cause] or [_of_log(lines)]
     return next((cause for cause in causes if not is_echo(cause)), causes[0])[:_MAX_CHARS]
 
@@ -52,16 +54,19 @@ def _of_tracebacks(output: Path, attempt: int) -> list[str]:
     return [exception_line(_last_lines(path)) for path in paths]
 
 
-def _of_records(output: Path, attempt: int) -> list[str]:
-    messages = []
+def _of_records(output: Path, attempt: int) -> tuple[list[str], list[str]]:
+    """Return what ranks say that failed, and what those say that were asked to stop."""
+    failed: list[str] = []
+    stopped: list[str] = []
     for path in _oldest_first(output, f"rank-*-attempt-{attempt}.jsonl"):
         try:
             end = json.loads(next(iter(reversed(_last_lines(path))), ""))
         except ValueError:
             continue
         if end.get("kind") == "end" and end.get("status") != "completed":
+            messages = stopped if end["status"] == INTERRUPTED else failed
             messages.append(str(end.get("message") or end["status"]))
-    return messages
+    return failed, stopped
 
 
 def _signals(lines: Sequence[str]) -> list[str]:

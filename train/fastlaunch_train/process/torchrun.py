@@ -4,17 +4,20 @@ On SIGTERM or SIGINT torchrun kills its ranks after 30 s, in the middle of a che
 such signal is passed on to the ranks, which end by themselves; they are killed only if one still runs
 FASTLAUNCH_STOP_GRACE_S and a little more after the first signal. Arguments and all else are torchrun's. The
 exit code is too, 1 if a rank fails, except that the ranks' 79 (a GPU is faulty), 78 (the machines cannot do
-it) and 130 (asked to stop, on this node or another) are passed on.
+it) and 130 (asked to stop, on this node or another) are passed on. When a rank fails torchrun asks the others
+to stop: that is no such 130, and FIRST_FAILED in the records' folder then says which ranks failed.
 
-This uses two public methods of torch.distributed.elastic.multiprocessing.api.PContext, `start` and `pids`
-(torch 1.9 to 2.13). Where they are missing torchrun behaves as ever, and a warning says so.
+This uses three public methods of torch.distributed.elastic.multiprocessing.api.PContext, `start`, `close` and
+`pids` (torch 1.9 to 2.13). Where they are missing torchrun behaves as ever, and a warning says so.
 """
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
@@ -24,6 +27,8 @@ from fastlaunch_train.recipes.recipe import RecipeError
 
 #: Added to a rank's own limit, which is 90 s under `docker stop -t 100`: the ranks must end before that.
 MARGIN_S = 5.0
+#: Exit codes, by rank, of the ranks that failed first; a negative one is a signal.
+FIRST_FAILED = "first-failed.json"
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -47,6 +52,13 @@ class SignalRelay:
         self._starting = False
         self._signal: int | None = None
         self._is_limited = False
+        #: Local ranks that had ended when torchrun began to end the others.
+        self.ended_first: set[int] = set()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._signal is not None
 
     def listen(self) -> None:
         """Catch SIGTERM and SIGINT from now on; call it in the main thread."""
@@ -64,6 +76,11 @@ class SignalRelay:
         self._ranks, self._starting = ranks, False
         if self._signal is not None:
             self._forward(self._signal)
+
+    def closing(self, ranks: Ranks) -> None:
+        """Note which ranks have ended: torchrun is about to end the others. Only the first call counts."""
+        # torchrun has looked, so one that has ended is no longer a process.
+        self.ended_first = self.ended_first or {at for at, pid in ranks.pids().items() if not _send(0, pid)}
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -97,9 +114,9 @@ class SignalRelay:
 def attach(relay: SignalRelay, api: Any) -> bool:
     """Have `relay` follow all ranks started through the module `api`; return False if it has no hooks."""
     context = getattr(api, "PContext", None)
-    if not all(callable(getattr(context, name, None)) for name in ("start", "pids")):
+    if not all(callable(getattr(context, name, None)) for name in ("start", "close", "pids")):
         return False
-    start = api.PContext.start
+    start, close = api.PContext.start, api.PContext.close
 
     def start_and_follow(ranks: Any) -> None:
         relay.starting()
@@ -107,7 +124,11 @@ def attach(relay: SignalRelay, api: Any) -> bool:
         relay.listen()  # torch has just taken the signals for itself
         relay.started(ranks)
 
-    api.PContext.start = start_and_follow
+    def note_and_close(ranks: Any, *arguments: Any, **options: Any) -> None:
+        relay.closing(ranks)
+        close(ranks, *arguments, **options)
+
+    api.PContext.start, api.PContext.close = start_and_follow, note_and_close
     # torch's own handler until then: a signal in between would leave ranks behind.
     if hasattr(api, "_terminate_process_handler"):
         api._terminate_process_handler = relay.handle
@@ -134,22 +155,33 @@ def main(arguments: list[str]) -> None:
     try:
         run.main(arguments)
     except ChildFailedError as error:
-        code = exit_code_of([failure.exitcode for failure in error.failures.values()])
+        failures = error.failures
+        first = {
+            rank: failure.exitcode
+            for rank, failure in failures.items()
+            if not relay.is_asked and failure.local_rank in relay.ended_first
+        }
+        code = exit_code_of([failure.exitcode for failure in failures.values()], list(first.values()))
+        if first and code != EXIT_CODES["interrupted"] and (folder := os.environ.get("FASTLAUNCH_RECORDS")):
+            with suppress(OSError):  # then all that is known is that a rank failed
+                (Path(folder) / FIRST_FAILED).write_text(json.dumps(first))
         if code is None:
             raise
         raise SystemExit(code) from None
 
 
-def exit_code_of(codes: Sequence[int]) -> int | None:
+def exit_code_of(codes: Sequence[int], first: Sequence[int] = ()) -> int | None:
     """Return the exit code of a rank that says more than `failed`; None if none does.
 
+    first: of the ranks that ended before torchrun asked the others to; empty if it was asked to stop itself.
     A negative code is a signal: torchrun kills the other ranks after the first has failed.
     """
     for code in (EXIT_HARDWARE, EXIT_CONFIGURATION):
         if code in codes:
             return code
     interrupted = EXIT_CODES["interrupted"]
-    return interrupted if interrupted in codes and all(c == interrupted or c < 0 for c in codes) else None
+    is_stopped = interrupted in (first or codes)
+    return interrupted if is_stopped and all(c == interrupted or c < 0 for c in codes) else None
 
 
 def _fall_back(launched: LaunchSettings) -> None:
@@ -158,8 +190,8 @@ def _fall_back(launched: LaunchSettings) -> None:
     # Newer releases read how long to wait from here.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(round(launched.stop_grace_s + MARGIN_S)))
     _report(
-        f"warning: torch {torch.__version__} has no PContext.start and pids, so torchrun stops in its own "
-        "way and may kill its ranks 30 s after a signal, in the middle of a checkpoint"
+        f"warning: torch {torch.__version__} has no PContext.start, close and pids, so torchrun stops in its "
+        "own way and may kill its ranks 30 s after a signal, in the middle of a checkpoint"
     )
 
 

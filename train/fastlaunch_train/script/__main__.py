@@ -26,7 +26,7 @@ from fastlaunch_train.records.records import Phase
 from fastlaunch_train.script.checkpoints import OUTPUT, Packer, restore, steps_done
 from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
 from fastlaunch_train.script.devices import DeviceSampler, gpu_facts
-from fastlaunch_train.script.ending import Ending, complete_records
+from fastlaunch_train.script.ending import Ending, complete_records, how_failed
 from fastlaunch_train.script.settings import ScriptSettings, header, read_settings
 
 #: How often we look at the script.
@@ -177,11 +177,8 @@ class Script:
             return EXIT_HANG, f"no step for {self._options.hang_timeout_s:g} s"
         if self._signal is not None:
             return EXIT_CODES["interrupted"], f"stopped by {signal.Signals(self._signal).name}"
-        if returncode < 0:
-            name = signal.Signals(-returncode).name
-            why = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
-            return 128 - returncode, f"killed by {name}{why}"
-        return returncode, f"exit code {returncode}" if returncode else None
+        code = 128 - returncode if returncode < 0 else returncode
+        return code, how_failed(returncode) if returncode else None
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> bool:
         """Return once the script has ended: whether because it made no step for too long."""

@@ -1,11 +1,15 @@
 """What is added to a script's records once it has ended: what only the process that started it knows."""
 
+import json
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastlaunch_train.process.torchrun import FIRST_FAILED
 from fastlaunch_train.records.records import (
     SCRIPT_PHASE,
     SILENT,
@@ -50,19 +54,32 @@ def complete_records(
     """Complete the records of an attempt's ranks in `directory`; write those of ranks that left none.
 
     A rank without an end gets one, and one that says `completed` is corrected if the script failed and no
-    other rank says why. The first record gets the wall time and the device samples.
+    other rank says why. `interrupted` is no reason if it failed: whoever started the ranks then asks those
+    that are left to stop. The first record gets the wall time and the device samples.
     ranks: that the command started on this node. header: for a rank that left no record, but for its number
     and, where another rank says it, the world size. restored: what was done before the script began.
     """
     records = _read(directory, attempt)
     script = Phase(name=SCRIPT_PHASE, seconds=ending.wall_s, step=0)
     lines: list[Line] = [*filter(None, [restored, _unrecorded(directory)]), script, *ending.devices]
-    end = End(status=ending.status, message=ending.message, num_steps=0, peak_memory_gib=None)
-    is_told = any(record.end and record.end.status != "completed" for record in records)
+    if records:
+        world = {name: records[0].header[name] for name in ("world_size", "num_nodes")}
+        num_local = world["world_size"] // world["num_nodes"]
+        header, ranks = {**header, **world}, range(node * num_local, (node + 1) * num_local)
+    first = _first_failed(directory)
+    statuses = [record.end.status if record.end else None for record in records]
+    no_reasons = {None, "completed", *(["interrupted"] if ending.status == "failed" else [])}
+    is_told = not no_reasons.issuperset(statuses)
+    # Of the ranks that were asked to stop none is to blame, unless there is no other.
+    blamed = {"completed"} if len(records) < len(ranks) or {*statuses} != {"interrupted"} else {"interrupted"}
     for record in records:
-        said = record.end
-        is_wrong = said is None or ending.is_hang or (said.status == "completed" and not is_told)
-        own = end if said is None or (is_wrong and ending.status != "completed") else said
+        said, rank = record.end, record.header["rank"]
+        is_blamed = said is not None and (rank in first if first else said.status in blamed)
+        is_wrong = said is None or ending.is_hang or (is_blamed and not is_told)
+        own = said
+        if said is None or (is_wrong and ending.status != "completed"):
+            own = _end(ending, rank, first)
+        assert own is not None
         complete_record(
             record.path,
             lines if record is records[0] else [],
@@ -73,25 +90,49 @@ def complete_records(
                 peak_memory_gib=said.peak_memory_gib if said else None,
             ),
         )
-    if records:
-        world = {name: records[0].header[name] for name in ("world_size", "num_nodes")}
-        num_local = world["world_size"] // world["num_nodes"]
-        header, ranks = {**header, **world}, range(node * num_local, (node + 1) * num_local)
     for rank in ranks:
         path = record_path(directory, rank=rank, attempt=attempt)
         if rank < header["world_size"] and not path.exists():
             writer = RecordWriter(path)
             writer.write_header({**header, "rank": rank, "script": {**header["script"], SILENT: True}})
-            for line in (*([] if records or rank != ranks[0] else lines), end):
+            for line in (*([] if records or rank != ranks[0] else lines), _end(ending, rank, first)):
                 writer.add(line)
             writer.flush()
             writer.close()
+
+
+def how_failed(returncode: int) -> str:
+    """Return what is known of a process by its exit code, not 0; a negative one is a signal."""
+    if returncode > 0:
+        return f"exit code {returncode}"
+    name = signal.Signals(-returncode).name
+    return f"killed by {name}" + (", as the kernel does when memory runs out" if name == "SIGKILL" else "")
 
 
 def note_unrecorded(directory: Path, script: str) -> None:
     """Note that a process of `script` is not recorded, as another of the command is. Raises OSError."""
     with (directory / _UNRECORDED).open("a") as file:
         file.write(f"{script}\n")
+
+
+def _end(ending: Ending, rank: int, first: Mapping[int, int]) -> End:
+    """Return the end of a rank that does not say it. first: as `_first_failed` returns it."""
+    status, message = ending.status, ending.message
+    if rank in first:
+        message = how_failed(first[rank])
+    elif first:
+        status, message = "interrupted", "stopped by a peer"
+    return End(status=status, message=message, num_steps=0, peak_memory_gib=None)
+
+
+def _first_failed(directory: Path) -> dict[int, int]:
+    """Return the exit codes of the ranks that failed first, and forget them; empty if torchrun says none."""
+    path = directory / FIRST_FAILED
+    with suppress(OSError, ValueError):
+        codes = {int(rank): int(code) for rank, code in json.loads(path.read_text()).items()}
+        path.unlink()
+        return codes
+    return {}
 
 
 def _unrecorded(directory: Path) -> Phase | None:
