@@ -66,7 +66,7 @@ class SampleCounter:
 
 
 def rows_of(batch: Any) -> int | None:
-    """Return the rows of a batch's first tensor, for batches that are known to be stacked; None without one."""
+    """Return the rows of a stacked batch's first tensor; None without one."""
     return next((shape[0] for shape in _shapes(batch)), None)
 
 
