@@ -278,14 +278,14 @@ def test_an_update_that_is_killed_leaves_what_was(
         if action == "DescribeSpotPriceHistory":
             os.kill(started[0].pid, signal.SIGKILL)
 
-    aws_server.price_lists.products = [product("p5.48xlarge", "1")]
+    aws_server.price_lists.products = [product("p5.48xlarge", "50")]
     aws_server.price_lists.when_asked = kill
     started.append(subprocess.Popen([sys.executable, "-m", "fastlaunch", "prices", "update"]))
     assert started[0].wait(timeout=60) == -signal.SIGKILL
     assert {name: (isolated / name).read_bytes() for name in before} == before
     aws_server.price_lists.when_asked = lambda action: None
     update()
-    assert in_force().usd_per_hour == 1
+    assert in_force().usd_per_hour == 50
 
 
 @pytest.mark.parametrize(("days", "is_old"), [(7, False), (8, True)])
