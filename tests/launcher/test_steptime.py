@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_records import read_all, step_time_s, write_run
 
-from fastlaunch.measure.steptime import COMPILED_LATE
+from fastlaunch.measure.steptime import COMPILED_LATE, time_attempt
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary, Startup
 from fastlaunch_train.records.records import Eval, Phase
@@ -163,6 +163,15 @@ def test_what_the_last_half_takes_more_is_recorded_and_told_from_2_percent_on(ru
     assert summary.timing.late == pytest.approx(math.log(0.11 / 0.105))
     assert summary.warnings == ("the last half of the steps took +4.8% against all of them",)
     assert run(attempt=2, steps=210, step_time_s=0.1).timing.late == pytest.approx(0.0)
+
+
+def test_short_batches_in_one_half_are_no_change(tmp_path: Path) -> None:
+    # Half of the samples in half of the time.
+    files = write_run(tmp_path, steps=210, step_time_s=lambda rank, step: 0.05 if step > 120 else 0.1)
+    (record,) = read_all(files)
+    assert time_attempt([record]).late == pytest.approx(math.log(2 / 3), abs=0.01)
+    steps = [replace(step, num_samples=4 if step.step > 120 else 8) for step in record.steps]
+    assert time_attempt([replace(record, steps=steps)]).late == pytest.approx(0.0)
 
 
 def test_an_attempt_that_took_another_time_is_told(run) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlaunch.measure.summary import Interval, Timing
-from fastlaunch_train.records.records import Block, Eval, Phase, RankRecord
+from fastlaunch_train.records.records import Block, Eval, Phase, RankRecord, Step
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -69,10 +69,28 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),
         utilization=_utilization(ranks, cut),
-        late=_finite(np.log(retained[slowest, num_retained // 2 :].mean() / retained[slowest].mean())),
+        late=_finite(_growth(retained[slowest]) - _growth(_samples_of_steps(steps))),
         warmup_s=_finite(walls[slowest, :cut].sum()),
         num_warmup_steps=cut,
     )
+
+
+def _growth(values: Array) -> np.floating:
+    """Return the log of the mean of the last half over that of all. Shape: (steps,)."""
+    growth: np.floating = np.log(values[values.size // 2 :].mean() / values.mean())
+    return growth
+
+
+def _samples_of_steps(steps: Sequence[Sequence[Step]]) -> Array:
+    """Return the samples of each step over all ranks, which an epoch's last batch may have fewer of.
+
+    Ones where they are not known. Shape: (steps,).
+    """
+    counted = [[step.num_samples for step in row] for row in steps]
+    if any(not number for row in counted for number in row):
+        return np.ones(len(counted[0]))
+    total: Array = np.array(counted, dtype=float).sum(axis=0)
+    return total
 
 
 def _finite(value: np.floating) -> float | None:
