@@ -6,7 +6,7 @@
     3  All rows share that scatter, but for a row whose own runs say that it is noisier: the row is judged by
        its own rounds, in proportion to how likely that is.
     4  Noise of a row that carries over from round to round counts as fewer rounds.
-    5  Of rounds on several hosts, the error includes what the difference varies by from host to host.
+    5  With rounds on several hosts, the error includes what the difference varies by from host to host.
     6  Rows that share no round are compared by the means of their hosts, which differ by themselves.
 
 All sizes are of logarithms, so 0.01 is 1%. tests/benchmarks/verdicts.py prints the error rates and the power
@@ -225,7 +225,7 @@ def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] 
     truth = draws.normal(value, np.sqrt(variance / before + of_host * kept))
 
     def share(more: int) -> float:
-        # Of several hosts the next session has one more.
+        # If there are several hosts, the next session adds one.
         num_rounds, new = before + more, more * per_round
         then = draws.normal(truth, np.sqrt(variance / more + of_host))
         mean = (before * value + more * then) / num_rounds
@@ -286,7 +286,7 @@ class _Scatter:
         self.everything = table.effects(table.rows)
         self._shared = table.effects(shared)
         self._carried = _carried(table.left(shared), len(shared) - 1)
-        # Of two rows that never ran in one round, each beside others: both have what differs between hosts.
+        # Two rows that never ran in one round, each beside others, both have what differs between hosts.
         num_hosts = len({_machine(block) for block in blocks})
         prior = Variance(value=ROW_ON_HOST**2, dof=ROW_ON_HOST_DOF)
         self.apart = OnHosts(variance=prior, num_hosts=num_hosts, share=2.0) if num_hosts > 1 else OnHosts()

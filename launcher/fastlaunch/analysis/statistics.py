@@ -125,7 +125,7 @@ class Estimate:
     # The rounds it is made of, and the degrees of freedom that one more would add; 0 if more would not help.
     num_rounds: int = 0
     dof_per_round: int = 0
-    # Of one host nobody knows what another would show: the estimate is about that host.
+    # With one host nobody knows what another would show: the estimate is about that host.
     hosts: OnHosts = OnHosts()
     # The correlation of noise from one round to the next, if there is one: the error allows for it.
     carried: float = 0.0
@@ -168,7 +168,7 @@ class Difference:
 
     @property
     def num_hosts(self) -> int:
-        """Of the rounds that the rows shared, or that link them; 1 where no round does."""
+        """How many hosts the rounds are of that the rows shared, or that link them; 1 without such rounds."""
         return max(part.hosts.num_hosts for part in self.estimates)
 
     @property

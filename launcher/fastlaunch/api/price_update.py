@@ -185,9 +185,12 @@ def _doubt(
     before = [here.usd_per_hour] if here else [min(elsewhere), max(elsewhere)] if elsewhere else []
     if not before or any(is_believable(usd, each) for each in before):
         return None
-    where = "" if here else " in other regions"
+    return _too_far(usd, before[-1], where="" if here else " in other regions")
+
+
+def _too_far(usd: float, before_usd: float, where: str = "") -> str:
     return (
-        f"${usd:,.4f} an hour is more than tenfold, or less than a tenth, of ${before[-1]:,.2f}{where}: "
+        f"${usd:,.4f} an hour is more than tenfold, or less than a tenth, of ${before_usd:,.2f}{where}: "
         "if it is right, fastlaunch prices update --accept"
     )
 
@@ -206,14 +209,11 @@ def _believed(
         usd = last.get((each.instance, each.zone, each.purchase))
         on_demand = known.find_price(each.instance, service="ec2", region=each.region, on=today)
         usd = usd or (on_demand.usd_per_hour if on_demand else None)
-        if is_believable(each.usd_per_hour, usd):
+        if usd is None or is_believable(each.usd_per_hour, usd):
             kept.append(each)
         else:
-            update.failures.append(
-                f"{each.purchase} {each.instance} in {each.zone}: ${each.usd_per_hour:,.4f} an hour is more "
-                f"than tenfold, or less than a tenth, of ${usd:,.2f}: if it is right, fastlaunch prices "
-                "update --accept"
-            )
+            why = _too_far(each.usd_per_hour, usd)
+            update.failures.append(f"{each.purchase} {each.instance} in {each.zone}: {why}")
     return kept
 
 

@@ -253,7 +253,7 @@ _EXCEPTIONS = _by_name(
     ),
 )
 
-#: Of what a program of the user's says.
+#: The most that is repeated of what a user's program says.
 _LONGEST = 300
 
 _FAULT = "AWS's own fault; `fastlaunch resume RUN` goes on from the last checkpoint on another machine"

@@ -152,8 +152,7 @@ class AwsSession:
         except ClientError as error:
             raise _refusal(api_call, error) from None
         except Exception as error:
-            names = tuple(each.__name__ for each in type(error).__mro__)
-            translated = unanswered(api_call, names, str(error))
+            translated = _unanswered(api_call, error)
             if translated is None:
                 raise
             raise translated from None
@@ -187,8 +186,7 @@ class AwsSession:
             _ = urlsplit(client.meta.endpoint_url).port
             return client
         except Exception as error:
-            names = tuple(each.__name__ for each in type(error).__mro__)
-            known = unanswered(ApiCall(service=service, action="", region=region), names, str(error))
+            known = _unanswered(ApiCall(service=service, action="", region=region), error)
             raise known or no_client(service, error, region=region) from None
 
     def _log_in(self, region: str, make: Callable[[], T]) -> T:
@@ -214,6 +212,11 @@ def _refusal(api_call: ApiCall, error: Any) -> CloudRefused:
     details = error.response.get("Error", {})
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return refusal(api_call, details.get("Code", ""), details.get("Message", ""), status=status)
+
+
+def _unanswered(api_call: ApiCall, error: Exception) -> CloudRefused | None:
+    """Return what an exception of botocore's means; None for one that is not known."""
+    return unanswered(api_call, tuple(each.__name__ for each in type(error).__mro__), str(error))
 
 
 def _make_session() -> tuple[Any, Any]:

@@ -92,9 +92,9 @@ class PriceChange:
         return 100 * (self.to_usd_per_hour / self.from_usd_per_hour - 1)
 
 
-def is_believable(usd_per_hour: float, before: float | None) -> bool:
-    """Return whether a price is within MOST_TIMES of an earlier one; True if there is none."""
-    return before is None or before / MOST_TIMES <= usd_per_hour <= before * MOST_TIMES
+def is_believable(usd_per_hour: float, before: float) -> bool:
+    """Return whether a price is within MOST_TIMES of an earlier one."""
+    return before / MOST_TIMES <= usd_per_hour <= before * MOST_TIMES
 
 
 def price_changes(

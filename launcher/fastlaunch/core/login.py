@@ -32,7 +32,7 @@ def login_region() -> tuple[str, str]:
             return region, name
     profile = profile_name() or "default"
     in_config = [["profile", profile], *([["default"]] if profile == "default" else [])]
-    # Of both files, botocore takes what the one with the keys says.
+    # Where both files name a region, botocore takes that of the one with the keys.
     for variable, default, sections in (
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", [[profile]]),
         ("AWS_CONFIG_FILE", "~/.aws/config", in_config),

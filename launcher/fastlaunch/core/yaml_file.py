@@ -72,7 +72,7 @@ class YamlFile:
         import yaml
 
         self.path = path
-        #: Of every value, by its path as text; and the nodes of those that are no list or mapping.
+        #: The line of every value, by its path as text; and the nodes of those that are no list or mapping.
         self._lines: dict[tuple[str, ...], int] = {}
         self._scalars: dict[tuple[str, ...], Any] = {}
         if not path.exists():

@@ -20,7 +20,7 @@ _SOURCES = (_PYTHON, ".pyx", ".sh", ".bash", ".c", ".cc", ".cpp", ".cu", ".cuh",
 _CONFIGS = (".yaml", ".yml", ".toml", ".ini", ".cfg")
 #: Configures some scripts and is what others write: one called `conf` counts, beside sources or with others.
 _JSON = ".json"
-#: Of tools, not of training.
+#: Configurations of tools, not of training.
 _OF_TOOLS = ("pyproject.toml", "setup.cfg", "tox.ini", "mkdocs.yml")
 #: Folders that tools fill, and others that training writes configurations to.
 _FILLED = ("wandb", "lightning_logs", "mlruns", "multirun", "__pycache__", "venv", "node_modules")
@@ -167,7 +167,7 @@ def _imports(tree: ast.AST, path: str) -> set[str] | None:
             return None
     if any(name.partition(".")[0] in _DYNAMIC for name in names):
         return None
-    # Of `a.b.c` also `a` and `a.b`.
+    # With `a.b.c` also `a` and `a.b`.
     return {
         ".".join(parts[: at + 1]) for name in names if (parts := name.split(".")) for at in range(len(parts))
     }

@@ -502,12 +502,10 @@ class Ledger:
 
     def times_of_attempts(self, backend: str) -> list[tuple[datetime, datetime]]:
         """Return when the backend's attempts that have ended began and ended."""
-        ended = read_attempts(self._file, "backend = ? AND ended_at IS NOT NULL", (backend,))
-        return [
-            (datetime.fromisoformat(each.started_at), datetime.fromisoformat(each.ended_at))
-            for each in ended
-            if each.ended_at
-        ]
+        rows = self._file.all(
+            "SELECT started_at, ended_at FROM attempts WHERE backend = ? AND ended_at IS NOT NULL", (backend,)
+        )
+        return [(datetime.fromisoformat(began), datetime.fromisoformat(ended)) for began, ended in rows]
 
     def lost_attempts(self, backend: str) -> list[Attempt]:
         """Return the backend's attempts that were given up as lost within a day, oldest first."""

@@ -18,7 +18,7 @@ from fastlaunch_train.records.contents import digests_of, root_of
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
 
-#: Of a source or a configuration; what is larger is data.
+#: The most that a source or a configuration has; what is larger is data.
 _MOST_BYTES = 2**20
 
 

@@ -106,7 +106,7 @@ def _beside(rows: Sequence[Row]) -> str:
     judged = [name_of(row, rows) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
     if best.kind in (BETTER, WORSE) and len(judged) > 1:
         clauses = f"; best is one of: {', '.join(judged)}"
-    # Of a row that stands alone the sentence itself goes on to the others.
+    # If a row stands alone, the sentence itself goes on to the others.
     kinds = {*_WHY_LEFT_OUT} if best.second else {NOT_RANKED}
     # By figures it has compared those without an interval, too.
     kinds -= {NO_INTERVAL} if best.kind == NO_INTERVAL else set()

@@ -48,7 +48,7 @@ class StepRecorder:
         self._fetched: deque[tuple[float, int | None, BatchCount]] = deque()
         #: The same samples and tokens of each step of the block.
         self._counts: list[tuple[int | None, BatchCount]] = []
-        #: Of all steps of the block that was closed last; None: not known.
+        #: Samples of all steps of the block that was closed last; None: not known.
         self._block_samples: int | None = None
         #: Loss scale of each step of the block, and whether it was skipped; empty without loss scaling.
         self._scaling: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -483,7 +483,7 @@ class Ec2(Machine):
         ended = {end.run_id for end in self.ends if end.ended_s is not None}
         is_waiting = False
         for folder in sorted((WORK / "out").glob("*/checkpoints")):
-            for file in checkpoints(folder, self._leave_out)[-1:]:
+            for file in checkpoints(folder, self._uploads.leave_out_file)[-1:]:
                 run_id = folder.parent.name
                 key = f"{run_id}/checkpoints/{file.name}"
                 if key in self._sent:
@@ -502,7 +502,7 @@ class Ec2(Machine):
             if not self._upload_cli.copy(link, f"{self.program.runs_uri}/{key}", limit_s=_LARGE_S):
                 return False
         except NotRegular:
-            self._leave_out(file)
+            self._uploads.leave_out_file(file)
             return True
         except FileNotFoundError:
             return False
@@ -511,9 +511,6 @@ class Ec2(Machine):
         self._sent.add(key)
         self.say(f"sent {key}")
         return True
-
-    def _leave_out(self, path: Path) -> None:
-        self._uploads.leave_out(path.relative_to(WORK / "out").as_posix())
 
     # The end
 

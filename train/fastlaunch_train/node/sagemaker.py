@@ -340,7 +340,7 @@ class SageMaker(Machine):
 
     def _take_checkpoints(self) -> None:
         for folder in sorted((self._work / "out").glob("*/checkpoints")):
-            run_id, here = folder.parent.name, checkpoints(folder, self._leave_out)
+            run_id, here = folder.parent.name, checkpoints(folder, self._uploads.leave_out_file)
             there = checkpoints(self._shelf.root / run_id / "checkpoints")
             # The one that training goes on from is there already, and must stay here until it is read.
             if not here or (there and here[-1].name <= there[-1].name):
@@ -352,9 +352,6 @@ class SageMaker(Machine):
                 for path in here[:-1]:
                     path.unlink(missing_ok=True)
                 remove_older(self._shelf.root, run_id, KEPT_CHECKPOINTS)
-
-    def _leave_out(self, path: Path) -> None:
-        self._uploads.leave_out(path.relative_to(self._work / "out").as_posix())
 
     # The end
 

@@ -192,6 +192,10 @@ class Uploads:
             self.left_out.append(name)
             self._say(f"not sent: {name!r} is no regular file, or lies behind a link")
 
+    def leave_out_file(self, path: Path) -> None:
+        """Note the same of a path in the output of a run."""
+        self.leave_out(path.relative_to(self._work / "out").as_posix())
+
     def script_starts(self, run_id: str) -> None:
         """Hold back the ends of the run's records until `script_ended`."""
         self._open.add(run_id)

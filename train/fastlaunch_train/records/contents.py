@@ -13,7 +13,7 @@ from fastlaunch_train.records.data_identity import digest_of, digest_of_file
 VARIABLE = "FASTLAUNCH_FILES"
 #: Hex digits of a version: of a script's few hundred, two are alike in one case of a billion.
 _DIGITS = 12
-#: Of more files, a folder's stand together.
+#: If there are more files, those of a folder stand together.
 _MOST_FILES = 100
 
 

@@ -110,7 +110,7 @@ class Session:
             "instance": os.environ.get("FASTLAUNCH_INSTANCE") or None,
             "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
             "commit": os.environ.get("FASTLAUNCH_COMMIT") or None,
-            # Of a workload of the user's own, which its launcher has looked at.
+            # The launcher has looked at a workload of the user's own.
             "files": files_here(os.environ) if ".py:" in options.workload else None,
             "warnings": self.warnings,
         }

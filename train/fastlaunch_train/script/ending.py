@@ -70,7 +70,7 @@ def complete_records(
     statuses = [record.end.status if record.end else None for record in records]
     no_reasons = {None, "completed", *(["interrupted"] if ending.status == "failed" else [])}
     is_told = not no_reasons.issuperset(statuses)
-    # Of the ranks that were asked to stop none is to blame, unless there is no other.
+    # A rank that was asked to stop is to blame only if there is no other.
     blamed = {"completed"} if len(records) < len(ranks) or {*statuses} != {"interrupted"} else {"interrupted"}
     for record in records:
         said, rank = record.end, record.header["rank"]
