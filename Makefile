@@ -16,7 +16,7 @@ help:
 	@echo 'make test       make an environment and run the fast tests'
 	@echo 'make test-cloud the tests against a mock of AWS over HTTP'
 	@echo 'make test-slow  one test of each kind that compiles, starts processes or plays a machine'
-	@echo 'make test-full  every test: all seeds and scenarios, docker, old torch, SDK, trackers (about an hour; root, Debian)'
+	@echo 'make test-full  every test: all seeds and scenarios, docker, SDK, trackers (about an hour; root, Debian)'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo 'make mutations  break one line at a time, and see that a test notices'
 	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, two small runs on EC2, one on SageMaker'

@@ -30,7 +30,7 @@ PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE
 POINTWISE = [name for name, recipe in RECIPES.items() if recipe.pointwise != "written"]
 #: Their own code calls the steps, which is held to that of our loop by tests/train/test_trainer_loops.py.
 TRAINERS = [name for name, recipe in RECIPES.items() if recipe.loop != "ours"]
-#: ORTModule runs language models, in an environment of its own: tests/train/test_old_torch.py.
+#: ORTModule runs language models, in an environment of its own: tests/train/test_ort_environment.py.
 ORT = [name for name, recipe in RECIPES.items() if recipe.engine == "ort"]
 IMAGES = [name for name in RECIPES if name not in (*POINTWISE, *TRAINERS, *ORT)]
 #: FP8 in part of the model, and with the fields that no recipe sets.

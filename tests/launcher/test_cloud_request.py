@@ -307,7 +307,7 @@ def test_other_workloads_and_images_pass() -> None:
         ("te-fp8-block", "B200", "2.8", "Blackwell needs transformer_engine 2.9, and 2.5"),
         ("te-fp8-block", "B200", "2.9", None),
         ("te-fp8-block", "H100", "2.13", None),
-        ("zero3", "H100", "2.13", None),
+        ("zero2", "H100", "2.13", None),
     ],
 )
 def test_a_base_image_holds_what_the_recipes_need_on_the_gpus_or_is_refused(

@@ -351,7 +351,7 @@ def test_what_a_machine_cannot_run_though_everything_is_installed(gpu: str | Non
     [
         ("te-article", with_gpu("H200", without="transformer_engine"), "bf16"),
         ("ao-fp8", with_gpu("H200", without="torchao"), "compile"),
-        ("zero3", with_gpu("H200", without="deepspeed"), "fsdp2"),
+        ("zero2", with_gpu("H200", without="deepspeed"), "fsdp2"),
         ("transformers", with_gpu("H200", without="transformers"), "bf16"),
         ("ort", with_gpu("H200", without="torch_ort"), "fp16"),
         ("ort-zero1", with_gpu("H200", without="deepspeed"), "ort"),

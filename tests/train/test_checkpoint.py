@@ -26,8 +26,6 @@ from fastlaunch_train.loop.checkpoint import (
     check_space,
     check_writers_space,
     checkpoint_bytes,
-    floats_as_text,
-    floats_from_text,
     latest_checkpoint,
     write_checkpoint,
 )
@@ -182,16 +180,6 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
         checkpointing(tmp_path).resume(last_step=9)
 
 
-def test_floats_go_through_text_to_the_bit() -> None:
-    weight = torch.ones(2)
-    state = {"lr": 0.1, 3: [1, (-1e-300, True), None], "w": weight, "inner": {"betas": (0.9, 0.999)}}
-    as_text = floats_as_text(state)
-    assert as_text["lr"] == {"float": (0.1).hex()}
-    assert as_text["w"] is weight
-    assert floats_from_text(as_text) == state
-    assert floats_from_text(state) == state
-
-
 class Wide(nn.Module):
     """A fifth of a million weights in layers of several shapes, one of them used under two names."""
 
@@ -270,7 +258,7 @@ def test_a_checkpoint_takes_what_is_expected(
 SHARDED = (
     "fsdp2",
     "fsdp2,parameter_dtype=bf16-master",
-    *("zero1", "zero2", "zero3", "zero3,parameter_dtype=bf16-master"),
+    *("zero1", "zero2", "zero2,parameter_dtype=bf16-master"),
 )
 
 

@@ -48,7 +48,6 @@ IN_A_PROCESS = {
     "fsdp2": ("shallow", 8, ""),
     "zero1": ("shallow", 8, ""),
     "zero2": ("shallow", 8, ""),
-    "zero3": ("shallow", 8, ""),
 }
 #: Of pointwise functions, which the workload gelu has.
 POINTWISE = ("jit-script", "library")
@@ -62,11 +61,11 @@ FUSED = ("fp8-fused", "bf16-fused")
 #: Whose steps the code of another package makes, which only a whole run has.
 TRAINERS = ("lightning", "transformers")
 #: In ORTModule's own environment, with losses that are eager's: test_ort_trains_as_torch_does.
-UNDER_OLD_TORCH = ("ort", "ort-zero1")
+IN_ITS_ENVIRONMENT = ("ort", "ort-zero1")
 
 
 def test_every_recipe_is_tried_somewhere() -> None:
-    on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *FUSED, *TRAINERS, *UNDER_OLD_TORCH]
+    on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *FUSED, *TRAINERS, *IN_ITS_ENVIRONMENT]
     assert sorted([*on_a_cpu, *ON_A_GPU]) == sorted(RECIPES)
     assert torch.cuda.is_available() or set(runnable_recipes(this_machine(CPU))) <= set(on_a_cpu)
 

@@ -1,4 +1,4 @@
-"""What is said where ORTModule cannot work. Where it works is the environment of test_old_torch."""
+"""What is said where ORTModule cannot work. Where it works is the environment of test_ort_environment."""
 
 import types
 from typing import Any

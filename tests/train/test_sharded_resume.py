@@ -65,9 +65,9 @@ def test_statistics_of_each_rank_are_scored_as_after_a_stop(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["fsdp2", "zero3"])
+@pytest.mark.parametrize("recipe", ["fsdp2", "zero2"])
 def test_alone_without_torchrun(tmp_path: Path, recipe: str) -> None:
-    if recipe == "zero3" and importlib.util.find_spec("deepspeed") is None:
+    if recipe == "zero2" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed")
     code, said = entrypoint.run_command(entrypoint.arguments(tmp_path, "--steps", "3", recipe=recipe))
     assert code == 0, said

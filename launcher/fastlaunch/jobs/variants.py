@@ -16,7 +16,7 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import MADE_UP, reads_text
 from fastlaunch.jobs.options import CloudOptions, SubmitOptions, Variant
 from fastlaunch.jobs.spec import Inputs
-from fastlaunch_train.recipes.advice import nearest_recipe
+from fastlaunch_train.recipes.advice import stand_in
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.recipes.requirements import (
@@ -263,7 +263,7 @@ def missing_on(recipe: Recipe, machines: Iterable[Capabilities]) -> str | None:
 
 def nearest_on(recipe: Recipe, workload: WorkloadInfo, machines: Sequence[Capabilities]) -> Recipe:
     """Return the recipe nearest to `recipe` that fits the workload and runs on all of `machines`."""
-    return nearest_recipe(
+    return stand_in(
         recipe,
         lambda other: (
             all(can_stand_in(other, machine) for machine in machines) and fit_problem(other, workload) is None

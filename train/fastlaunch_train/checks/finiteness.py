@@ -90,9 +90,7 @@ def _extremes(values: Iterable[torch.Tensor]) -> list[list[float]]:
     pairs: list[torch.Tensor] = []
     by_device: dict[torch.device, list[int]] = {}
     for index, value in enumerate(values):
-        # Torch 1.13 has no extremes of fp16 on a CPU.
-        known = value.float() if value.dtype == torch.float16 and value.device.type == "cpu" else value
-        pairs.append(torch.stack(torch.aminmax(known)).double())
+        pairs.append(torch.stack(torch.aminmax(value)).double())
         by_device.setdefault(value.device, []).append(index)
     extremes: dict[int, list[float]] = {}
     for indices in by_device.values():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fastlaunch_train.models.ort import ort_problem
-from fastlaunch_train.recipes.advice import nearest_recipe
+from fastlaunch_train.recipes.advice import stand_in
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.recipes.requirements import (
@@ -50,7 +50,7 @@ def check_runs_on(recipe: Recipe, machine: Capabilities) -> None:
     missing = missing_part(recipe, machine)
     if missing is None:
         return
-    nearest = nearest_recipe(recipe, lambda other: can_stand_in(other, machine))
+    nearest = stand_in(recipe, lambda other: can_stand_in(other, machine))
     raise RecipeError(
         f"recipe {recipe.label} cannot run here: {missing}",
         f"the nearest recipe that runs here is {nearest.label}: {nearest.description} "

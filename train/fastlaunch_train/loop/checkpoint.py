@@ -46,8 +46,6 @@ LONG_CHECKPOINT_S = 60.0
 _EVALUATIONS = "evaluations"
 #: Key of each rank's share in a Stepper's state, if DeepSpeed made them.
 _SHARES = "deepspeed"
-#: Key of a float written as text.
-_FLOAT = "float"
 
 #: What a tensor takes in a checkpoint beside its values: names, shapes, alignment (torch 2.13; 400 of them in
 #: vit-tiny took 390 bytes each).
@@ -219,8 +217,6 @@ def write_checkpoint(
     path = checkpoint_path(directory, step)
     partial = path.with_suffix(".partial")
     content = {"step": step, "identity": vars(identity), **state, "random_states": random_states}
-    if torch.__version__.startswith("1."):
-        content = floats_as_text(content)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for leftover in _named_by_step(directory, ".partial"):
@@ -245,7 +241,7 @@ def write_checkpoint(
 def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
     """Return what `path` holds, on the CPU. Raises RecipeError if it is of another job, or no checkpoint."""
     try:
-        content: dict[str, Any] = floats_from_text(torch.load(path, map_location="cpu", weights_only=True))
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         saved = Identity(**content.pop("identity"))
         step: int = content.pop("step")
         random_states: list[dict[str, torch.Tensor]] = content.pop("random_states")
@@ -264,29 +260,6 @@ def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
             f"resume with {as_saved}, or start without --resume",
         )
     return Saved(step=step, state=content, random_states=random_states)
-
-
-def floats_as_text(value: Any) -> Any:
-    """Return a nest of mappings and lists for `torch.load` of torch 1, which reads no float safely."""
-    if isinstance(value, dict):
-        return {key: floats_as_text(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(floats_as_text(item) for item in value)
-    return {_FLOAT: value.hex()} if isinstance(value, float) else value
-
-
-def floats_from_text(value: Any) -> Any:
-    """Return what `floats_as_text` was given; anything else as it is."""
-    if isinstance(value, dict):
-        if value.keys() == {_FLOAT}:
-            return float.fromhex(value[_FLOAT])
-        # In place: a state dict is an OrderedDict with versions of its modules.
-        for key, item in value.items():
-            value[key] = floats_from_text(item)
-        return value
-    if isinstance(value, (list, tuple)):
-        return type(value)(floats_from_text(item) for item in value)
-    return value
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
@@ -355,17 +328,17 @@ def checkpoint_bytes(
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Tied weights are saved once, unless they were gathered or copied one by one.
-    tensors = list(_state_tensors(model, once=recipe.parallelism in ("ddp", "zero3")))
+    tensors = list(_state_tensors(model, once=recipe.parallelism == "ddp"))
     total = sum(_bytes(tensor) for tensor in tensors)
     masters = recipe.parallelism in ZERO_STAGES or recipe.parameter_dtype == "bf16-master"
     num_entries = len(tensors)
     for parameter in parameters:
         element_bytes = _FP32_BYTES if masters else parameter.element_size()
-        sizes = _moment_sizes(workload, recipe, getattr(parameter, "ds_shape", parameter.shape))
+        sizes = _moment_sizes(workload, recipe, parameter.shape)
         total += sum(sizes) * element_bytes
         num_entries += len(sizes)
         if masters:
-            total += _numel(parameter) * _FP32_BYTES
+            total += parameter.numel() * _FP32_BYTES
             num_entries += 1
     if best:
         held = [*model.parameters(), *model.buffers()]
@@ -394,16 +367,10 @@ def _state_tensors(model: nn.Module, *, once: bool) -> Iterator[torch.Tensor]:
         not_saved = module._non_persistent_buffers_set
         buffers = [value for name, value in module.named_buffers(recurse=False) if name not in not_saved]
         for tensor in (*module.parameters(recurse=False), *buffers):
-            # Not by address: what ZeRO-3 has sharded has none.
             if not once or id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return _numel(tensor) * tensor.element_size()
-
-
-def _numel(tensor: torch.Tensor) -> int:
-    """Return the size of the whole tensor, if each rank holds a part."""
-    return int(getattr(tensor, "ds_numel", tensor.numel()))
+    return tensor.numel() * tensor.element_size()

@@ -12,14 +12,12 @@ from torch import nn
 from fastlaunch_train.models.model_state import preserve_state
 
 
-def training_flops_per_sample(
-    build_model: Callable[[], nn.Module], sample_shape: tuple[int, ...]
-) -> int | None:
+def training_flops_per_sample(build_model: Callable[[], nn.Module], sample_shape: tuple[int, ...]) -> int:
     """Count the operations of one sample's matrix products, forward and backward; a multiply-add is two.
 
     Elementwise work, the optimizer and recomputation do not count; attention counts as the products that
     define it. These are model FLOPs, for MFU. The model runs on torch's meta device, without computing or
-    allocating anything. sample_shape: (channels, height, width). None before torch 2.1, which cannot count.
+    allocating anything. sample_shape: (channels, height, width).
     """
     # Two samples, halved: batch normalisation refuses a batch of one.
     return _count(build_model, torch.empty(2, *sample_shape, device="meta"))
@@ -57,10 +55,8 @@ def step_flops(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> i
 
 def _counted_attention(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which torch attends by kernels whose products it counts."""
-    try:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-    except ImportError:  # torch before 2.3
-        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     kernels = [SDPBackend.MATH]
     if device.type == "cuda":
         kernels += [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
@@ -68,19 +64,16 @@ def _counted_attention(device: torch.device) -> AbstractContextManager[Any]:
     return context
 
 
-def _count(build_model: Callable[[], nn.Module], *inputs: torch.Tensor) -> int | None:
+def _count(build_model: Callable[[], nn.Module], *inputs: torch.Tensor) -> int:
     model = build_on_meta(build_model).train()
     # Tensors that the model creates, such as a mask, have to be on the meta device, too.
     with torch.device("meta"):
-        flops = _counted(lambda: model(*inputs).sum())
-    return None if flops is None else flops // 2
+        return _counted(lambda: model(*inputs).sum()) // 2
 
 
-def _counted(loss: Callable[[], torch.Tensor]) -> int | None:
-    try:
-        from torch.utils.flop_counter import FlopCounterMode
-    except ImportError:  # torch before 2.1
-        return None
+def _counted(loss: Callable[[], torch.Tensor]) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as counter:
         loss().backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())
@@ -90,13 +83,12 @@ def build_on_meta(build_model: Callable[[], nn.Module]) -> nn.Module:
     """Build the model on torch's meta device, without values of its weights."""
     random_state = torch.get_rng_state()
     try:
-        with contextlib.suppress(ImportError):  # torch 1 has none
-            # timm and transformers import it: torch 2.6 then creates a real tensor, which fails below.
-            importlib.import_module("torch._dynamo")
+        # timm and transformers import it: torch 2.6 then creates a real tensor, which fails below.
+        importlib.import_module("torch._dynamo")
         with torch.device("meta"):
             return build_model()
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-        # Some models read tensors' values while they are built, and torch 1 has no such context.
+        # Some models read tensors' values while they are built.
         return build_model().to("meta")
     finally:
         torch.set_rng_state(random_state)

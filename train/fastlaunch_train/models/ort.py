@@ -16,9 +16,9 @@ from torch import nn
 
 from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Tried on CPUs with both releases of torch, 2026-11-21; 1.19.2's GPU wheel is built for CUDA 11.8.
+#: Tried on CPUs 2026-11-21; 1.19.2's GPU wheel is built for CUDA 11.8.
 WORKING = (
-    "these work together: torch 1.13.1 or 2.3.1, onnxruntime-training 1.19.2 (for CUDA 11.8; without a GPU "
+    "these work together: torch 2.3.1, onnxruntime-training 1.19.2 (for CUDA 11.8; without a GPU "
     "onnxruntime-training-cpu 1.19.2), torch-ort 1.19.2, onnx 1.16.2, protobuf 4.25.8, numpy < 2, "
     "transformers 4.40.2, as in containers/Dockerfile.ort"
 )

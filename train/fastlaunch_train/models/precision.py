@@ -7,17 +7,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fastlaunch_train.models.fp8_fused.context import fused_passes
 from fastlaunch_train.models.te_fp8 import fp8_recipe, nested, te_autocast
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
-
-if TYPE_CHECKING:
-    # Of torch 2.3 and newer; recipes without FP8 and compilation run with older ones.
-    from torch.amp import GradScaler
 
 #: cuBLAS is reproducible only with such a workspace (its documentation, "Results reproducibility"). The other
 #: keeps Transformer Engine from attention whose backward pass adds in any order.
@@ -29,7 +25,7 @@ class Precision:
     """The arithmetic of a run."""
 
     autocast: Callable[[], AbstractContextManager[Any]]  #: makes the context of one forward pass
-    scaler: "GradScaler | None"  #: of the loss, in fp16
+    scaler: "torch.amp.GradScaler | None"  #: of the loss, in fp16
 
 
 def setup_precision(recipe: Recipe, device: torch.device) -> Precision:
@@ -50,7 +46,9 @@ def setup_precision(recipe: Recipe, device: torch.device) -> Precision:
         autocast = nested(autocast, functools.partial(te_autocast, te_recipe))
     elif recipe.blocks == "fused":
         autocast = nested(autocast, fused_passes)
-    return Precision(autocast=autocast, scaler=_scaler(device) if recipe.precision == "fp16" else None)
+    return Precision(
+        autocast=autocast, scaler=torch.amp.GradScaler(device.type) if recipe.precision == "fp16" else None
+    )
 
 
 def set_fp32_products(*, allow_tf32: bool) -> None:
@@ -80,13 +78,6 @@ def full_fp32() -> Iterator[None]:
         yield
     finally:
         _set_products(*before)
-
-
-def _scaler(device: torch.device) -> "GradScaler":
-    if hasattr(torch.amp, "GradScaler"):
-        return torch.amp.GradScaler(device.type)
-    # Before torch 2.3 there is one for GPUs only; disabled, it does nothing.
-    return torch.cuda.amp.GradScaler(enabled=device.type == "cuda")
 
 
 def set_deterministic(recipe: Recipe) -> None:

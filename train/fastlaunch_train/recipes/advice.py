@@ -1,68 +1,50 @@
 """Advice on recipes: which one to run instead, and what one that does less than its name is told about."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError
-from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, resolve_recipe
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.recipes.requirements import Capabilities, bf16_emulation
 
-#: From exact to coarse. Two precisions are as far apart as their places here.
-_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
-#: The nearest recipe computes as precisely; of those, runs the same way; of those, is tuned alike.
-_PRECISION_STEP = 6.0
-_DIFFERENT = {
-    "blocks": 4.0,
-    "engine": 4.0,
-    "loop": 4.0,
-    "parallelism": 4.0,
-    "compile_mode": 4.0,
-    "parameter_dtype": 3.0,
-    "pointwise": 2.0,
-    "fp8_scaling": 1.0,
+#: What trains in place of a recipe that cannot run; anything else gives way to bf16, and that to fp32.
+_INSTEAD = {
+    "te-mxfp8": "te-fp8-block",
+    "te-fp8-block": "te-fp8",
+    "te-fp8-current": "te-fp8",
+    "te-fp8": "fp8-fused",
+    "fp8-fused": "te-bf16",
+    "te-article-fp8": "te-article",
+    "ao-fp8-rowwise": "ao-fp8",
+    "ao-fp8": "compile",
+    "compile-max-autotune": "compile",
+    "compile-reduce-overhead": "compile",
+    "compile-model": "compile",
+    "zero1": "fsdp2",
+    "zero2": "fsdp2",
+    "ort-zero1": "ort",
+    "ort": "fp16",
+    "fp16": "fp32",
+    "tf32": "fp32",
+    "bf16": "fp32",
+    "fp32": "fp32",
 }
-#: Of any other field, and of two values that both do something, in one way or another.
-_LITTLE = 1.0
-_NOTHING = {"compile_mode": "none", "parallelism": "ddp"}
-#: Recipes that train another model stand in for none that does not, nor the other way round.
-_ANOTHER_MODEL = 1000.0
 
 
-def nearest_recipe(recipe: Recipe, can_run: Callable[[Recipe], bool]) -> Recipe:
-    """Return the recipe that can run and differs least from `recipe`, with its overrides as far as they fit.
+def stand_in(recipe: Recipe, can_run: Callable[[Recipe], bool]) -> Recipe:
+    """Return the first recipe along `_INSTEAD` that can run, with the overrides that it takes and runs with.
 
-    Of equals the first in the table; bf16 if none can run.
+    The first candidate is `recipe` itself with fewer overrides. fp32 if none can run.
     """
-    running = [_with_overrides(other, recipe, can_run) for other in RECIPES.values() if can_run(other)]
-    return min(running, key=lambda other: distance(recipe, other), default=RECIPES["bf16"])
-
-
-def _with_overrides(base: Recipe, recipe: Recipe, can_run: Callable[[Recipe], bool]) -> Recipe:
-    """Return `base` with those overrides of `recipe` that it takes and can run with."""
+    name = recipe.name
+    while not can_run(RECIPES[name]) and name != "fp32":
+        name = _INSTEAD.get(name, "bf16")
     kept: list[str] = []
-    resolved = base
     for field, value in recipe.overrides:
-        try:
-            changed = resolve_recipe(base.name, [*kept, f"{field}={value}"])
-        except RecipeError:
-            continue
-        if can_run(changed):
-            kept.append(f"{field}={value}")
-            resolved = changed
-    return resolved
-
-
-def distance(first: Recipe, second: Recipe) -> float:
-    """Return how much two recipes differ in what they do, 0 if only in name."""
-    total = _PRECISION_STEP * abs(_PRECISIONS.index(first.precision) - _PRECISIONS.index(second.precision))
-    if (first.blocks == "te-article") != (second.blocks == "te-article"):
-        total += _ANOTHER_MODEL
-    for field in OVERRIDABLE:
-        values = (getattr(first, field), getattr(second, field))
-        if field == "precision" or values[0] == values[1]:
-            continue
-        both_do_something = field in _NOTHING and _NOTHING[field] not in values
-        total += _LITTLE if both_do_something else _DIFFERENT.get(field, _LITTLE)
-    return total
+        with suppress(RecipeError):
+            if can_run(resolve_recipe(name, [*kept, f"{field}={value}"])):
+                kept.append(f"{field}={value}")
+    return resolve_recipe(name, kept)
 
 
 def caveats(recipe: Recipe, machine: Capabilities, *, world_size: int) -> Iterator[str]:

@@ -12,7 +12,7 @@ RECIPE_SCHEMA = 3
 #: FP8 scalings of Transformer Engine's blocks, and of the model's own through torchao.
 TE_SCALINGS = ("delayed", "current", "block", "mxfp8")
 TORCHAO_SCALINGS = ("tensorwise", "rowwise")
-ZERO_STAGES = ("zero1", "zero2", "zero3")
+ZERO_STAGES = ("zero1", "zero2")
 #: Modes in which torch.compile records CUDA graphs.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 #: Transformer Engine's documented default, pinned: DelayedScaling(amax_history_len=1024), release 2.15.
@@ -91,7 +91,7 @@ class Recipe:
     compile_mode: str = "none"
     compile_backend: str = "inductor"
     compile_scope: str = "block"  #: what is compiled at once; `wrapped`: the model and its parallel wrapper
-    parallelism: str = "ddp"  #: `fsdp2`: torch's fully_shard; `zero1` to `zero3`: DeepSpeed
+    parallelism: str = "ddp"  #: `fsdp2`: torch's fully_shard; `zero1`, `zero2`: DeepSpeed
     ddp_bucket_mb: int = 160  #: 160 MB hold the fp32 gradients of two ViT-Huge blocks
     overlap_comm: bool = True  #: DeepSpeed exchanges gradients while it computes; DDP and FSDP2 always do
     wire_dtype: str = "fp32"  #: of gradients on their way between ranks

@@ -134,9 +134,7 @@ RECIPES: Mapping[str, Recipe] = {
                 parallelism=stage,
             )
             for stage, what in zip(
-                ZERO_STAGES,
-                ("optimizer state", "optimizer state and gradients", "also parameters"),
-                strict=True,
+                ZERO_STAGES, ("optimizer state", "optimizer state and gradients"), strict=True
             )
         ),
         Recipe(

@@ -135,7 +135,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         process=process,
         stepper=stepper,
         evaluations=evaluations,
-        sharded=recipe.parallelism in ("fsdp2", "zero3"),
+        sharded=recipe.parallelism == "fsdp2",
         phase=phase,
     )
     if options.checkpoint_every:
@@ -258,7 +258,7 @@ def _convert(
         session.writer.add(check)
         session.warnings += [] if check.passed else [failure_message(check)]
     if session.flops_per_sample is not None:
-        # Of fused blocks, whose module an old torch, without FP8, cannot import.
+        # Fused blocks say what they leave out.
         session.flops_per_sample -= sum(getattr(part, "flops_left_out", 0) for part in model.modules())
     return reference.rounding
 

@@ -1,4 +1,4 @@
-"""Steps by DeepSpeed: ZeRO-1 shards the optimizer's state over the ranks, 2 also gradients, 3 parameters."""
+"""Steps by DeepSpeed: ZeRO-1 shards the optimizer's state over the ranks, 2 also gradients."""
 
 import functools
 import importlib.metadata
@@ -44,9 +44,7 @@ class DeepSpeedStepper:
 
     What it computes in, by recipe:
     * fp32, tf32: as without DeepSpeed.
-    * bf16: fp32 parameters under bf16 autocast, as with DDP. A layer's weights in bf16 are kept from its
-      forward to its backward pass; with zero3 that is most of what sharding saves, so add
-      parameter_dtype=bf16-master where memory matters.
+    * bf16: fp32 parameters under bf16 autocast, as with DDP.
     * bf16 with parameter_dtype=bf16-master: DeepSpeed's bf16 mode. Parameters, gradients and messages are
       bf16, fp32 masters are sharded with the optimizer's state; operators compute as under autocast.
     * fp16: DeepSpeed's fp16 mode, likewise in fp16, with its own dynamic loss scaling, which skips steps that
@@ -105,7 +103,7 @@ class DeepSpeedStepper:
 
     def compile_ahead(self, batch: Batch) -> None:
         """Compile what a step on `batch` needs, by a step that is undone."""
-        before = own_state(self._engine, self._native)
+        before = {**own_state(self._engine), "model": plain(model_state(self._native))}
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             self.step(batch)
@@ -115,9 +113,10 @@ class DeepSpeedStepper:
 
     def state(self) -> dict[str, Any]:
         """Return the whole model, and each rank's share of masters, optimizer state and loss scale."""
-        model = whole_model(self._native, keep=self._process.rank == 0)
-        shares = gather_object(self._process, own_state(self._engine, self._native, weights=False))
-        return {"model": model, "deepspeed": shares} if self._process.rank == 0 else {}
+        shares = gather_object(self._process, own_state(self._engine))
+        if self._process.rank != 0:
+            return {}
+        return {"model": plain(model_state(self._native)), "deepspeed": shares}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned on rank 0."""
@@ -125,27 +124,17 @@ class DeepSpeedStepper:
         restore(self._engine, self._native, {**share, "model": state["model"]})
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of parameters and buffers, or of this rank's shards, in host memory."""
+        """Return a copy of parameters and buffers in host memory."""
         return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Put back what `weights` returned; masters stay, and the next step rounds them into the model."""
-        from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
-
-        for parameter in self._native.parameters():
-            # Small parameters stay gathered between steps: partitioned, they are gathered from what is put
-            # back here.
-            if getattr(parameter, "ds_status", None) == ZeroParamStatus.AVAILABLE:
-                parameter.partition()  # type: ignore[attr-defined]
         with torch.no_grad():
             for name, value in self._tensors().items():
                 value.copy_(weights[name])
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        parameters = {
-            name: getattr(parameter, "ds_tensor", parameter).detach()
-            for name, parameter in self._native.named_parameters()
-        }
+        parameters = {name: parameter.detach() for name, parameter in self._native.named_parameters()}
         return {**parameters, **dict(self._native.named_buffers())}
 
 
@@ -219,7 +208,6 @@ def engine_config(recipe: Recipe, world_size: int, max_grad_norm: float | None) 
         "train_batch_size": recipe.grad_accumulation * world_size,
         "zero_optimization": {
             "stage": int(recipe.parallelism.removeprefix("zero")),
-            # By default true for ZeRO-3 alone (seen in 0.19.8).
             "overlap_comm": recipe.overlap_comm,
             "reduce_bucket_size": BUCKET_ELEMENTS,
         },
@@ -249,50 +237,22 @@ def _under(autocast: Callable[[], Any], forward: Callable[..., Any]) -> Callable
     return call
 
 
-def own_state(engine: Any, model: nn.Module, *, weights: bool = True) -> dict[str, Any]:
-    """Return this rank's share of the state of `engine`, copied to the CPU.
-
-    weights: whether `model`'s own are in it; with ZeRO-3 they are in the masters alone.
-    """
+def own_state(engine: Any) -> dict[str, Any]:
+    """Return this rank's share of the optimizer's state and the loss scale of `engine`, on the CPU."""
     optimizer = engine.optimizer.state_dict()
     scaler = vars(optimizer.pop(_SCALER))
-    state = {"optimizer": plain(optimizer), "scaler": plain(scaler)}
-    if weights:
-        state["model"] = plain(_buffers(model) if _partitioned(model) else model_state(model))
-    return state
+    return {"optimizer": plain(optimizer), "scaler": plain(scaler)}
 
 
 def restore(engine: Any, model: nn.Module, state: dict[str, Any]) -> None:
-    """Take over what `own_state` returned on this rank, with the weights in it."""
-    with torch.no_grad():
-        if _partitioned(model):
-            for name, buffer in _buffers(model).items():
-                buffer.copy_(state["model"][name])
-        else:
-            model.load_state_dict(state["model"])
+    """Take over what `own_state` returned on this rank, and the `model`'s own state dict."""
+    model.load_state_dict(state["model"])
     scaler = engine.optimizer.loss_scaler
     vars(scaler).update(state["scaler"])
     # DeepSpeed takes its own from a list with the state of each rank.
     listed: list[Any] = [None] * dist.get_world_size()
     listed[dist.get_rank()] = {**state["optimizer"], _SCALER: scaler}
     engine.optimizer.load_state_dict(listed, load_from_fp32_weights=True)
-
-
-def whole_model(model: nn.Module, *, keep: bool) -> dict[str, Any]:
-    """Return the state dict of `model` on the CPU, gathered if it is sharded; every rank calls this.
-
-    keep: whether this rank wants it; otherwise it is empty.
-    """
-    if not _partitioned(model):
-        return dict(plain(model_state(model))) if keep else {}
-    import deepspeed
-
-    whole: dict[str, Any] = {}
-    for name, parameter in model.named_parameters():
-        with deepspeed.zero.GatheredParameters([parameter]):
-            if keep:
-                whole[name] = parameter.detach().to("cpu", copy=True)
-    return {**whole, **plain(_buffers(model))} if keep else {}
 
 
 def plain(value: Any) -> Any:
@@ -311,11 +271,3 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(item) for item in value)
     # Not isinstance: the number of an enumeration has a class of its own, which `torch.load` refuses.
     return isinstance(value, (dict, torch.Tensor)) or type(value) in (bool, int, float, str, type(None))
-
-
-def _partitioned(model: nn.Module) -> bool:
-    return any(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
-
-
-def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(model.named_buffers())

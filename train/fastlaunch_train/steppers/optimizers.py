@@ -11,7 +11,7 @@ from fastlaunch_train.recipes.rules import optimizer_problem
 from fastlaunch_train.workloads.contract import Workload
 from fastlaunch_train.workloads.registry import WorkloadError
 
-#: Arguments of torch's optimizers; torch 1.13 knows no others for `for-loop`.
+#: Arguments of torch's optimizers.
 _IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "auto": {},
     "for-loop": {"foreach": False},

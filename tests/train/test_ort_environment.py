@@ -1,8 +1,7 @@
-"""The training package under torch 1.13, and ORTModule there, whose losses are eager's.
+"""ORTModule where it works, under the oldest torch that the training package knows: its losses are eager's.
 
-The environment is what Debian 12 has: torch 1.13.1 of its own packages, with the last releases of
-onnxruntime-training and torch-ort, and a Transformers of their time. Making it takes minutes, most of them a
-compiler's; it stays in .build.
+The environment takes what containers/ort-requirements.txt pins. Making it takes minutes, most of them a
+download's and a compiler's; it stays in .build.
 """
 
 import fcntl
@@ -11,6 +10,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +21,7 @@ from fastlaunch_train.records.records import RankRecord, read_record
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "train" / "fastlaunch_train"
 REQUIREMENTS = ROOT / "containers" / "ort-requirements.txt"
-PYTHON = "/usr/bin/python3"
-DEBIANS = ("python3-torch", "libtorch-dev", "pybind11-dev", "python3.11-dev", "python3.11-venv", "g++")
+TORCH = "2.3.1"
 
 
 #: Models in the shape of the workloads' own, without dropout: ONNX Runtime draws other numbers for it.
@@ -46,41 +45,16 @@ def run_quietly(argv: list[str], **env: str) -> None:
     assert done.returncode == 0, f"{argv}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
-def install_debians_torch() -> None:
-    """Debian's torch 1.13 and what its extensions are built with; skips where there is no Debian 12."""
-    if shutil.which("apt-get") is None:
-        pytest.skip("needs apt-get, for Debian 12's python3-torch")
-
-    def is_installed(package: str) -> bool:
-        asked = subprocess.run(
-            ["dpkg-query", "-W", "-f", "${db:Status-Status}", package], capture_output=True, check=False
-        )
-        return asked.stdout == b"installed"
-
-    missing = [package for package in DEBIANS if not is_installed(package)]
-    if missing:
-        run_quietly(["apt-get", "update", "-qq"])
-        policy = subprocess.run(["apt-cache", "policy", "python3-torch"], capture_output=True, check=True)
-        if b"Candidate: 1.13.1" not in policy.stdout:
-            pytest.skip("needs Debian 12, whose python3-torch is 1.13.1")
-        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
-        run_quietly(install, DEBIAN_FRONTEND="noninteractive")
-
-
 @pytest.fixture(scope="module")
-def old_python() -> Path:
-    """The interpreter of an environment with torch 1.13 and ORTModule, made if it is not there yet.
-
-    Skips the test where it cannot be made.
-    """
+def ort_python() -> Path:
+    """The interpreter of an environment with ORTModule, made if it is not there yet."""
     build = ROOT / ".build"
     build.mkdir(exist_ok=True)
     environment, stamp = build / "ort", build / "ort" / "made-of"
-    made_of = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    made_of = TORCH + hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
     with (build / "ort.lock").open("w") as lock:
         # Other workers may want it at the same time.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        install_debians_torch()
         if not stamp.exists() or stamp.read_text() != made_of:
             shutil.rmtree(environment, ignore_errors=True)
             make_environment(environment)
@@ -89,28 +63,21 @@ def old_python() -> Path:
 
 
 def make_environment(environment: Path) -> None:
-    run_quietly([PYTHON, "-m", "venv", "--system-site-packages", str(environment)])
+    run_quietly([sys.executable, "-m", "venv", str(environment)])
     python = str(environment / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # Debian's protobuf is in sight, and would be taken for the one that is asked for.
-    run_quietly([*pip, "--ignore-installed", *[line for line in pinned() if line.startswith("protobuf")]])
-    run_quietly([*pip, "-r", str(REQUIREMENTS), "onnxruntime-training-cpu==1.19.2"])
+    run_quietly([*pip, f"torch=={TORCH}", "-r", str(REQUIREMENTS), "onnxruntime-training-cpu==1.19.2"])
     run_quietly([*pip, "--no-deps", "torch-ort==1.19.2"])
-    headers = "/usr/include/torch/csrc/api/include"
-    run_quietly([python, "-m", "torch_ort.configure"], CPLUS_INCLUDE_PATH=headers)
-
-
-def pinned() -> list[str]:
-    return [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
+    run_quietly([python, "-m", "torch_ort.configure"])
 
 
 @pytest.fixture(scope="module")
-def models(old_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(ort_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model for each of the small language workloads, without dropout."""
     from fastlaunch_train.data.tokens import ByteTokens
 
     folder = tmp_path_factory.mktemp("models")
-    run_quietly([str(old_python), "-c", MAKE_MODELS, str(folder), str(ByteTokens.vocabulary)])
+    run_quietly([str(ort_python), "-c", MAKE_MODELS, str(folder), str(ByteTokens.vocabulary)])
     return folder
 
 
@@ -134,29 +101,30 @@ def losses(record: RankRecord) -> list[float]:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_every_module_imports_under_torch_1_13(old_python: Path) -> None:
+def test_every_module_imports_under_the_oldest_torch(ort_python: Path) -> None:
     modules = [
         ".".join(path.relative_to(ROOT / "train").with_suffix("").parts)
         for path in PACKAGE.rglob("*.py")
-        if path.name not in ("__main__.py", "__init__.py")
+        # The backward pass of attention is written in a newer Triton, and imported where that is there.
+        if path.name not in ("__main__.py", "__init__.py", "attention_backward.py")
     ]
     assert "fastlaunch_train.run.session" in modules
-    script = "import torch, importlib; assert torch.__version__.startswith('1.13')\n" + "\n".join(
+    script = "import torch, importlib; assert torch.__version__.startswith('2.3.1')\n" + "\n".join(
         f"importlib.import_module({module!r})" for module in sorted(modules)
     )
-    run_quietly([str(old_python), "-c", script], PYTHONPATH=str(ROOT / "train"))
+    run_quietly([str(ort_python), "-c", script], PYTHONPATH=str(ROOT / "train"))
 
 
 @pytest.fixture(scope="module", params=["gpt2-tiny", "distilbert-tiny"])
 def pair(
-    request: pytest.FixtureRequest, old_python: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, ort_python: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RankRecord, RankRecord]]:
     """Records of a run by torch and of one by ORTModule, of the same model on the same data."""
     folder = tmp_path_factory.mktemp("runs")
     same = ("--model", str(models / request.param), "--eval-every", "6")
-    by_torch = train(old_python, folder / "torch", request.param, "--recipe", "fp32", *same)
+    by_torch = train(ort_python, folder / "torch", request.param, "--recipe", "fp32", *same)
     by_ort = train(
-        old_python, folder / "ort", request.param, "--recipe", "ort", "--set", "precision=fp32", *same
+        ort_python, folder / "ort", request.param, "--recipe", "ort", "--set", "precision=fp32", *same
     )
     yield by_torch, by_ort
 
@@ -165,7 +133,7 @@ def pair(
 @pytest.mark.timeout(1200)
 def test_ort_trains_as_torch_does(pair: tuple[RankRecord, RankRecord]) -> None:
     by_torch, by_ort = pair
-    assert by_ort.header["versions"]["torch"].startswith("1.13")
+    assert by_ort.header["versions"]["torch"].startswith(TORCH)
     assert by_ort.header["recipe"]["engine"] == "ort"
     expected = losses(by_torch)
     assert len(expected) == 12 + len(by_torch.evals) > 12
