@@ -217,8 +217,7 @@ def _short(commit: str | None, known: Iterable[str | None]) -> str:
         return "unknown"
     # What was changed since a commit is no part of its hash, and what a foreign file calls one may be long.
     name, dash, state = commit.partition("-")
-    text = f"{name[: _length(commit, known)]}{dash}{state[:20]}"
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return f"{name[: _length(commit, known)]}{dash}{state[:20]}"
 
 
 def _length(commit: str, known: Iterable[str | None]) -> int:

@@ -12,6 +12,7 @@ from fastlaunch.aws.pricing import usd_of
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import Instance, MachineImage, RouteTable, Subnet, Vpc
 from fastlaunch.core.errors import BadConfiguration
+from fastlaunch.core.terminal import printable, printable_data
 
 #: Values that one filter takes. docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Filter.html
 MAX_FILTER_VALUES = 200
@@ -290,7 +291,9 @@ class Ec2Calls(AwsSession):
         vpcs = [
             Vpc(
                 id=each["VpcId"],
-                name=next((tag["Value"] for tag in each.get("Tags", ()) if tag["Key"] == "Name"), ""),
+                name=printable(
+                    next((tag["Value"] for tag in each.get("Tags", ()) if tag["Key"] == "Name"), "")
+                ),
                 cidr=each["CidrBlock"],
                 is_default=each["IsDefault"],
             )
@@ -402,7 +405,7 @@ def _filters(name: str, values: Sequence[str]) -> list[dict[str, Any]]:
 def _instance(region: str, answer: Mapping[str, Any]) -> Instance:
     reason = answer.get("StateReason", {})
     code, message = reason.get("Code", ""), reason.get("Message", "")
-    state_reason = message if message.startswith(code) else f"{code}: {message}"
+    state_reason = printable(message if message.startswith(code) else f"{code}: {message}")
     return Instance(
         id=answer["InstanceId"],
         region=region,
@@ -415,7 +418,7 @@ def _instance(region: str, answer: Mapping[str, Any]) -> Instance:
         state_reason=state_reason if code and code != "pending" else None,
         transition_reason=answer.get("StateTransitionReason") or None,
         launch_index=answer.get("AmiLaunchIndex", 0),
-        tags={tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())},
+        tags=printable_data({tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())}),
     )
 
 

@@ -25,6 +25,7 @@ from fastlaunch.core.errors import (
     Unreachable,
 )
 from fastlaunch.core.login import profile_name
+from fastlaunch.core.terminal import printable
 
 if TYPE_CHECKING:
     from fastlaunch.aws.types import Instance
@@ -429,6 +430,6 @@ def _error(kind: type[CloudRefused], message: str, hint: str, api_call: ApiCall,
     name = profile_name()
     profile = f" --profile {shlex.quote(name)}" if name else ""
     names = {"service": api_call.service, "action": right, "region": api_call.region, "profile": profile}
-    error = kind(message, hint.format(**names))
+    error = kind(printable(message), hint.format(**names))
     error.code = code
     return error

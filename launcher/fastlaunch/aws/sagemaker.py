@@ -14,6 +14,7 @@ from fastlaunch.aws.errors import is_unknown_job
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.core.errors import BadConfiguration, Unreachable
 from fastlaunch.core.ownership import RUN_TAG
+from fastlaunch.core.terminal import printable
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 #: Newest lines to fetch of every host's log. GetLogEvents returns up to 10,000.
@@ -155,7 +156,9 @@ class SageMakerCalls(AwsSession):
 
     def _tags(self, region: str, arn: str) -> dict[str, str]:
         pages = self.paginate("sagemaker", region, "ListTags", subject=arn, ResourceArn=arn)
-        return {tag["Key"]: tag["Value"] for page in pages for tag in page.get("Tags", ())}
+        return {
+            printable(tag["Key"]): printable(tag["Value"]) for page in pages for tag in page.get("Tags", ())
+        }
 
     def _log_streams(self, region: str, name: str) -> list[str]:
         parameters = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/"}

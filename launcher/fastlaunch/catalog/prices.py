@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, check_positive
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.terminal import printable_data
 from fastlaunch.core.units import parse_date
 
 SERVICES = ("ec2", "sagemaker")
@@ -61,7 +62,7 @@ class Price:
         try:
             return cls(
                 **{
-                    **value,
+                    **printable_data(value),
                     "as_of": parse_date(value["as_of"]),
                     "usd_per_hour": float(value["usd_per_hour"]),
                 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.terminal import plain, raw_output
+from fastlaunch.core.terminal import plain, printable, raw_output
 from fastlaunch.core.units import (
     parse_batch_size,
     parse_bytes,
@@ -230,7 +230,7 @@ def given_command(*, without: Sequence[str] = ()) -> list[str]:
 
 def next_command(text: str) -> None:
     """Print the next command worth typing, as the last line on stderr."""
-    click.echo(f"next: {text}", err=True)
+    click.echo(f"next: {printable(text)}", err=True)
 
 
 def output_width() -> int:

@@ -1,7 +1,5 @@
 """What commands print: tables, JSON and CSV of any rows; runs with an answer."""
 
-import csv
-import io
 import json
 import re
 import shutil
@@ -15,6 +13,7 @@ import click
 from fastlaunch.cli.options import next_command, print_coloured
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.measure.summary import Interval, RunSummary, StepProfile
@@ -70,12 +69,9 @@ def print_rows(
     if output == "json":
         click.echo(json.dumps(rows, indent=2, default=str))
     elif output == "csv":
-        text = io.StringIO()
-        if names := list(rows[0] if rows else columns):
-            writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        click.echo(text.getvalue(), nl=False)
+        from fastlaunch.report.data import csv_text
+
+        click.echo(csv_text(rows, rows[0] if rows else columns), nl=False)
     else:
         headers = headers or {key: key for key in (rows[0] if rows else {})}
         print_table(table(rows, headers, shrinkable=shrinkable, droppable=droppable))
@@ -145,7 +141,7 @@ def table(
     is_below = kept.get(last) == -_GAP
     if last in kept:
         kept[last] = widths[last]
-    cells = [[_cut(_text(row[key]), kept[key]).replace("\n", " ") for key in kept] for row in rows]
+    cells = [[_cut(_text(row[key]), kept[key]) for key in kept] for row in rows]
     lines = [[headers[key] for key in kept], *cells]
     is_right = [_is_numeric([row[key] for row in rows]) for key in kept]
     details = [""] * len(lines)
@@ -221,10 +217,10 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return ", ".join(map(str, value))
+        return printable(", ".join(map(str, value)))
     if isinstance(value, int):
         return f"{value:,}"
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))
 
 
 def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 from typing import TextIO, TypeVar
 
-from fastlaunch.core.terminal import plain, raw_output, report_line
+from fastlaunch.core.terminal import plain, printable, raw_output, report_line
 
 #: What is done sooner shows nothing.
 _DELAY_S = 2.0
@@ -34,7 +34,7 @@ class Activity:
     def update(self, detail: str) -> None:
         """Say what it is at now, in a line."""
         # Of a bar that a program draws by itself, what it shows last.
-        self.detail = plain(detail.strip().rpartition("\r")[2])
+        self.detail = printable(plain(detail.strip().rpartition("\r")[2]))
 
     def begin(self, step: str) -> None:
         """Say which step has begun; the one before is done."""

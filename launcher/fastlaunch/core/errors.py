@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
+from fastlaunch.core.terminal import printable
+
 EXIT_DONE = 0
 EXIT_JOB_FAILED = 1
 EXIT_USAGE = 2
@@ -58,7 +60,7 @@ class UnknownName(UserError):
         meant = (synonyms or {}).get(name)
         near = [meant] if meant else get_close_matches(name, names, n=3, cutoff=0.5)
         suggestion = f"did you mean {' or '.join(near)}? " if near else ""
-        listing = f"known: {', '.join(names)}" if names else f"there is no {kind} yet"
+        listing = f"known: {', '.join(map(printable, names))}" if names else f"there is no {kind} yet"
         super().__init__(f"unknown {kind} {name!r}", hint or f"{suggestion}{listing}")
         self.name = name
 
@@ -70,7 +72,7 @@ class BadFile(UserError):
         self, path: Path | str, problem: str, *, line: int | None = None, hint: str | None = None
     ) -> None:
         where = f"{path}:{line}" if line is not None else f"{path}"
-        super().__init__(f"{where}: {problem}", hint)
+        super().__init__(printable(f"{where}: {problem}"), hint)
         self.path = path
         self.problem = problem
         self.line = line

@@ -1,16 +1,22 @@
-"""Text as a terminal may show it: what jobs, nodes and AWS say must not steer the user's terminal."""
+"""Text as a terminal may show it: what jobs, nodes and AWS say must not steer the user's terminal.
+
+What people and programs elsewhere name, such as a recipe or the owner of a machine, becomes `printable` where
+it is read: it is part of a line, and begins none of its own. `plain` is for whole texts, such as logs.
+"""
 
 import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
 #: Colours and other renditions, as logs have them; without them the text says the same.
 _RENDITION = re.compile(r"\x1b\[[0-9:;]*m")
-#: The control characters of C0 and C1 without tab and newline, and those that turn the direction of text.
-_CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+#: The control characters of C0 and C1 without tab and newline, the other line ends, and those that turn the
+#: direction of text.
+_CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 #: As `less` shows them: `^[`, `<U+009B>`.
 _VISIBLE = {code: f"^{chr(code ^ 64)}" if code < 128 else f"<U+{code:04X}>" for code in _CONTROLS}
 
@@ -18,6 +24,22 @@ _VISIBLE = {code: f"^{chr(code ^ 64)}" if code < 128 else f"<U+{code:04X}>" for 
 def plain(text: str) -> str:
     """Return the text without colours, and with every other control character made visible."""
     return _RENDITION.sub("", text).translate(_VISIBLE)
+
+
+def printable(text: str) -> str:
+    """Return the text in one line, with what cannot be seen escaped as Python does: `\\n`, `\\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def printable_data(data: Any) -> Any:
+    """Return plain data with every text in it, names included, `printable`."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, Mapping):
+        return {printable_data(name): printable_data(value) for name, value in data.items()}
+    return [printable_data(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def report_line(line: str, stream: TextIO | None = None) -> None:

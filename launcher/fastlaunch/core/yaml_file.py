@@ -16,6 +16,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
+from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import parse_date
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ class YamlFile:
         if not isinstance(value, dict):
             raise self.fault(f"{_name(at)} is {_shown(value)}; it takes `name: value` pairs", *at)
         for key in value:
-            if not isinstance(key, str) or not key.strip():
+            if not isinstance(key, str) or not key.strip() or not key.isprintable():
                 raise self.fault(f"{_name(at)} has {_shown(key)} for a name; it is text", *at, key or "")
         return value
 
@@ -168,7 +169,7 @@ class YamlFile:
             return _TRUTH[text.lower()]
         is_number = is_plain and expected in _NUMBERS and _NUMBERS[expected].fullmatch(text)
         if is_number or (text and expected in (str, Path)):
-            return expected(text)
+            return printable(text) if expected is str else expected(text)
         raise self.fault(f"{_name(at)} is {_shown(value)}; it is {_EXPECTED[expected]}", *at)
 
     def text(self, *at: str | int) -> str:

@@ -22,6 +22,7 @@ from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder
 from fastlaunch.core.ownership import OUTPUT_TAG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.ledger.ids import PUBLISHED, named_run, new_run_id, published_run_id, published_text, where
 from fastlaunch.ledger.rows import (
@@ -330,7 +331,10 @@ class Ledger:
             "SELECT at, state, reason FROM run_events WHERE run_id = ? ORDER BY rowid", (run_id,)
         )
         try:
-            return [Event(at=at, state=RunState(state), reason=reason) for at, state, reason in rows]
+            return [
+                Event(at=at, state=RunState(state), reason=reason and printable(reason))
+                for at, state, reason in rows
+            ]
         except ValueError as error:
             raise damaged(self.path, f"run {run_id}: {error}") from None
 

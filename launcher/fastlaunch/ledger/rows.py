@@ -9,6 +9,7 @@ from typing import Any
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import NOT_NEEDED, Plan, RunState
+from fastlaunch.core.terminal import printable
 from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.measure.summary import RunSummary
@@ -19,6 +20,8 @@ _COLUMNS = (
     *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd"),
     *("account", "partition", "absences"),
 )
+#: Columns of runs and attempts that others may have written, and that nothing is looked up by.
+_SHOWN = {"reason", "workload", "recipe", "instance", "zone", "owner", "account", "region", "purchase"}
 #: As a column of attempts is selected, where it is none.
 _CEILING = "json_extract(plan, '$.max_cost_usd') AS max_cost_usd"
 
@@ -102,6 +105,7 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
     runs = []
     for row in file.rows(f"SELECT {', '.join(selected.values())} FROM runs WHERE {condition}", values):
         columns = dict(zip(selected, row, strict=True))
+        columns |= {name: printable(columns[name]) for name in _SHOWN & columns.keys() if columns[name]}
         price, summary = columns["price"], columns["summary"]
         directory, script = columns["directory"], columns["script"]
         try:
@@ -219,6 +223,7 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
     attempts = []
     for row in rows:
         columns = dict(zip((*_COLUMNS, "max_cost_usd"), row, strict=True))
+        columns |= {name: printable(columns[name]) for name in _SHOWN & columns.keys() if columns[name]}
         billing = Billing(**{name: columns.pop(column) for name, column in _BILLING_COLUMNS.items()})
         try:
             for name in ("handle", "schedule"):

@@ -9,6 +9,7 @@ from typing import Any
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.ledger.attempt_cost import cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -148,7 +149,7 @@ def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
             yield from as_lines(value, depth + 1)
         elif name == "argv":
             yield f"{_INDENT * depth}{name}"
-            yield f"{_INDENT * (depth + 1)}{shlex.join(value)}"
+            yield f"{_INDENT * (depth + 1)}{printable(shlex.join(value))}"
         elif _is_nested(value):
             yield f"{_INDENT * depth}{name}"
             for number, item in enumerate(value, start=1):
@@ -157,9 +158,6 @@ def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
                     yield from as_lines(item, depth + 2)
                 else:
                     yield f"{_INDENT * (depth + 1)}{_on_one_line(item)}"
-        elif isinstance(value, str) and "\n" in value:
-            yield f"{_INDENT * depth}{name}"
-            yield from (f"{_INDENT * (depth + 1)}{line}" for line in value.splitlines())
         else:
             is_count = isinstance(value, int) and name.startswith(("num_", "flops_"))
             text = f"{value:,}" if is_count else _plain(value)
@@ -169,7 +167,7 @@ def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,.6g}" if isinstance(value, float) else str(value)
+    return f"{value:,.6g}" if isinstance(value, float) else printable(str(value))
 
 
 def _is_nested(value: object) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus
-from fastlaunch.core.terminal import plain, raw_output, report_line
+from fastlaunch.core.terminal import printable, raw_output, report_line
 from fastlaunch.core.units import rounded
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch_train.recipes.recipe import Recipe
@@ -225,7 +225,7 @@ class PlainLines(Display):
         report_line(f"{self._label}: {describe(progress)}", self.stream)
 
     def finish(self, outcome: str) -> None:
-        report_line(f"{self._label}: {outcome}", self.stream)
+        report_line(f"{self._label}: {printable(outcome)}", self.stream)
 
 
 class ProgressBar(Display):
@@ -261,7 +261,7 @@ class ProgressBar(Display):
             self._bar.stop()
 
     def start(self, label: str, num_steps: int | None) -> None:
-        self._label = plain(label)
+        self._label = printable(label)
         self._task = self._bar.add_task(self._label, total=num_steps, status="starting")
 
     def show(self, progress: Progress) -> None:
@@ -272,7 +272,7 @@ class ProgressBar(Display):
                 self._task,
                 completed=progress.step,
                 total=progress.num_steps or None,
-                status=plain(describe(progress)),
+                status=describe(progress),
             )
 
     def finish(self, outcome: str) -> None:
@@ -280,7 +280,7 @@ class ProgressBar(Display):
         with suppress(OSError):
             # A line for every run that ended, and a bar for the run under way.
             colour = next((name for word, name in _COLOURS.items() if outcome.startswith(word)), None)
-            line = f"{self._label}: {plain(outcome)}"
+            line = f"{self._label}: {printable(outcome)}"
             self._bar.console.print(line, style=colour, markup=False, highlight=False)
             self._bar.remove_task(self._task)
 
@@ -288,7 +288,8 @@ class ProgressBar(Display):
 def describe(progress: Progress) -> str:
     """`step 40/200, 652 images/s, loss 2.31, 4 s left`, or the phase before the first step."""
     if progress.step == 0:
-        return f"before the first step ({progress.phase})" if progress.phase else "before the first step"
+        before = "before the first step"
+        return printable(f"{before} ({progress.phase})") if progress.phase else before
     parts = [f"step {progress.step}{f'/{progress.num_steps}' if progress.num_steps else ''}"]
     if progress.samples_per_s is not None:
         parts.append(f"{rounded(progress.samples_per_s)} {progress.sample_unit}/s")
@@ -300,7 +301,7 @@ def describe(progress: Progress) -> str:
         parts.append("loss not finite")
     if progress.seconds_left is not None and progress.step < (progress.num_steps or 0):
         parts.append(f"{_clock_time(progress.seconds_left)} left")
-    return ", ".join(parts)
+    return printable(", ".join(parts))
 
 
 def _clock_time(seconds: float) -> str:

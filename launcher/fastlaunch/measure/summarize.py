@@ -119,7 +119,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         # Of steps it is what their process allocated.
         peaks += [line.memory_gib for record in attempted for line in record.devices]
     evals = evals_of(attempts)
-    return RunSummary(
+    summary = RunSummary(
         setup=Setup(
             kind="records",
             workload=header["workload"]["name"],
@@ -178,6 +178,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         uncounted=tuple(dict.fromkeys(_uncounted(attempted))),
         problems=tuple(problems),
     )
+    # As it comes back from the ledger: what a record names may hold anything.
+    return RunSummary.from_json(summary.to_json())
 
 
 def _recorded(ranks: Sequence[RankRecord]) -> Sequence[RankRecord]:

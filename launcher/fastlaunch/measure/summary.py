@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
+from fastlaunch.core.terminal import printable_data
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, names_variant
 from fastlaunch_train.records.records import Check, Eval
 
@@ -243,10 +244,10 @@ class RunSummary:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "RunSummary":
-        """Return the summary that `to_json` wrote. Raises ValueError for other data."""
+        """Return the summary that `to_json` wrote, its texts printable. Raises ValueError for other data."""
         topics: dict[str, dict[str, Any]] = {name: {} for name in ("", *_TOPICS)}
         try:
-            for key, value in data.items():
+            for key, value in printable_data(data).items():
                 if key in _FORMER:
                     continue
                 topic, name, _ = _PLACES[key]

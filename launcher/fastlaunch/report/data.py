@@ -4,17 +4,23 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Cost, Row, Speed
 from fastlaunch.analysis.convergence import UNKNOWN, Difference, HeldOut
+from fastlaunch.core.terminal import printable
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.text import answer_to_json
 
 #: Counts changes to the shape that a reader would notice: a field gone, or of another meaning. Not additions.
 SCHEMA = 2
+
+#: How a formula of a spreadsheet begins, and what begins so and is none.
+_FORMULA = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 
 #: The measured quantities of a row, each `{"value", "low", "high"}` or null.
 QUANTITIES = (
@@ -105,16 +111,30 @@ def as_csv(comparison: Comparison) -> str:
 
     A variant becomes a column for each of its names.
     """
-    text = io.StringIO()
     rows = as_rows(comparison)
-    if rows:
-        # Not every row has the same columns of a variant.
-        widest = max(rows, key=len)
-        columns = dict.fromkeys(name for row in (widest, *rows) for name in row)
-        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue().rstrip("\n")
+    # Not every row has the same columns of a variant.
+    widest = max(rows, key=len, default={})
+    columns = dict.fromkeys(name for row in (widest, *rows) for name in row)
+    return csv_text(rows, columns).rstrip("\n")
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
+    """Return rows as CSV under their columns; empty without columns.
+
+    A text that a spreadsheet would run as a formula begins with an apostrophe.
+    """
+    text = io.StringIO()
+    if names := list(columns):
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(map(_csv_cell, names))
+        writer.writerows([_csv_cell(row.get(name)) for name in names] for row in rows)
+    return text.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{printable(value)}" if value.startswith(_FORMULA) else printable(value)
 
 
 def as_rows(comparison: Comparison) -> list[dict[str, Any]]:

@@ -1,13 +1,25 @@
 """A comparison as Markdown, for pull requests and notebooks."""
 
+import re
 from collections.abc import Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.core.terminal import printable
 from fastlaunch.report.overview import decisive_notes, in_order
 from fastlaunch.report.text import dollars, name_of, rate_of, rate_text, sentence_of, with_range
 
 _HEADINGS = ("row", "runs", "step ms", "rate", "$/h", "$/M", "x base", "verdict")
-_ESCAPES = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_[]|"}, "<": "&lt;", ">": "&gt;"})
+#: Tears apart what becomes a link, or tells somebody, by itself.
+_NOTHING = "<!-- -->"
+_ESCAPES = str.maketrans(
+    {
+        **{mark: f"\\{mark}" for mark in "\\`*_[]|~#!"},
+        **{"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": f"@{_NOTHING}"},
+    }
+)
+#: What begins a list where it begins a line, and the middle of an address.
+_LIST = re.compile(r"^(\d*)([-+.)])(?= )")
+_ADDRESS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -48,4 +60,5 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
 
 def _text(text: str) -> str:
     """Return text in which Markdown and HTML find nothing of theirs."""
-    return " ".join(text.translate(_ESCAPES).split())
+    escaped = " ".join(printable(text).translate(_ESCAPES).split())
+    return _ADDRESS.sub(_NOTHING, _LIST.sub(r"\1\\\2", escaped))
