@@ -128,6 +128,17 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({"tags": ("k=a,b",)}, {}, "a character that AWS does not take", "letters, digits"),
         # What it may know.
         ({"secrets": ("HUB",)}, {}, "--secret 'HUB' is not NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager"),
+        ({"secrets": ("hf_0123",)}, {}, "--secret ... is not NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager"),
+        (
+            {"variables": ("WANDB_API_KEY=5e1c",)},
+            {},
+            "--env WANDB_API_KEY looks",
+            "--secret WANDB_API_KEY=ARN",
+        ),
+        ({"variables": ("PGPASSWORD=5e1c",)}, {}, "--env PGPASSWORD looks like", "--secret PGPASSWORD=ARN"),
+        ({"variables": ("DB=psql://me:5e1c@db/x",)}, {}, "--env DB looks like", "--secret DB=ARN"),
+        ({}, {"workload_arguments": (f"hub=hf_{'5e1c' * 8}",)}, "--set-workload looks", "--secret NAME=ARN"),
+        ({}, {"command": ("python", "t.py", f"--hub=hf_{'5e1c' * 8}")}, "looks like a secret", "--secret"),
         ({"secrets": (SECRET, SECRET)}, {}, "--secret HUB is given twice", "once"),
         ({"secrets": (f"FASTLAUNCH_{SECRET}",)}, {}, "'FASTLAUNCH_HUB' cannot be a variable", "HF_TOKEN"),
         ({"secrets": (SECRET.replace("HUB", "PATH"),)}, {}, "'PATH' cannot be a variable", "HF_TOKEN"),
@@ -217,6 +228,13 @@ def test_what_cannot_be_is_refused(
         build(terms, **request_)
     assert message in caught.value.message
     assert hint in str(caught.value.hint)
+    # What may be the value of a secret is not repeated.
+    assert "5e1c" not in caught.value.message + str(caught.value.hint)
+
+
+def test_a_variable_that_only_sounds_like_a_secret_is_given() -> None:
+    names = ("EOS_TOKEN", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "MONKEYS", "HF_TOKEN_PATH", "DB_SECRET_ARN")
+    build({"variables": (*(f"{name}=1" for name in names), "HF_TOKEN=", "URL=https://a.b:80/c@d")})
 
 
 def test_data_and_models_may_be_inputs() -> None:

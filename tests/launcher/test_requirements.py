@@ -96,8 +96,41 @@ def test_a_file_is_read_with_what_it_includes(tmp_path: Path) -> None:
         ("-r other.txt\n", "other.txt: cannot be read: No such file"),
         ("a \\\n  >1\ngit+https://example.com/b\n", ":3: it names a file or an address"),
         ("?!\n", ":1: '\\?!' names no package"),
+        ("a @ file:b\n", ":1: it names a file or an address"),
+        ("a[x]@./b ; python_version > '3'\n", ":1: it names a file or an address"),
+        ("a-1.0-py3-none-any.whl\n", ":1: it names a file or an address"),
+        ("a.tar.gz --hash=sha256:00\n", ":1: it names a file or an address"),
+        ("b/a\n", ":1: 'b/a' names no package"),
+        ("a>1 -e b\n", "names no package"),
+        ("-c b.txt\n", ":1: -c cannot travel"),
+        # pip ends the line at the comment.
+        ("a \\\n# b \\\n-e c\n", "names no package|-e cannot travel"),
+        ("-r ../outside.txt\n", ":1: includes a file outside"),
+        ("-r link.txt\n", ":1: includes a file outside"),
     ],
 )
 def test_a_file_that_cannot_travel_is_refused(text: str, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=problem):
-        read_requirements(wrote(tmp_path, text))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "outside.txt").write_text("a")
+    (tmp_path / "own" / "link.txt").symlink_to(tmp_path / "outside.txt")
+    path = wrote(tmp_path / "own", text)
+    for from_index in (False, True):
+        with pytest.raises(BadFile, match=problem):
+            read_requirements(path, from_index=from_index)
+
+
+def test_where_a_node_looks_it_can_reach_without_a_password_in_the_file(tmp_path: Path) -> None:
+    for value in (".", "file:///srv/index", "wheels"):
+        path = wrote(tmp_path, f"a\n--find-links {value}\n")
+        read_requirements(path)
+        with pytest.raises(BadFile, match=":2: --find-links names no address") as refused:
+            read_requirements(path, from_index=True)
+        assert "--requirements-from-index" in str(refused.value.hint)
+    path = wrote(tmp_path, "a\n-i https://me:0a1b@pypi.acme.com/simple\n")
+    read_requirements(path)
+    with pytest.raises(BadFile, match="has a password") as refused:
+        read_requirements(path, from_index=True)
+    assert "--secret" in str(refused.value.hint) and "0a1b" not in refused.value.message
+    options = ("-i https://me:${PIP_PASSWORD}@pypi.acme.com/simple", "--extra-index-url=https://a.b", "--pre")
+    path = wrote(tmp_path, "\n".join(["a", *options]))
+    assert read_requirements(path, from_index=True).options == options

@@ -25,12 +25,26 @@ from fastlaunch.images.wheels import QUIETLY, run_pip
 #: Of all wheels together.
 MAX_WHEEL_BYTES = 2**30
 #: Of pip's format: where packages are looked for. They count here, and not on a node without an index.
+_WITH_ADDRESS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
 _OPTIONS = re.compile(
-    r"(-i|--index-url|--extra-index-url|-f|--find-links|--trusted-host|--no-index|--pre|--prefer-binary)\b.*"
+    rf"(?P<name>{'|'.join(_WITH_ADDRESS)}|--trusted-host|--no-index|--prefer-binary|--pre)[ =]*(?P<value>.*)"
 )
 _INCLUDE = re.compile(r"(?:-r|--requirement)[ =]*(.+)")
-_FIND_LINKS = re.compile(r"(?:-f|--find-links)[ =]*(.+)")
-_PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*(?P<versions>.*)")
+_VERSION = r"(?:===?|[~!<>]=|[<>])\s*[\w.*+!-]+"
+#: By PEP 508, without the form `name @ address`; then what pip takes behind it.
+_PACKAGE = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[\w.,\s-]*\])?\s*"
+    rf"(?P<versions>\(?\s*(?:{_VERSION}\s*(?:,\s*{_VERSION}\s*)*,?)?\s*\)?)\s*(?:;(?:(?!\s-).)*)?"
+    r"(?:\s--(?:hash|config-settings?|global-option)[ =]+\S+)*",
+    re.ASCII,
+)
+#: What pip looks for on this machine, or at an address: `./a`, `a.whl`, `a @ file:b`.
+_ELSEWHERE = re.compile(
+    r".*://.*|[./\\].*|\S+\.(whl|zip|t[bglx]z\d?|tar(\.\w+)?)(\W.*)?|[\w.-]+\s*(\[[^]]*\])?\s*@.*",
+    re.IGNORECASE,
+)
+#: Of an index, with or without who asks.
+_ADDRESS = re.compile(r"https?://(?P<login>[^/@]*@)?.*", re.IGNORECASE)
 #: What is built for one torch.
 _WITH_TORCH = ("torch", "torchvision", "torchaudio")
 #: What torch brings for its GPUs.
@@ -72,11 +86,16 @@ class Requirements:
         return any(each["name"].lower() == "torch" and each["versions"].startswith("==") for each in matches)
 
 
-def read_requirements(path: Path) -> Requirements:
-    """Return what the file asks for. Raises BadFile for what cannot travel, and where it asks for nothing."""
+def read_requirements(path: Path, *, from_index: bool = False) -> Requirements:
+    """Return what the file asks for. Raises BadFile for what cannot travel, and where it asks for nothing.
+
+    from_index: whether the node's pip looks for the packages, which sees no folder of this machine.
+    """
     packages: list[str] = []
     options: list[str] = []
-    for line in _lines(path, ()):
+    folders = [folder for folder in path.resolve().parents if (folder / ".git").exists()]
+    reader = _Reader(root=folders[0] if folders else path.resolve().parent, from_index=from_index)
+    for line in reader.lines(path, ()):
         (options if line.startswith("-") else packages).append(line)
     if not packages:
         raise BadFile(path, "it names no package", hint="write a name a line, or leave out --requirements")
@@ -90,7 +109,7 @@ def requirements_bundle(path: Path, base: BaseImage | None) -> Bundle:
 
     Raises UserError if pip cannot resolve it, or if that is too large.
     """
-    required = read_requirements(path)
+    required = read_requirements(path, from_index=base is None)
     if base is None:
         text = "".join(f"{line}\n" for line in (*required.options, *required.packages))
         return _bundle(pack({"requirements.txt": text.encode()}, folder="requirements"))
@@ -119,37 +138,74 @@ def _wheels(path: Path, required: Requirements, base: BaseImage) -> Bundle:
         return _bundle(pack(packed, folder=wheels.name, wheels=sorted(wheels.iterdir())))
 
 
-def _lines(path: Path, above: Collection[Path]) -> Iterator[str]:
-    """Yield the lines of the file that ask for something, with those of the files that it includes."""
-    # A line that goes on in the next one counts as the first of both.
-    joined = re.sub(r"\\\r?\n", "\0", read_text(path))
-    number = 1
-    for line in joined.splitlines():
-        at, number = number, number + 1 + line.count("\0")
-        text = re.sub(r"(^|\s)#.*", "", line.replace("\0", " ")).strip()
-        if not text:
-            continue
-        if include := _INCLUDE.fullmatch(text):
-            if path.resolve() in above:
-                raise BadFile(path, "includes itself", line=at)
-            yield from _lines(path.parent / include[1], (*above, path.resolve()))
-        elif (links := _FIND_LINKS.fullmatch(text)) and (path.parent / links[1]).exists():
-            yield f"--find-links {(path.parent / links[1]).resolve()}"
-        elif text.startswith("-") and not _OPTIONS.fullmatch(text):
-            raise BadFile(
-                path, f"{text.split()[0]} cannot travel", line=at, hint="name packages and their versions"
-            )
-        elif not text.startswith("-") and ("://" in text or text.startswith((".", "/"))):
+@dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """Reads files in pip's format, and refuses what names anything but packages of an index."""
+
+    #: No file above it is included: what it holds may be private.
+    root: Path
+    from_index: bool
+
+    def lines(self, path: Path, above: Collection[Path]) -> Iterator[str]:
+        """Yield the lines that ask for something, with those of the files that are included."""
+        # A line that goes on in the next one counts as the first of both. A comment ends with its line.
+        text = re.sub(r"(?m)^([ \t]*#.*?)\\+(?=\r?$)", r"\1", read_text(path))
+        joined = re.sub(r"\\\r?\n", "\0", text)
+        number = 1
+        for line in joined.splitlines():
+            at, number = number, number + 1 + line.count("\0")
+            text = re.sub(r"(^|\s)#.*", "", line.replace("\0", " ")).strip()
+            if not text:
+                continue
+            if include := _INCLUDE.fullmatch(text):
+                file = path.parent / include[1]
+                if path.resolve() in above:
+                    raise BadFile(path, "includes itself", line=at)
+                if not file.resolve().is_relative_to(self.root):
+                    hint = "include files of the same repository, or copy its lines"
+                    raise BadFile(path, f"includes a file outside {self.root}", line=at, hint=hint)
+                yield from self.lines(file, (*above, path.resolve()))
+            elif text.startswith("-"):
+                yield self._option(path, at, text)
+            elif _ELSEWHERE.fullmatch(text):
+                raise BadFile(
+                    path,
+                    "it names a file or an address, and only packages of an index travel",
+                    line=at,
+                    hint="code of your own travels with the working directory",
+                )
+            elif not _PACKAGE.fullmatch(text):
+                raise BadFile(path, f"{text!r} names no package", line=at)
+            else:
+                yield text
+
+    def _option(self, path: Path, at: int, text: str) -> str:
+        """Return the option as it travels, or as pip takes it here. Raises BadFile if it does neither."""
+        option = _OPTIONS.fullmatch(text)
+        if option is None:
+            hint = "name packages and their versions"
+            raise BadFile(path, f"{text.split()[0]} cannot travel", line=at, hint=hint)
+        value = option["value"]
+        links = option["name"] in ("-f", "--find-links")
+        if value and not self.from_index:
+            is_here = links and (path.parent / value).exists()
+            return f"--find-links {(path.parent / value).resolve()}" if is_here else text
+        address = _ADDRESS.fullmatch(value)
+        if option["name"] in _WITH_ADDRESS and address is None and not value.startswith("${"):
             raise BadFile(
                 path,
-                "it names a file or an address, and only packages of an index travel",
+                f"{option['name']} names no address of http or https, and the job sees no folder of yours",
                 line=at,
-                hint="code of your own travels with the working directory",
+                hint="leave out --requirements-from-index: then the pip that is here looks there",
             )
-        elif not text.startswith("-") and not _PACKAGE.fullmatch(text):
-            raise BadFile(path, f"{text!r} names no package", line=at)
-        else:
-            yield text
+        if address and address["login"] and "${" not in address["login"]:
+            raise BadFile(
+                path,
+                f"the address of {option['name']} has a password in it, which would be stored with the job",
+                line=at,
+                hint="give the address as a secret: --secret PIP_INDEX_URL=ARN",
+            )
+        return text
 
 
 def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> None:
@@ -164,10 +220,13 @@ def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> Non
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
     pip = ["-c", _PIP, json.dumps(environment)]
-    report, constraints, listed = (to.parent / name for name in ("report.json", "torch.txt", "listed.txt"))
+    names = ("report.json", "torch.txt", "listed.txt", "checked.txt")
+    report, constraints, listed, checked = (to.parent / name for name in names)
     constraints.write_text("" if required.pins_torch else f"torch=={base.torch}\n")
     report_only = ["--dry-run", "--ignore-installed", "--target", str(to), "--report", str(report)]
-    sources = ["--requirement", str(path), "--constraint", str(constraints)]
+    # What was checked, and not the file, of which pip may read more.
+    checked.write_text("\n".join([*required.options, *required.packages]), encoding="utf-8")
+    sources = ["--requirement", str(checked), "--constraint", str(constraints)]
     problem = run_pip(*pip, "install", *report_only, *QUIETLY, *target, *sources)
     if not problem:
         items = json.loads(report.read_text(encoding="utf-8"))["install"]

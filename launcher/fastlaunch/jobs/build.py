@@ -23,6 +23,7 @@ from fastlaunch.jobs.options import (
     SubmitOptions,
     Variant,
     check_cloud_options,
+    check_words,
 )
 from fastlaunch.jobs.scripts import (
     caveats_of,
@@ -302,6 +303,7 @@ class CloudRequest:
 
 def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: Catalogue) -> CloudRequest:
     """Check the options as a request. Raises UserError if they name what does not exist or is not sold."""
+    check_words((*(options.command or ()), *options.workload_arguments))
     if options.command is not None:
         return _script_request(options, cloud, catalogue=catalogue)
     check_no_script(options)

@@ -1,7 +1,7 @@
 """What was typed for `submit`, as data, and what cannot be had together. Asks AWS nothing."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
@@ -27,6 +27,17 @@ _SECRET = re.compile(
 )
 #: Names of variables; not ours, nor those that docker or the machine's shell would take for theirs.
 _VARIABLE = re.compile(r"(?!FASTLAUNCH_|DOCKER_|(PATH|HOME)$)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: Names of variables that hold secrets by custom, such as HF_TOKEN and PGPASSWORD; not those that say where
+#: one is, nor the tokens of a vocabulary.
+_SECRET_NAME = re.compile(
+    r"(?!.*_(ARN|FILE|ID|NAME|PATH)$)(?!(BOS|CLS|EOS|MASK|PAD|SEP|UNK)_TOKEN$|.*PUBLIC_KEY$)"
+    r"(.*(PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|CREDENTIALS).*|(.*_)?(TOKEN|KEY)|.*_(PASS|PAT|PWD))",
+    re.IGNORECASE,
+)
+#: What is one whatever it is called: an address with a password, tokens of well-known services.
+_SECRET_VALUE = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-)[\w-]{16}"
+)
 #: Names of channels, which SageMaker takes, and of variables; not our own channels.
 _INPUT = re.compile(
     r"(?!(agent|code|requirements|runs)$)[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII | re.IGNORECASE
@@ -295,8 +306,22 @@ def _check_variables(cloud: CloudOptions) -> None:
     for name, value in variables.items():
         if not value.isprintable():
             raise UserError(f"--env {name} has a value with control characters", "give text in one line")
+        if value and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value)):
+            raise UserError(
+                f"--env {name} looks like a secret, and whoever may describe the job reads its variables",
+                f"keep it in Secrets Manager or SSM, and give --secret {name}=ARN",
+            )
     for name, arn in secrets.items():
         check_secret(arn, form=f"{name}=")
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Raise UserError for a word of a job that is a secret: words are stored as variables are."""
+    if any(map(_SECRET_VALUE.search, words)):
+        raise UserError(
+            "a word of the command or of --set-workload looks like a secret, and is stored with the job",
+            "give it as a variable, by --secret NAME=ARN, and read that",
+        )
 
 
 def check_secret(arn: str, *, form: str = "") -> None:
@@ -316,7 +341,11 @@ def _pairs(option: str, texts: Sequence[str], form: str, example: str) -> dict[s
     for text in texts:
         name, separator, value = text.partition("=")
         if not (name and separator):
-            raise UserError(f"{option} {name!r} is not {form}", f"give one such as {example}")
+            # Without a name, it may be the value of a secret: then it is not repeated.
+            is_shown = separator or option == "--tag" or name.isupper()
+            raise UserError(
+                f"{option} {repr(name) if is_shown else '...'} is not {form}", f"give one such as {example}"
+            )
         if name in pairs:
             raise UserError(f"{option} {name} is given twice", "give it once")
         pairs[name] = value

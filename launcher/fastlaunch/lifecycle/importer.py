@@ -191,8 +191,8 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
             if path.name == RUN_FILE:
                 run_file = _read_run_file(path)
             elif path.suffix == ".csv":
-                for row in read_published(path):
-                    row = RunSummary.from_json(row.to_json())  # as it comes back from the ledger
+                for published in read_published(path):
+                    row = RunSummary.from_json(published.to_json())  # as it comes back from the ledger
                     imports.add(ImportedRun(run_id=published_run_id(row), summary=row, source=path))
             else:
                 record = read_record(path)

@@ -217,7 +217,7 @@ class OfflineLookup(Lookup):
         if request.cloud.requirements is None:
             return None
         # As far as that is seen without pip.
-        read_requirements(Path(request.cloud.requirements))
+        read_requirements(Path(request.cloud.requirements), from_index=request.cloud.requirements_from_index)
         prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256="<requirements-sha256>", commit=None)
 
