@@ -90,6 +90,38 @@ def test_records_that_are_not_there_fail_and_say_so(runner: Path) -> None:
     assert "--nothing does not exist" in (runner / "summary.md").read_text()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "::error title=x::y\n::stop-commands::z\n::z::\nbf16 0.1",
+        "````\n## [merge it](https://example.com)\n`````````text\n",
+        "next: rm -r .\n ```` a ````` b",
+        "",
+    ],
+    ids=["command", "fence", "in-a-line", "nothing"],
+)
+def test_what_is_printed_is_no_command_and_ends_no_fence(runner: Path, said: str) -> None:
+    (runner / "said").write_text(said)
+    program = runner / "fastlaunch" / "bin" / "fastlaunch"
+    program.write_text(f'#!/bin/sh\n[ "$1" = runs ] || cat "{runner}/said"\n')
+    tokens = set()
+    for _ in range(2):
+        (runner / "summary.md").unlink(missing_ok=True)
+        done = play(COMPARE, runner, records="x")
+        assert done.returncode == 0 and done.stderr == ""
+        first, *lines, last = done.stdout.splitlines()
+        token = first.removeprefix("::stop-commands::")
+        assert re.fullmatch("[0-9a-f]{32}", token) and last == f"::{token}::" and last not in lines
+        tokens.add(token)
+        shown = [line for line in said.splitlines() if not line.startswith("next: ")]
+        assert lines == shown
+        fence, *lines, last = (runner / "summary.md").read_text().splitlines()
+        # The fence is longer than any in the text.
+        assert lines == shown and fence == f"{last}text" and set(last) == {"`"}
+        assert len(last) > max([3, *map(len, re.findall("`+", said))])
+    assert len(tokens) == 2
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_it_installs_what_it_needs(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.core.errors import BadConfiguration, Unreachable
+from fastlaunch.core.terminal import printable
 
 #: Between two looks at a change set, and at a stack, and how often to look: 5 min, and 30 min.
 CHANGE_SET_PAUSE_S, MAX_CHANGE_SET_LOOKS = 2.0, 150
@@ -143,7 +144,7 @@ class CloudFormationCalls(AwsSession):
             changes.clear()
             pages = self.paginate("cloudformation", region, "DescribeChangeSet", ChangeSetName=change_set)
             for page in pages:
-                status, reason = page["Status"], page.get("StatusReason", "")
+                status, reason = page["Status"], printable(page.get("StatusReason", ""))
                 changes += [_change(each["ResourceChange"]) for each in page.get("Changes", ())]
             if status == "CREATE_COMPLETE":
                 return changes
@@ -212,7 +213,7 @@ class CloudFormationCalls(AwsSession):
     def _failures(self, region: str, stack: str, before: str | None) -> list[str]:
         """Return `Bucket: acme already exists`, the first first, without what follows from another's."""
         return [
-            f"{event['LogicalResourceId']}: {event['ResourceStatusReason']}"
+            f"{event['LogicalResourceId']}: {printable(event['ResourceStatusReason'])}"
             for event in reversed(self._events_since(region, stack, before))
             if event["ResourceStatus"].endswith("_FAILED")
             and event.get("ResourceStatusReason", _CANCELLED).partition(":")[0] != _CANCELLED
@@ -242,7 +243,7 @@ def _stack(region: str, answer: Mapping[str, Any]) -> Stack:
         name=answer["StackName"],
         region=region,
         status=answer["StackStatus"],
-        reason=answer.get("StackStatusReason", ""),
+        reason=printable(answer.get("StackStatusReason", "")),
         parameters={
             each["ParameterKey"]: each.get("ParameterValue", "") for each in answer.get("Parameters", ())
         },

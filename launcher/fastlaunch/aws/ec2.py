@@ -416,7 +416,7 @@ def _instance(region: str, answer: Mapping[str, Any]) -> Instance:
         launch_time=answer["LaunchTime"],
         token=answer.get("ClientToken") or None,
         state_reason=state_reason if code and code != "pending" else None,
-        transition_reason=answer.get("StateTransitionReason") or None,
+        transition_reason=printable(answer.get("StateTransitionReason", "")) or None,
         launch_index=answer.get("AmiLaunchIndex", 0),
         tags=printable_data({tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())}),
     )

@@ -217,6 +217,6 @@ def _job(region: str, answer: Mapping[str, Any]) -> TrainingJob:
         is_spot=answer.get("EnableManagedSpotTraining", False),
         billable_s=answer.get("BillableTimeInSeconds"),
         training_s=answer.get("TrainingTimeInSeconds"),
-        failure_reason=answer.get("FailureReason") or None,
-        status_message=transitions[-1].get("StatusMessage") or None,
+        failure_reason=printable(answer.get("FailureReason", "")) or None,
+        status_message=printable(transitions[-1].get("StatusMessage") or "") or None,
     )

@@ -12,7 +12,7 @@ import click
 from fastlaunch import __version__
 from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UnknownName, UserError
-from fastlaunch.core.terminal import plain_output
+from fastlaunch.core.terminal import plain_output, printable_message
 
 #: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
 COMMANDS = {
@@ -132,9 +132,9 @@ def _run(argv: list[str], obj: object) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except UserError as error:
-        click.echo(f"error: {error.message}", err=True)
+        click.echo(f"error: {printable_message(error.message)}", err=True)
         if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+            click.echo(f"  {printable_message(error.hint)}", err=True)
         return error.exit_code
     except click.ClickException as error:
         error.show()

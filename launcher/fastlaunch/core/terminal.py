@@ -33,6 +33,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def printable_message(text: str) -> str:
+    """Return the text of an error, which goes on in lines that begin with two blanks, as `printable` lines."""
+    return "\n  ".join(map(printable, text.split("\n  ")))
+
+
 def printable_data(data: Any) -> Any:
     """Return plain data with every text in it, names included, `printable`."""
     if isinstance(data, str):

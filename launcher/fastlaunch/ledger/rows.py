@@ -20,8 +20,11 @@ _COLUMNS = (
     *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd"),
     *("account", "partition", "absences"),
 )
-#: Columns of runs and attempts that others may have written, and that nothing is looked up by.
-_SHOWN = {"reason", "workload", "recipe", "instance", "zone", "owner", "account", "region", "purchase"}
+#: Columns of runs and attempts that others may have written. Ids that we give out are printable already.
+_SHOWN = {
+    *("reason", "workload", "recipe", "instance", "zone", "owner", "account", "region", "purchase"),
+    *("id", "submission_id"),
+}
 #: As a column of attempts is selected, where it is none.
 _CEILING = "json_extract(plan, '$.max_cost_usd') AS max_cost_usd"
 
@@ -104,8 +107,7 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
     prices: dict[str | None, Price | None] = {None: None}
     runs = []
     for row in file.rows(f"SELECT {', '.join(selected.values())} FROM runs WHERE {condition}", values):
-        columns = dict(zip(selected, row, strict=True))
-        columns |= {name: printable(columns[name]) for name in _SHOWN & columns.keys() if columns[name]}
+        columns = _printable(dict(zip(selected, row, strict=True)))
         price, summary = columns["price"], columns["summary"]
         directory, script = columns["directory"], columns["script"]
         try:
@@ -122,6 +124,13 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
             raise damaged(file.path, f"run {columns['id']}: {error}") from None
         runs.append(Run(**columns))
     return runs
+
+
+def _printable(columns: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: printable(value) if name in _SHOWN and isinstance(value, str) else value
+        for name, value in columns.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +231,7 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
         members[attempt_id].append(run_id)
     attempts = []
     for row in rows:
-        columns = dict(zip((*_COLUMNS, "max_cost_usd"), row, strict=True))
-        columns |= {name: printable(columns[name]) for name in _SHOWN & columns.keys() if columns[name]}
+        columns = _printable(dict(zip((*_COLUMNS, "max_cost_usd"), row, strict=True)))
         billing = Billing(**{name: columns.pop(column) for name, column in _BILLING_COLUMNS.items()})
         try:
             for name in ("handle", "schedule"):

@@ -12,6 +12,7 @@ from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.core.errors import BadConfiguration, NoCapacity
 from fastlaunch.core.log_file import LOG, last_words
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.attempt_price import managed_spot_price
@@ -152,7 +153,7 @@ def how_it_ended(
     status: the last word of all nodes together. has_begun: whether a node said anything. why: see
     `finish_attempt`.
     """
-    outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
+    outcome, reason = (printable(str((status or {}).get(name) or "")) for name in ("outcome", "reason"))
     stopped = attempt.reason if (attempt.reason or "").startswith(STOPPED_BY) else None
     if outcome == "completed":
         return AttemptResult(state=RunState.COMPLETED)
