@@ -17,6 +17,7 @@ from fastlaunch.cli.options import examples, output_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.paths import decoded
+from fastlaunch.core.terminal import printable
 
 _NEEDED = ("model", "precision", "gpu", "num_gpus", "unit")
 
@@ -63,7 +64,7 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
     predictor = Predictor(measured, functools.partial(identify, accelerators=catalogue.accelerators))
     if predictor.skipped:
         num = f"{len(predictor.skipped)} of {len(measured)}"
-        click.echo(f"{num} anchors cannot be used; the first: {predictor.skipped[0]}", err=True)
+        click.echo(f"{num} anchors cannot be used; the first: {printable(predictor.skipped[0])}", err=True)
     answers = []
     for row, answer in zip(rows, predictor.predict(rows), strict=True):
         added: dict[str, Any] = dict.fromkeys(ADDED)

@@ -20,7 +20,7 @@ from fastlaunch.cli.options import SECONDS, examples, next_command, profile_opti
 from fastlaunch.cli.render import STATE_COLOURS, print_table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.terminal import plain, raw_output
+from fastlaunch.core.terminal import printable, raw_output
 from fastlaunch.core.units import counted, duration_text, in_ms, rounded
 
 if TYPE_CHECKING:
@@ -351,8 +351,8 @@ def cells(run: "LiveRun") -> dict[str, str]:
     ]
     detail = ", ".join(filter(None, details))
     return {
-        "run": plain(run.run),
-        "recipe": plain(run.recipe),
+        "run": printable(run.run),
+        "recipe": printable(run.recipe),
         "instance": run.instance or "local",
         "state": f"{run.state} ({detail})" if detail else run.state,
         "step": step,
@@ -365,7 +365,7 @@ def cells(run: "LiveRun") -> dict[str, str]:
         "ceiling": _known(run.max_cost_usd, _usd),
         "time_left": "" if run.is_final else _known(run.time_left_s, duration_text),
         # What has ended and says why takes its numbers' place only if there are none.
-        "note": plain(run.note or "") if run.step is None else "",
+        "note": printable(run.note or "") if run.step is None else "",
     }
 
 

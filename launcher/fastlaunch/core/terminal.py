@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def printable_message(text: str) -> str:
-    """Return the text of an error, which goes on in lines that begin with two blanks, as `printable` lines."""
+    """Return the text of an error in `printable` lines: a further one of its own begins with two blanks."""
     return "\n  ".join(map(printable, text.split("\n  ")))
 
 
