@@ -49,13 +49,20 @@ def ratio_of(row: Row, *, is_priced: bool) -> Interval | None:
     return row.verdict.ratio if is_priced else row.verdict.speed_ratio
 
 
+def at_home(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the baseline's owner; all where no row is a baseline."""
+    home = next((row.side for row in rows if row.is_baseline), None)
+    return [row for row in rows if row.side == home] or [*rows]
+
+
 def best_of(rows: Sequence[Row]) -> Best | None:
     """Return the best of a workload's rows; None if none is ranked, or the baseline has no speed.
 
+    Rows that others than the baseline's owner shared do not count: see `at_home`.
     It is among those that train as the baseline does. Where enough of them were measured or published as they
     are, those that were derived do not count.
     """
-    alike = [row for row in rows if not row.is_barred and row.verdict.comparable_as == TRAINING]
+    alike = [row for row in at_home(rows) if not row.is_barred and row.verdict.comparable_as == TRAINING]
     published = [row for row in alike if not row.derived]
     if len(published) > 1 and any(row.is_baseline for row in published):
         alike = published

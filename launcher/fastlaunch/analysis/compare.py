@@ -40,6 +40,7 @@ from fastlaunch.measure.summary import Interval, Setup
 __all__ = ["Comparison", "MeasuredRun", "PriceRequest", "Row", "compare"]
 
 DEFAULT_BASELINE = "bf16"
+_Priced = Sequence[tuple[Group, Price | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +105,27 @@ class Row:
         return self.group.runs
 
     @property
+    def num_shared(self) -> int:
+        """How many of its runs others shared."""
+        return sum(run.owner is not None for run in self.runs)
+
+    @property
     def run_ids(self) -> tuple[str, ...]:
         return tuple(run.run_id for run in self.runs)
 
     @property
     def num_runs(self) -> int:
         return len(self.runs)
+
+    @property
+    def side(self) -> str | None:
+        """Whose row it is: of whoever shared its runs; None for the user's own, joined or not."""
+        return self.group.side
+
+    @property
+    def shared_by(self) -> tuple[str, ...]:
+        """The others whose runs it holds."""
+        return tuple(dict.fromkeys(run.owner for run in self.runs if run.owner is not None))
 
     @property
     def offer(self) -> Offer:
@@ -191,22 +207,39 @@ def compare(
     rows: list[Row] = []
     baselines = {}
     for workload, of_workload in workloads.items():
-        items = []
-        named = [
-            each for each in of_workload if each.setup.is_script and baseline and _is_named(each, baseline)
-        ]
-        validities = judge_validity(of_workload, unfit, references=named, own_region=prices.region)
-        for group, validity in zip(of_workload, validities, strict=True):
+        charged_at = []
+        for group in of_workload:
             price, warning = price_row(group, prices, catalogue)
             warnings += [warning] if warning else []
-            item = PricedGroup(group=group, price=price, validity=validity, unverified=allow_unverified)
-            items.append(item)
+            charged_at.append(price)
+        priced = list(zip(of_workload, charged_at, strict=True))
+
+        def beside(home: str | None, side: str | None, priced: _Priced = priced) -> list[PricedGroup]:
+            """Return what the rows of `side` are judged by: they and those of the baseline's owner."""
+            near = [(group, price) for group, price in priced if group.side in (home, side)]
+            groups = [group for group, _ in near]
+            named = [
+                each for each in groups if each.setup.is_script and baseline and _is_named(each, baseline)
+            ]
+            validities = judge_validity(groups, unfit, references=named, own_region=prices.region)
+            return [
+                PricedGroup(group=group, price=price, validity=validity, unverified=allow_unverified)
+                for (group, price), validity in zip(near, validities, strict=True)
+            ]
+
         warnings += [*schema_warnings(of_workload), *script_warnings(of_workload)]
-        warnings += _ranked_unverified(items)
-        base = _baseline(items, baseline)
+        home = _home(of_workload, baseline)
+        base = _baseline(beside(home, home), baseline)
         baselines[workload] = base.group.setup.recipe
-        judged = zip(items, _with_batches(items, judge(items, base), baseline), strict=True)
-        rows += [_row(item, verdict, catalogue) for item, verdict in judged]
+        judged: dict[int, Row] = {}
+        for side in dict.fromkeys(group.side for group in of_workload):
+            items = beside(home, side)
+            (own_base,) = [item for item in items if item.group is base.group]
+            verdicts = _with_batches(items, judge(items, own_base), baseline, home=home)
+            own = [pair for pair in zip(items, verdicts, strict=True) if pair[0].group.side == side]
+            warnings += _ranked_unverified([item for item, _ in own])
+            judged |= {id(item.group): _row(item, verdict, catalogue) for item, verdict in own}
+        rows += [judged[id(group)] for group in of_workload]
     if prices.as_of is None:
         charged = (row.price for row in rows if row.price and row.price.basis in ("listed", "named"))
         old = age_note((price.as_of for price in charged), prices.today)
@@ -221,10 +254,24 @@ def compare(
     )
 
 
+def _home(groups: Sequence[Group], baseline: str | None) -> str | None:
+    """Return whose row the baseline is: the user's own if there is one that it can be.
+
+    Rows that others shared are judged beside those of the baseline's owner, and by no others: nobody's runs
+    change a verdict on the rows of anybody else.
+    """
+    sides = [group.side for group in groups if baseline is not None and _is_named(group, baseline)]
+    sides = sides or [group.side for group in groups]
+    return None if None in sides else sides[0]
+
+
 def _with_batches(
-    items: Sequence[PricedGroup], verdicts: Sequence[Verdict], baseline: str | None
+    items: Sequence[PricedGroup], verdicts: Sequence[Verdict], baseline: str | None, *, home: str | None
 ) -> list[Verdict]:
-    """Return the verdicts, those of other batches with their verdict beside a baseline of their batch."""
+    """Return the verdicts, those of other batches with their verdict beside a baseline of their batch.
+
+    home: whose rows are baselines.
+    """
     batches: dict[tuple[int | None, int | None], list[int]] = {}
     for at, verdict in enumerate(verdicts):
         if verdict.kind == OTHER_BATCH:
@@ -232,7 +279,10 @@ def _with_batches(
     after = list(verdicts)
     for numbers in batches.values():
         alike = [items[at] for at in numbers]
-        own = judge(alike, _baseline(alike, baseline))
+        at_home = [item for item in alike if item.group.side == home]
+        if not at_home:
+            continue
+        own = judge(alike, _baseline(at_home, baseline))
         # Figures without an interval say no more beside each other than they do in the table.
         if any(verdict.kind not in (BASELINE, NO_INTERVAL) for verdict in own):
             for at, verdict in zip(numbers, own, strict=True):

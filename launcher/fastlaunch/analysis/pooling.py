@@ -37,8 +37,16 @@ class MeasuredRun:
     service: str = "ec2"
     region: str = "us-east-1"
     purchase: str = "on-demand"
+    owner: str | None = None  # who shared it; None for the user's own
+    is_joined: bool = False  # counts as one of the user's own, whoever shared it
     #: What `submit` takes to run the same script, its command with `{NAME}` included; empty if not known.
     script: tuple[str, ...] = ()
+    words: str | None = None  # a digest of that command
+
+    @property
+    def side(self) -> str | None:
+        """Whose runs it pools with: of whoever shared it; None for the user's own."""
+        return None if self.is_joined else self.owner
 
     @property
     def offer(self) -> Offer:
@@ -60,6 +68,11 @@ class Group:
 
     runs: list[MeasuredRun] = field(default_factory=list)
     measure: str | None  # what was timed; None if the runs give no speed
+
+    @property
+    def side(self) -> str | None:
+        """Whose row it is; None for the user's own."""
+        return self.runs[0].side
 
     @property
     def first(self) -> RunSummary:
@@ -138,6 +151,7 @@ def pooling_key(run: MeasuredRun, measure: str | None) -> Hashable:
         setup.kind,
         tuple(sorted(setup.variant.items())),
         measure,
+        run.side,
     )
 
 

@@ -12,7 +12,8 @@ from fastlaunch.api.compared import Comparison
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Runs
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.units import parse_date
+from fastlaunch.core.units import counted, parse_date
+from fastlaunch.measure.summary import WORDS
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import MeasuredRun
@@ -38,6 +39,7 @@ def compare(
     every_run: bool = False,
     allow_unverified: bool = False,
     any_version: bool = False,
+    with_shared: bool = False,
     context: AppContext | None = None,
 ) -> Comparison:
     """Compare runs: what a step takes, what a dollar bought, and whether a difference is one.
@@ -47,7 +49,8 @@ def compare(
     prices_as_of: price every run as of this day. price_as: charge every run as these instance types, such as
     `p5en.48xlarge:1/8` (or `price_share` of a single one). usd_per_hour: charge this for every machine.
     prices: a file over the shipped prices. allow_unverified: rank also what fails a check. any_version: pool
-    runs of a script whatever its files were.
+    runs of a script whatever its files were. with_shared: pool what others shared with your own runs; without
+    it their runs form rows of their own, which change no verdict of yours.
 
     Raises UserError if there is nothing to compare, or what is named is not there.
     """
@@ -84,7 +87,13 @@ def compare(
     runs = _stored_runs(context, selectors, every_run=every_run)
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     return compared(
-        runs, request, catalogue, baseline, allow_unverified=allow_unverified, any_version=any_version
+        runs,
+        request,
+        catalogue,
+        baseline,
+        allow_unverified=allow_unverified,
+        any_version=any_version,
+        with_shared=with_shared,
     )
 
 
@@ -108,6 +117,7 @@ def compared(
     *,
     allow_unverified: bool = False,
     any_version: bool = False,
+    with_shared: bool = False,
 ) -> Comparison:
     """Return the comparison of the runs that measured something; its warnings name the others.
 
@@ -120,8 +130,9 @@ def compared(
             "there are no runs to compare",
             "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved",
         )
+    measured, again = measured_runs(_as_made(runs), request.region, with_shared=with_shared)
     found = compare_runs(
-        [measured for run in _as_made(runs) if (measured := measured_run(run, request.region))],
+        measured,
         catalogue=catalogue,
         prices=request,
         baseline=baseline,
@@ -130,6 +141,7 @@ def compared(
     )
     warnings = (
         *_unmeasured([run for run in runs if run.summary is None and not run.is_unneeded]),
+        *again,
         *found.warnings,
     )
     if not found.rows:
@@ -228,6 +240,54 @@ def _as_made(runs: Sequence["Run"]) -> "list[Run]":
     return ordered
 
 
+def measured_runs(
+    runs: Sequence["Run"], region: str, *, with_shared: bool
+) -> "tuple[list[MeasuredRun], list[str]]":
+    """Return the runs that measured something as `compare` takes them, each once; what is left out, in words.
+
+    Of a run that its owner shared again the last copy counts. with_shared: the runs of others count as the
+    user's own; of one name then a run of the user's own counts, else what was shared first, since whoever
+    shares a run chooses its name.
+    """
+    last = {(run.owner, run.recorded_id): run for run in runs if run.owner is not None}
+    owners: dict[str, str | None] = {}
+    for run in sorted(runs, key=lambda run: run.owner is not None):
+        owners.setdefault(run.recorded_id, run.owner)
+    kept, left_out = [], []
+    for run in runs:
+        counts = run if run.owner is None else last[run.owner, run.recorded_id]
+        if counts is not run:
+            left_out.append(f"{run.id} is left out: {run.owner} shared it again, as {counts.id}")
+        elif with_shared and owners[run.recorded_id] != run.owner:
+            whose = owners[run.recorded_id]
+            first = f"{whose} shared one of this name before" if whose else "a run of yours has its name"
+            left_out.append(f"{run.id} of {run.owner} is left out: {first}")
+        elif (measured := measured_run(run, region)) is not None:
+            kept.append(_joined(measured) if with_shared else measured)
+    return kept, left_out
+
+
+def evidence_of(
+    runs: Sequence["Run"], region: str, *, with_shared: bool
+) -> "tuple[list[MeasuredRun], list[str]]":
+    """Return what `measured_runs` does, without the runs of others unless `with_shared`: no row is theirs."""
+    own = [run for run in runs if with_shared or run.owner is None]
+    kept, left_out = measured_runs(own, region, with_shared=with_shared)
+    if num_others := len(runs) - len(own):
+        word = "counts" if num_others == 1 else "count"
+        left_out.append(f"{counted(num_others, 'run')} that others shared {word} with --with-shared")
+    return kept, left_out
+
+
+def _joined(run: "MeasuredRun") -> "MeasuredRun":
+    """Return the run as one that pools with those of others: a script's by a digest of its command."""
+    summary = run.summary
+    if run.words and WORDS not in summary.setup.fingerprint:
+        fingerprint = {**summary.setup.fingerprint, WORDS: run.words}
+        summary = replace(summary, setup=replace(summary.setup, fingerprint=fingerprint))
+    return replace(run, summary=summary, is_joined=True)
+
+
 def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
     """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
     from fastlaunch.analysis.compare import MeasuredRun
@@ -252,6 +312,8 @@ def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
         region=region,
         purchase=purchase,
         script=submit_words(run.script) if run.script else (),
+        words=run.script.digest_under(run.workload) if run.script else None,
+        owner=run.owner,
     )
 
 

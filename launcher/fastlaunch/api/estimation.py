@@ -13,7 +13,7 @@ from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import parse_count, parse_date, utc_day
+from fastlaunch.core.units import counted, parse_count, parse_date, utc_day
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
@@ -137,6 +137,7 @@ def estimate(
     spot_trace: Path | str | None = None,
     prices_as_of: datetime.date | str | None = None,
     steps_only: bool = False,
+    with_shared: bool = False,
     context: AppContext | None = None,
 ) -> Estimate:
     """Return what a training will take and cost, from runs like it in the ledger, or those that are shipped.
@@ -147,7 +148,7 @@ def estimate(
     hour of a machine costs, in place of its price. assume: `boot=300s` each; `fastlaunch estimate --assume
     help` lists the names. spot_trace: a CSV of when spot could be had; without one, and without
     `spot_losses_per_hour` assumed, your own runs on spot of this type in this region say how often it is
-    lost. steps_only: nothing but the steps.
+    lost. steps_only: nothing but the steps. with_shared: count the runs that others shared, too.
 
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
@@ -194,7 +195,7 @@ def estimate(
     paid = paid_usd_per_hour(price, settings) if price.basis != "given" else price.usd_per_hour
     assert paid is not None
     wanted = Wanted(recipe=recipe, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
-    measured = _most_like(context, workload, wanted, catalogue)
+    measured = _most_like(context, workload, wanted, catalogue, with_shared=with_shared)
     row = measured.row
     _check_gpu(row, kind, catalogue)
     count = _samples(context, length, measured, wanted)
@@ -394,7 +395,9 @@ class _Measured:
     is_elsewhere: bool  # no row is on the GPU that is wanted
 
 
-def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: Catalogue) -> _Measured:
+def _most_like(
+    context: AppContext, workload: str, wanted: "Wanted", catalogue: Catalogue, *, with_shared: bool
+) -> _Measured:
     """Return the most similar row, of the user's own if there is one.
 
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
@@ -407,7 +410,7 @@ def _most_like(context: AppContext, workload: str, wanted: "Wanted", catalogue: 
     request = PriceRequest(today=context.today, region=context.settings.region)
     found = [
         (name, compare_runs.compare(runs, catalogue=catalogue, prices=request))
-        for name, runs in _sources(context, workload)
+        for name, runs in _sources(context, workload, with_shared=with_shared)
     ]
     all_rows = [
         (row, name, comparison)
@@ -502,10 +505,12 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
     return [row for row in rows if row.setup.recipe == DEFAULT_RECIPE]
 
 
-def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[MeasuredRun]]]":
+def _sources(
+    context: AppContext, workload: str, *, with_shared: bool
+) -> "Iterator[tuple[str, list[MeasuredRun]]]":
     """Yield measured runs of the workload, each source with a word: the user's own first."""
     from fastlaunch.analysis.pooling import MeasuredRun, of_newest_version
-    from fastlaunch.api.comparison import measured_run
+    from fastlaunch.api.comparison import evidence_of
     from fastlaunch.measure.published import shipped_runs
 
     if (context.settings.home / LEDGER_NAME).exists():
@@ -513,10 +518,10 @@ def _sources(context: AppContext, workload: str) -> "Iterator[tuple[str, list[Me
 
         with open_ledger(context.settings, clock=context.now) as ledger:
             runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
-        measured = [found for run in runs if (found := measured_run(run, context.settings.region))]
+        measured, notes = evidence_of(runs, context.settings.region, with_shared=with_shared)
         own, left_out = of_newest_version(measured)
-        if left_out:
-            context.report(f"warning: {left_out}")
+        for note in filter(None, [*notes, left_out]):
+            context.report(f"warning: {note}")
         if own:
             yield "of your", own
     yield (
@@ -531,7 +536,12 @@ def _words(row: "Row", source: str) -> str:
     last = f", {max(days)}" if days else ""
     if row.sources:
         return f"{row.sources[0].partition(',')[0]}{last}"
-    return f"{row.num_runs} {source} {'run' if row.num_runs == 1 else 'runs'}{last}"
+    own = f"{row.num_runs} {source} {'run' if row.num_runs == 1 else 'runs'}"
+    if not row.shared_by:
+        return f"{own}{last}"
+    return (
+        f"{counted(row.num_runs, 'run')}, of which {', '.join(row.shared_by)} shared {row.num_shared}{last}"
+    )
 
 
 def _samples(context: AppContext, length: Length, measured: _Measured, wanted: "Wanted") -> "Interval":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import recommend as analysis
 from fastlaunch.analysis.recommend import Job, Limits
-from fastlaunch.api.comparison import measured_run
+from fastlaunch.api.comparison import evidence_of
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.gpus import training_throughput
@@ -87,6 +87,7 @@ def recommend(
     allow_unverified: bool = False,
     assume: Mapping[str, Any] | Sequence[str] = (),
     prices: Path | str | None = None,
+    with_shared: bool = False,
     context: AppContext | None = None,
 ) -> Recommendation:
     """Return what to train a workload on: instance, nodes, recipe, batch size and purchase option.
@@ -97,7 +98,7 @@ def recommend(
     or any other fixed part. measured_only: without predictions. batch_equivalent: take a sample to train as
     much at any global batch. allow_unverified: also recipes that fail a check. assume: `boot=300s` each, as
     for `estimate`; on spot `spot_losses_per_hour` and `spot_available` where none of your own runs was on
-    spot. prices: a file over the shipped prices.
+    spot. prices: a file over the shipped prices. with_shared: count the runs that others shared, too.
 
     Raises UserError for options that make no sense, and UnknownName for a workload that is none.
     """
@@ -139,7 +140,7 @@ def recommend(
         allow_unverified=allow_unverified,
         node_scaling=assumptions.scaling if "scaling" in assumptions.given else None,
     )
-    found = _rows(context, workload, catalogue, as_of or today, scope)
+    found = _rows(context, workload, catalogue, as_of or today, scope, with_shared=with_shared)
     known = {*RECIPES, *(row.setup.recipe for row in found.rows)}
     for name in exclude_recipes:
         if name not in known:
@@ -282,7 +283,13 @@ class _Rows:
 
 
 def _rows(
-    context: AppContext, workload: str, catalogue: Catalogue, day: datetime.date, scope: "Scope"
+    context: AppContext,
+    workload: str,
+    catalogue: Catalogue,
+    day: datetime.date,
+    scope: "Scope",
+    *,
+    with_shared: bool,
 ) -> _Rows:
     """Return the ledger's rows of the workload, else those that are shipped; shipped ones help to predict."""
     from fastlaunch.analysis.compare import MeasuredRun, compare
@@ -298,9 +305,8 @@ def _rows(
         with open_ledger(settings, clock=context.now) as ledger:
             reconcile_here(ledger, context)
             stored = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
-    own, left_out = of_newest_version(
-        [measured for run in stored if (measured := measured_run(run, settings.region))]
-    )
+    counted, notes = evidence_of(stored, settings.region, with_shared=with_shared)
+    own, left_out = of_newest_version(counted)
     shipped = [
         MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in shipped_runs(workload).items()
     ]
@@ -320,7 +326,7 @@ def _rows(
 
     own_rows, shipped_rows = compared(own), compared(shipped)
     candidates = [row for row in own_rows.rows if gpu_of(row.setup, catalogue)]
-    comparison, source, warnings = own_rows, LEDGER, [*filter(None, [left_out])]
+    comparison, source, warnings = own_rows, LEDGER, [*notes, *filter(None, [left_out])]
     if not candidates:
         comparison, source, candidates = shipped_rows, SHIPPED, [*shipped_rows.rows]
         if candidates:

@@ -33,6 +33,7 @@ class ReportOptions(TypedDict, total=False):
     prices: Path | str | None
     allow_unverified: bool
     any_version: bool
+    with_shared: bool
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,6 +43,7 @@ class Report:
     comparison: "Comparison"
     context: AppContext
     predictions: bool
+    with_shared: bool
 
     def page(self) -> str:
         """Return one page of HTML that needs no network. Raises UserError if altair is not installed."""
@@ -105,7 +107,7 @@ class Report:
             costs = [row.cost.usd_per_million_samples for row in rows]
             # Beside runs of which nobody knows what they cost a prediction has no place.
             if least := min((usd.value for usd in costs if usd), default=None):
-                yield workload, _predicted(workload, self.comparison, self.context, most_usd=_DEAR * least)
+                yield workload, _predicted(workload, self, most_usd=_DEAR * least)
 
 
 def report(
@@ -126,12 +128,11 @@ def report(
     context = context or default_context()
     chosen = (*selectors, *([f"sweep={sweep}*"] if sweep else []))
     comparison = compare(*chosen, every_run=not chosen, context=context, **options)
-    return Report(comparison=comparison, context=context, predictions=predictions)
+    with_shared = options.get("with_shared", False)
+    return Report(comparison=comparison, context=context, predictions=predictions, with_shared=with_shared)
 
 
-def _predicted(
-    workload: str, comparison: "Comparison", context: AppContext, *, most_usd: float
-) -> "list[Predicted]":
+def _predicted(workload: str, made: Report, *, most_usd: float) -> "list[Predicted]":
     """Return what `recommend` predicts where nothing was measured, up to a cost for a million samples.
 
     Empty if it can predict nothing.
@@ -141,11 +142,16 @@ def _predicted(
 
     try:
         found = recommend(
-            workload, _SAMPLES, steps_only=True, prices_as_of=comparison.request.as_of, context=context
+            workload,
+            _SAMPLES,
+            steps_only=True,
+            prices_as_of=made.comparison.request.as_of,
+            with_shared=made.with_shared,
+            context=made.context,
         )
     except UserError:
         return []
-    measured_on = {row.setup.instance for row in comparison.by_workload[workload]}
+    measured_on = {row.setup.instance for row in made.comparison.by_workload[workload]}
     return [
         Predicted(
             name=f"{choice.configuration.recipe} on {choice.instance}",

@@ -26,7 +26,7 @@ class IamCalls(AwsSession):
         """Return whose credentials these are (sts:GetCallerIdentity), asked for once."""
         if self._identity is None:
             answer = self.call("sts", self.home_region(), "GetCallerIdentity")
-            self._identity = Identity(account=answer["Account"], arn=answer["Arn"])
+            self._identity = Identity(account=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
         return self._identity
 
     def role(self, region: str, arn: str) -> Role | None:

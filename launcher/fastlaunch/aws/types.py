@@ -16,6 +16,8 @@ class Identity:
     account: str
     # Of the user or role.
     arn: str
+    # Unique to the user; of a role's session `AROA...:NAME`. The policy variable `aws:userid`.
+    user_id: str = ""
 
     @property
     def partition(self) -> str:
@@ -35,6 +37,14 @@ class Identity:
         name = (names[0] if self.is_shared else names[-1]) if names else kind
         # IAM's names may have a comma, which tags of SageMaker may not.
         return name.replace(",", "_")
+
+    @property
+    def owner_key(self) -> str:
+        """The folder that the policy lets these credentials write runs to share in: `${aws:username}` of a
+        user, `${aws:userid}` of anybody else.
+        """
+        kind, *names = self.arn.rpartition(":")[2].split("/")
+        return names[-1] if kind == "user" and names else self.user_id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from fastlaunch.cli.options import (
     print_coloured,
     profile_option,
     with_options,
+    with_shared_option,
 )
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 
@@ -81,6 +82,7 @@ comparison_options = with_options(
         help="Rank recipes even if their numerics or convergence are known to be wrong.",
     ),
     click.option("--any-version", is_flag=True, help="Pool runs of a script that was edited between them."),
+    with_shared_option,
 )
 
 
@@ -150,9 +152,10 @@ def compare(
     Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
     last part of it, or a submission's; FILTER is field=glob, such as 'recipe=te-*', on workload, recipe,
     instance, state, submission, sweep, backend, owner, commit (of the training code or a script) or version
-    (of a script). Runs that are repeats of each other become one row; an edited script is another one. A run
-    is priced as it was billed, else by the price of its instance today. A row that fails a check of its
-    numerics, or trains to a worse held-out loss than its reference, is shown and not ranked.
+    (of a script). Runs that are repeats of each other become one row; an edited script is another one, and so
+    are runs that others shared, which change no verdict on yours. A run is priced as it was billed, else by
+    the price of its instance today. A row that fails a check of its numerics, or trains to a worse held-out
+    loss than its reference, is shown and not ranked.
     """
     comparison = api.compare(*selectors, every_run=every_run, context=app_context(), **options)
     print_warnings(comparison.warnings)
@@ -179,7 +182,8 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
     if percent is None:
         return False
     worse, unjudged = [], []
-    for row in comparison.rows:
+    own = [row for row in comparison.rows if row.side is None]
+    for row in own or comparison.rows:
         verdict = row.verdict.in_batch or row.verdict
         ratio = verdict.ratio or verdict.speed_ratio
         name = f"{name_of(row, comparison.by_workload[row.setup.workload])} on {row.setup.workload}"
@@ -282,7 +286,8 @@ def _next(comparison: "Comparison", output: str) -> str:
     from fastlaunch.analysis.lacking import more_runs_command
     from fastlaunch.ledger.ledger import IMPORT
 
-    rows, request = comparison.rows, comparison.request
+    # Nobody adds rounds to what others shared.
+    rows, request = [row for row in comparison.rows if row.side is None], comparison.request
     if command := more_runs_command(rows, own_region=request.region):
         # What was imported belongs to no session that more could be added to.
         made_here = [run.submission_id for run in comparison.runs if run.backend != IMPORT]

@@ -79,6 +79,7 @@ from fastlaunch.core.errors import UserError
 )
 @click.option("--prices-as-of", type=DATE, metavar="DATE", help="The prices of this day.  [default: today]")
 @click.option("--steps-only", is_flag=True, help="No waiting, boot or other part but the steps.")
+@with_shared_option
 @output_option
 def estimate(
     workload: str | None,
@@ -97,6 +98,7 @@ def estimate(
     spot_trace: Path | None,
     prices_as_of: datetime.date | None,
     steps_only: bool,
+    with_shared: bool,
     output: str,
 ) -> None:
     """What a training will take and cost, before anything runs.
@@ -127,6 +129,7 @@ def estimate(
         spot_trace=spot_trace,
         prices_as_of=prices_as_of,
         steps_only=steps_only,
+        with_shared=with_shared,
         context=app_context(),
     )
     _print(found, output)

@@ -174,6 +174,12 @@ profile_option = click.option(
 )
 
 
+#: `--with-shared`, of what counts runs of the ledger.
+with_shared_option = click.option(
+    "--with-shared", is_flag=True, help="Count runs that others shared (`runs pull`) as your own."
+)
+
+
 def table_or_json_option(what: str) -> Decorator:
     """`--output table|json`, as parameter `output`. what: `the rows are`, for the help text."""
     return click.option(

@@ -18,6 +18,7 @@ from fastlaunch.cli.options import (
     next_command,
     output_option,
     output_width,
+    with_shared_option,
 )
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED
@@ -101,6 +102,7 @@ from fastlaunch.core.units import parse_duration_s
     metavar="FILE",
     help="Read prices from this file too.",
 )
+@with_shared_option
 @output_option
 def recommend(
     workload: str,
@@ -118,6 +120,7 @@ def recommend(
     allow_unverified: bool,
     assume: tuple[str, ...],
     price_file: Path | None,
+    with_shared: bool,
     output: str,
 ) -> int:
     """What to train on, how, and bought how: by cost, time, and what is known.
@@ -146,6 +149,7 @@ def recommend(
         allow_unverified=allow_unverified,
         assume=assume,
         prices=price_file,
+        with_shared=with_shared,
         context=app_context(),
     )
     for warning in found.warnings:

@@ -37,15 +37,21 @@ _dry_run_option = click.option(
 
     All of yours that have ended and measured something, or those that RUN and FILTER pick. What is there
     already is not sent again. The folder is that of the bucket in the config file, unless s3://... names one.
-    Sent are the records, summary, job and price, with your name and account; not the command line, paths of
-    this machine, or what AWS was asked."""),
+    Everybody writes in the folder of the own name alone. Sent are the records, summary, job and price, with
+    your name and account; not the command line, nor what follows -- in it, paths of this machine, or what AWS
+    was asked."""),
 )
 @click.argument("selectors", nargs=-1, metavar="[s3://...] [RUN|FILTER]...")
 @_region_option
+@click.option(
+    "--with-words",
+    is_flag=True,
+    help="Send what follows -- of scripts, too. It may hold secrets and private paths.",
+)
 @_dry_run_option
 @table_or_json_option("the result is")
 @profile_option
-def push(selectors: tuple[str, ...], region: str | None, dry_run: bool, output: str) -> int:
+def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_run: bool, output: str) -> int:
     from fastlaunch.lifecycle import sharing
 
     uris = [word for word in selectors if word.startswith("s3://")]
@@ -68,8 +74,9 @@ def push(selectors: tuple[str, ...], region: str | None, dry_run: bool, output: 
         done = sharing.push(
             chosen,
             folder,
-            owner=identity.owner,
+            owner=identity.owner_key,
             account=account_of,
+            with_words=with_words,
             dry_run=dry_run,
             progress=_counter(context, "pushed"),
         )
@@ -94,8 +101,10 @@ def push(selectors: tuple[str, ...], region: str | None, dry_run: bool, output: 
 def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int:
     """Bring home the runs that a team shares in a folder of S3, each once; `runs push` puts them there.
 
-    They say whose they are, and count in `compare` and `recommend` as your own do. Nothing acts on them:
-    they cannot be cancelled, resumed or collected here, and no cost of yours includes them.
+    They say whose they are, and are rows of their own in `compare` and `report`. With --with-shared they count
+    there, and in `recommend` and `estimate`, as yours do. None replaces a run that is here: of one name, both
+    stay. Nothing acts on them: they cannot be cancelled, resumed or collected here, and no cost of yours
+    includes them.
     """
     from fastlaunch.lifecycle import sharing
 
@@ -106,6 +115,7 @@ def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int
             ledger,
             folder,
             context.settings.home / "shared",
+            own=context.aws.identity().owner_key,
             dry_run=dry_run,
             progress=_counter(context, "pulled"),
         )
@@ -157,6 +167,10 @@ def _print_transfer(done: "Transfer", verb: str, where: str, output: str) -> Non
         return
     for run_id, why in done.left_out.items():
         click.echo(f"warning: run {run_id} is left out: {why}", err=True)
+    for run_id, other in done.beside.items():
+        click.echo(
+            f"run {run_id} stays beside {other}, which has its name: neither replaces the other", err=True
+        )
     parts = [f"{len(done.new)} new"] + [f"{len(done.updated)} updated"] * bool(done.updated)
     known = f"; {len(done.known)} {'was' if len(done.known) == 1 else 'were'} there already"
     num_runs = len(done.new) + len(done.updated)

@@ -1,9 +1,11 @@
 """`JobSpec`: one run to do. What really happened is a `Run`."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import PurePath
 from typing import Any, Self
 
 from fastlaunch.core.errors import UserError
@@ -79,6 +81,16 @@ class Script:
     def is_named(self, text: str) -> bool:
         """Return whether `amp=fp32`, or several of these, or the whole label, name the variant."""
         return names_variant(text, dict(self.variant))
+
+    def digest_under(self, name: str) -> str:
+        """Return a digest of the command, wherever it was typed. name: of the script.
+
+        It tells commands apart, and nobody what was typed, unless they guess it.
+        """
+        file = PurePath(name).name
+        words = [file if PurePath(word).name == file else word for word in self.command]
+        words[0] = PurePath(words[0]).name
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:8]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`."""

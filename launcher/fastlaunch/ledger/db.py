@@ -133,6 +133,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE runs ADD COLUMN owner TEXT",
         "ALTER TABLE runs ADD COLUMN account TEXT",
     ),
+    # And its id where it was made, which is not its own here.
+    ("ALTER TABLE runs ADD COLUMN origin_id TEXT",),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

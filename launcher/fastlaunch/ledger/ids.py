@@ -75,6 +75,15 @@ def published_run_id(summary: RunSummary) -> str:
     return f"{PUBLISHED}{_digest(published_text(summary), num_digits=16)}"
 
 
+def shared_id(name: str, *keys: str | None) -> str:
+    """Return the id here of a run or a submission that somebody shared under `name`.
+
+    keys: whose it is, and what else tells it from another of that name. No name that a sender may choose
+    makes it an id of this ledger, or one of another owner.
+    """
+    return f"shared-{_digest(keys, num_digits=16)}-{name}"
+
+
 def published_text(summary: RunSummary) -> str:
     """Return all that a published row says, as a text that is equal for equal rows."""
     return json.dumps(summary.to_json(), sort_keys=True)
@@ -128,7 +137,10 @@ def named_run(query: _Query, name: str) -> str:
         ("substr(id, 1, length(?1)) = ?1", name),
         ("substr(id, -length(?1)) = ?1", "-" + name),
     ):
-        ids = [run_id for (run_id,) in query(f"SELECT id FROM runs WHERE {condition} ORDER BY id", (value,))]
+        found = query(f"SELECT id, owner FROM runs WHERE {condition} ORDER BY id", (value,))
+        # Whoever shares a run chooses its name, which may be that of a run of the user's own.
+        own = [run_id for run_id, owner in found if owner is None]
+        ids = own or [run_id for run_id, _ in found]
         if not name or not ids:
             continue
         if len(ids) == 1:

@@ -10,6 +10,7 @@ import random
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,15 @@ from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.db import LedgerFile, damaged
-from fastlaunch.ledger.ids import PUBLISHED, named_run, new_run_id, published_run_id, published_text, where
+from fastlaunch.ledger.ids import (
+    PUBLISHED,
+    named_run,
+    new_run_id,
+    published_run_id,
+    published_text,
+    shared_id,
+    where,
+)
 from fastlaunch.ledger.rows import (
     Attempt,
     Event,
@@ -598,7 +607,7 @@ class Ledger:
 
         run_ids: of the items; by default an id follows from the summary, so a row imported twice is one run.
         A run that was imported before takes the new summary and joins the new submission; a run that was
-        started here stays as it is.
+        started here, or that somebody shared, stays as it is.
         """
         ids = run_ids if run_ids is not None else [published_run_id(summary) for summary, _ in items]
         ids = self.imported_ids([(run_id, summary) for run_id, (summary, _) in zip(ids, items, strict=True)])
@@ -625,24 +634,30 @@ class Ledger:
         summary: RunSummary,
         path: Path,
         *,
+        origin_id: str,
         owner: str,
         account: str | None,
         submission_id: str,
         price: Price | None,
     ) -> bool:
-        """Add or update a run that somebody shared; return False and do nothing if it was started here.
+        """Add a run that somebody shared; return False and do nothing if there is one of this id.
 
-        submission_id: there. path: the archive with its records.
+        run_id: by `shared_id`. origin_id, submission_id: there; the submission and the session of its
+        records are the owner's alone here. path: the archive with its records.
         """
         with self.transaction():
-            if self._file.one("SELECT 1 FROM runs WHERE id = ? AND backend != ?", (run_id, IMPORT)):
+            if self.existing([run_id]):
                 return False
-            if self.command_of(submission_id) is None:
+            session = summary.environment.session
+            apart = [name and shared_id(name, owner, account) for name in (submission_id, session)]
+            assert apart[0] is not None
+            if self.command_of(apart[0]) is None:
                 shared = f"shared by {owner}"
-                self._file.insert("submissions", id=submission_id, created_at=self._now(), command=shared)
-            self._import(run_id, submission_id, summary, path)
+                self._file.insert("submissions", id=apart[0], created_at=self._now(), command=shared)
+            environment = replace(summary.environment, session=apart[1])
+            self._import(run_id, apart[0], replace(summary, environment=environment), path)
             stored = dumps(price.to_json()) if price else None
-            self._file.update("runs", run_id, owner=owner, account=account, price=stored)
+            self._file.update("runs", run_id, owner=owner, account=account, origin_id=origin_id, price=stored)
         return True
 
     def remove(self, run_ids: Sequence[str]) -> None:
@@ -675,8 +690,8 @@ class Ledger:
         self._file.insert("run_events", run_id=run_id, at=self._now(), state=state, reason=reason)
 
     def _import(self, run_id: str, submission_id: str, summary: RunSummary, path: Path | None) -> None:
-        known = self._file.one("SELECT backend, state FROM runs WHERE id = ?", (run_id,))
-        if known and known[0] != IMPORT:
+        known = self._file.one("SELECT backend, state, owner FROM runs WHERE id = ?", (run_id,))
+        if known and (known[0] != IMPORT or known[2] is not None):
             return
         state, reason = _STATE_OF_STATUS.get(summary.status, RunState.FAILED), None
         if state is not RunState.COMPLETED:

@@ -53,6 +53,8 @@ class Run:
     #: Who shared it, and the AWS account that it ran in, or was shared from; None for the user's own.
     owner: str | None = None
     account: str | None = None
+    #: Its id there, which whoever shared it chose; None for the user's own.
+    origin_id: str | None = None
     #: Asked for, of a run on AWS.
     region: str | None = None
     purchase: str | None = None
@@ -61,6 +63,11 @@ class Run:
     #: None for an imported run, and where the run was read in brief.
     spec: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
+
+    @property
+    def recorded_id(self) -> str:
+        """The id that its records have."""
+        return self.origin_id or self.id
 
     @property
     def is_unneeded(self) -> bool:
@@ -93,7 +100,7 @@ class Event:
 _RUN_COLUMNS = {
     **{name: name for name in ("id", "submission_id", "created_at", "backend", "state", "reason")},
     **{name: name for name in ("workload", "recipe", "instance", "directory", "price", "summary")},
-    **{name: name for name in ("owner", "account")},
+    **{name: name for name in ("owner", "account", "origin_id")},
     "region": "json_extract(spec, '$.region')",
     "purchase": "json_extract(spec, '$.purchase')",
     "script": "json_extract(spec, '$.script')",

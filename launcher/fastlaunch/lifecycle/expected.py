@@ -43,13 +43,14 @@ class Expected:
 
 
 def ledger_summaries(ledger: "Ledger", jobs: Iterable[JobSpec]) -> list[RunSummary]:
-    """Return the summaries of the ledger's runs of the same workloads and recipes."""
+    """Return the summaries of the user's own runs of the same workloads and recipes."""
     selectors = dict.fromkeys(
         f"{field}={glob.escape(value)}"
         for job in jobs
         for field, value in (("workload", job.workload), ("recipe", job.recipe.label))
     )
-    return [run.summary for run in ledger.fetch_comparable(list(selectors)) if run.summary]
+    runs = ledger.fetch_comparable(list(selectors))
+    return [run.summary for run in runs if run.summary and run.owner is None]
 
 
 def expected(

@@ -104,7 +104,7 @@ def record_files(run: Run) -> Iterator[tuple[Path, ...]]:
 
 def _files_of(run: Run, place: Path) -> tuple[Path, ...]:
     try:
-        imported = find_runs([place]).runs.get(run.id)
+        imported = find_runs([place]).runs.get(run.recorded_id)
     except UserError:
         return ()
     return imported.files if imported else ()

@@ -1,7 +1,8 @@
 """Runs shared through a folder of S3: `push` adds one's own, `pull` brings those of others into the ledger.
 
-A run is one object, `RUN.DIGEST.tar.xz`, an export with its owner: S3 stores it whole or not at all. The
-digest is of what is in it, so what is there already is not sent again, and what was damaged is not read.
+A run is one object, `OWNER/RUN.DIGEST.tar.xz`, an export: S3 stores it whole or not at all. The digest is of
+what is in it, so what is there already is not sent again, and what was damaged is not read. The policies let
+everybody write in the folder of the own name alone, so whose a run is says where it lies, and nothing in it.
 """
 
 import hashlib
@@ -20,17 +21,23 @@ from typing import Any, Protocol
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.s3_sync import Store, write_whole
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.ledger.ids import shared_id
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
 from fastlaunch.lifecycle.collect import run_facts
 from fastlaunch.lifecycle.export import compress, open_record, plain_name, record_files
 from fastlaunch.lifecycle.importer import RUN_FILE, RUN_SCHEMA, ImportedRun, find_runs, unpacked
+from fastlaunch.lifecycle.words import Words, without_words
 
 #: Of one run: packed, and with everything in it.
 MAX_PACKED_BYTES = 2**28
 MAX_UNPACKED_BYTES = 2**32
 _CHUNK_BYTES = 2**20
 _SUFFIX = ".tar.xz"
-_NAME = re.compile(rf"([a-zA-Z0-9][a-zA-Z0-9_-]{{0,99}})\.([0-9a-f]{{16}}){re.escape(_SUFFIX)}")
+#: Names of users, and ids of roles with the names of their sessions, as IAM has them; no folder above.
+_OWNER = r"(?!\.{1,2}(?:/|$))[\w+=,.@:-]{1,100}"
+_NAME = re.compile(
+    rf"({_OWNER})/([a-zA-Z0-9][a-zA-Z0-9_-]{{0,99}})\.([0-9a-f]{{16}}){re.escape(_SUFFIX)}", re.ASCII
+)
 #: What of a run is not shared: paths of this machine.
 _PRIVATE = ("directory",)
 
@@ -57,41 +64,48 @@ class SharedFolder:
     def uri(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}"
 
-    def newest(self) -> dict[str, "SharedRun"]:
-        """Return the newest copy of each run, by its id."""
-        found: dict[str, list[SharedRun]] = {}
-        for stored in self.store.list_objects(self.region, self.bucket, self.prefix):
+    def copies(self, *, owner: str | None = None) -> list["SharedRun"]:
+        """Return what was shared, of everybody or of this owner, oldest first."""
+        found = []
+        prefix = f"{self.prefix}{owner}/" if owner else self.prefix
+        for stored in self.store.list_objects(self.region, self.bucket, prefix):
             if name := _NAME.fullmatch(stored.key.removeprefix(self.prefix)):
-                run_id, digest = name.groups()
-                found.setdefault(run_id, []).append(SharedRun(run_id=run_id, digest=digest, stored=stored))
-        return {
-            run_id: max(copies, key=lambda copy: (_age_key(copy.stored), copy.digest))
-            for run_id, copies in found.items()
-        }
+                of, run_id, digest = name.groups()
+                found.append(SharedRun(owner=of, run_id=run_id, digest=digest, stored=stored))
+        return sorted(found, key=lambda copy: (_age_key(copy.stored), copy.name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRun:
     """A copy of a run in a shared folder."""
 
+    owner: str
     run_id: str
     digest: str
     stored: StoredObject
 
     @property
     def name(self) -> str:
-        return f"{self.run_id}.{self.digest}{_SUFFIX}"
+        return f"{self.owner}/{self.run_id}.{self.digest}{_SUFFIX}"
+
+    @property
+    def id(self) -> str:
+        """Its id in the ledger of whoever pulls it: that of this copy alone."""
+        return shared_id(self.run_id, self.owner, self.digest)
 
 
 @dataclass(kw_only=True)
 class Transfer:
-    """What a push or a pull did, or would do, by the ids of runs."""
+    """What a push or a pull did, or would do, by the ids that runs have here."""
 
     new: list[str] = field(default_factory=list)
+    #: Pushed again with other records: the copies from before stay.
     updated: list[str] = field(default_factory=list)
     #: There, or here, already.
     known: list[str] = field(default_factory=list)
-    #: Why they were not.
+    #: Of new ones that have the name of a run that is here, that run: both stay.
+    beside: dict[str, str] = field(default_factory=dict)
+    #: Why they were not; of what is pulled, by the names of objects, which begin with their owners.
     left_out: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -104,23 +118,30 @@ def push(
     *,
     owner: str,
     account: Callable[[Run], str | None],
+    with_words: bool = False,
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Transfer:
-    """Add the runs, which were started here, to the folder, unless they are there as they are here.
+    """Add the runs, which were started here, to the owner's folder, unless they are there as they are here.
 
-    account: the AWS account of a run.
+    owner: `Identity.owner_key`. account: the AWS account of a run. with_words: send what was typed after `--`
+    of scripts, too; without it, a digest of that.
 
-    Raises what `Aws` raises; what was sent by then stays, and the next push goes on from there.
+    Raises UserError for an owner who can have no folder, and what `Aws` raises; what was sent by then stays,
+    and the next push goes on from there.
     """
-    done, there = Transfer(), folder.newest()
+    if not re.fullmatch(_OWNER, owner, re.ASCII):
+        raise UserError(f"the name {owner!r} can be no folder", "log in to AWS as another user or role")
+    done = Transfer()
+    there = {copy.run_id: copy for copy in folder.copies(owner=owner)}
     for number, run in enumerate(runs):
         progress(number, len(runs))
         if why := _unshareable(run):
             done.left_out[run.id] = why
             continue
-        run_file = _run_file(run, owner=owner, account=account(run))
-        with record_files(run) as files:
+        words = None if with_words or run.script is None else Words.of(run.workload, run.script)
+        run_file = _run_file(run, owner=owner, account=account(run), words=words)
+        with record_files(run) as kept, without_words(kept, words) as files:
             digest = _digest(run_file, files)
             if run.id in there and there[run.id].digest == digest:
                 done.known.append(run.id)
@@ -130,7 +151,7 @@ def push(
                 if len(body) > MAX_PACKED_BYTES:
                     done.left_out[run.id] = f"its records take {len(body) / 2**20:,.0f} MiB packed"
                     continue
-                key = f"{folder.prefix}{run.id}.{digest}{_SUFFIX}"
+                key = f"{folder.prefix}{owner}/{run.id}.{digest}{_SUFFIX}"
                 folder.store.put_object(folder.region, folder.bucket, key, body)
         (done.updated if run.id in there else done.new).append(run.id)
     return done
@@ -141,45 +162,55 @@ def pull(
     folder: SharedFolder,
     archives: Path,
     *,
+    own: str | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Transfer:
-    """Add the folder's runs to the ledger, but for those that were started here.
+    """Add the folder's runs to the ledger, but for the user's own that were started here.
 
-    archives: a folder of this machine that keeps what was fetched.
+    Every copy is a run of its own: none replaces one of the same name, nor one of another owner. own: the
+    user's own folder. archives: a folder of this machine that keeps what was fetched.
 
     Raises what `Aws` raises, and UserError if the disk is full; what was fetched by then is kept.
     """
-    done, there = Transfer(), folder.newest()
-    here = {run.id: run for run in ledger.fetch_comparable(all_runs=True) if run.id in there}
-    for number, copy in enumerate(there.values()):
+    done, there = Transfer(), folder.copies()
+    stored = ledger.fetch_comparable(all_runs=True)
+    known = {run.id for run in stored}
+    made_here = {run.id for run in stored if run.backend != IMPORT}
+    last = {run.recorded_id: run.id for run in stored}
+    for number, copy in enumerate(there):
         progress(number, len(there))
-        run, archive = here.get(copy.run_id), archives / copy.name
-        if run and (run.backend != IMPORT or run.directory == archive):
+        archive = archives / f"{copy.id}{_SUFFIX}"
+        if copy.owner == own and copy.run_id in made_here:
             done.known.append(copy.run_id)
+            continue
+        if copy.id in known:
+            done.known.append(copy.id)
             continue
         if not dry_run:
             try:
                 if not archive.exists():
                     write_whole(archive, _fetched(folder, copy))
                 imported = _read(archive, copy)
-                assert imported.owner is not None and imported.submission is not None
+                assert imported.submission is not None
                 ledger.add_shared(
-                    imported.run_id,
+                    copy.id,
                     imported.summary,
                     archive,
-                    owner=imported.owner,
+                    origin_id=copy.run_id,
+                    owner=copy.owner,
                     account=imported.account,
                     submission_id=imported.submission,
                     price=imported.price,
                 )
             except BadFile as error:
                 archive.unlink(missing_ok=True)
-                done.left_out[copy.run_id] = error.problem
+                done.left_out[copy.name] = error.problem
                 continue
-            if run and run.directory and run.directory.parent == archives:
-                run.directory.unlink(missing_ok=True)
-        (done.updated if run else done.new).append(copy.run_id)
+        done.new.append(copy.id)
+        if copy.run_id in last:
+            done.beside[copy.id] = last[copy.run_id]
+        last[copy.run_id] = copy.id
     return done
 
 
@@ -193,7 +224,7 @@ def _unshareable(run: Run) -> str | None:
     return None
 
 
-def _run_file(run: Run, *, owner: str, account: str | None) -> bytes:
+def _run_file(run: Run, *, owner: str, account: str | None, words: Words | None) -> bytes:
     """Return the run file. Plan, attempts and the command as typed stay here: they name what is private."""
     assert run.summary is not None
     facts = {name: value for name, value in run_facts(run).items() if name not in _PRIVATE}
@@ -207,6 +238,7 @@ def _run_file(run: Run, *, owner: str, account: str | None) -> bytes:
         "spec": run.spec,
         "summary": run.summary.to_json(),
     }
+    shared = words.hidden_in_run(shared) if words else shared
     return json.dumps(shared, indent=2, sort_keys=True).encode() + b"\n"
 
 
@@ -275,8 +307,9 @@ def _read(archive: Path, copy: SharedRun) -> ImportedRun:
     if found.skipped or imported is None or list(found.runs) != [copy.run_id]:
         problem = found.skipped[0].problem if found.skipped else "it is of another run"
         raise BadFile(archive, problem)
-    if imported.owner is None or imported.submission is None:
-        raise BadFile(archive, "it does not say whose it is")
+    if imported.owner != copy.owner or imported.submission is None:
+        whose = f"says that it is {imported.owner}'s" if imported.owner else "does not say whose it is"
+        raise BadFile(archive, f"it lies in the folder of {copy.owner} and {whose}")
     return imported
 
 

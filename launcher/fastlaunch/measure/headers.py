@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from fastlaunch.measure.summary import VERSION
+from fastlaunch.measure.summary import VERSION, WORDS
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.records.contents import version_of
 from fastlaunch_train.records.records import SILENT, RankRecord
@@ -162,6 +162,7 @@ def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
         "attention_backend": header["attention_backend"],
         "image_digest": header["image_digest"],
         VERSION: version_of(files_of(header)),
+        WORDS: (header.get("script") or {}).get(WORDS),
         "model": workload.get("model"),
         **_stated(workload),
         **_model_read(header),

@@ -14,6 +14,8 @@ from fastlaunch_train.records.records import Check, Eval
 
 #: What is said of limits that say nothing.
 BOUNDLESS = "wider than 100x"
+#: What headers and fingerprints call the digest of the words that started a script, where these are not told.
+WORDS = "words"
 #: What a fingerprint calls the digest of a script's files.
 VERSION = "version"
 

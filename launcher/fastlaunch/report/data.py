@@ -73,6 +73,8 @@ def row_to_json(row: Row) -> dict[str, Any]:
         "derived": row.derived,
         "num_runs": row.num_runs,
         "run_ids": list(row.run_ids),
+        "shared_by": list(row.shared_by),
+        "num_shared_runs": row.num_shared,
         **{name: _quantity(quantity) for name, quantity in vars(row.speed).items()},
         "build_s": overhead.build_s,
         "compile_s": overhead.compile_s,

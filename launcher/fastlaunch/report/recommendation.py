@@ -141,7 +141,9 @@ def _hours(hours: float) -> str:
 
 
 def _evidence(choice: Choice) -> str:
-    evidence = choice.configuration.evidence
+    evidence, row = choice.configuration.evidence, choice.configuration.row
+    if row is not None and row.shared_by:
+        return f"{evidence}, {row.num_shared} of {counted(row.num_runs, 'run')} by {', '.join(row.shared_by)}"
     return evidence if evidence == MEASURED else f"predicted (class {evidence})"
 
 
@@ -194,6 +196,7 @@ def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
         "range": [_span(choice.total.usd, choice) for choice in lines],
         "hours": [number(choice.hours) for choice in lines],
         "evidence": [choice.configuration.evidence for choice in lines],
+        "whose": [whose(row) if (row := choice.configuration.row) else None for choice in lines],
         "": [note(choice) for choice in lines],
     }
     usual = {"nodes": "1", "bought": "on-demand", "region": found.job.own_region}
@@ -320,6 +323,7 @@ def choice_json(choice: Choice) -> dict[str, Any]:
         "hours_low": whole.hours.low,
         "hours_high": whole.hours.high,
         "evidence": configuration.evidence,
+        "shared_by": list(configuration.row.shared_by) if configuration.row else [],
         "assumption": configuration.assumption,
     }
 

@@ -25,9 +25,9 @@ _GAP = 2
 #: The heading of rows that do not train like the baseline. It replaces the same words in their reasons.
 _THROUGHPUT = "throughput, not training progress"
 #: Columns of words, aligned to the left.
-_WORDS = ("instance", "recipe", "data", "which", "verdict", "convergence")
+_WORDS = ("instance", "recipe", "whose", "data", "which", "verdict", "convergence")
 #: Columns that identify a row.
-_IDENTIFYING = ("instance", "recipe", "GPUs", "batch", "tokens each", "data", "which")
+_IDENTIFYING = ("instance", "recipe", "whose", "GPUs", "batch", "tokens each", "data", "which")
 _PRECISIONS_WITH_OWN_PEAK = ("fp32", "tf32", "fp16")
 #: A note may end with a command, which begins here.
 _COMMAND = re.compile(r"(?<=[;,]) run fastlaunch ")
@@ -157,6 +157,12 @@ def _gpus(row: Row) -> str:
     return f"{row.setup.num_nodes} x {per_node}" if row.setup.num_nodes > 1 else str(row.setup.num_gpus)
 
 
+def whose(row: Row) -> str:
+    """Return whose runs the row holds: `yours`, or `yours, ann`."""
+    own = "yours" if any(run.owner is None for run in row.runs) else None
+    return ", ".join(filter(None, [own, *row.shared_by]))
+
+
 def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
     """Return the cell function by heading, in order. A column without a known cell is not shown."""
     unit = rows[0].setup.sample_unit
@@ -170,6 +176,7 @@ def _columns(rows: Sequence[Row], only: Sequence[str] = ()) -> dict[str, Cell]:
     return {
         "instance": lambda row: row.place,
         "recipe": lambda row: row.setup.recipe,
+        **({"whose": whose} if any(row.shared_by for row in rows) else {}),
         "GPUs": _gpus,
         "batch": _batch,
         "tokens each": _sequence_length,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastlaunch.analysis.best import best_of, ratio_of
+from fastlaunch.analysis.best import at_home, best_of, ratio_of
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
 from fastlaunch.analysis.cost import reciprocal
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
@@ -45,8 +45,9 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 def sentence_of(rows: Sequence[Row]) -> str:
     """Return the answer for one workload."""
-    of_batches = (f"; at global batch {batch}, {_clause(own)}" for batch, own in batches_of(rows).items())
-    return f"{_clause(rows)}{_beside(rows)}{''.join(of_batches)}."
+    own = at_home(rows)
+    of_batches = (f"; at global batch {batch}, {_clause(each)}" for batch, each in batches_of(own).items())
+    return f"{_clause(own)}{_beside(own)}{_of_others(rows)}{''.join(of_batches)}."
 
 
 def answer(comparison: Comparison) -> str:
@@ -120,6 +121,25 @@ def _beside(rows: Sequence[Row]) -> str:
         return clauses
     why = _WHY_LEFT_OUT[other.verdict.kind]
     return f"{clauses}; {named(other, rows)} shows {_percent(more)} more, but {why}"
+
+
+def _of_others(rows: Sequence[Row]) -> str:
+    """Return a clause on the best figure among rows that others shared, if it is above the answer's."""
+    best = best_of(rows)
+    if best is None:
+        return ""
+    others = [
+        row
+        for row in rows
+        if row.side != best.first.side
+        and row.verdict.kind not in (NOT_RANKED, OTHER_BATCH)
+        and _ratio(row, best.is_priced)
+    ]
+    other = max(others, key=lambda row: _value(row, best.is_priced), default=None)
+    if other is None or _ratio(best.row or best.first, best.is_priced) is None:
+        return ""
+    more = _value(other, best.is_priced) / _value(best.row or best.first, best.is_priced) - 1
+    return f"; {name_of(other, rows)} shows {_percent(more)} more" if more > 0.005 else ""
 
 
 def _throughput(rows: Sequence[Row]) -> str:
@@ -216,6 +236,10 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
         name += f" ({', '.join(terms)})"
     if versions := _versions(row, same):
         name += f" with {', '.join(versions)}"
+    if row.side is not None:
+        name += f" of {row.side}"
+    elif row.shared_by:
+        name += f" with runs of {', '.join(row.shared_by)}"
     return name
 
 

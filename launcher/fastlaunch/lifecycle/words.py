@@ -1,0 +1,86 @@
+"""What was typed after `--` to start a script, kept out of what is shared: it may hold secrets and paths."""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fastlaunch.jobs.spec import Script
+from fastlaunch.lifecycle.export import open_record, plain_name
+from fastlaunch.measure.summary import WORDS
+
+#: Fields of text that a program writes, which may repeat its arguments.
+_TEXTS = ("reason", "problems", "warnings", "message", "detail")
+#: Parts of words that are too short to be found in a text, or numbers, stay there.
+_LEAST = 4
+_PART = re.compile(r"[^\s=]+")
+_NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The words of a script's command, to be replaced by a digest of them."""
+
+    name: str  # of the script: its path in the repository
+    digest: str
+    parts: tuple[str, ...]  # of the words, the longest first
+
+    @classmethod
+    def of(cls, name: str, script: Script) -> Self:
+        """Return the words that started the script of this name."""
+        found = {part for word in (*script.command, *script.argv) for part in _PART.findall(word)}
+        told = {name, name.rpartition("/")[2], *(text for _, text in script.variant)}
+        parts = {each for each in found - told if len(each) >= _LEAST and not _NUMBER.fullmatch(each)}
+        return cls(
+            name=name,
+            digest=script.digest_under(name),
+            parts=tuple(sorted(parts, key=lambda part: (-len(part), part))),
+        )
+
+    def hidden_in_run(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a run file says, without the words."""
+        hidden: dict[str, Any] = self._hidden(dict(data))
+        hidden["spec"] = {**data["spec"], "script": {**data["spec"]["script"], "command": [self.name]}}
+        summary = hidden["summary"]
+        summary["fingerprint"] = {**summary.get("fingerprint", {}), WORDS: self.digest}
+        return hidden
+
+    def hidden_in_line(self, line: bytes) -> bytes:
+        """Return a line of a record without the words; empty for one that cannot be read."""
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            return b""
+        hidden = self._hidden(data)
+        if isinstance(data, dict) and isinstance(data.get("script"), dict):
+            hidden["script"] = {**data["script"], "command": [self.name], WORDS: self.digest}
+        return line if hidden == data else json.dumps(hidden, separators=(",", ":")).encode() + b"\n"
+
+    def _hidden(self, data: Any, *, is_text: bool = False) -> Any:
+        if isinstance(data, dict):
+            return {key: self._hidden(value, is_text=key in _TEXTS) for key, value in data.items()}
+        if isinstance(data, list):
+            return [self._hidden(value, is_text=is_text) for value in data]
+        if is_text and isinstance(data, str):
+            for part in self.parts:
+                data = data.replace(part, "...")
+        return data
+
+
+@contextmanager
+def without_words(files: Sequence[Path], words: Words | None) -> Iterator[Sequence[Path]]:
+    """Give the record files without the words, as copies; the files themselves without words to hide."""
+    if words is None:
+        yield files
+        return
+    with tempfile.TemporaryDirectory(prefix="fastlaunch-") as temporary:
+        copies = []
+        for file in files:
+            copies.append(Path(temporary, plain_name(file)))
+            with open_record(file) as source, copies[-1].open("wb") as target:
+                target.writelines(words.hidden_in_line(line) for line in source)
+        yield copies
