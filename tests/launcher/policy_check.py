@@ -1,5 +1,6 @@
 """Whether a policy of ours allows an action: its statements only allow, with a handful of conditions."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -28,13 +29,21 @@ def as_list(value: Any) -> list[Any]:
 def _fits(statement: Mapping[str, Any], ask: Ask) -> bool:
     return (
         any(fnmatchcase(ask.action, pattern) for pattern in as_list(statement["Action"]))
-        and any(fnmatchcase(ask.resource, pattern) for pattern in as_list(statement["Resource"]))
+        and any(_matches(ask, pattern) for pattern in as_list(statement["Resource"]))
         and all(
             _holds(operator, ask.context.get(key), as_list(values))
             for operator, tests in statement.get("Condition", {}).items()
             for key, values in tests.items()
         )
     )
+
+
+def _matches(ask: Ask, pattern: str) -> bool:
+    """Whether a resource fits; never where the pattern has a policy variable that the request does not."""
+    names = re.findall(r"\$\{([^}]+)\}", pattern)
+    for name in set(names) & ask.context.keys():
+        pattern = pattern.replace(f"${{{name}}}", ask.context[name])
+    return set(names) <= ask.context.keys() and fnmatchcase(ask.resource, pattern)
 
 
 def _holds(operator: str, value: str | None, expected: list[str]) -> bool:

@@ -76,7 +76,7 @@ def test_where_all_is_there_it_ends_with_0_and_the_next_command(
     # It changes nothing but one object, and asks each thing once, but for who is logged in and the role.
     reads = ("Describe", "Get", "BatchGet", "Head", "Simulate", "List")
     (changed,) = (sent for sent in account.sent() if not sent.action.startswith(reads))
-    assert (changed.action, changed.parameters["Key"]) == ("PutObject", "fastlaunch/doctor/written-by-doctor")
+    assert (changed.action, changed.parameters["Key"]) == ("PutObject", "fastlaunch/runs/written-by-doctor")
     twice = {name for name, count in account.counts().items() if count > 1}
     assert twice <= {"GetCallerIdentity", "GetInstanceProfile", "SimulatePrincipalPolicy"}
     (isolated / "prices.yaml").unlink()

@@ -13,6 +13,7 @@ import policy_check
 import pytest
 
 from fastlaunch.account.policies import names_by_hand, policy, policy_names, trust
+from fastlaunch.aws.types import Identity
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.conventions import SCHEDULE_PREFIX
 
@@ -293,6 +294,7 @@ def test_what_starts_and_what_ends_carries_all_tags_by_which_reap_goes(
     ("name", "action", "allowed", "forbidden"),
     [
         ("launcher", "s3:GetObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/others"),
+        ("launcher", "s3:PutObject", f"{S3}/fastlaunch/runs/r/x", f"{S3}/fastlaunch/shared/ann/x"),
         ("launcher", "scheduler:DeleteSchedule", f"{TIMER}{SCHEDULE_PREFIX}r-a1", f"{TIMER}nightly"),
         ("node", "s3:PutObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/fastlaunch/code/0.tar.gz"),
         ("training", "s3:PutObject", f"{S3}/fastlaunch/runs/r/log.txt", f"{S3}/fastlaunch/code/0.tar.gz"),
@@ -320,6 +322,7 @@ JOB_NEEDS: list[_Need] = [
     ("s3:GetObject", "arn:aws:s3:::acme-more/x", {}),
     ("s3:ListBucket", "arn:aws:s3:::acme-more", {"s3:prefix": "x/"}),
 ]
+SHARED = f"{S3}/fastlaunch/shared"
 GRANT = {"kms:GrantIsForAWSResource": "true"}
 #: What is done with each policy: a submission in an account with rules, and what goes with it.
 NEEDS: dict[str, list[_Need]] = {
@@ -375,6 +378,10 @@ NEEDS: dict[str, list[_Need]] = {
         ("ecr:BatchGetImage", AWS_IMAGE, {}),
         ("ecr:PutImage", OWN_IMAGE, {}),
     ],
+    "launcher-share": [
+        ("s3:GetObject", f"{SHARED}/ann/x", {}),
+        ("s3:PutObject", f"{SHARED}/ann/x", {"aws:username": "ann"}),
+    ],
 }
 
 
@@ -392,6 +399,52 @@ def test_without_any_of_its_statements_a_policy_does_not_do(name: str) -> None:
     assert refused(every) == []
     spare = [one["Sid"] for one in every if not refused([other for other in every if other is not one])]
     assert spare == []
+
+
+ACCOUNT_USER = "arn:aws:iam::123456789012:user"
+SESSION = "arn:aws:sts::123456789012:assumed-role"
+
+
+@pytest.mark.parametrize(
+    ("identity", "context"),
+    [
+        (
+            Identity(account=ACCOUNT, arn=f"{ACCOUNT_USER}/ann", user_id="AIDAX"),
+            {"aws:username": "ann", "aws:userid": "AIDAX"},
+        ),
+        (
+            Identity(account=ACCOUNT, arn=f"{ACCOUNT_USER}/team/a+n=n,@b.c_d-e", user_id="AIDAX"),
+            {"aws:username": "a+n=n,@b.c_d-e", "aws:userid": "AIDAX"},
+        ),
+        (
+            Identity(account=ACCOUNT, arn=f"{SESSION}/Train/ann@acme.com", user_id="AROAX:ann@acme.com"),
+            {"aws:userid": "AROAX:ann@acme.com"},
+        ),
+        (
+            Identity(account=ACCOUNT, arn=f"{SESSION}/ann/i-0a1b", user_id="AROAX:i-0a1b"),
+            {"aws:userid": "AROAX:i-0a1b"},
+        ),
+        (
+            Identity(account=ACCOUNT, arn="arn:aws:iam::123456789012:root", user_id=ACCOUNT),
+            {"aws:userid": ACCOUNT},
+        ),
+    ],
+)
+def test_everybody_shares_runs_under_the_own_name_alone(
+    identity: Identity, context: Mapping[str, str]
+) -> None:
+    def may(action: str, folder: str) -> bool:
+        every = {**context, "aws:PrincipalArn": identity.arn}
+        return any(allows(name, action, f"{SHARED}/{folder}", every) for name in policy_names())
+
+    assert may("s3:PutObject", f"{identity.owner_key}/r.tar.xz")
+    for other in (
+        "bob/r.tar.xz",
+        "r.tar.xz",
+        f"x{identity.owner_key}/r.tar.xz",
+        f"{identity.owner_key}x/r.tar.xz",
+    ):
+        assert not may("s3:PutObject", other) and may("s3:GetObject", other)
 
 
 def test_the_node_gets_its_image_and_code_and_ends_nothing() -> None:

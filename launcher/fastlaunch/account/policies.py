@@ -38,6 +38,12 @@ class AccountNames:
     instance_types: tuple[str, ...] = ()
     # Id of the only VPC for machines and training jobs; None for any.
     vpc: str | None = None
+    # Whether the names are for an Fn::Sub of CloudFormation.
+    is_substituted: bool = False
+
+    def policy_variable(self, name: str) -> str:
+        """Return what IAM replaces by what it knows of a request, such as `${aws:userid}`."""
+        return f"${{{'!' if self.is_substituted else ''}{name}}}"
 
 
 def names_by_hand(*, account: str, bucket: str, partition: str = "aws", **given: Any) -> AccountNames:
@@ -97,6 +103,8 @@ def _values(names: AccountNames) -> dict[str, Any]:
     return {
         **asdict(names),
         "folder": f"{names.prefix}/" if names.prefix else "",
+        "user_name": names.policy_variable("aws:username"),
+        "user_id": names.policy_variable("aws:userid"),
         "ami_parameter": (names.ami_parameter or "").lstrip("/"),
         "input_objects": tuple(f"{folder}*" for folder in folders),
         "input_buckets": tuple(dict.fromkeys(folder.partition("/")[0] for folder in folders)),

@@ -40,6 +40,7 @@ def template(
         scheduler_role="${SchedulerRole.Arn}",
         kms_keys=tuple(dict.fromkeys(filter(None, (kms_key, *kms_keys)))),
         vpc="${Vpc}" if vpc else None,
+        is_substituted=True,
         **allowed,
     )
     text = (files("fastlaunch.account") / "template.yaml").read_text(encoding="utf-8")

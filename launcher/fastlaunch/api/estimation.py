@@ -537,11 +537,9 @@ def _words(row: "Row", source: str) -> str:
     if row.sources:
         return f"{row.sources[0].partition(',')[0]}{last}"
     own = f"{row.num_runs} {source} {'run' if row.num_runs == 1 else 'runs'}"
-    if not row.shared_by:
-        return f"{own}{last}"
-    return (
-        f"{counted(row.num_runs, 'run')}, of which {', '.join(row.shared_by)} shared {row.num_shared}{last}"
-    )
+    if row.shared_by:
+        own = f"{counted(row.num_runs, 'run')}, {row.num_shared} of them by {', '.join(row.shared_by)}"
+    return f"{own}{last}"
 
 
 def _samples(context: AppContext, length: Length, measured: _Measured, wanted: "Wanted") -> "Interval":

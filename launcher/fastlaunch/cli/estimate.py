@@ -18,6 +18,7 @@ from fastlaunch.cli.options import (
     examples,
     output_option,
     output_width,
+    with_shared_option,
 )
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError

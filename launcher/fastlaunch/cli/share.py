@@ -101,10 +101,10 @@ def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_r
 def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int:
     """Bring home the runs that a team shares in a folder of S3, each once; `runs push` puts them there.
 
-    They say whose they are, and are rows of their own in `compare` and `report`. With --with-shared they count
-    there, and in `recommend` and `estimate`, as yours do. None replaces a run that is here: of one name, both
-    stay. Nothing acts on them: they cannot be cancelled, resumed or collected here, and no cost of yours
-    includes them.
+    They say whose they are, and are rows of their own in `compare` and `report`. With --with-shared they
+    count there, and in `recommend` and `estimate`, as yours do. None replaces a run that is here: of one
+    name, both stay. Nothing acts on them: they cannot be cancelled, resumed or collected here, and no cost
+    of yours includes them.
     """
     from fastlaunch.lifecycle import sharing
 
@@ -168,9 +168,7 @@ def _print_transfer(done: "Transfer", verb: str, where: str, output: str) -> Non
     for run_id, why in done.left_out.items():
         click.echo(f"warning: run {run_id} is left out: {why}", err=True)
     for run_id, other in done.beside.items():
-        click.echo(
-            f"run {run_id} stays beside {other}, which has its name: neither replaces the other", err=True
-        )
+        click.echo(f"run {run_id} has the name of {other}: both stay", err=True)
     parts = [f"{len(done.new)} new"] + [f"{len(done.updated)} updated"] * bool(done.updated)
     known = f"; {len(done.known)} {'was' if len(done.known) == 1 else 'were'} there already"
     num_runs = len(done.new) + len(done.updated)

@@ -26,9 +26,8 @@ def series_of(runs: Sequence[Run]) -> dict[str, tuple[RankSeries, ...]]:
     series: dict[str, tuple[RankSeries, ...]] = {}
     for place, of_place in places.items():
         with suppress(UserError, OSError), _files(place, of_place) as files:
-            series |= {
-                run.id: found for run in of_place if (found := read_series(files.get(run.recorded_id, ())))
-            }
+            read = {run.id: read_series(files.get(run.recorded_id, ())) for run in of_place}
+            series |= {run_id: found for run_id, found in read.items() if found}
     return series
 
 

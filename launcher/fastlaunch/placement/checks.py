@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 #: What a job does without: where AWS does not let it be looked at, the check says so and does not fail.
 _NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group", "input")
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
-DOCTOR_KEY = "doctor/written-by-doctor"
+DOCTOR_KEY = "runs/written-by-doctor"
 
 _ROLES = {"ec2": "the machine's role", "sagemaker": "SageMaker's execution role"}
 

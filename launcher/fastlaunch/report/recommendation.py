@@ -9,7 +9,7 @@ from fastlaunch.analysis.configurations import MEASURED
 from fastlaunch.analysis.recommend import BreakEven, Choice, Experiment, Recommendation
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.table import bulleted, tables
+from fastlaunch.report.table import bulleted, tables, whose
 from fastlaunch.report.text import dollars, number
 
 #: Lines of the table, and reasons, that a screen shows.
@@ -140,6 +140,11 @@ def _hours(hours: float) -> str:
     return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
 
 
+def _whose(choice: Choice) -> str:
+    row = choice.configuration.row
+    return whose(row) if row is not None and row.shared_by else ""
+
+
 def _evidence(choice: Choice) -> str:
     evidence, row = choice.configuration.evidence, choice.configuration.row
     if row is not None and row.shared_by:
@@ -196,7 +201,7 @@ def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
         "range": [_span(choice.total.usd, choice) for choice in lines],
         "hours": [number(choice.hours) for choice in lines],
         "evidence": [choice.configuration.evidence for choice in lines],
-        "whose": [whose(row) if (row := choice.configuration.row) else None for choice in lines],
+        "whose": [_whose(choice) for choice in lines],
         "": [note(choice) for choice in lines],
     }
     usual = {"nodes": "1", "bought": "on-demand", "region": found.job.own_region}
@@ -208,7 +213,7 @@ def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
     return tables(
         kept,
         list(zip(*(columns[name] for name in kept), strict=True)),
-        left=("instance", "recipe", "bought", "region", "evidence", ""),
+        left=("instance", "recipe", "bought", "region", "evidence", "whose", ""),
         kept=("instance", "recipe"),
         width=width,
     )
