@@ -58,12 +58,19 @@ def test_two_people_share_their_runs(
     again = json.loads(typed(capsys, "runs", "pull", TEAM, "--output", "json")[0])
     assert (again["new"], len(again["known"])) == ([], 2)
     rows = json.loads(typed(capsys, "runs", "list", "--output", "json")[0])
-    assert sorted((row["owner"] or "", row["recipe"]) for row in rows) == [("", "bf16"), ("ann", "fp32")]
+    owners = sorted(((row["owner"] or "").rpartition(":")[2], row["recipe"]) for row in rows)
+    assert owners == [("", "bf16"), ("ann", "fp32")]
     (theirs,) = (row["id"] for row in rows if row["owner"])
+    (of_ann,) = (row["owner"] for row in rows if row["owner"])
+    # Each lies in the folder of whoever pushed it.
+    keys = [stored["Key"] for stored in boto3.client("s3").list_objects_v2(Bucket="team")["Contents"]]
+    assert sorted(key.rpartition("/")[0].rpartition(":")[2] for key in keys) == ["ann", "bob"]
     shown = json.loads(typed(capsys, "runs", "show", theirs, "--output", "json")[0])
-    assert (shown["owner"], shown["account"]) == ("ann", "123456789012")
+    assert (shown["owner"], shown["account"]) == (of_ann, "123456789012")
     compared = json.loads(typed(capsys, "compare", "--every-run", "--output", "json")[0])
-    assert {row["recipe"] for row in compared["rows"]} == {"fp32", "bf16"}
+    assert {row["recipe"]: row["shared_by"] for row in compared["rows"]} == {"fp32": [of_ann], "bf16": []}
+    joined = json.loads(typed(capsys, "compare", "--every-run", "--with-shared", "--output", "json")[0])
+    assert [row["shared_by"] for row in joined["rows"]] == [row["shared_by"] for row in compared["rows"]]
     # It is looked at, and nothing more.
     typed(capsys, "resume", theirs, code=2)
     assert typed(capsys, "runs", "push", TEAM, theirs, code=1)[1].startswith(

@@ -39,6 +39,7 @@ FURTHER = (
     *("comparable_as", "sources", "fingerprint"),
     *("ranked", "guard_failures", "numerics", "held_out", "convergence"),
     *("variant", "version", "total_time_s"),
+    *("shared_by", "num_shared_runs"),
 )
 TOP = (
     *("schema", "prices_as_of", "baseline", "answer", "rows", "warnings"),
