@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastlaunch.analysis.pooling import STEP, Group, pool, run_times
-from fastlaunch.api.comparison import measured_run, measured_runs
+from fastlaunch.api.comparison import evidence_of, measured_run, measured_runs
 from fastlaunch.aws.errors import CloudRefused
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.core.errors import UserError
@@ -24,6 +24,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle import sharing
+from fastlaunch.lifecycle.expected import ledger_summaries
 from fastlaunch.lifecycle.export import record_files
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.lifecycle.series import series_of
@@ -299,6 +300,25 @@ def test_no_id_of_a_sender_joins_a_submission(
     assert len({run.submission_id for run in stored}) == 3
     kept, _ = measured_runs(list(stored), "us-east-1", with_shared=True)
     assert len({time.session for run in kept for time in run_times(Group(runs=[run], measure=STEP), 0)}) == 3
+
+
+def test_runs_of_others_are_no_evidence_unless_they_are_asked_for(
+    meet: Callable[[str], Person], folder: sharing.SharedFolder
+) -> None:
+    ann, bob = meet("ann"), meet("bob")
+    ann.made()
+    ann.push(folder)
+    own = bob.made()
+    (theirs,) = bob.pull(folder).new
+    runs = bob.ledger.select()
+    alone, notes = evidence_of(runs, "us-east-1", with_shared=False)
+    assert [run.run_id for run in alone] == [own] and len(notes) == 1
+    joined, notes = evidence_of(runs, "us-east-1", with_shared=True)
+    assert [run.run_id for run in joined] == [own, theirs] and notes == []
+    (group,) = pool(joined)[0]
+    assert len(group.runs) == 2
+    spec = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=2, steps=40, num_gpus=1)
+    assert ledger_summaries(bob.ledger, [spec]) == [summary_of(bob.runs()[own])]
 
 
 def test_whose_a_run_is_says_the_folder(meet: Callable[[str], Person], folder: sharing.SharedFolder) -> None:

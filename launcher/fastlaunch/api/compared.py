@@ -37,16 +37,18 @@ class Comparison(compare.Comparison):
     def unmeasured(self) -> list[str]:
         """The `RECIPE on WORKLOAD` that have runs and no row, unless they were settled without these runs."""
         measured = {id for row in self.rows for id in row.run_ids}
+        # What others shared stands for nothing of the user's own.
+        runs = [run for run in self.runs if run.owner is None] or self.runs
 
         def of_row(run: "Run") -> tuple[str, str]:
             return run.recipe, run.workload
 
-        known = {(of_row(run), run.instance) for run in self.runs if run.id in measured or run.is_unneeded}
+        known = {(of_row(run), run.instance) for run in runs if run.id in measured or run.is_unneeded}
         # A run that never had a machine has no instance.
         anywhere = {row for row, _ in known}
         missing = [
             of_row(run)
-            for run in self.runs
+            for run in runs
             if (
                 of_row(run) not in anywhere
                 if run.instance is None
