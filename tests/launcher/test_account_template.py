@@ -32,6 +32,23 @@ def test_the_bucket_is_closed_encrypted_and_kept() -> None:
         assert rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == algorithm
 
 
+def test_old_versions_are_kept_for_a_while_and_those_of_expired_checkpoints_for_a_day() -> None:
+    resources = template(zones=ZONES)["Resources"]
+    properties = resources["Bucket"]["Properties"]
+    assert properties["VersioningConfiguration"] == {"Status": "Enabled"}
+    leftovers, checkpoints = properties["LifecycleConfiguration"]["Rules"]
+    days = [rule["NoncurrentVersionExpiration"]["NoncurrentDays"] for rule in (leftovers, checkpoints)]
+    assert days == [30, 1]
+    assert leftovers["ExpiredObjectDeleteMarker"] and "Prefix" not in leftovers
+    assert resources["Repository"]["Properties"]["ImageScanningConfiguration"] == {"ScanOnPush": True}
+    # The text's rule, in the words of S3's own interface.
+    found = re.search(r"lifecycle-configuration '(.*?)'", SETUP, re.DOTALL)
+    assert found
+    (by_hand,) = json.loads(found[1])["Rules"]
+    assert by_hand.pop("Filter") == {}
+    assert {"Id": by_hand.pop("ID"), **by_hand.pop("Expiration"), **by_hand} == leftovers
+
+
 def test_machines_are_reached_by_each_other_alone() -> None:
     resources = template(zones=ZONES)["Resources"]
     group = {"Fn::GetAtt": ["SecurityGroup", "GroupId"]}

@@ -168,6 +168,7 @@ def test_the_accounts_own_repository(aws: Aws, aws_server: MotoServer) -> None:
     assert aws.ensure_repository(REGION, "fastlaunch") == uri
     (made,) = aws_server.sent("CreateRepository")
     assert made.parameters["imageTagMutability"] == "IMMUTABLE"
+    assert made.parameters["imageScanningConfiguration"] == {"scanOnPush": True}
 
 
 def test_a_registry_login_is_not_shown(aws: Aws) -> None:

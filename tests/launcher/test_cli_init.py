@@ -284,6 +284,34 @@ def test_another_template_changes_a_stack_only_with_update(
     assert "is up to date" in capsys.readouterr().err
 
 
+def test_the_stack_of_an_earlier_template_gets_a_versioned_bucket_and_keeps_what_is_in_it(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init("--print-template", "--region", REGION) == 0
+    earlier = yaml.safe_load(capsys.readouterr().out)
+    del earlier["Resources"]["Bucket"]["Properties"]["VersioningConfiguration"]
+    del earlier["Resources"]["Repository"]["Properties"]["ImageScanningConfiguration"]
+    vpc = backend("ec2", REGION).get_default_vpc().id
+    change_set = AWS.create_change_set(
+        REGION,
+        "fastlaunch",
+        is_new=True,
+        template=yaml.safe_dump(earlier),
+        parameters={"BucketName": BUCKET, "Vpc": vpc},
+        import_existing=False,
+    )
+    AWS.execute_change_set(REGION, "fastlaunch", change_set)
+    AWS.put_object(REGION, BUCKET, "fastlaunch/runs/r/log.txt", b"step 1")
+    assert init("--yes") == 0
+    assert "2 resources of it would change" in capsys.readouterr().err
+    assert init("--yes", "--update") == 0
+    changed = [line.split() for line in capsys.readouterr().err.splitlines() if "Modify" in line]
+    assert [resource for _, _, resource in changed] == ["Bucket", "Repository"]
+    assert AWS.has_objects(REGION, BUCKET, "fastlaunch/runs/r/")
+    assert init("--yes") == 0
+    assert "is up to date" in capsys.readouterr().err
+
+
 def test_a_network_that_is_lost_in_the_middle_is_gone_on_from(
     account: MotoServer, faulty_proxy: FaultyProxy, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

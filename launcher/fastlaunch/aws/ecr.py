@@ -52,7 +52,10 @@ class EcrCalls(AwsSession):
         return self._repository_uri(region, repository) is not None
 
     def ensure_repository(self, region: str, repository: str) -> str:
-        """Return the URI of the account's own repository, made with immutable tags if it does not exist."""
+        """Return the URI of the account's own repository.
+
+        If there is none, it is made, with immutable tags and a scan of what is pushed.
+        """
         if (uri := self._repository_uri(region, repository)) is not None:
             return uri
         made = self.call(
@@ -62,6 +65,7 @@ class EcrCalls(AwsSession):
             subject=repository,
             repositoryName=repository,
             imageTagMutability="IMMUTABLE",
+            imageScanningConfiguration={"scanOnPush": True},
         )
         return str(made["repository"]["repositoryUri"])
 
