@@ -109,6 +109,7 @@ _USUAL: dict[str, Any] = {
     "live_training_jobs": [],
     "bucket_exists": True,
     "put_object": True,
+    "is_stored": True,
     "image_digest": DIGEST,
 }
 

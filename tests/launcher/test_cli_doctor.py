@@ -12,9 +12,12 @@ from fake_train.launcher import app_context
 from moto_gaps import image_digest
 from moto_nodes import Block
 from moto_server import MotoServer, backend
+from wheel_builder import make_wheel
 
 from fastlaunch.aws.client import Aws
+from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.cli.main import run
+from fastlaunch.images.code_bundle import cached_bundle
 
 TYPE = ("--instance", "p5.48xlarge")
 P_QUOTA, P5_SPOT_QUOTA = "L-417A185B", "L-C4BD4855"
@@ -70,7 +73,7 @@ def test_where_all_is_there_it_ends_with_0_and_the_next_command(
 ) -> None:
     assert doctor(*TYPE) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("16 checks: 16 ok.\n")
+    assert out.endswith("17 checks: 17 ok.\n")
     assert "(account 123456789012)" in out and "config.yaml" in out
     assert err == "next: fastlaunch submit --instance p5.48xlarge --recipe bf16 --dry-run\n"
     # It changes nothing but one object, and asks each thing once, but for who is logged in and the role.
@@ -115,8 +118,8 @@ def test_what_sagemaker_needs_is_checked_instead(
     assert "needs 2 instances of 1: ml.p5.48xlarge for training job usage" in results["quota"]["told"]
     account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 2
     assert list(checks(capsys, *argv)) == [
-        *("price", "price file", "quota", "bucket", "role", "container image", "region", "config", "login"),
-        "config file",
+        *("price", "price file", "quota", "stored code", "bucket", "role", "container image", "region"),
+        *("config", "login", "config file"),
     ]
     capsys.readouterr()
     assert doctor(*argv) == 0
@@ -194,6 +197,32 @@ def test_what_does_not_exist_ends_with_3(
     assert [check["name"] for check in results if check["result"] == "failed"] == [name]
 
 
+def test_what_lies_where_agent_and_code_belong_is_compared(
+    account: MotoServer,
+    isolated: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pin = make_wheel(isolated / "wheels", "tiny")
+    pins = tmp_path / "wheels.txt"
+    pins.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
+    monkeypatch.setenv("FASTLAUNCH_WHEELS", str(pins))
+    bundle = cached_bundle(isolated / "wheels", [pin])
+    assert bundle is not None
+    agent = agent_object("runs-us-east-1", "fastlaunch", agent_sha256()).key
+    belong = {agent: agent_archive(), f"fastlaunch/code/{bundle.sha256}.tar.gz": bundle.data}
+    for bodies, code in ((belong, 0), (dict.fromkeys(belong, b"junk"), 3)):
+        for key, body in bodies.items():
+            backend("s3", "aws").put_object("runs-us-east-1", key, body)
+        assert doctor(*TYPE, "--output", "json") == code
+        results = json.loads(capsys.readouterr().out)["checks"]
+        stored = [check for check in results if check["name"] == "stored code"]
+        for key, check in zip(belong, stored, strict=True):
+            assert f"s3://runs-us-east-1/{key}" in check["told"]
+        assert {check["result"] for check in stored} == {"failed" if code else "ok"}
+
+
 def test_quota_counts_what_others_run(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
     from moto_gaps import machine_image_id
 
@@ -255,7 +284,7 @@ def test_a_failure_is_shown_with_what_to_do(account: MotoServer, capsys: pytest.
     out, err = capsys.readouterr()
     assert "failed: quota (p5.48xlarge in us-east-1): not enough quota: needs 192 vCPUs" in out
     assert "  ask for 192 vCPUs: " in out
-    assert "16 checks: 15 ok, 1 failed." in out
+    assert "17 checks: 16 ok, 1 failed." in out
     assert err == "next: fastlaunch doctor --instance p5.48xlarge\n"
 
 

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from ec2_builders import job, site
 from fake_cloud import Clock, FakeAws, FakeNode
+from moto_server import MotoServer
+from moto_server import backend as moto_backend
 from stubbed_aws import StubbedAws
 
+from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER
 from fastlaunch.core.errors import (
@@ -69,6 +72,20 @@ def test_exactly_the_plans_request_is_sent(name: str, stubbed_aws: StubbedAws, t
     assert handle["instance_ids"] == [f"i-{n}" for n in numbers]
     assert (handle["instance_id"], handle["token"]) == ("i-0", planned.request["ClientToken"])
     assert json.loads(json.dumps(handle)) == handle
+
+
+def test_no_machine_is_started_while_something_else_lies_where_the_agent_belongs(
+    aws_server: MotoServer, tmp_path: Path
+) -> None:
+    backend = Ec2Backend(aws=Aws(), home=tmp_path).at(site(), 120)
+    planned = plan(backend)
+    agent = next(one for one in planned.objects if one.text is None)
+    s3 = moto_backend("s3", "aws")
+    s3.create_bucket(agent.bucket, "us-east-1")
+    s3.put_object(agent.bucket, agent.key, b"junk")
+    with pytest.raises(BadConfiguration, match=agent.uri):
+        backend.execute(planned)
+    assert aws_server.sent("RunInstances") == []
 
 
 def test_machines_are_seen_in_one_request(backend: Ec2Backend, aws: FakeAws) -> None:

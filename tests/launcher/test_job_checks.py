@@ -96,7 +96,7 @@ def test_where_all_is_well_every_check_says_so() -> None:
             "instance profile",
             "scheduler role",
         ),
-        *("bucket",),
+        *("bucket", "stored code"),
         *("security group", "subnet", "subnet", "subnet", "offered", "quota", "price file", "price", "cost"),
     ]
     assert first("login", found).message == "arn:aws:iam::123456789012:user/ada (account 123456789012)"
@@ -482,7 +482,8 @@ def test_where_all_is_well_a_training_job_may_start() -> None:
     found = train()
     assert results(found) == {}
     assert [each.name for each in found] == [
-        *("login", "config", "region", "container image", "role", "bucket", "quota", "price file", "price"),
+        *("login", "config", "region", "container image", "role", "bucket", "stored code"),
+        *("quota", "price file", "price"),
     ]
     assert "needs 1 instance of 2: ml.p5.48xlarge for training job" in first("quota", found).message
     # SageMaker's price, not EC2's.

@@ -44,7 +44,11 @@ _TAGS = {"run": "20261121-090312-k3f9", "attempt": "1", "max-minutes": "120", "o
 TAGS = {f"aws:RequestTag/fastlaunch:{tag}": value for tag, value in _TAGS.items()}
 OURS = {f"aws:ResourceTag/fastlaunch:{tag}": value for tag, value in _TAGS.items()}
 #: Actions whose right has another name. docs.aws.amazon.com/AmazonS3, "Required permissions for S3 API".
-RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"}
+RIGHTS = {
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:HeadObject": "s3:GetObject",
+    "s3:ListObjectsV2": "s3:ListBucket",
+}
 #: Allowed to everybody.
 FREE = {"sts:GetCallerIdentity"}
 #: What `init` asks of whoever deploys the template, and may make roles: others use the stack that is there.

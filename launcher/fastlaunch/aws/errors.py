@@ -282,7 +282,7 @@ _ON_PURPOSE = (
 )
 
 #: The right that an action needs, where it has another name.
-_RIGHTS = {"HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
+_RIGHTS = {"HeadBucket": "ListBucket", "HeadObject": "GetObject", "ListObjectsV2": "ListBucket"}
 
 SPOT_INTERRUPTIONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 

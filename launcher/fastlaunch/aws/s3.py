@@ -1,6 +1,8 @@
 """Objects in S3."""
 
+import hashlib
 import io
+from base64 import b64encode
 from contextlib import closing
 from typing import Any, BinaryIO
 
@@ -10,6 +12,7 @@ from fastlaunch.aws.types import StoredObject
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 
 _CHUNK_BYTES = 2**20
+_ABSENT = "404", "NoSuchKey", "NotFound"
 
 
 class S3Calls(AwsSession):
@@ -51,26 +54,59 @@ class S3Calls(AwsSession):
         return True
 
     def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
-        """Store an object; return False and do nothing if `only_new` and it exists (If-None-Match)."""
-        api_call = ApiCall(service="s3", action="PutObject", region=region, subject=f"{bucket}/{key}")
-        condition = {"IfNoneMatch": "*"} if only_new else {}
-        tries = 0
+        """Store an object; return False and do nothing if `only_new` and it exists (If-None-Match).
 
-        def put(client: Any) -> None:
-            nonlocal tries
-            tries += 1
-            client.put_object(Bucket=bucket, Key=key, Body=body, **condition)
-
+        Raises BadConfiguration for `only_new` if there are other bytes than these.
+        """
+        name = f"{bucket}/{key}"
+        condition = {"IfNoneMatch": "*", "ChecksumAlgorithm": "SHA256"} if only_new else {}
         try:
-            self._retry(api_call, put)
+            self.call("s3", region, "PutObject", subject=name, Bucket=bucket, Key=key, Body=body, **condition)
         except BadConfiguration as error:
-            if error.code != "PreconditionFailed" or not only_new:
-                raise
-            # An earlier try without an answer may have stored the very object that is now in the way.
-            stored = io.BytesIO()
-            is_there = tries > 1 and self.download(region, bucket, key, stored, max_bytes=len(body) + 1)
-            return is_there and stored.getvalue() == body
+            # An earlier try without an answer may have stored it.
+            if error.code == "PreconditionFailed" and only_new and self.is_stored(region, bucket, key, body):
+                return False
+            raise
         return True
+
+    def is_stored(self, region: str, bucket: str, key: str, body: bytes) -> bool:
+        """Return whether there is such an object. Raises BadConfiguration if it has other bytes than these.
+
+        S3 keeps the checksum that it was uploaded with; without one, it is read.
+        """
+        stored = self.call_or_none(
+            "s3",
+            region,
+            "HeadObject",
+            absent=_ABSENT,
+            subject=f"{bucket}/{key}",
+            Bucket=bucket,
+            Key=key,
+            ChecksumMode="ENABLED",
+        )
+        if stored is None:
+            return False
+        size, checksum = stored["ContentLength"], stored.get("ChecksumSHA256")
+        problem: str | None = None
+        if size != len(body):
+            problem = f"it has {size:,} bytes, and not {len(body):,}"
+        # An upload in parts has one of their checksums.
+        elif checksum is None or stored.get("ChecksumType") == "COMPOSITE":
+            content = io.BytesIO()
+            self.download(region, bucket, key, content, max_bytes=size)
+            if content.getvalue() != body:
+                problem = "its bytes are others"
+        elif checksum != b64encode(hashlib.sha256(body).digest()).decode():
+            problem = "its SHA-256 is another"
+        if problem is None:
+            return True
+        uri = f"s3://{bucket}/{key}"
+        raise BadConfiguration(
+            f"{uri}, stored on {stored['LastModified']:%Y-%m-%d at %H:%M} UTC, is not what belongs there: "
+            f"{problem}",
+            f"find out who wrote it; then type the same again, once it is removed: `aws s3 rm {uri} --region "
+            f"{region}`, for whoever has s3:DeleteObject, which fastlaunch's policies do not give",
+        )
 
     def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool:
         """Write the object, or its first `max_bytes`, to an empty file; return False if there is none.
@@ -92,7 +128,7 @@ class S3Calls(AwsSession):
         try:
             self._retry(api_call, get)
         except BadConfiguration as error:
-            if error.code in ("NoSuchKey", "404"):
+            if error.code in _ABSENT:
                 return False
             raise
         except NotAuthorised as error:

@@ -95,6 +95,8 @@ def doctor(
 def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOptions) -> "CheckContext":
     from fastlaunch.aws.cache import cached
     from fastlaunch.catalog.container_images import training_base
+    from fastlaunch.images.code_bundle import cached_bundle
+    from fastlaunch.images.wheels import wanted_pins, wheel_folder
     from fastlaunch.jobs.build import instances_of
     from fastlaunch.placement.aws_lookup import AwsLookup
     from fastlaunch.placement.checks import CheckContext
@@ -110,6 +112,8 @@ def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOpti
         ),
         cloud=cloud,
         instances=instances_of(cloud, catalogue) if cloud.instances else (),
+        # Without the wheels, no job has been submitted from here that would have stored it.
+        bundles=tuple(filter(None, [cached_bundle(wheel_folder(context.settings), wanted_pins())])),
     )
 
 

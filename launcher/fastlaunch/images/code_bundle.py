@@ -63,8 +63,18 @@ def make_bundle(
     """
     pins = wanted_pins() if pins is None else pins
     fetch_wheels(pins, wheels, python=base.python)
+    bundle = cached_bundle(wheels, pins, user_file=user_file, commit=commit)
+    assert bundle is not None, "the wheels have just been fetched"
+    return bundle
+
+
+def cached_bundle(
+    wheels: Path, pins: Sequence[Pin], *, user_file: Path | None = None, commit: str | None = None
+) -> Bundle | None:
+    """Return the bundle with the wheels of the folder; None if it lacks one. See `make_bundle`."""
     site = site_files(wheels, pins)
-    assert site is not None, "the wheels have just been fetched"
+    if site is None:
+        return None
     data = pack({**code_files(), **site, **_user_files(user_file)})
     return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest(), commit=commit)
 

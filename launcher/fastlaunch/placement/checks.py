@@ -11,12 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws.client import Aws
+from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.backends.protocol import SERVICES
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import OLD_PRICE_DAYS, UPDATE_COMMAND
 from fastlaunch.catalog.rates import dearest_rate
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
+from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings
+from fastlaunch.images.code_bundle import Bundle
 from fastlaunch.jobs.options import CloudOptions, given_inputs
 from fastlaunch.placement.aws_lookup import AwsLookup, check_offered
 from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
 
 #: What a job does without: where AWS does not let it be looked at, the check says so and does not fail.
-_NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group", "input")
+_NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group", "input", "stored code")
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
 DOCTOR_KEY = "runs/written-by-doctor"
 
@@ -75,6 +78,8 @@ class CheckContext:
     cloud: CloudOptions
     #: Those of the options; none to check the account alone.
     instances: tuple[InstanceType, ...]
+    #: What is uploaded for it: its code, as far as that is known here, and what pip installs.
+    bundles: tuple[Bundle, ...] = ()
     #: In steps, 0 for none; None where no job is planned yet.
     checkpoint_every: int | None = None
     #: The budget.
@@ -218,6 +223,25 @@ def _bucket(job: CheckContext, region: str) -> str | Finding:
     return f"s3://{name}/{prefix} can be written"
 
 
+def _code_checks(job: CheckContext, region: str) -> _Pending:
+    """Yield a check for each object that the machines fetch and that is the same for many jobs."""
+    bucket, prefix = job.region_settings(region).bucket, job.region_settings(region).prefix
+    if bucket is None:
+        return
+    objects = {agent_object(bucket, prefix, agent_sha256()).key: agent_archive()}
+    for bundle in job.bundles:
+        objects[CodeBundle.under(prefix, sha256=bundle.sha256, commit=None).key] = bundle.data
+    for key, data in objects.items():
+        yield {"name": "stored code"}, partial(_stored_code, job, region, bucket, key, data)
+
+
+def _stored_code(job: CheckContext, region: str, bucket: str, key: str, data: bytes) -> str:
+    """Check that nothing else lies at the object's address. Raises BadConfiguration if there does."""
+    if job.aws.is_stored(region, bucket, key, data):
+        return f"s3://{bucket}/{key} is what belongs there"
+    return f"s3://{bucket}/{key} is not there yet: submit uploads it"
+
+
 def _ec2_checks(job: CheckContext, region: str) -> _Pending:
     """Yield a region's checks, in the order in which a job needs them."""
     yield {"name": "machine image"}, partial(_machine_image, job, region)
@@ -226,6 +250,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
     if job.cloud.account_timer:
         yield {"name": "scheduler role"}, partial(_scheduler_role, job, region)
     yield {"name": "bucket"}, partial(_bucket, job, region)
+    yield from _code_checks(job, region)
     yield from _input_checks(job, region)
     yield from _network_checks(job, region)
     for instance in job.instances:
@@ -477,6 +502,7 @@ def _sagemaker_checks(job: CheckContext, region: str) -> _Pending:
     yield {"name": "container image"}, partial(_container, job, region)
     yield {"name": "role"}, partial(_role, job, region)
     yield {"name": "bucket"}, partial(_bucket, job, region)
+    yield from _code_checks(job, region)
     yield from _input_checks(job, region)
     if job.region_settings(region).sagemaker_subnets:
         yield {"name": "network"}, partial(_training_network, job, region)

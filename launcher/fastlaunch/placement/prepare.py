@@ -102,6 +102,7 @@ def prepare(
             lookup=lookup,
             cloud=request.cloud,
             instances=request.instances,
+            bundles=tuple(filter(None, (bundle, wheels))),
             checkpoint_every=None if request.scripts else request.options.checkpoint_every,
             max_cost_usd=max_cost_usd,
         )
