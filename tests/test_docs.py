@@ -142,6 +142,20 @@ def test_the_options_and_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
+def test_the_tests_that_a_page_names_exist() -> None:
+    named = [
+        each
+        for page in PAGES
+        for each in re.findall(
+            r"`(tests/[\w/]+\.py)::(\w+)(?:\[([^\]]+)\])?`", page.read_text(encoding="utf-8")
+        )
+    ]
+    assert len(named) > 20
+    for file, name, case in named:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert f"\ndef {name}(" in text and (not case or f'"{case}"' in text), f"{file}::{name}[{case}]"
+
+
 def anchors(page: Path) -> set[str]:
     """The names under which the headings of a Markdown page can be linked to, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)

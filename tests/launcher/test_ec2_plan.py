@@ -198,8 +198,10 @@ def test_the_machine_ends_its_own_cost() -> None:
     assert tagged_kinds == ["instance", "volume", "network-interface"]
     (volume,) = request["BlockDeviceMappings"]
     assert volume["Ebs"]["DeleteOnTermination"] is True
-    # The container, a network hop away, gets no credentials.
-    options = request["MetadataOptions"]
+
+
+def test_a_container_which_is_a_network_hop_away_gets_no_credentials() -> None:
+    options = plan(max_minutes=75).request["MetadataOptions"]
     assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
 
 

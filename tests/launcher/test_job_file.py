@@ -111,6 +111,7 @@ def test_a_file_says_what_options_say_and_those_typed_count_before_it(job: Path)
         ("repeats: 1\nenv: {A: 1, A: 2}", "job.yml:2: `A` stands here again"),
         ("repeats: !!int 010", "job.yml:1: is not YAML"),
         ("local: sometimes", "job.yml:1: local is 'sometimes'; it is true or false"),
+        ("yes: true", "`yes` is of one call, not of the job"),
         ("output: json", "`output` is of one call, not of the job"),
         ('command: python train.py "', "cannot be divided into words"),
         ("command: python a.py && ls", "without a shell"),

@@ -451,6 +451,120 @@ def test_everybody_shares_runs_under_the_own_name_alone(
         assert not may("s3:PutObject", other) and may("s3:GetObject", other)
 
 
+def aws_tags(**changes: str) -> dict[str, str]:
+    """Tags of a machine, or of a job, as EC2 and SageMaker show them to IAM."""
+    return OURS | {f"aws:ResourceTag/{key.replace('_', ':')}": value for key, value in changes.items()}
+
+
+_EC2 = {"iam:PassedToService": "ec2.amazonaws.com"}
+ADMIN_ROLE = f"arn:aws:iam::{ACCOUNT}:role/admin"
+BOBS = aws_tags(Owner="bob")
+START: _Need = ("ec2:RunInstances", INSTANCE, {**HERE, "ec2:InstanceType": "p5.48xlarge"})
+#: What no policy here allows.
+NOBODY: list[_Need] = [
+    ("s3:DeleteObject", RUNS, {}),
+    ("s3:DeleteObjectVersion", RUNS, {}),
+    ("s3:PutBucketVersioning", S3, {}),
+    ("s3:PutLifecycleConfiguration", S3, {}),
+    ("s3:PutBucketPolicy", S3, {}),
+    ("s3:GetObject", f"{S3}/others", {}),
+    ("s3:PutObject", f"{S3}/others", {}),
+    ("ec2:CreateTags", INSTANCE, {}),
+    ("ec2:TerminateInstances", INSTANCE, aws_tags(fastlaunch_run="web")),
+    ("ec2:ModifyInstanceAttribute", INSTANCE, OURS),
+    ("ecr:BatchDeleteImage", OWN_IMAGE, {}),
+    ("ecr:PutImageTagMutability", OWN_IMAGE, {}),
+    ("ecr:PutImage", AWS_IMAGE, {}),
+    ("iam:PassRole", ADMIN_ROLE, _EC2),
+    ("iam:PutRolePolicy", NAMES.node_role, {}),
+]
+_OF_A_JOB: list[_Need] = [
+    START,
+    ("ec2:TerminateInstances", INSTANCE, OURS),
+    ("sagemaker:StopTrainingJob", JOB, OURS),
+    ("s3:PutObject", CODE, {}),
+    ("s3:ListBucket", S3, {"s3:prefix": ""}),
+    ("secretsmanager:GetSecretValue", f"{SECRET[:-6]}other0", {}),
+    ("iam:PassRole", NAMES.node_role, _EC2),
+    ("ecr:PutImage", OWN_IMAGE, {}),
+]
+#: By a row of docs/setup.md: the policies held, what they allow, and what they do not, beside `NOBODY`.
+WHO: dict[str, tuple[tuple[str, ...], list[_Need], list[_Need]]] = {
+    "machine": (
+        ("node",),
+        [("s3:PutObject", RUNS, {}), ("secretsmanager:GetSecretValue", SECRET, {})],
+        _OF_A_JOB,
+    ),
+    "training job": (
+        ("training",),
+        [("s3:PutObject", RUNS, {}), ("secretsmanager:GetSecretValue", SECRET, {})],
+        [*_OF_A_JOB, ("logs:GetLogEvents", f"{LOGS}:log-group:/aws/sagemaker/TrainingJobs:x", {})],
+    ),
+    "timer": (
+        ("scheduler",),
+        [("ec2:TerminateInstances", INSTANCE, BOBS)],
+        [START, ("sagemaker:StopTrainingJob", JOB, OURS), ("s3:GetObject", RUNS, {})],
+    ),
+    "launcher": (
+        ("launcher", "launcher-sagemaker"),
+        [
+            START,
+            ("s3:PutObject", CODE, {}),
+            # Whosever they are.
+            ("s3:GetObject", RUNS, {}),
+            ("s3:PutObject", RUNS, {}),
+            ("ec2:TerminateInstances", INSTANCE, BOBS),
+            ("sagemaker:StopTrainingJob", JOB, BOBS),
+            ("scheduler:DeleteSchedule", f"{TIMER}{SCHEDULE_PREFIX}r-a1", {}),
+        ],
+        [
+            (
+                "ec2:RunInstances",
+                INSTANCE,
+                {"aws:RequestedRegion": REGION, "ec2:InstanceType": "p5.48xlarge"},
+            ),
+            ("secretsmanager:GetSecretValue", SECRET, {}),
+            ("scheduler:DeleteSchedule", f"{TIMER}nightly", {}),
+            ("iam:PassRole", NAMES.node_role, {"iam:PassedToService": "lambda.amazonaws.com"}),
+            ("ecr:PutImage", OWN_IMAGE, {}),
+        ],
+    ),
+    "builder": (
+        ("launcher-build",),
+        [("ecr:PutImage", OWN_IMAGE, {})],
+        [
+            START,
+            ("ec2:TerminateInstances", INSTANCE, OURS),
+            ("s3:GetObject", RUNS, {}),
+            ("s3:PutObject", CODE, {}),
+            ("iam:PassRole", NAMES.node_role, _EC2),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_who_can_do_what_to_whom(who: str) -> None:
+    held, can, cannot = WHO[who]
+    policies = [policy(name, ALL_NAMES) for name in held]
+
+    def allowed(needs: list[_Need]) -> list[_Need]:
+        asks = ((need, policy_check.Ask(action=need[0], resource=need[1], context=need[2])) for need in needs)
+        return [need for need, ask in asks if policy_check.allows(policies, ask)]
+
+    assert allowed(can) == can
+    assert allowed([*cannot, *NOBODY]) == []
+
+
+def test_with_a_prefix_of_ones_own_nobody_reads_or_writes_below_anothers() -> None:
+    for name in policy_names():
+        ada = policy(name, replace(ALL_NAMES, prefix="fastlaunch-ada"))
+        for action in ("s3:GetObject", "s3:PutObject"):
+            assert not policy_check.allows([ada], policy_check.Ask(action=action, resource=RUNS))
+            own = policy_check.Ask(action=action, resource=RUNS.replace("fastlaunch/", "fastlaunch-ada/"))
+            assert policy_check.allows([ada], own) == (name in ("node", "training", "launcher"))
+
+
 def test_the_node_gets_its_image_and_code_and_ends_nothing() -> None:
     assert not any(action.startswith(("ec2:", "iam:")) for action in actions("node", "training"))
     assert actions("node") >= {"s3:GetObject", "s3:PutObject", "s3:ListBucket", "ecr:GetAuthorizationToken"}

@@ -109,6 +109,7 @@ def test_container_gets_what_the_program_says(scene: Scene) -> None:
     assert login == ["login", "--username", "AWS", "--password-stdin", IMAGE.partition("/")[0]]
     assert pull == ["pull", "-q", IMAGE]
     after = run.index(IMAGE)
+    assert not {"--network", "--privileged", "--device", "--cap-add", "--pid"} & set(run[:after])
     assert run[after + 1 :] == ["/fastlaunch/run_train.sh", "--output", "/out", *program.runs[0].arguments]
     assert {run[at + 1] for at, word in enumerate(run[:after]) if word == "-e"} == {
         f"FASTLAUNCH_RUN_ID={FIRST}",
