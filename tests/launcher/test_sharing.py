@@ -23,7 +23,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.lifecycle import sharing
+from fastlaunch.lifecycle import importer, sharing
 from fastlaunch.lifecycle.expected import ledger_summaries
 from fastlaunch.lifecycle.export import record_files
 from fastlaunch.lifecycle.importer import find_runs
@@ -500,18 +500,22 @@ def test_what_is_not_a_shared_run_is_left_out_and_the_others_come(
     assert bob.origins().keys() == {good, bad}
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MAX_PACKED_BYTES", 100), ("MAX_UNPACKED_BYTES", 1000)])
+@pytest.mark.parametrize(
+    ("module", "limit", "value"),
+    [(sharing, "MAX_PACKED_BYTES", 100), (importer, "MAX_UNPACKED_BYTES", 1000)],
+)
 def test_a_run_that_is_too_large_is_left_out(
     meet: Callable[[str], Person],
     folder: sharing.SharedFolder,
     monkeypatch: pytest.MonkeyPatch,
+    module: object,
     limit: str,
     value: int,
 ) -> None:
     ann, bob = meet("ann"), meet("bob")
     ann.made()
     ann.push(folder)
-    monkeypatch.setattr(sharing, limit, value)
+    monkeypatch.setattr(module, limit, value)
     assert [f"runs/{name}" for name in bob.pull(folder).left_out] == list(bucket_of(folder).objects)
     assert bob.runs() == {}
 

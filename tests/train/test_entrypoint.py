@@ -189,7 +189,7 @@ def test_a_finished_run_that_is_resumed_stays_completed(stopped: Path) -> None:
     """As when a job is killed before its end line. No attempt takes the number of one before."""
     more = ("--steps", "10", "--checkpoint-every", "5", "--resume")
     again = trained(stopped, *more, attempt=2, FASTLAUNCH_ATTEMPT="1")
-    assert again.steps == ()
+    assert not again.steps
     assert again.end is not None and (again.end.status, again.end.num_steps) == ("completed", 10)
 
 

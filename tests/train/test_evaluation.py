@@ -108,7 +108,7 @@ def test_a_run_killed_before_its_tests_makes_up_for_them(whole: RankRecord, tmp_
     ended(-9, argv)
     ended(0, [*argv, "--resume"], RESUMED="1")
     again = record(tmp_path, attempt=2)
-    assert again.steps == ()
+    assert not again.steps
     assert values(again) == values(whole)[-2:]
     assert end_of(tmp_path, attempt=2).status == "completed"
 
@@ -121,7 +121,7 @@ def test_a_stop_while_the_best_weights_are_tested_saves_the_last_ones(
     ended(130, argv)
     ended(0, [*argv, "--resume"], RESUMED="1")
     again = record(tmp_path, attempt=2)
-    assert again.steps == ()
+    assert not again.steps
     evals = (*record(tmp_path).evals[:-1], *again.evals)
     assert [(e.step, e.split, e.weights, e.loss) for e in evals] == [
         (e.step, e.split, e.weights, e.loss) for e in falling.evals

@@ -188,7 +188,7 @@ def test_a_step_line_lacks_what_there_is_without_loss_scaling(tmp_path: Path) ->
     first, second = (json.loads(text) for text in path.read_text().splitlines()[1:])
     assert "loss" in first and not first.keys() & {"loss_scale", "skipped"}
     assert (second["loss_scale"], second["skipped"]) == (2.0, True)
-    assert read_record(path).steps == (step, scaled)
+    assert [*read_record(path).steps] == [step, scaled]
 
 
 #: Any value of a field, by the field's type.

@@ -315,7 +315,7 @@ def _tracked_runs(chosen: Sequence[Run], context: AppContext) -> "Iterator[Track
         with record_files(run) as files:
             records, unread = read_records(files)
         for problem in unread:
-            click.echo(f"warning: run {run.id}: {problem}", err=True)
+            click.echo(f"warning: run {run.id}: {problem.message}", err=True)
         if not records and run.summary.setup.kind == "records":
             click.echo(f"warning: run {run.id}: its record files are gone; no metrics by step", err=True)
         round_number = run.summary.environment.round

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastlaunch.core.errors import BadFile
 
+MAX_TEXT_BYTES = 2**23
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -29,11 +30,18 @@ def training_package() -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, its ends of lines as they are. Raises BadFile if it cannot be read."""
+    """Return the text of a file, its ends of lines as they are.
+
+    Raises BadFile if it cannot be read, or is larger than what anybody writes by hand.
+    """
     try:
-        return decoded(path, path.read_bytes())
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
+    if len(data) > MAX_TEXT_BYTES:
+        raise BadFile(path, f"holds more than {MAX_TEXT_BYTES / 2**20:.0f} MiB")
+    return decoded(path, data)
 
 
 def decoded(path: Path, data: bytes) -> str:

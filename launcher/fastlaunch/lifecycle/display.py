@@ -23,6 +23,7 @@ from fastlaunch_train.records.records import (
     BUILD_MODEL,
     BUILD_STEPS,
     KINDS,
+    MAX_LINE_BYTES,
     SCRIPT_PHASE,
     header_problem,
     line_problem,
@@ -72,7 +73,6 @@ class RecordTail:
     def _start(self, path: Path | None) -> None:
         self._path = path
         self._offset = 0
-        self._rest = b""
         self._header: dict[str, Any] = {}
         self._steps: dict[str, Any] = {}
         self._num_samples: int | None = 0
@@ -89,11 +89,10 @@ class RecordTail:
         if self._path is not None:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                added = file.read()
-            self._offset += len(added)
-            *lines, self._rest = (self._rest + added).split(b"\n")
-            for line in lines:
-                self._take(line)
+                # One that is too long comes in pieces, which are no lines.
+                while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+                    self._offset += len(line)
+                    self._take(line)
         return self._progress() if self._header else None
 
     def _take(self, line: bytes) -> None:

@@ -1,6 +1,5 @@
 """Runs as files to keep, send and import elsewhere: record files, compressed, and what the ledger knows."""
 
-import gzip
 import json
 import lzma
 import shutil
@@ -9,13 +8,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
 from fastlaunch.lifecycle.describe import run_as_json
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
-from fastlaunch_train.records.records import SUFFIXES
+from fastlaunch_train.records.records import SUFFIXES, DamagedFile, open_unpacked
 
 #: A folder of such a name would be taken for one.
 _OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".tbz2", ".7z")
@@ -46,8 +44,8 @@ def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[
                 archive.add(Path(temporary, "runs"), arcname="runs")
             packed.rename(destination)
         return missing
-    except (EOFError, lzma.LZMAError) as error:
-        raise UserError(f"a compressed record file is damaged: {error}", "leave its run out") from None
+    except DamagedFile as error:
+        raise UserError(f"a compressed record file is {error.strerror}", "leave its run out") from None
     except OSError as error:
         raise UserError(
             f"{destination} cannot be written: {error.strerror or error}",
@@ -114,7 +112,7 @@ def compress(file: Path, folder: Path) -> None:
     """Write a record file into `folder`, as xz whatever it is."""
     with (
         lzma.open(Path(folder, f"{plain_name(file)}.xz"), "wb") as target,
-        open_record(file) as source,
+        open_unpacked(file) as source,
     ):
         shutil.copyfileobj(source, target)
 
@@ -122,10 +120,3 @@ def compress(file: Path, folder: Path) -> None:
 def plain_name(file: Path) -> str:
     """Return the record file's name without the suffix of its compression."""
     return file.name.removesuffix(".xz").removesuffix(".gz")
-
-
-def open_record(file: Path) -> BinaryIO:
-    """Open a record file to read its bytes uncompressed."""
-    opened: Any = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, open)
-    source: BinaryIO = opened(file, "rb")
-    return source

@@ -286,7 +286,10 @@ def _run_result(
     if node.get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
         outcome = Outcome(state=RunState.FAILED, reason=result.reason)
     if unreadable and outcome.state is not RunState.COMPLETED:
-        outcome = replace(outcome, reason="; ".join(filter(None, [outcome.reason, *unreadable])))
+        outcome = replace(
+            outcome,
+            reason="; ".join(filter(None, [outcome.reason, *(error.message for error in unreadable)])),
+        )
     summary, contradiction = summarize_run(run.spec, records)
     # Why a run failed is worth more.
     if contradiction and outcome.state is not RunState.FAILED:

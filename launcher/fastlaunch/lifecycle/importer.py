@@ -1,18 +1,17 @@
 """Record files, CSV files of published figures, archives and folders of them, as runs for the ledger."""
 
+import errno
 import json
-import lzma
 import os
 import re
 import tarfile
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, cast, get_args, get_origin, get_type_hints
 
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
@@ -21,17 +20,32 @@ from fastlaunch.core.paths import read_text
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ids import published_run_id, recorded_run_id
 from fastlaunch.lifecycle.collect import summarize_run
+from fastlaunch.measure.outcome import read_records
 from fastlaunch.measure.published import read_published
 from fastlaunch.measure.summary import RunSummary
-from fastlaunch_train.records.records import SUFFIXES, RankRecord, RecordError, read_record
+from fastlaunch_train.records.records import (
+    SUFFIXES,
+    RankRecord,
+    RecordError,
+    is_storable,
+    open_unpacked,
+    read_header,
+)
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
 _SUFFIXES = (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)
 RUN_FILE = "run.json"
 #: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
 RUN_SCHEMA = "fastlaunch-run/1"
-#: What a damaged archive raises, besides OSError and ValueError; KeyError is a link to what is not in it.
-_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, KeyError)
+#: What an archive may hold: anybody may have packed it. A member's headers are its name and its times.
+MAX_UNPACKED_BYTES = 2**32
+MAX_MEMBERS = 2**16
+_MAX_HEADER_BYTES = 2**16
+_MAX_DEPTH = 32
+_CHUNK_BYTES = 2**16
+#: What the summaries of the runs that are found at once may take, in characters: a usual one has 4,000.
+MAX_SUMMARIES = 2**28
+_MOST_SAID = 300
 #: Names of users and sessions, as IAM has them; numbers of accounts; ids of submissions.
 _ORIGIN = re.compile(r"[\w+=,.@:-]{1,100}", re.ASCII)
 _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
@@ -62,14 +76,29 @@ class Imports:
     skipped: list[BadFile] = field(default_factory=list)
     #: How many rows of a CSV say the same as one before: they are one run.
     copies: Counter[Path] = field(default_factory=Counter)
+    _left: int = MAX_SUMMARIES
+    _is_full: bool = False
 
     def add(self, run: ImportedRun) -> None:
         """Keep a run, unless there is one of its id: then the first counts, and the other is told of."""
-        first = self.runs.setdefault(run.run_id, run)
-        if first is not run and run.summary.setup.kind == "published":
+        first = self.runs.get(run.run_id)
+        if first is None:
+            self._left -= len(repr(run.summary))
+            if self._left > 0:
+                self.runs[run.run_id] = run
+            elif not self._is_full:
+                self._is_full = True
+                self.skip(BadFile(run.source, "there are too many runs: the rest is left out"))
+            return
+        if run.summary.setup.kind == "published":
             self.copies[run.source] += 1
-        elif first is not run and first.summary != run.summary:
+        elif first.summary != run.summary:
             self.skipped.append(BadFile(run.source, f"run {run.run_id} again, differing from {first.source}"))
+
+    def skip(self, error: BadFile) -> None:
+        # Another one, since the traceback holds all that was read when it was raised.
+        problem = error.problem[:_MOST_SAID]
+        self.skipped.append(BadFile(error.path, problem, line=error.line, hint=error.hint))
 
 
 def find_runs(paths: Sequence[Path]) -> Imports:
@@ -109,7 +138,7 @@ def find_runs(paths: Sequence[Path]) -> Imports:
         except BadFile as error:
             if archive in paths:
                 raise
-            imports.skipped.append(error)
+            imports.skip(error)
     is_single_file = len(files) == 1 and list(paths) == files and not archives
     if imports.skipped and (is_single_file or not imports.runs):
         raise imports.skipped[0]
@@ -125,19 +154,77 @@ def find_runs(paths: Sequence[Path]) -> Imports:
 def unpacked(archive: Path) -> Iterator[Path]:
     """Give a temporary folder with what is in an export or in packed records.
 
-    Raises BadFile for a file that is none, or that would write elsewhere.
+    Raises BadFile for a file that is none, that would write elsewhere, or that holds more than such files do.
     """
     with tempfile.TemporaryDirectory(prefix="fastlaunch-") as folder:
         try:
-            with tarfile.open(archive) as file:
-                file.extractall(folder, filter="data")
+            with open_unpacked(archive, MAX_UNPACKED_BYTES) as file:
+                _unpack(_TarStream(file), Path(folder))
         except tarfile.FilterError as error:
             raise BadFile(archive, f"cannot be unpacked: {error}") from None
-        except (*_DAMAGED, OSError, ValueError) as error:
-            # What tarfile says of a damaged file is a list of what it tried, over several lines.
-            problem = getattr(error, "strerror", None) or "it is damaged, or no archive"
-            raise BadFile(archive, f"cannot be unpacked: {problem}") from None
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise BadFile(
+                    archive, f"unpacks to more than {MAX_UNPACKED_BYTES / 2**30:,.0f} GiB"
+                ) from None
+            raise BadFile(archive, f"cannot be unpacked: {error.strerror or error}") from None
+        except (tarfile.TarError, ValueError, KeyError):
+            # What tarfile says of a damaged file is a list of what it tried, over several lines. KeyError is
+            # a link to what is not in it.
+            raise BadFile(archive, "cannot be unpacked: it is damaged, or no archive") from None
         yield Path(folder)
+
+
+class _TarStream:
+    """A file as `tarfile` reads it, which goes forward only, and no further than it may.
+
+    The headers before a member may say that they are terabytes, and are read into memory.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._place = self._end = 0
+
+    def allow(self, num_bytes: int) -> None:
+        """Allow so many bytes from here on."""
+        self._end = self._place + num_bytes
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, place: int) -> None:
+        # Over what is left of a member.
+        while self._place < place and (piece := self._file.read(min(place - self._place, _CHUNK_BYTES))):
+            self._place += len(piece)
+            self._end += len(piece)
+        if self._place != place:
+            raise tarfile.ReadError("it ends too early")
+
+    def read(self, size: int) -> bytes:
+        if size > self._end - self._place:
+            raise tarfile.ReadError("a header is too long")
+        data = self._file.read(size)
+        self._place += len(data)
+        return data
+
+
+def _unpack(stream: _TarStream, folder: Path) -> None:
+    stream.allow(_MAX_HEADER_BYTES)
+    # tarfile takes any object with these three methods.
+    with tarfile.TarFile(fileobj=cast(Any, stream), errorlevel=1) as archive:
+        num_members = num_bytes = 0
+        while member := archive.next():
+            num_members, num_bytes = num_members + 1, num_bytes + member.size
+            if num_bytes > MAX_UNPACKED_BYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            if num_members > MAX_MEMBERS or len(Path(member.name).parts) > _MAX_DEPTH:
+                raise OSError(None, f"it holds more than {MAX_MEMBERS:,} files, or folders too deep")
+            stream.allow(member.size)
+            archive.extract(member, folder, filter="data")
+            stream.allow(_MAX_HEADER_BYTES)
+            # It would remember all of them, and what their headers say.
+            archive.members.clear()
+            archive.pax_headers.clear()
 
 
 def _read_archive(archive: Path, imports: Imports) -> None:
@@ -184,7 +271,7 @@ def _read_files(files: Iterable[Path], imports: Imports) -> None:
 
 def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
     """Add the runs in `files`, which lie in `folder` itself."""
-    ranks: dict[str, list[RankRecord]] = {}
+    ranks: dict[str, list[Path]] = {}
     run_file: Mapping[str, Any] = {}
     for path in files:
         try:
@@ -195,33 +282,37 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
                     row = RunSummary.from_json(published.to_json())  # as it comes back from the ledger
                     imports.add(ImportedRun(run_id=published_run_id(row), summary=row, source=path))
             else:
-                record = read_record(path)
-                ranks.setdefault(record.header["run_id"], []).append(record)
+                ranks.setdefault(read_header(path)["run_id"], []).append(path)
         except BadFile as error:
-            imports.skipped.append(error)
+            imports.skip(error)
         except RecordError as error:
             imports.skipped.append(BadFile(error.path, error.problem, line=error.line))
         except OSError as error:
             imports.skipped.append(BadFile(path, f"cannot be read: {error.strerror or error}"))
-    runs = [_recorded(folder, records, run_file) for records in ranks.values()]
+    for paths in ranks.values():
+        records, problems = read_records(paths)
+        imports.skipped += problems
+        if records:
+            _add(_recorded(folder, records, run_file), imports)
     if run_file and not ranks and run_file["summary"]:
         summary = RunSummary.from_json(run_file["summary"])
         is_published = summary.setup.kind == "published"
-        runs.append(
-            ImportedRun(
-                # What an earlier release exported has another id.
-                run_id=published_run_id(summary) if is_published else run_file["id"],
-                summary=summary,
-                source=folder,
-                price=_price(run_file),
-                **_origin(run_file),
-            )
+        run = ImportedRun(
+            # What an earlier release exported has another id.
+            run_id=published_run_id(summary) if is_published else run_file["id"],
+            summary=summary,
+            source=folder,
+            price=_price(run_file),
+            **_origin(run_file),
         )
-    for run in runs:
-        try:
-            imports.add(_with_possible_gpus(run))
-        except BadFile as error:
-            imports.skipped.append(error)
+        _add(run, imports)
+
+
+def _add(run: ImportedRun, imports: Imports) -> None:
+    try:
+        imports.add(_with_possible_gpus(run))
+    except BadFile as error:
+        imports.skip(error)
 
 
 def _with_possible_gpus(run: ImportedRun) -> ImportedRun:
@@ -281,6 +372,8 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
         run_file = json.loads(read_text(path))
         if not isinstance(run_file, dict) or run_file.get("schema") != RUN_SCHEMA:
             return {}
+        if not is_storable(run_file):
+            raise BadFile(path, "holds an absurd number, or is nested too deeply")
         # It becomes the name of a folder when the run is exported again.
         if not isinstance(run_file["id"], str) or not _RUN_ID.fullmatch(run_file["id"]):
             raise BadFile(path, f"id is {run_file['id']!r}")

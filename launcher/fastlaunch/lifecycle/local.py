@@ -180,7 +180,7 @@ def finish_run(
     assert run.spec is not None
     records, unreadable = read_records(backend.collect(handle))
     outcome = outcome_of(records)
-    state, reason = backend.state(handle), "; ".join(unreadable) or outcome.reason
+    state, reason = backend.state(handle), "; ".join(error.message for error in unreadable) or outcome.reason
     if not records and run.directory and (words := last_words(run.directory)):
         reason = f"{reason}: {words}"
     summary, contradiction = summarize_run(run.spec, records)

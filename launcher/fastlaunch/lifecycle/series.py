@@ -1,6 +1,5 @@
 """The step series of runs, from wherever their record files are."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 from fastlaunch.core.errors import UserError
 from fastlaunch.ledger.ids import recorded_run_id
 from fastlaunch.ledger.ledger import IMPORT, Run
-from fastlaunch.lifecycle.export import open_record
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, unpacked
 from fastlaunch.measure.series import RankSeries, read_series
-from fastlaunch_train.records.records import SUFFIXES
+from fastlaunch_train.records.records import SUFFIXES, RecordError, read_header
 
 
 def series_of(runs: Sequence[Run]) -> dict[str, tuple[RankSeries, ...]]:
@@ -51,6 +49,6 @@ def _records(paths: Iterable[Path]) -> list[Path]:
 def _by_run(paths: Iterable[Path]) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     for path in _records(paths):
-        with suppress(OSError, EOFError, ValueError, KeyError, TypeError), open_record(path) as file:
-            files.setdefault(recorded_run_id(json.loads(file.readline())), []).append(path)
+        with suppress(OSError, RecordError):
+            files.setdefault(recorded_run_id(read_header(path)), []).append(path)
     return files

@@ -8,11 +8,9 @@ everybody write in the folder of the own name alone, so whose a run is says wher
 import hashlib
 import io
 import json
-import lzma
 import re
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +22,13 @@ from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import shared_id
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
 from fastlaunch.lifecycle.collect import run_facts
-from fastlaunch.lifecycle.export import compress, open_record, plain_name, record_files
+from fastlaunch.lifecycle.export import compress, plain_name, record_files
 from fastlaunch.lifecycle.importer import RUN_FILE, RUN_SCHEMA, ImportedRun, find_runs, unpacked
 from fastlaunch.lifecycle.words import Words, without_words
+from fastlaunch_train.records.records import RecordError, open_unpacked, read_header
 
-#: Of one run: packed, and with everything in it.
+#: Of one run.
 MAX_PACKED_BYTES = 2**28
-MAX_UNPACKED_BYTES = 2**32
 _CHUNK_BYTES = 2**20
 _SUFFIX = ".tar.xz"
 #: Names of users, and ids of roles with the names of their sessions, as IAM has them; no folder above.
@@ -246,7 +244,7 @@ def _digest(run_file: bytes, files: Iterable[Path]) -> str:
     """Return a digest of a run's files, however they are compressed."""
     whole = hashlib.sha256(run_file)
     for file in sorted(files, key=plain_name):
-        with open_record(file) as source:
+        with open_unpacked(file) as source:
             digest = hashlib.sha256()
             while chunk := source.read(_CHUNK_BYTES):
                 digest.update(chunk)
@@ -288,42 +286,33 @@ def _fetched(folder: SharedFolder, copy: SharedRun) -> bytes:
 
 def _read(archive: Path, copy: SharedRun) -> ImportedRun:
     """Return the run in the archive. Raises BadFile unless it is the very one that its name says."""
-    _check_size(archive)
     with unpacked(archive) as root:
         folder = root / copy.run_id
         try:
-            run_file = Path(folder, RUN_FILE).read_bytes()
             files = [path for path in sorted(folder.iterdir()) if path.name != RUN_FILE]
-            digest = _digest(run_file, files)
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            raise BadFile(archive, f"is not a shared run: {error}") from None
-        if digest != copy.digest:
-            raise BadFile(archive, "what is in it is not what was shared")
-        try:
+            # Nothing more is read of many runs: each is read within bounds of its own.
+            if len({read_header(path)["run_id"] for path in files}) > 1:
+                raise BadFile(archive, "it is of several runs")
             found = find_runs([folder])
+            imported = found.runs.get(copy.run_id)
+            if found.skipped or imported is None or list(found.runs) != [copy.run_id]:
+                problem = found.skipped[0].problem if found.skipped else "it is of another run"
+                raise BadFile(archive, problem)
+            run_file = Path(folder, RUN_FILE).read_bytes()
+            if {*imported.files} != {*files} or _digest(run_file, files) != copy.digest:
+                raise BadFile(archive, "what is in it is not what was shared")
+        except RecordError as error:
+            raise BadFile(archive, error.problem) from None
+        except OSError as error:
+            raise BadFile(archive, f"is not a shared run: {error.strerror or error}") from None
+        except BadFile as error:
+            raise BadFile(archive, error.problem) from None
         except UserError as error:
             raise BadFile(archive, error.message) from None
-    imported = found.runs.get(copy.run_id)
-    if found.skipped or imported is None or list(found.runs) != [copy.run_id]:
-        problem = found.skipped[0].problem if found.skipped else "it is of another run"
-        raise BadFile(archive, problem)
     if imported.owner != copy.owner or imported.submission is None:
         whose = f"says that it is {imported.owner}'s" if imported.owner else "does not say whose it is"
         raise BadFile(archive, f"it lies in the folder of {copy.owner} and {whose}")
     return imported
-
-
-def _check_size(archive: Path) -> None:
-    """Raise BadFile for an archive that unpacks to more than a run's records can be, or is none."""
-    total = 0
-    try:
-        with tarfile.open(archive) as file:
-            for member in file:
-                total += member.size
-                if total > MAX_UNPACKED_BYTES:
-                    raise BadFile(archive, f"unpacks to more than {MAX_UNPACKED_BYTES / 2**30:,.0f} GiB")
-    except (tarfile.TarError, lzma.LZMAError, OSError, EOFError, ValueError) as error:
-        raise BadFile(archive, f"cannot be unpacked: {error}") from None
 
 
 def _age_key(stored: StoredObject) -> float:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from fastlaunch.measure.summary import AllReduce, Checkpoints, StepProfile
 from fastlaunch_train.records.records import (
     BATCH_SIZE_PHASE,
@@ -100,20 +102,21 @@ def padding_fraction(records: Sequence[RankRecord]) -> float | None:
     """Return the share of tokens that are padding; None without tokens, and for older records."""
     if any(record.header["schema"] < 2 for record in records):
         return None
-    num_tokens = sum(step.num_tokens or 0 for record in records for step in record.steps)
-    num_padding = sum(step.num_padding for record in records for step in record.steps)
+    num_tokens = sum(max(0, number) for record in records for number in record.steps.column("num_tokens"))
+    num_padding = sum(sum(record.steps.column("num_padding")) for record in records)
     return num_padding / num_tokens if num_tokens else None
 
 
 def skipped_fraction(attempts: Attempts) -> float | None:
     """Return the share of the run's steps that the loss scaler skipped; None without loss scaling."""
-    skipped = {
-        step.step: bool(step.skipped)
-        for ranks, _ in _chain(attempts)
-        for step in ranks[0].steps
-        if step.skipped is not None
-    }
-    return sum(skipped.values()) / len(skipped) if skipped else None
+    # Of equal steps the first counts, so the last attempt comes first.
+    steps, skipped = (
+        np.concatenate([ranks[0].steps.column(name) for _, ranks in sorted(attempts.items(), reverse=True)])
+        for name in ("step", "skipped")
+    )
+    is_known = skipped >= 0
+    _, first = np.unique(steps[is_known], return_index=True)
+    return float(skipped[is_known][first].mean()) if first.size else None
 
 
 def kernels_of(records: Sequence[RankRecord]) -> str | None:

@@ -5,11 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastlaunch.core.errors import BadFile
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.measure.headers import is_silent, resolved_record
 from fastlaunch_train.node.protocol import is_echo
-from fastlaunch_train.records.records import RankRecord, RecordError, read_record
+from fastlaunch_train.records.records import (
+    MAX_RECORD_BYTES,
+    MAX_RECORD_MEMORY,
+    RankRecord,
+    RecordError,
+    TooLarge,
+    read_record,
+)
+
+#: What is read of a run, in files and in memory: more than a million steps of eight ranks.
+MAX_RUN_BYTES = 2**32
+MAX_RUN_MEMORY = 2**30
 
 #: End statuses that are failures, the most telling first: other ranks fail in the wake of one.
 _FAILURES = {"out_of_memory": "out of memory", "nan_loss": "the loss is not a number", "failed": "failed"}
@@ -23,16 +35,29 @@ class Outcome:
     reason: str | None = None
 
 
-def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[str]]:
-    """Return the readable records among `paths`, and what is wrong with the others."""
-    records, problems = [], []
+def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[BadFile]]:
+    """Return the readable records among `paths`, which are of one run, and what is wrong with the others.
+
+    A run that goes beyond what is read of one has no records.
+    """
+    records: list[RankRecord] = []
+    problems = []
+    left_bytes, left_memory = MAX_RUN_BYTES, MAX_RUN_MEMORY
     for path in paths:
         try:
-            records.append(read_record(path))
+            record = read_record(
+                path,
+                max_bytes=min(MAX_RECORD_BYTES, left_bytes),
+                max_memory=min(MAX_RECORD_MEMORY, left_memory),
+            )
+            left_bytes, left_memory = left_bytes - record.num_bytes, left_memory - record.memory
+            records.append(record)
         except RecordError as error:
-            problems.append(str(error))
+            problems.append(BadFile(path, error.problem, line=error.line))
+            if isinstance(error, TooLarge):
+                return [], problems
         except OSError as error:
-            problems.append(f"{path}: {error.strerror}")
+            problems.append(BadFile(path, f"cannot be read: {error.strerror or error}"))
     return records, problems
 
 
@@ -51,8 +76,9 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
         (rank for rank in ranks if rank.end is not None), key=lambda rank: (_is_echo(rank), is_silent(rank))
     )
     by_status = {rank.end.status: rank for rank in reversed(ended) if rank.end is not None}
-    missing = set(range(ranks[0].header["world_size"])) - {rank.header["rank"] for rank in ranks}
-    is_one_lost = bool(missing) or len(ended) < len(ranks)
+    there = {rank.header["rank"] for rank in ranks}
+    missing = next((rank for rank in range(ranks[0].header["world_size"]) if rank not in there), None)
+    is_one_lost = missing is not None or len(ended) < len(ranks)
     for status, words in _FAILURES.items():
         # If all that failed had lost a peer, the silent rank tells more.
         if status in by_status and not (is_one_lost and _is_echo(by_status[status])):
@@ -67,8 +93,8 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
             return _without_end(
                 f"rank {rank.header['rank']} ended without saying how, after step {last}", exit_code
             )
-    if missing:
-        return _without_end(f"rank {min(missing)} left no record", exit_code)
+    if missing is not None:
+        return _without_end(f"rank {missing} left no record", exit_code)
     if "interrupted" in by_status:
         reason = _message(by_status["interrupted"]) or "stopped before its last step"
         return Outcome(state=RunState.INTERRUPTED, reason=reason)

@@ -14,13 +14,13 @@ docs/method.md describes the rule:
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlaunch.measure.summary import Interval, Timing
-from fastlaunch_train.records.records import Block, Eval, Phase, RankRecord, Step
+from fastlaunch_train.records.records import Block, Eval, Phase, RankRecord
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -55,24 +55,30 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
     if not (np.isfinite(totals_s) & (totals_s > 0)).all():
         raise NoTiming("the recorded wall times are zero or absurd")
     num_retained = num_steps - cut
-    steps = [rank.steps[cut:num_steps] for rank in ranks]
-    device_s = np.array([[step.step_time_s for step in row] for row in steps]).max(axis=0)
-    samples = [step.num_samples for row in steps for step in row]
-    waits_s = np.array([[step.data_wait_s for step in row] for row in steps]).sum(axis=1)
+    counted = slice(cut, num_steps)
+    device_s = _of_steps(ranks, "step_time_s", counted).max(axis=0)
+    samples = _of_steps(ranks, "num_samples", counted)
+    waits_s = _of_steps(ranks, "data_wait_s", counted).sum(axis=1)
+    num_tokens = np.maximum(_of_steps(ranks, "num_tokens", counted), 0).sum(dtype=float)
+    num_tokens -= _of_steps(ranks, "num_padding", counted).sum(dtype=float)
     return Timing(
         num_retained_steps=num_retained,
         step_time_s=Interval(value=float(retained[slowest].mean())),
-        samples_per_step=None if None in samples else sum(filter(None, samples)) / num_retained,
-        tokens_per_step=sum((s.num_tokens or 0) - s.num_padding for r in steps for s in r) / num_retained
-        or None,
+        samples_per_step=None if (samples < 0).any() else float(samples.sum(dtype=float)) / num_retained,
+        tokens_per_step=float(num_tokens) / num_retained or None,
         median_step_time_s=_finite(np.median(device_s)),
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),
         utilization=_utilization(ranks, cut),
-        late=_finite(_growth(retained[slowest]) - _growth(_samples_of_steps(steps))),
+        late=_finite(_growth(retained[slowest]) - _growth(_samples_of_steps(samples))),
         warmup_s=_finite(walls[slowest, :cut].sum()),
         num_warmup_steps=cut,
     )
+
+
+def _of_steps(ranks: Sequence[RankRecord], name: str, steps: slice) -> NDArray[Any]:
+    """Return a field of the ranks' `steps`, None as `Steps` has it. Shape: (ranks, steps)."""
+    return np.stack([np.asarray(rank.steps.column(name))[steps] for rank in ranks])
 
 
 def _growth(values: Array) -> np.floating:
@@ -81,15 +87,14 @@ def _growth(values: Array) -> np.floating:
     return growth
 
 
-def _samples_of_steps(steps: Sequence[Sequence[Step]]) -> Array:
+def _samples_of_steps(samples: Array) -> Array:
     """Return the samples of each step over all ranks, which an epoch's last batch may have fewer of.
 
-    Ones where they are not known. Shape: (steps,).
+    Ones where they are not known. Shapes: (ranks, steps), (steps,).
     """
-    counted = [[step.num_samples for step in row] for row in steps]
-    if any(not number for row in counted for number in row):
-        return np.ones(len(counted[0]))
-    total: Array = np.array(counted, dtype=float).sum(axis=0)
+    if (samples <= 0).any():
+        return np.ones(samples.shape[1])
+    total: Array = samples.sum(axis=0, dtype=float)
     return total
 
 
@@ -130,14 +135,16 @@ def _waits_for_paused_s(ranks: Sequence[RankRecord], walls: Array) -> Array:
 
 def wall_times_s(rank: RankRecord) -> Array:
     """Return the wall time of each synchronised step of one rank. Shape: (steps in blocks,)."""
+    times_s = np.asarray(rank.steps.column("step_time_s"))
     shares = []
-    steps = iter(rank.steps)
+    first = 0
     for block in rank.blocks:
         num_steps = block.last_step - block.first_step + 1
-        times_s = np.array([next(steps).step_time_s for _ in range(num_steps)])
-        total_s = times_s.sum()
+        of_block = times_s[first : first + num_steps]
+        first += num_steps
+        total_s = of_block.sum()
         shares.append(
-            block.wall_s * (times_s / total_s if total_s > 0 else np.full(num_steps, 1 / num_steps))
+            block.wall_s * (of_block / total_s if total_s > 0 else np.full(num_steps, 1 / num_steps))
         )
     return np.concatenate(shares) if shares else np.zeros(0)
 

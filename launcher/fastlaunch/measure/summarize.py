@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+import numpy as np
+
 from fastlaunch.core.units import in_ms, utc_day
 from fastlaunch.measure.events import (
     all_reduce_of,
@@ -139,7 +141,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         ),
         seed=header["seed"],
         status=status,
-        num_steps=len({step.step for record in records for step in record.steps}),
+        num_steps=np.unique(np.concatenate([record.steps.column("step") for record in records])).size,
         timing=_with_devices(timing or Timing(), attempted),
         startup=Startup(
             build_s=_phase_s(timed, "build"),

@@ -19,6 +19,8 @@ A block of lines reaches the file in one write, so a killed process leaves every
 Nothing is dropped or averaged here. Steps count from 1. No torch: the launcher reads these files.
 """
 
+import codecs
+import errno
 import gzip
 import io
 import json
@@ -26,12 +28,14 @@ import lzma
 import math
 import os
 import re
+import sys
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args, overload
 
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
 #: are optional: data_identity, num_data_workers, session, round, max_rounds and script in headers, loss_scale
@@ -60,6 +64,20 @@ STEP_PARTS = ("data", "forward", "backward", "optimizer", "communication", "othe
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
 #: SQLite's largest integer.
 MAX_INTEGER = 2**63 - 1
+
+#: What a reader takes: anybody may have written the file, and a few kilobytes unpack to terabytes. A step is
+#: 150 bytes in a file and 64 in memory, so these are three million steps of a rank.
+MAX_LINE_BYTES = 2**20
+MAX_RECORD_BYTES = 2**29
+MAX_RECORD_MEMORY = 2**29
+#: What liblzma may allocate; `xz -9` needs 65 MiB.
+_MAX_LZMA_MEMORY = 2**27
+_CHUNK_BYTES = 2**16
+#: Characters of a wrong value, and of what is wrong with a line.
+_MOST_SHOWN, _MOST_SAID = 80, 300
+#: What an object that stands for a line takes, and each byte of a header, as nested lists.
+_LINE_MEMORY = 400
+_HEADER_MEMORY = 32
 
 #: What every header has. Sections may have more keys than these.
 HEADER_TYPES: Mapping[str, Any] = {
@@ -236,6 +254,58 @@ _REQUIRED = {cls: {f.name for f in fields(cls) if f.default is MISSING} for cls 
 #: Fields that a step line lacks where they are None: there are many such lines.
 _LEFT_OUT = {f.name for f in fields(Step) if f.default is None}
 
+#: The columns that hold steps in memory, by kind: 8-byte integers, floats, and bytes for truth.
+_COLUMN_KINDS = {
+    name: "b" if bool in types else "d" if float in types else "q"
+    for name, types in _LINE_TYPES[Step].items()
+}
+
+
+class Steps(Sequence[Step]):
+    """Steps, held in columns: an object for each would take five times the memory."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        # None is -1, or nan among floats; no step has either.
+        self._columns = {name: array(kind) for name, kind in _COLUMN_KINDS.items()}
+        for step in steps:
+            self.append(step)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Steps) and all(
+            column.tobytes() == other.column(name).tobytes() for name, column in self._columns.items()
+        )
+
+    def append(self, step: Step) -> None:
+        for name, column in self._columns.items():
+            value = getattr(step, name)
+            if value is None:
+                value = math.nan if column.typecode == "d" else -1
+            column.append(value)
+
+    def column(self, name: str) -> "array[Any]":
+        """Return the values of a field, None as -1 or nan; not to be changed."""
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        return len(self._columns["step"])
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        values: dict[str, Any] = {}
+        for name, column in self._columns.items():
+            value = column[index]
+            is_none = math.isnan(value) if column.typecode == "d" else value == -1
+            values[name] = None if is_none else bool(value) if column.typecode == "b" else value
+        return Step(**values)
+
+
 #: Endings of the names of record files that can be read.
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 _ATTEMPT = re.compile(r"-attempt-(\d+)\.jsonl")
@@ -251,6 +321,14 @@ class RecordError(ValueError):
         self.problem = problem
 
 
+class TooLarge(RecordError):
+    """A record file that goes beyond what is read of one."""
+
+
+class DamagedFile(OSError):
+    """A compressed file that cannot be unpacked."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """What a record file holds."""
@@ -258,7 +336,7 @@ class RankRecord:
     path: Path
     header: dict[str, Any]
     phases: tuple[Phase, ...]
-    steps: tuple[Step, ...]
+    steps: Steps
     blocks: tuple[Block, ...]
     end: End | None  #: None: the process was killed
     truncated: bool = False  #: whether the last line was cut off
@@ -266,6 +344,8 @@ class RankRecord:
     checks: tuple[Check, ...] = ()
     devices: tuple[Device, ...] = ()
     profiles: tuple[Profile, ...] = ()
+    num_bytes: int = field(default=0, compare=False)  #: uncompressed
+    memory: int = field(default=0, compare=False)  #: bytes that it takes in memory, about
 
 
 def record_path(directory: Path, *, rank: int, attempt: int) -> Path:
@@ -395,59 +475,123 @@ def complete_record(path: Path, lines: Sequence[Line], end: End) -> None:
         file.truncate()
 
 
-def read_record(path: Path) -> RankRecord:
+class _Content(io.RawIOBase):
+    """The bytes of a file, unpacked piece by piece, as `open_unpacked` gives them."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._file = path.open("rb")
+        self._pieces = _pieces(self._file, path.suffix)
+        self._rest = memoryview(b"")
+        self._left = max_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            try:
+                self._rest = memoryview(next(self._pieces, b""))
+            except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+                raise DamagedFile(errno.EIO, f"damaged: {error}") from None
+            self._left -= len(self._rest)
+            if self._left < 0:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        number = min(len(buffer), len(self._rest))
+        buffer[:number] = self._rest[:number]
+        self._rest = self._rest[number:]
+        return number
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _pieces(file: BinaryIO, suffix: str) -> Iterator[bytes]:
+    if suffix != ".xz":
+        source = gzip.GzipFile(fileobj=file) if suffix in (".gz", ".tgz") else file
+        yield from iter(lambda: source.read(_CHUNK_BYTES), b"")
+        return
+    # `lzma.open` allocates as much as the file asks for.
+    packed = file.read(_CHUNK_BYTES)
+    while packed:
+        decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_MEMORY)
+        while not decoder.eof:
+            yield decoder.decompress(packed, _CHUNK_BYTES)
+            packed = b""
+            if decoder.needs_input and not decoder.eof and not (packed := file.read(_CHUNK_BYTES)):
+                raise EOFError("it ends too early")
+        # Another stream may follow, and zeros before it.
+        packed = decoder.unused_data.lstrip(b"\0")
+        while not packed and (packed := file.read(_CHUNK_BYTES)):
+            packed = packed.lstrip(b"\0")
+
+
+def open_unpacked(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> io.BufferedReader:
+    """Open a file to read what is in it uncompressed, by the end of its name.
+
+    Reading raises DamagedFile, and OSError (EFBIG) beyond `max_bytes`. Raises OSError as `open` does.
+    """
+    return io.BufferedReader(_Content(path, max_bytes), _CHUNK_BYTES)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the header of a record file. Raises as `read_record` does."""
+    with open_unpacked(path) as file:
+        return _Reader(path, file).header()
+
+
+def read_record(
+    path: Path, *, max_bytes: int = MAX_RECORD_BYTES, max_memory: int = MAX_RECORD_MEMORY
+) -> RankRecord:
     """Read one rank's record file: plain, gzip or xz.
 
-    Raises RecordError, with the line, for a file that is foreign or damaged, and OSError as `open` does. Only
-    the last line may be incomplete, as a killed process leaves it: the record is then `truncated`.
+    max_bytes: of the file, uncompressed. max_memory: bytes for what it holds.
+
+    Raises RecordError, with the line, for a file that is foreign or damaged, its kind TooLarge for one beyond
+    what is read, and OSError as `open` does. Only the last line may be incomplete, as a killed process leaves
+    it: the record is then `truncated`.
     """
-    header: dict[str, Any] | None = None
-    order: LineOrder | None = None
-    lines: dict[type[Line], list[Any]] = {cls: [] for cls in KIND_OF}
-    number, truncated = 0, False
-    with _open(path) as file:
-        while True:
-            number += 1
+    with open_unpacked(path, max_bytes) as file:
+        reader = _Reader(path, file)
+        header, steps, truncated = reader.header(), Steps(), False
+        order = LineOrder(header)
+        lines: dict[type[Line], list[Any]] = {cls: [] for cls in KIND_OF if cls is not Step}
+        memory = _HEADER_MEMORY * reader.num_bytes
+        while text := reader.text():
             try:
-                text = file.readline()
-            except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-                raise RecordError(path, number, f"damaged: {error}") from None
-            if not text:
-                break
-            try:
-                encoding = "utf-8" if header else "utf-8-sig"
-                line = json.loads(text.decode(encoding), parse_constant=_refuse_constant)
+                line = _parsed(text)
             except (ValueError, RecursionError):
-                if text.endswith(b"\n") or header is None:
-                    problem = "not valid JSON" if header else "not a fastlaunch record"
-                    raise RecordError(path, number, problem) from None
+                if text.endswith(b"\n"):
+                    raise reader.error("not valid JSON") from None
                 truncated = True
                 break
-            if not isinstance(line, dict) or (header is None and line.get("kind") != "header"):
-                raise RecordError(path, number, "not a JSON object" if header else "not a fastlaunch record")
+            if not isinstance(line, dict):
+                raise reader.error("not a JSON object")
             line.pop("crc", None)
-            if header is None or order is None:
-                if refused := header_problem(line):
-                    raise RecordError(path, number, refused)
-                header, order = line, LineOrder(line)
-                continue
             kind = line.pop("kind", None)
             cls = KINDS.get(str(kind))
             if cls is None:
-                raise RecordError(path, number, f"unknown kind of line {kind!r}")
+                raise reader.error(f"unknown kind of line {_short(kind)}")
             if refused := line_problem(cls, line):
-                raise RecordError(path, number, f"{kind} line: {refused}")
+                raise reader.error(f"{kind} line: {refused}")
             value = cls(**line)
             if misplaced := order.problem(value):
-                raise RecordError(path, number, misplaced)
-            lines[cls].append(value)
-    if header is None:
-        raise RecordError(path, 1, "empty: no header")
+                raise reader.error(misplaced)
+            if isinstance(value, Step):
+                steps.append(value)
+                memory += 8 * len(_COLUMN_KINDS)
+            else:
+                lines[cls].append(value)
+                memory += _LINE_MEMORY + sum(
+                    sys.getsizeof(text) for text in line.values() if isinstance(text, str)
+                )
+            if memory > max_memory:
+                raise TooLarge(path, reader.number, "holds more lines than are read of a run")
     return RankRecord(
         path=path,
         header=header,
         phases=tuple(lines[Phase]),
-        steps=tuple(lines[Step]),
+        steps=steps,
         blocks=tuple(lines[Block]),
         end=next(iter(lines[End]), None),
         truncated=truncated,
@@ -455,7 +599,84 @@ def read_record(path: Path) -> RankRecord:
         checks=tuple(lines[Check]),
         devices=tuple(lines[Device]),
         profiles=tuple(lines[Profile]),
+        num_bytes=reader.num_bytes,
+        memory=memory,
     )
+
+
+class _Reader:
+    """The lines of a record file, of bounded length, and how far they have been read."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self.number = self.num_bytes = 0
+
+    def error(self, problem: str) -> RecordError:
+        return RecordError(self._path, self.number, problem[:_MOST_SAID])
+
+    def text(self) -> bytes:
+        """Return the next line with its end; empty at the end of the file."""
+        self.number += 1
+        try:
+            text = self._file.readline(MAX_LINE_BYTES + 1)
+        except DamagedFile as error:
+            raise self.error(error.strerror) from None
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            raise TooLarge(self._path, self.number, "is larger than what is read of a run") from None
+        if len(text) > MAX_LINE_BYTES:
+            raise TooLarge(self._path, self.number, f"a line of more than {MAX_LINE_BYTES / 2**20:.0f} MiB")
+        self.num_bytes += len(text)
+        return text
+
+    def header(self) -> dict[str, Any]:
+        """Return the header, which is the first line."""
+        text = self.text()
+        if not text:
+            raise self.error("empty: no header")
+        try:
+            line = _parsed(text.removeprefix(codecs.BOM_UTF8))
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or line.get("kind") != "header":
+            raise self.error("not a fastlaunch record")
+        line.pop("crc", None)
+        if refused := header_problem(line):
+            raise self.error(refused)
+        # What newer versions add is not looked at there.
+        for key, value in line.items():
+            if not is_storable(value):
+                raise self.error(f"header: {key} is {_short(value)}")
+        return line
+
+
+def is_storable(value: object, depth: int = 32) -> bool:
+    """Whether every number in a JSON value is finite and fits into 64 bits, and it is not nested deeper."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(is_storable(item, depth - 1) for item in items)
+    if isinstance(value, int | float):
+        return abs(value) <= MAX_INTEGER if isinstance(value, int) else math.isfinite(value)
+    return True
+
+
+def _parsed(text: bytes) -> Any:
+    """Return the JSON of a line. Raises ValueError, and RecursionError for what is nested too deeply."""
+    line = json.loads(text.decode(), parse_constant=_refuse_constant)
+    if rb"\u" in text:
+        # Half a surrogate pair is no text, and nothing can be written that has one.
+        json.dumps(line, ensure_ascii=False).encode()
+    return line
+
+
+def _short(value: object) -> str:
+    """Return a wrong value as a message shows it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists
+        return "absurd"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 class LineOrder:
@@ -500,7 +721,7 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a header line; None if nothing is."""
     schema = line.get("schema")
     if schema not in READ_SCHEMAS:
-        return f"record schema {schema!r}; this version reads {' and '.join(map(str, READ_SCHEMAS))}"
+        return f"record schema {_short(schema)}; this version reads {' and '.join(map(str, READ_SCHEMAS))}"
     # None stands for data that were not identified.
     newer = {key: types for key, types in OPTIONAL_HEADER_TYPES.items() if key in line}
     if line.get("data_identity", "") is None:
@@ -516,7 +737,7 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
             return f"header: {key} is {line[key]}, it is at least 1"
     if line["rank"] >= line["world_size"] or line["num_nodes"] > line["world_size"]:
         return f"header: rank {line['rank']} of world size {line['world_size']} on {line['num_nodes']} nodes"
-    return None if _is_time(line["started_at"]) else f"header: started_at is {line['started_at']!r}"
+    return None if _is_time(line["started_at"]) else f"header: started_at is {_short(line['started_at'])}"
 
 
 def line_problem(cls: type[Line], line: Mapping[str, Any]) -> str | None:
@@ -526,9 +747,9 @@ def line_problem(cls: type[Line], line: Mapping[str, Any]) -> str | None:
     types = _LINE_TYPES[cls]
     for key, value in line.items():
         if key not in types:
-            return f"unknown field {key!r}"
+            return f"unknown field {_short(key)}"
         if not _fits(value, types[key]):
-            return f"{key} is {value!r}"
+            return f"{key} is {_short(value)}"
     if cls is Block and line["wall_s"] == 0:  # rates divide by it
         return f"wall_s is {line['wall_s']}"
     if cls is Step and min(line["num_samples"] or 0, line["num_tokens"] or 0) < 0:
@@ -536,7 +757,7 @@ def line_problem(cls: type[Line], line: Mapping[str, Any]) -> str | None:
     if cls is Eval and (line["split"] not in SPLITS or line.get("weights", "current") not in WEIGHTS):
         return f"of {line['split']} with {line.get('weights')} weights"
     if cls is End and line["status"] not in STATUSES:
-        return f"status is {line['status']!r}"
+        return f"status is {_short(line['status'])}"
     return None
 
 
@@ -547,11 +768,11 @@ def _section_problem(values: Mapping[str, Any], types: Mapping[str, Any]) -> str
         value = values[key]
         if isinstance(expected, Mapping):
             if not isinstance(value, dict):
-                return f"{key} is {value!r}"
+                return f"{key} is {_short(value)}"
             if problem := _section_problem(value, expected):
                 return f"{key}: {problem}"
         elif not _fits(value, get_args(expected) or (expected,)):
-            return f"{key} is {value!r}"
+            return f"{key} is {_short(value)}"
     return None
 
 
@@ -574,11 +795,3 @@ def _is_time(text: str) -> bool:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)  # NaN and Infinity, which are no JSON
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    if path.suffix == ".gz":
-        return gzip.open(path)
-    if path.suffix == ".xz":
-        return lzma.open(path, format=lzma.FORMAT_XZ)
-    return path.open("rb")
