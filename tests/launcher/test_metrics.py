@@ -25,13 +25,13 @@ from fastlaunch_train.records.records import (
     RECORD_SCHEMA,
     Block,
     Check,
+    Columns,
     End,
     Eval,
     Phase,
     Profile,
     RankRecord,
     Step,
-    Steps,
     read_record,
 )
 
@@ -96,7 +96,7 @@ def test_a_cut_inside_a_block_shares_its_wall_time_by_device_time(run) -> None:
 
 def test_steps_without_device_time_share_their_block_equally(tmp_path: Path) -> None:
     (record,) = read_all(write_run(tmp_path, steps=30, steps_per_block=30))
-    steps = Steps(replace(step, step_time_s=0.0) for step in record.steps)
+    steps = Columns(Step, (replace(step, step_time_s=0.0) for step in record.steps))
     assert step_time_s(summarize([replace(record, steps=steps)])) == pytest.approx(0.1)
 
 
@@ -194,9 +194,14 @@ def test_samples_are_those_of_the_retained_steps_and_unknown_if_one_of_them_is(t
         told = [
             replace(
                 record,
-                steps=Steps(
-                    replace(step, num_samples=samples.get(step.step, 4)) if record.header["rank"] else step
-                    for step in record.steps
+                steps=Columns(
+                    Step,
+                    (
+                        replace(step, num_samples=samples.get(step.step, 4))
+                        if record.header["rank"]
+                        else step
+                        for step in record.steps
+                    ),
                 ),
             )
             for record in records
@@ -211,7 +216,7 @@ def test_samples_are_those_of_the_retained_steps_and_unknown_if_one_of_them_is(t
 
 def test_no_samples_are_told(tmp_path: Path) -> None:
     (record,) = read_all(write_run(tmp_path, steps=50))
-    record = replace(record, steps=Steps(replace(step, num_samples=0) for step in record.steps))
+    record = replace(record, steps=Columns(Step, (replace(step, num_samples=0) for step in record.steps)))
     assert summarize([record]).problems == ("the steps record no samples",)
 
 
@@ -566,9 +571,12 @@ TIMES = st.one_of(st.floats(0.05, 0.2), st.sampled_from([0.0, 1e-12, 3.0, 1e300]
 @given(st.data())
 def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.DataObject) -> None:
     times = data.draw(st.lists(TIMES, min_size=1, max_size=150))
-    steps = Steps(
-        Step(step=number, step_time_s=time_s, data_wait_s=0.1, loss=1.0, num_samples=2, num_tokens=0)
-        for number, time_s in enumerate(times, start=1)
+    steps = Columns(
+        Step,
+        (
+            Step(step=number, step_time_s=time_s, data_wait_s=0.1, loss=1.0, num_samples=2, num_tokens=0)
+            for number, time_s in enumerate(times, start=1)
+        ),
     )
     blocks: list[Block] = []
     while (first := blocks[-1].last_step + 1 if blocks else 1) <= len(steps) and data.draw(st.integers(0, 9)):

@@ -93,6 +93,19 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     assert outcome_of([*second, *first]).state is RunState.COMPLETED
 
 
+def test_a_run_of_which_one_record_is_too_large_has_none(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, world_size=3)
+    paths[1].write_bytes(paths[1].read_bytes() + b" " * 2**21)
+    found, problems = read_records(paths)
+    assert (found, [problem.path for problem in problems]) == ([], [paths[1]])
+
+
+def test_ranks_are_not_counted_one_by_one(tmp_path: Path) -> None:
+    (record,) = records(tmp_path)
+    many = replace(record, header={**record.header, "world_size": 2**62})
+    assert outcome_of([many]).state is RunState.LOST
+
+
 def test_unreadable_records_are_named_and_skipped(tmp_path: Path) -> None:
     paths = write_run(tmp_path, world_size=2)
     paths[0].write_text("not a record\n")

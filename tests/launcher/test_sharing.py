@@ -472,6 +472,19 @@ HOSTILE: dict[str, Callable[[dict[str, bytes], str], bytes]] = {
         {name: data for name, data in files.items() if not name.endswith("run.json")}
     ),
     "wrong types": lambda files, run_id: packed({**files, f"{run_id}/run.json": b'{"schema": []}'}),
+    "too long a line": lambda files, run_id: packed(
+        {**files, f"{run_id}/rank-00001-attempt-1.jsonl.xz": lzma.compress(b" " * 2**24)}
+    ),
+    "several runs": lambda files, run_id: packed(
+        {
+            **files,
+            f"{run_id}/rank-00001-attempt-1.jsonl.xz": lzma.compress(
+                lzma.decompress(files[f"{run_id}/rank-00000-attempt-1.jsonl.xz"]).replace(
+                    run_id.encode(), b"another"
+                )
+            ),
+        }
+    ),
     "another schema": lambda files, run_id: packed(
         {**files, f"{run_id}/run.json": files[f"{run_id}/run.json"].replace(b"-run/1", b"-run/99")}
     ),

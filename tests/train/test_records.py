@@ -86,7 +86,7 @@ LINES: tuple[Line, ...] = (
     step_line(4),
     step_line(5),
     step_line(6),
-    Block(first_step=4, last_step=6, wall_s=0.32, clock_mhz=1980, power_w=612.5, temperature_c=51.0),
+    Block(first_step=4, last_step=6, wall_s=0.32, clock_mhz=1980.0, power_w=612.5, temperature_c=51.0),
     Check(name="equivalence", passed=False, value=0.12, limit=0.003, detail="of 16 images"),
     Eval(
         step=6,

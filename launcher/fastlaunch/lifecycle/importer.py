@@ -76,7 +76,7 @@ class Imports:
     skipped: list[BadFile] = field(default_factory=list)
     #: How many rows of a CSV say the same as one before: they are one run.
     copies: Counter[Path] = field(default_factory=Counter)
-    _left: int = MAX_SUMMARIES
+    _left: int = field(default_factory=lambda: MAX_SUMMARIES)
     _is_full: bool = False
 
     def add(self, run: ImportedRun) -> None:
@@ -214,17 +214,19 @@ def _unpack(stream: _TarStream, folder: Path) -> None:
     with tarfile.TarFile(fileobj=cast(Any, stream), errorlevel=1) as archive:
         num_members = num_bytes = 0
         while member := archive.next():
-            num_members, num_bytes = num_members + 1, num_bytes + member.size
+            num_members, num_bytes = num_members + 1, num_bytes + abs(member.size)
             if num_bytes > MAX_UNPACKED_BYTES:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            if num_members > MAX_MEMBERS or len(Path(member.name).parts) > _MAX_DEPTH:
-                raise OSError(None, f"it holds more than {MAX_MEMBERS:,} files, or folders too deep")
+            if num_members > MAX_MEMBERS:
+                raise OSError(None, f"it holds more than {MAX_MEMBERS:,} files")
+            if len(Path(member.name).parts) > _MAX_DEPTH:
+                raise OSError(errno.ENAMETOOLONG, "its folders lie too deep")
             stream.allow(member.size)
             archive.extract(member, folder, filter="data")
             stream.allow(_MAX_HEADER_BYTES)
             # It would remember all of them, and what their headers say.
-            archive.members.clear()
-            archive.pax_headers.clear()
+            archive.members = []  # type: ignore[attr-defined]
+            archive.pax_headers = {}
 
 
 def _read_archive(archive: Path, imports: Imports) -> None:

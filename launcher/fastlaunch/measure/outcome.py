@@ -19,9 +19,9 @@ from fastlaunch_train.records.records import (
     read_record,
 )
 
-#: What is read of a run, in files and in memory: more than a million steps of eight ranks.
+#: What is read of a run, in files and in memory: a million steps of eight ranks, each in a block of its own.
 MAX_RUN_BYTES = 2**32
-MAX_RUN_MEMORY = 2**30
+MAX_RUN_MEMORY = 5 * 2**28
 
 #: End statuses that are failures, the most telling first: other ranks fail in the wake of one.
 _FAILURES = {"out_of_memory": "out of memory", "nan_loss": "the loss is not a number", "failed": "failed"}

@@ -77,7 +77,7 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
 
 
 def _of_steps(ranks: Sequence[RankRecord], name: str, steps: slice) -> NDArray[Any]:
-    """Return a field of the ranks' `steps`, None as `Steps` has it. Shape: (ranks, steps)."""
+    """Return a field of the ranks' `steps`, None as `Columns` has it. Shape: (ranks, steps)."""
     return np.stack([np.asarray(rank.steps.column(name))[steps] for rank in ranks])
 
 

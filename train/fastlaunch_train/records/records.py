@@ -31,11 +31,11 @@ import re
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, get_args, overload
+from typing import Any, BinaryIO, TypeVar, get_args, overload
 
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
 #: are optional: data_identity, num_data_workers, session, round, max_rounds and script in headers, loss_scale
@@ -66,7 +66,7 @@ STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
 MAX_INTEGER = 2**63 - 1
 
 #: What a reader takes: anybody may have written the file, and a few kilobytes unpack to terabytes. A step is
-#: 150 bytes in a file and 64 in memory, so these are three million steps of a rank.
+#: 150 bytes in a file and 65 in memory: these are three million steps of a rank.
 MAX_LINE_BYTES = 2**20
 MAX_RECORD_BYTES = 2**29
 MAX_RECORD_MEMORY = 2**29
@@ -76,7 +76,7 @@ _CHUNK_BYTES = 2**16
 #: Characters of a wrong value, and of what is wrong with a line.
 _MOST_SHOWN, _MOST_SAID = 80, 300
 #: What an object that stands for a line takes, and each byte of a header, as nested lists.
-_LINE_MEMORY = 400
+_LINE_MEMORY = 300
 _HEADER_MEMORY = 32
 
 #: What every header has. Sections may have more keys than these.
@@ -105,7 +105,7 @@ HEADER_TYPES: Mapping[str, Any] = {
     "instance": str | None,
     "image_digest": str | None,
     "commit": str | None,
-    "warnings": list,
+    "warnings": list,  # of text
 }
 #: What newer headers have, too.
 OPTIONAL_HEADER_TYPES: Mapping[str, Any] = {
@@ -254,32 +254,32 @@ _REQUIRED = {cls: {f.name for f in fields(cls) if f.default is MISSING} for cls 
 #: Fields that a step line lacks where they are None: there are many such lines.
 _LEFT_OUT = {f.name for f in fields(Step) if f.default is None}
 
-#: The columns that hold steps in memory, by kind: 8-byte integers, floats, and bytes for truth.
-_COLUMN_KINDS = {
-    name: "b" if bool in types else "d" if float in types else "q"
-    for name, types in _LINE_TYPES[Step].items()
-}
+L = TypeVar("L", Step, Block)
 
 
-class Steps(Sequence[Step]):
-    """Steps, held in columns: an object for each would take five times the memory."""
+class Columns(Sequence[L]):
+    """Lines of a kind, held in columns: an object for each would take five times the memory."""
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
-        # None is -1, or nan among floats; no step has either.
-        self._columns = {name: array(kind) for name, kind in _COLUMN_KINDS.items()}
-        for step in steps:
-            self.append(step)
+    def __init__(self, cls: type[L], lines: Iterable[L] = ()) -> None:
+        self._cls: Callable[..., L] = cls
+        # 8-byte integers, floats, and bytes for truth. None is -1, or nan among floats; no line has either.
+        self._columns = {
+            name: array("b" if bool in types else "d" if float in types else "q")
+            for name, types in _LINE_TYPES[cls].items()
+        }
+        for line in lines:
+            self.append(line)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Steps) and all(
+        return isinstance(other, Columns) and all(
             column.tobytes() == other.column(name).tobytes() for name, column in self._columns.items()
         )
 
-    def append(self, step: Step) -> None:
+    def append(self, line: L) -> None:
         for name, column in self._columns.items():
-            value = getattr(step, name)
+            value = getattr(line, name)
             if value is None:
                 value = math.nan if column.typecode == "d" else -1
             column.append(value)
@@ -288,14 +288,19 @@ class Steps(Sequence[Step]):
         """Return the values of a field, None as -1 or nan; not to be changed."""
         return self._columns[name]
 
+    @property
+    def line_bytes(self) -> int:
+        """What a line takes."""
+        return sum(column.itemsize for column in self._columns.values())
+
     def __len__(self) -> int:
-        return len(self._columns["step"])
+        return len(next(iter(self._columns.values())))
 
     @overload
-    def __getitem__(self, index: int) -> Step: ...
+    def __getitem__(self, index: int) -> L: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | Sequence[Step]:
+    def __getitem__(self, index: slice) -> Sequence[L]: ...
+    def __getitem__(self, index: int | slice) -> L | Sequence[L]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         values: dict[str, Any] = {}
@@ -303,7 +308,7 @@ class Steps(Sequence[Step]):
             value = column[index]
             is_none = math.isnan(value) if column.typecode == "d" else value == -1
             values[name] = None if is_none else bool(value) if column.typecode == "b" else value
-        return Step(**values)
+        return self._cls(**values)
 
 
 #: Endings of the names of record files that can be read.
@@ -336,8 +341,8 @@ class RankRecord:
     path: Path
     header: dict[str, Any]
     phases: tuple[Phase, ...]
-    steps: Steps
-    blocks: tuple[Block, ...]
+    steps: Columns[Step]
+    blocks: Sequence[Block]
     end: End | None  #: None: the process was killed
     truncated: bool = False  #: whether the last line was cut off
     evals: tuple[Eval, ...] = ()
@@ -516,7 +521,9 @@ def _pieces(file: BinaryIO, suffix: str) -> Iterator[bytes]:
     while packed:
         decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_MEMORY)
         while not decoder.eof:
-            yield decoder.decompress(packed, _CHUNK_BYTES)
+            # Nothing would be the end.
+            if piece := decoder.decompress(packed, _CHUNK_BYTES):
+                yield piece
             packed = b""
             if decoder.needs_input and not decoder.eof and not (packed := file.read(_CHUNK_BYTES)):
                 raise EOFError("it ends too early")
@@ -553,9 +560,10 @@ def read_record(
     """
     with open_unpacked(path, max_bytes) as file:
         reader = _Reader(path, file)
-        header, steps, truncated = reader.header(), Steps(), False
+        header, truncated = reader.header(), False
+        steps, blocks = Columns(Step), Columns(Block)
         order = LineOrder(header)
-        lines: dict[type[Line], list[Any]] = {cls: [] for cls in KIND_OF if cls is not Step}
+        lines: dict[type[Line], list[Any]] = {cls: [] for cls in KIND_OF}
         memory = _HEADER_MEMORY * reader.num_bytes
         while text := reader.text():
             try:
@@ -579,7 +587,10 @@ def read_record(
                 raise reader.error(misplaced)
             if isinstance(value, Step):
                 steps.append(value)
-                memory += 8 * len(_COLUMN_KINDS)
+                memory += steps.line_bytes
+            elif isinstance(value, Block):
+                blocks.append(value)
+                memory += blocks.line_bytes
             else:
                 lines[cls].append(value)
                 memory += _LINE_MEMORY + sum(
@@ -592,7 +603,7 @@ def read_record(
         header=header,
         phases=tuple(lines[Phase]),
         steps=steps,
-        blocks=tuple(lines[Block]),
+        blocks=blocks,
         end=next(iter(lines[End]), None),
         truncated=truncated,
         evals=tuple(lines[Eval]),
@@ -620,7 +631,7 @@ class _Reader:
         try:
             text = self._file.readline(MAX_LINE_BYTES + 1)
         except DamagedFile as error:
-            raise self.error(error.strerror) from None
+            raise self.error(error.strerror or "damaged") from None
         except OSError as error:
             if error.errno != errno.EFBIG:
                 raise
@@ -737,6 +748,8 @@ def header_problem(line: Mapping[str, Any]) -> str | None:
             return f"header: {key} is {line[key]}, it is at least 1"
     if line["rank"] >= line["world_size"] or line["num_nodes"] > line["world_size"]:
         return f"header: rank {line['rank']} of world size {line['world_size']} on {line['num_nodes']} nodes"
+    if not all(isinstance(text, str) for text in line["warnings"]):
+        return "header: a warning is no text"
     return None if _is_time(line["started_at"]) else f"header: started_at is {_short(line['started_at'])}"
 
 
