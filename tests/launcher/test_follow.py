@@ -60,7 +60,9 @@ def test_tail_reads_only_what_was_added_and_whole_lines(tmp_path: Path) -> None:
 def test_tail_survives_a_damaged_line(tmp_path: Path) -> None:
     (path,) = write_run(tmp_path, steps=3)
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], b"\xff{broken\n", b'{"kind":"step"}\n', *lines[2:]]))
+    path.write_bytes(
+        b"".join([*lines[:2], b"\xff{broken\n", b'{"kind":"step"}\n', b" " * 2**21 + b"\n", *lines[2:]])
+    )
     progress = RecordTail(tmp_path).read()
     assert progress is not None and progress.step == 3
 

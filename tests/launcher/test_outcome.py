@@ -101,7 +101,7 @@ def test_a_run_of_which_one_record_is_too_large_has_none(tmp_path: Path) -> None
 
 
 def test_ranks_are_not_counted_one_by_one(tmp_path: Path) -> None:
-    (record,) = records(tmp_path)
+    record = records(tmp_path)[0]
     many = replace(record, header={**record.header, "world_size": 2**62})
     assert outcome_of([many]).state is RunState.LOST
 
