@@ -45,7 +45,7 @@ def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[
             packed.rename(destination)
         return missing
     except DamagedFile as error:
-        raise UserError(f"a compressed record file is {error.strerror}", "leave its run out") from None
+        raise UserError(f"a record file cannot be read: {error.strerror}", "leave its run out") from None
     except OSError as error:
         raise UserError(
             f"{destination} cannot be written: {error.strerror or error}",

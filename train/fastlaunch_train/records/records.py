@@ -331,7 +331,7 @@ class TooLarge(RecordError):
 
 
 class DamagedFile(OSError):
-    """A compressed file that cannot be unpacked."""
+    """A file that cannot be unpacked, or that holds more than is read (EFBIG)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,7 +500,7 @@ class _Content(io.RawIOBase):
                 raise DamagedFile(errno.EIO, f"damaged: {error}") from None
             self._left -= len(self._rest)
             if self._left < 0:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+                raise DamagedFile(errno.EFBIG, os.strerror(errno.EFBIG))
         number = min(len(buffer), len(self._rest))
         buffer[:number] = self._rest[:number]
         self._rest = self._rest[number:]
@@ -536,7 +536,7 @@ def _pieces(file: BinaryIO, suffix: str) -> Iterator[bytes]:
 def open_unpacked(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> io.BufferedReader:
     """Open a file to read what is in it uncompressed, by the end of its name.
 
-    Reading raises DamagedFile, and OSError (EFBIG) beyond `max_bytes`. Raises OSError as `open` does.
+    Reading raises DamagedFile, with EFBIG beyond `max_bytes`. Raises OSError as `open` does.
     """
     return io.BufferedReader(_Content(path, max_bytes), _CHUNK_BYTES)
 
@@ -631,11 +631,9 @@ class _Reader:
         try:
             text = self._file.readline(MAX_LINE_BYTES + 1)
         except DamagedFile as error:
+            if error.errno == errno.EFBIG:
+                raise TooLarge(self._path, self.number, "is larger than what is read of a run") from None
             raise self.error(error.strerror or "damaged") from None
-        except OSError as error:
-            if error.errno != errno.EFBIG:
-                raise
-            raise TooLarge(self._path, self.number, "is larger than what is read of a run") from None
         if len(text) > MAX_LINE_BYTES:
             raise TooLarge(self._path, self.number, f"a line of more than {MAX_LINE_BYTES / 2**20:.0f} MiB")
         self.num_bytes += len(text)
