@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from fastlaunch.jobs.spec import Script
-from fastlaunch.lifecycle.export import open_record, plain_name
+from fastlaunch.lifecycle.export import plain_name
 from fastlaunch.measure.summary import WORDS
+from fastlaunch_train.records.records import open_unpacked
 
 #: Fields of text that a program writes, which may repeat its arguments.
 _TEXTS = ("reason", "problems", "warnings", "message", "detail")
@@ -81,6 +82,6 @@ def without_words(files: Sequence[Path], words: Words | None) -> Iterator[Sequen
         copies = []
         for file in files:
             copies.append(Path(temporary, plain_name(file)))
-            with open_record(file) as source, copies[-1].open("wb") as target:
+            with open_unpacked(file) as source, copies[-1].open("wb") as target:
                 target.writelines(words.hidden_in_line(line) for line in source)
         yield copies
