@@ -90,7 +90,7 @@ def test_the_root_volume_is_the_one_of_the_root_device(stubbed_aws: StubbedAws) 
 
 def test_a_denial_for_want_of_a_context_is_not_taken_for_one(stubbed_aws: StubbedAws) -> None:
     denied = {"EvalActionName": "iam:PassRole", "EvalDecision": "explicitDeny"}
-    who = {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada"}
+    who = {"UserId": "AIDAX", "Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/ada"}
     stubbed_aws.stub("sts").add_response("get_caller_identity", who)
     for missing in ([], ["aws:MultiFactorAuthPresent"]):
         results = {"EvaluationResults": [{**denied, "MissingContextValues": missing}]}

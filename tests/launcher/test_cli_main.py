@@ -96,7 +96,8 @@ def test_what_others_say_does_not_steer_the_terminal(
     shown = "^[]0;title^G"
     *lines, data = out.splitlines()
     assert lines == [f"printed {shown}", f"echoed {shown}"]
-    assert err.splitlines() == [f"warning: {shown}\\udcff", f"error: {shown}", f"  hint^M{shown}"]
+    escaped = r"\x1b]0;title\x07"
+    assert err.splitlines() == [f"warning: {shown}\\udcff", f"error: {escaped}", rf"  hint\r{escaped}"]
     # Programs get it as it is.
     assert json.loads(data) == {"reason": title}
 
