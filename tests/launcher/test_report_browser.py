@@ -11,6 +11,7 @@ from fake_records import write_run
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from fastlaunch.cli.main import run
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Eval, Profile
 
 CHROMIUM = shutil.which("chromium")
@@ -19,6 +20,13 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
 ]
 RECIPES = ("bf16", "te-fp8", "compile", "te-bf16", "fp16", "tf32")
+#: Names that each object in JavaScript has, and others that a script may take for something else.
+HOSTILE = ("bf16", "constructor", "__proto__", "toString", "hasOwnProperty", "a.b[0]", "</script>", "'+x+'")
+LOOKS: tuple[dict[str, Any], ...] = (
+    {"color_scheme": "light"},
+    {"color_scheme": "dark"},
+    {"viewport": {"width": 390, "height": 844}, "has_touch": True},
+)
 INSTANCES = (("p5.4xlarge", 1, "NVIDIA H100 80GB HBM3"), ("p4d.24xlarge", 8, "NVIDIA A100-SXM4-40GB"))
 
 
@@ -31,14 +39,16 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-def make_page(folder: Path, num_runs: int) -> Path:
+def make_page(folder: Path, num_runs: int, labels: tuple[str, ...] = RECIPES, **header: Any) -> Path:
     """The page of so many runs on two instance types, with evaluations and a profile."""
     for number in range(num_runs):
-        recipe = RECIPES[number // 2 % len(RECIPES)]
+        at = number // 2 % len(labels)
         instance, num_gpus, device_name = INSTANCES[number % 2]
-        turn = number // (2 * len(RECIPES))
-        name = f"{recipe}-{instance}-{turn}".replace(".", "-")
-        seconds = (0.2 - 0.02 * RECIPES.index(recipe)) * (1 + turn % 5 / 1000)
+        turn = number // (2 * len(labels))
+        name = f"{at}-{instance}-{turn}".replace(".", "-")
+        seconds = (0.2 - 0.02 * at) * (1 + turn % 5 / 1000)
+        names = {} if labels[at] in RECIPES else {"name": labels[at], "label": labels[at]}
+        recipe = labels[at] if labels[at] in RECIPES else "bf16"
         steps = 60
         write_run(
             folder / "runs" / name,
@@ -55,7 +65,11 @@ def make_page(folder: Path, num_runs: int) -> Path:
             profile=Profile(
                 step=steps, num_steps=3, step_time_s=0.1, data_s=0.01, forward_s=0.03, backward_s=0.06
             ),
-            header={"session": "one", "round": turn + 1},
+            header={
+                **{"session": "one", "round": turn + 1},
+                "recipe": {**resolve_recipe(recipe).to_record(), **names},
+                **header,
+            },
         )
     assert run(["runs", "import", str(folder / "runs")]) == 0
     path = folder / "report.html"
@@ -91,11 +105,7 @@ def names(page: Page) -> list[str]:
 def test_the_page_is_small_silent_and_for_everybody(browser: Browser, tmp_path: Path, num_runs: int) -> None:
     path = make_page(tmp_path, num_runs)
     assert path.stat().st_size < 2e6
-    for context in (
-        {"color_scheme": "light"},
-        {"color_scheme": "dark"},
-        {"viewport": {"width": 390, "height": 844}, "has_touch": True},
-    ):
+    for context in LOOKS:
         problems: list[str] = []
         page = opened(browser, path, problems, **context)
         for select in page.locator("select").all():
@@ -110,6 +120,40 @@ def test_the_page_is_small_silent_and_for_everybody(browser: Browser, tmp_path: 
         drawn = page.locator("[data-part]:not([hidden]) .chart svg").count()
         assert drawn == page.locator("[data-part]:not([hidden])").count() >= 5
         assert problems == []
+        page.context.close()
+
+
+def test_a_name_is_neither_code_nor_anything_that_javascript_knows(browser: Browser, tmp_path: Path) -> None:
+    # A workload may have the name of an element of the page.
+    workload = {"name": "data", "sample_unit": "images", "flops_per_sample": 1, "num_parameters": 1}
+    path = make_page(tmp_path, 2 * len(HOSTILE), HOSTILE, workload=workload)
+    for context in LOOKS:
+        problems: list[str] = []
+        page = opened(browser, path, problems, **context)
+        bars = page.locator('[data-chart="bars"] path[aria-roledescription="bar"]')
+        assert bars.count() == 2 * len(HOSTILE)
+        for chart in ("bars", "parts"):
+            drawn = page.locator(f'[data-chart="{chart}"] text').all_text_contents()
+            assert all(any(name in text for text in drawn) for name in HOSTILE)
+        bars.first.hover()
+        page.locator("#vg-tooltip-element.visible").wait_for()
+        assert problems == []
+        # Not by luck: what is put into the page runs nowhere and looks like nothing.
+        evaluated = page.evaluate(
+            """() => {
+                const script = document.createElement("script");
+                script.textContent = "document.title = 'ran'";
+                document.head.append(script);
+                document.body.insertAdjacentHTML("beforeend",
+                    `<img src="data:," onerror="document.title = 'ran'" style="position: fixed">`);
+                // Later, since the browser lets whoever steers it evaluate.
+                return new Promise((resolve) => setTimeout(() => {
+                    try { resolve(eval("'evaluated'")); } catch { resolve("refused"); }
+                }));
+            }"""
+        )
+        assert page.title() != "ran" and evaluated == "refused"
+        assert page.locator("img").evaluate("image => getComputedStyle(image).position") == "static"
         page.context.close()
 
 

@@ -2,12 +2,14 @@
 
 import base64
 import gzip
+import hashlib
 import json
 import os
 import random
 import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +156,13 @@ def test_a_page_names_no_other_host(tmp_path: Path) -> None:
     html = report().page()
     outside_scripts = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     assert not re.findall(r"(?:src|href)=[\"'](?!#)", outside_scripts)
-    assert "default-src 'none'" in html
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', html)
+    allowed = dict(part.strip().split(" ", 1) for part in unescape(policy).split(";"))
+    assert allowed["default-src"] == "'none'"
+    for element, directive in (("script", "script-src"), ("style", "style-src")):
+        own = re.findall(rf'<{element}(?: type="module")?>(.*?)</{element}>', html, flags=re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in own]
+        assert allowed[directive].split() == [f"'sha256-{digest}'" for digest in digests] != []
 
 
 def test_many_ranks_leave_the_page_small(tmp_path: Path) -> None:

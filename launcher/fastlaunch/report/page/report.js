@@ -29,6 +29,11 @@ function config() {
   };
 }
 
+// Vega keeps groups in plain objects, in which a recipe named `constructor` is there before it comes: an invisible
+// character tells it apart.
+const grouped = (value) => (value in Object.prototype ? `${value}\u2060` : value);
+const groupedRows = (rows) => rows.map((row) => Object.fromEntries(Object.entries(row).map(([key, value]) => [key, grouped(value)])));
+
 // One after the other for each place, so that the last one drawn is the last one asked for.
 const drawing = new Map();
 let numDrawing = 0;
@@ -37,9 +42,11 @@ function draw(place, spec, datasets, height = spec.height) {
   delete document.documentElement.dataset.drawn;
   const next = (drawing.get(place) ?? Promise.resolve()).then(async () => {
     place.view?.finalize();
-    const filled = { ...structuredClone(spec), height, datasets };
+    const filled = { ...structuredClone(spec), height, datasets: {} };
+    for (const [name, rows] of Object.entries(datasets)) filled.datasets[name] = groupedRows(rows);
     const result = await window.vegaEmbed(place, filled, {
-      actions: false, renderer: "svg", config: config(), logLevel: ERRORS, tooltip: { disableDefaultStyle: true },
+      actions: false, ast: true, defaultStyle: false, renderer: "svg", config: config(), logLevel: ERRORS,
+      tooltip: { disableDefaultStyle: true },
     });
     place.view = result.view;
     // The label says what it is; the tables have what it shows.
@@ -212,7 +219,8 @@ class Section {
   drawLosses() {
     const candidate = this.candidate();
     if (!this.show("losses", Boolean(candidate))) return;
-    const names = new Set([candidate.name, this.data.references[candidate.name]]);
+    const references = new Map(Object.entries(this.data.references));
+    const names = new Set([candidate.name, references.get(candidate.name)]);
     const training = this.data.runs.filter((run) => names.has(run.name)).flatMap((run) => {
       const [rank] = run.ranks;
       return expanded(rank.lossSteps, rank.losses.length).map((step, at) => ({ step, loss: rank.losses[at], name: run.name, run: run.id }));
