@@ -5,6 +5,7 @@ import datetime
 import multiprocessing
 import random
 import resource
+import shlex
 import sqlite3
 import stat
 import threading
@@ -386,6 +387,33 @@ def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
     for read in (filled.select, filled.fetch_comparable):
         with pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged: "):
             read()
+
+
+@pytest.mark.parametrize(
+    ("restored", "is_whole"),
+    [
+        *((f"PRAGMA user_version = {version}", True) for version in (-1, 0, 1, len(MIGRATIONS) - 1)),
+        ("PRAGMA application_id = 0", True),
+        ("DROP TABLE sweeps", False),
+        ("ALTER TABLE runs DROP COLUMN owner", False),
+        ("CREATE TABLE copy AS SELECT * FROM runs; DROP TABLE runs; ALTER TABLE copy RENAME TO runs", False),
+    ],
+)
+def test_a_bad_restore_is_named_and_stays_as_it_is(filled: Ledger, restored: str, is_whole: bool) -> None:
+    filled.close()
+    with contextlib.closing(sqlite3.connect(filled.path)) as database:
+        database.executescript(restored)
+    before = filled.path.read_bytes()
+    with pytest.raises(BadFile, match=r"ledger\.sqlite: the ledger is damaged") as error:
+        Ledger(filled.path)
+    assert filled.path.read_bytes() == before
+    proposed = shlex.split(str(error.value.hint).splitlines()[0].replace("`", "'"))
+    assert (proposed[0] == "sqlite3") == is_whole
+    if is_whole:
+        with contextlib.closing(sqlite3.connect(proposed[1])) as database:
+            database.executescript(proposed[2])
+        with Ledger(filled.path) as ledger:
+            assert ledger.select()
 
 
 def test_a_foreign_database_stays_as_it_is(path: Path) -> None:

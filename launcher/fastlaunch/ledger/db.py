@@ -1,10 +1,13 @@
 """The ledger's file: opened, read and written by several processes at once."""
 
+import functools
+import itertools
 import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +172,7 @@ class LedgerFile:
                 # Outside a transaction of its own a reader may see another launcher's tables half made.
                 with self._within("BEGIN"):
                     version = self._version(migrations)
+                    self._check_columns(version, migrations)
                 if version < len(migrations):
                     with self._within("BEGIN IMMEDIATE"):
                         self._migrate(migrations)
@@ -207,6 +211,8 @@ class LedgerFile:
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         (application,) = self._database.execute("PRAGMA application_id").fetchone()
         if application != APPLICATION_ID:
+            if _columns_of(migrations) <= _columns(self._database):
+                raise damaged(self.path, "its mark is gone, as in a restored dump", is_whole=True)
             if version or self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise BadFile(self.path, "is an SQLite file, but not a fastlaunch ledger", hint=MOVE_ASIDE)
             return 0
@@ -216,7 +222,17 @@ class LedgerFile:
                 f"this one knows up to {len(migrations)})",
                 "upgrade fastlaunch, or set FASTLAUNCH_HOME to another folder",
             )
-        return int(version)
+        # SQLite keeps any number.
+        return max(0, version)
+
+    def _check_columns(self, version: int, migrations: tuple[tuple[str, ...], ...]) -> None:
+        """Raise BadFile if the tables are not those of the version, as a restore may leave them."""
+        columns = _columns(self._database)
+        own, newest = _columns_of(migrations[:version]), _columns_of(migrations)
+        if wrong := (own - columns) | ((newest - own) & columns):
+            tables = ", ".join(sorted({table for table, *_ in wrong}))
+            problem = f"it says version {version}, which is not that of its tables {tables}"
+            raise damaged(self.path, problem, is_whole=newest <= columns)
 
     def _migrate(self, migrations: tuple[tuple[str, ...], ...]) -> None:
         # Looked up again: another launcher may have migrated it while this one waited for its turn.
@@ -275,14 +291,39 @@ class LedgerFile:
             return self._database.execute(statement, list(map(_storable, values)))
 
 
+def _columns(database: sqlite3.Connection) -> frozenset[tuple[Any, ...]]:
+    """Return the columns of all tables: table, name, type, whether it is never NULL, place in the key."""
+    query = (
+        'SELECT t.name, c.name, c.type, c."notnull", c.pk FROM sqlite_master t, pragma_table_info(t.name) c'
+        " WHERE t.type = 'table'"
+    )
+    return frozenset(database.execute(query))
+
+
+@functools.cache
+def _columns_of(migrations: tuple[tuple[str, ...], ...]) -> frozenset[tuple[Any, ...]]:
+    """Return the columns that the migrations make."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        for statement in itertools.chain.from_iterable(migrations):
+            database.execute(statement)
+        return _columns(database)
+
+
 def _storable(value: Any) -> Any:
     """Return the value without halves of characters, which JSON may hold and SQLite does not take."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def damaged(path: Path, problem: str) -> BadFile:
-    """Return the error for a ledger that SQLite, or a reader of its rows, finds damaged."""
-    return BadFile(path, f"the ledger is damaged: {problem}", hint=MOVE_ASIDE)
+def damaged(path: Path, problem: str, *, is_whole: bool = False) -> BadFile:
+    """Return the error for a ledger that SQLite, or a reader of its rows, finds damaged.
+
+    is_whole: it has all tables of the newest version, and only does not say so.
+    """
+    pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {len(MIGRATIONS)}"
+    repair = f"sqlite3 {shlex.quote(str(path))} '{pragmas}'\n  if that does not help: "
+    return BadFile(
+        path, f"the ledger is damaged: {problem}", hint=f"{repair if is_whole else ''}{MOVE_ASIDE}"
+    )
 
 
 @contextmanager
