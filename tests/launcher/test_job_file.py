@@ -13,11 +13,14 @@ import pytest
 import yaml
 from fake_train.launcher import fastlaunch
 
+from fastlaunch.account.config_text import stack_entries
 from fastlaunch.cli.job_file import COMMAND, job_options
 from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.cli.options import NAMES
 from fastlaunch.cli.submit import submit
 from fastlaunch.core.errors import BadFile, UserError
+from fastlaunch.core.settings import load_settings
+from fastlaunch.core.yaml_file import YamlFile
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "job.schema.json"
 JOB = """
@@ -125,6 +128,65 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(
     (tmp_path / "job.yml").write_text(text)
     assert fastlaunch("submit", str(tmp_path / "job.yml")) == 2
     assert message in capsys.readouterr().err
+
+
+def aliases(form: str, *, times: int, levels: int) -> str:
+    """Collections of which each holds the one before so many times."""
+    lines = [
+        f"a{level}: &a{level} {form.format(', '.join([f'*a{level - 1}'] * times))}"
+        for level in range(1, levels)
+    ]
+    return "\n".join(["a0: &a0 {x: y}", *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        aliases("[{}]", times=9, levels=12),
+        aliases("{{<<: [{}]}}", times=9, levels=12),
+        aliases("[{}]", times=1, levels=700),
+        "command: &a [*a]",
+        "command: &a {<<: *a}",
+        # These ended the process.
+        "command: " + "[" * 100_000,
+        "- " * 100_000,
+        "? " * 100_000,
+        "- x\n" * 400_000,
+        "# " + "x" * (16 << 20),
+    ],
+    ids=(
+        "aliases",
+        "merged",
+        "chain",
+        "itself",
+        "merged itself",
+        "brackets",
+        "dashes",
+        "keys",
+        "long",
+        "bytes",
+    ),
+)
+def test_what_grows_beyond_bounds_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    assert fastlaunch("submit", str(path)) == 2
+    assert "more than" in capsys.readouterr().err
+    monkeypatch.setenv("FASTLAUNCH_CONFIG", str(path))
+    with pytest.raises(BadFile, match="more than"):
+        load_settings()
+
+
+def test_what_a_stack_says_is_read_within_the_same_bounds() -> None:
+    with pytest.raises(UserError):
+        stack_entries("[" * 100_000, "us-east-1")
+
+
+def test_aliases_stand_for_what_they_name(tmp_path: Path) -> None:
+    (tmp_path / "job.yml").write_text("env: &a {A: &b b}\ntag: {B: *b, <<: *a}\n")
+    assert YamlFile(tmp_path / "job.yml").data == {"env": {"A": "b"}, "tag": {"A": "b", "B": "b"}}
 
 
 #: What YAML 1.1 reads as something else, and what it does not.
