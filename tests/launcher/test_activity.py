@@ -44,6 +44,22 @@ def test_off_a_terminal_there_is_a_line_where_something_is_new() -> None:
     assert stream.getvalue() == "fetching, 1 of 3: a\nfetching, 3 of 3: c\n"
 
 
+def test_off_a_terminal_what_is_waited_for_is_said_every_20_seconds() -> None:
+    shown, stream, said_at_s, now_s = Activity("stopping run-a"), io.StringIO(), [], 0.0
+
+    def wait(seconds: float) -> bool:
+        nonlocal now_s
+        if stream.getvalue().count("\n") > len(said_at_s):
+            said_at_s.append(now_s)
+        now_s += seconds
+        return now_s > 70
+
+    shown.wait = "waiting for EC2"
+    show(shown, stream, wait)
+    assert said_at_s == [2, 22, 42, 62]
+    assert all(line.startswith("stopping run-a; waiting for EC2") for line in stream.getvalue().splitlines())
+
+
 def test_of_a_bar_that_a_program_draws_the_last_part_is_shown() -> None:
     shown = Activity("building")
     shown.update("layer 10%\rlayer 20%\r\n")

@@ -228,7 +228,10 @@ def test_a_registry_login_is_not_shown(aws: Aws) -> None:
     [
         ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, NotAuthorised, "aws sso login"),
         ({"AWS_PROFILE": "nobody"}, BadConfiguration, "aws configure"),
-        ({"AWS_ENDPOINT_URL": "localhost:5000"}, BadConfiguration, "AWS_ENDPOINT_URL"),
+        *(
+            ({"AWS_ENDPOINT_URL": url}, BadConfiguration, "AWS_ENDPOINT_URL")
+            for url in ("localhost:5000", "ftp://127.0.0.1:5000", "s3://acme", "http://127.0.0.1:0")
+        ),
     ],
 )
 def test_an_environment_that_is_not_set_up(

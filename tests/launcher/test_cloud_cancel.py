@@ -1,6 +1,7 @@
 """`cancel` of runs on AWS: with and without a machine, and beside a launcher."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from cloud_world import AFTER_FORGETTING_S, World, opened_world
 from fake_cloud import HALF, FakeNode
 
-from fastlaunch.core.errors import Throttled, Unreachable, UserError
+from fastlaunch.core.activity import activity
+from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.lifecycle.cancel import siblings
 
@@ -125,6 +127,19 @@ def test_cancel_that_is_interrupted_says_what_may_go_on(world: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         world.cancel(run)
     assert world.reported("i-0001 in us-east-1 was not seen to end", f"fastlaunch cancel {run.id}")
+
+
+def test_cancel_says_what_it_waits_for_where_aws_shows_nothing(world: World) -> None:
+    run = world.add()
+    world.clock.sleep(120)
+    world.aws.hidden_s = 10_000
+    seen: list[str] = []
+    with activity("stopping") as shown:
+        for second in (20, 40):
+            world.clock.at(second, lambda: seen.append(shown.line()))
+        with suppress(CloudRefused):
+            world.cancel(run)
+    assert len(seen) == 2 and all("instance i-0001 in us-east-1" in line for line in seen)
 
 
 def test_cancel_does_not_wait_for_a_machine_that_takes_long_to_shut_down(world: World) -> None:

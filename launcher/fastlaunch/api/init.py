@@ -75,7 +75,8 @@ def init(context: AppContext, options: InitOptions, *, prompt: Prompt | None = N
     """
     if not _STACK.fullmatch(options.stack_name):
         raise UserError(f"{options.stack_name!r} is no stack's name", "give letters, digits and -")
-    identity = context.aws.identity()
+    with activity("asking AWS who you are"):
+        identity = context.aws.identity()
     context.report(f"account {identity.account}, as {identity.arn}")
     region = _region(context, options, prompt)
     return _Init(context, options, prompt, identity, region).run()

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from fastlaunch.aws.errors import ApiCall, no_client, no_login, refusal, unanswered
 from fastlaunch.aws.types import Identity
+from fastlaunch.core.activity import note_wait
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -139,7 +140,9 @@ class AwsSession:
                 if unanswered_call:
                     raise unanswered_call from None
                 raise
+            note_wait(f"{api_call} is sent again after {attempt} of {self._attempts} tries")
             self._sleep(pause_s)
+            note_wait("")
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
         raise AssertionError("at least one attempt")
 
@@ -182,8 +185,10 @@ class AwsSession:
         name = {"servicequotas": "service-quotas"}.get(service, service)
         try:
             client = self._session.client(name, region_name=region, config=config)
-            # Which botocore itself finds out in the middle of a call.
-            _ = urlsplit(client.meta.endpoint_url).port
+            # Which botocore itself finds out in the middle of a call, and then takes for a lost answer.
+            endpoint = urlsplit(client.meta.endpoint_url)
+            if endpoint.port == 0 or endpoint.scheme not in ("http", "https"):
+                raise ValueError(f"Invalid endpoint: {client.meta.endpoint_url}")
             return client
         except Exception as error:
             known = _unanswered(ApiCall(service=service, action="", region=region), error)

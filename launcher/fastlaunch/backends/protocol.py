@@ -12,6 +12,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.placements import Placement
 from fastlaunch.backends.s3_sync import SyncResult
+from fastlaunch.core.activity import note_wait
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.spec import JobSpec
@@ -187,7 +188,15 @@ class CloudBackend(ABC):
                         f"{', '.join(left)} in {handle['region']} was told to end, and is not seen to",
                         f"look: {command} {' '.join(left)}",
                     )
-            self.sleep(KILL_INTERVAL_S)
+            self.pause(handle, KILL_INTERVAL_S, until=deadline)
+
+    def pause(self, handle: Mapping[str, Any], seconds: float, *, until: datetime) -> None:
+        """Sleep between two looks at whether the attempt has ended, which is awaited until then; say so."""
+        note_wait(
+            f"waiting for {self.service} to show that {self.resource_name(handle)} has ended, until "
+            f"{until.astimezone(UTC):%H:%M:%S} UTC at most"
+        )
+        self.sleep(seconds)
 
     @abstractmethod
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import NAMES, examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import table
 from fastlaunch.cli.submit_options import purchase_options
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.units import split_names, utc_day
@@ -86,7 +87,8 @@ def doctor(
     )
     check_cloud_options(cloud)
     job = _check_context(context, catalogue, cloud)
-    results = [_config_file(), *checks(job)]
+    with activity("asking what a job would meet"):
+        results = [_config_file(), *checks(job)]
     (_print_json if output == "json" else _print)(results)
     next_command(_next(context, results, job))
     return _exit_code(results)

@@ -171,12 +171,9 @@ def cancel(runs: tuple[str, ...], yes: bool) -> None:
                 states.append(f"{run.id} was {run.state} already")
                 continue
             click.echo(f"stopping {run.id}", err=True)
-            state = cancel_run(
-                run,
-                backend=context.backends[run.backend],
-                ledger=ledger,
-                sleep=context.sleep,
-            )
+            backend = context.backends[run.backend]
+            with activity(f"stopping {run.id}"):
+                state = cancel_run(run, backend=backend, ledger=ledger, sleep=context.sleep)
             states.append(f"{run.id} is {state}")
     click.echo("\n".join(states) if states else "No runs fit.")
     next_command("fastlaunch status")

@@ -15,6 +15,7 @@ from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.lifecycle.deadline_schedule import schedule_token
@@ -93,13 +94,16 @@ def reap(
     --run ID and --mine --now end your own within their time, without a ledger.
     """
     context = app_context()
-    with suppress(Throttled, Unreachable):
-        # A login that has expired is told once, and not by each list.
-        context.aws.identity()
-    scope = _scope(context, run_id=run_id, mine=mine, at_once=at_once)
+    with activity("asking AWS who you are"):
+        with suppress(Throttled, Unreachable):
+            # A login that has expired is told once, and not by each list.
+            context.aws.identity()
+        scope = _scope(context, run_id=run_id, mine=mine, at_once=at_once)
     with _ledger(context) as ledger:
-        in_regions = _regions(context, regions, all_regions, ledger)
-        inventory = take_inventory(context.aws, in_regions)
+        with activity("looking up regions"):
+            in_regions = _regions(context, regions, all_regions, ledger)
+        with activity("looking for what lives", total=3 * len(in_regions)) as shown:
+            inventory = take_inventory(context.aws, in_regions, begin=shown.begin)
         refused = list(inventory.refused)
         machines = [
             end_now(machine) if scope.at_once else machine
@@ -110,8 +114,10 @@ def reap(
         # After the machines: the schedules of those that stay stay too.
         schedules = _judge_schedules(scope, inventory, machines, refused, context.now())
         if not dry_run:
-            refused += end(context.aws, [schedule for schedule in schedules if schedule.must_go])
-        ended_runs = (None if dry_run else _ask(ledger, lambda own: _reconcile(context, own))) or []
+            with activity("deleting schedules"):
+                refused += end(context.aws, [schedule for schedule in schedules if schedule.must_go])
+        with activity("asking AWS what runs are doing"):
+            ended_runs = (None if dry_run else _ask(ledger, lambda own: _reconcile(context, own))) or []
     report = _Report(
         regions=in_regions,
         scope=scope,
@@ -256,7 +262,8 @@ def _end(
         f"{words.noun}s" for kind, words in _WORDS.items() if any(each.kind == kind for each in going)
     )
     context.confirm(f"End {f'{len(going)} {what}' if len(going) > 1 else 'it'}?", yes=yes)
-    refused = end(context.aws, going)
+    with activity(f"ending {what}"):
+        refused = end(context.aws, going)
     refused_ids = {refusal.id for refusal in refused}
     gone = [machine for machine in going if machine.id not in refused_ids]
     _ask(ledger, lambda own: note_ends(own, gone))

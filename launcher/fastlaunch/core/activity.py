@@ -10,11 +10,14 @@ from fastlaunch.core.terminal import plain, printable, raw_output, report_line
 
 #: What is done sooner shows nothing.
 _DELAY_S = 2.0
-#: Between two lines where stderr is no terminal.
+#: Where stderr is no terminal: between two looks at what is new, and between two lines that say the same.
 _PLAIN_INTERVAL_S = 5.0
+_REPEAT_S = 20.0
 _REDRAW_S = 0.25
 #: A terminal shows one at a time.
 _SHOWN = Lock()
+#: The one that is shown, if any.
+_CURRENT: "list[Activity]" = []
 
 T = TypeVar("T")
 
@@ -30,6 +33,7 @@ class Activity:
         self.total = total
         self.num_begun = 0
         self.detail = ""
+        self.wait = ""
 
     def update(self, detail: str) -> None:
         """Say what it is at now, in a line."""
@@ -50,7 +54,14 @@ class Activity:
     def line(self) -> str:
         """Return `asking AWS for prices, 3 of 8: spot in us-east-1`."""
         done = f", {self.num_begun} of {self.total}" if self.total else ""
-        return f"{self.what}{done}{f': {self.detail}' if self.detail else ''}"
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.what}{done}{detail}{f'; {self.wait}' if self.wait else ''}"
+
+
+def note_wait(wait: str) -> None:
+    """Say what the activity that is shown waits for, if there is one; "" for nothing more."""
+    if _CURRENT:
+        _CURRENT[-1].wait = plain(wait)
 
 
 @contextmanager
@@ -65,9 +76,11 @@ def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
         return
     thread = Thread(target=show, args=(shown, sys.stderr, over.wait), name="activity", daemon=True)
     thread.start()
+    _CURRENT.append(shown)
     try:
         yield shown
     finally:
+        _CURRENT.clear()
         over.set()
         thread.join()
         _SHOWN.release()
@@ -80,13 +93,18 @@ def show(shown: Activity, stream: TextIO | None, wait: Callable[[float], bool]) 
     if stream.isatty():
         _draw(shown, stream, wait)
         return
-    printed = ""
+    printed, passed_s, silent_s = "", _DELAY_S, 0.0
     while True:
         if (line := shown.line()) != printed:
             report_line(line, stream)
-            printed = line
+            printed, silent_s = line, 0.0
+        elif silent_s >= _REPEAT_S:
+            report_line(f"{line} ({passed_s:.0f} s)", stream)
+            silent_s = 0.0
         if wait(_PLAIN_INTERVAL_S):
             return
+        passed_s += _PLAIN_INTERVAL_S
+        silent_s += _PLAIN_INTERVAL_S
 
 
 def _draw(shown: Activity, stream: TextIO, wait: Callable[[float], bool]) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
+from fastlaunch.core.activity import note_wait
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import report_line
@@ -104,6 +105,7 @@ def _stop(
 
 def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> AttemptStatus:
     """Return what AWS shows of the machines once they have ended, or after a while."""
+    assert attempt.handle is not None
     deadline = backend.now() + SHUTDOWN_WAIT
     while True:
         try:
@@ -113,7 +115,7 @@ def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> At
         except (Throttled, Unreachable):
             if backend.now() >= deadline:
                 raise
-        backend.sleep(5.0)
+        backend.pause(attempt.handle, 5.0, until=deadline)
 
 
 def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt | None:
@@ -146,6 +148,7 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt
                 f"run {run.id}: whether a machine was started is not known yet: {attempt.reason}",
                 f"type the same again in a few minutes; or fastlaunch reap --region {attempt.region}",
             )
+        note_wait(f"waiting {_CLOUD_GRACE_S:.0f} s at most for its launcher, which is starting a machine")
         backend.sleep(LOOK_INTERVAL_S)
         waited_s += LOOK_INTERVAL_S
 

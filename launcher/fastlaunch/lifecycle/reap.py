@@ -115,13 +115,19 @@ class Refusal:
     id: str | None = None
 
 
-def take_inventory(aws: Aws, regions: Sequence[str]) -> Inventory:
-    """Return everything that lives in the regions, oldest first. A region that refuses hides nothing else."""
+def take_inventory(
+    aws: Aws, regions: Sequence[str], *, begin: Callable[[str], None] = lambda step: None
+) -> Inventory:
+    """Return everything that lives in the regions, oldest first. A region that refuses hides nothing else.
+
+    begin: is told each list that is asked for next.
+    """
     refused: list[Refusal] = []
 
     def listed(kind: Kind, list_region: Callable[[str], Iterable[T]]) -> list[T]:
         found: list[T] = []
         for region in regions:
+            begin(f"{kind}s in {region}")
             try:
                 found += list_region(region)
             except CloudRefused as error:

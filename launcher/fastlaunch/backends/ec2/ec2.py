@@ -222,7 +222,7 @@ class Ec2Backend(CloudBackend):
                 # What the node could save is worth some patience.
                 if self.now() >= deadline:
                     raise
-            self.sleep(KILL_INTERVAL_S)
+            self.pause(handle, KILL_INTERVAL_S, until=deadline)
 
     def _wait_for_end(self, handle: Mapping[str, Any]) -> None:
         deadline = self.now() + timedelta(seconds=STOP_WAIT_S)
@@ -233,7 +233,7 @@ class Ec2Backend(CloudBackend):
                 if aws_status.has_ended or (aws_status.is_seen and not aws_status.is_live):
                     return
                 self.sync(handle)
-            self.sleep(LOOK_INTERVAL_S)
+            self.pause(handle, LOOK_INTERVAL_S, until=deadline)
 
 
 def _ids(handle: Mapping[str, Any]) -> list[str]:

@@ -90,7 +90,7 @@ class SageMakerBackend(CloudBackend):
                 if aws_status.has_ended:
                     break
             self._try_to_sync(handle)
-            self.sleep(LOOK_INTERVAL_S)
+            self.pause(handle, LOOK_INTERVAL_S, until=deadline)
         self._try_to_sync(handle)
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
