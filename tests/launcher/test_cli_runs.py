@@ -124,6 +124,16 @@ def test_a_damaged_file_is_a_warning_in_a_folder_and_an_error_alone(
     assert out == "Imported 2 runs.\n" and err.startswith(f"warning: skipped {bad}:1: ")
 
 
+def test_an_instance_that_nobody_knows_is_named_and_its_runs_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(ROWS.replace("p5.48xlarge", "p5.84xlarge").replace("p4d", "ml.p4d"))
+    out, err = typed(capsys, "import", str(path))
+    (warning,) = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert out == "Imported 2 runs.\n" and "p5.84xlarge" in warning
+
+
 def test_a_list_for_programs(rows: Path, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed(capsys, "import", str(rows))
     of_csv = list(csv.DictReader(io.StringIO(typed(capsys, "list", "--output", "csv")[0])))

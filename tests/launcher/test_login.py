@@ -11,7 +11,14 @@ import pytest
 from fastlaunch.api.context import AppContext
 from fastlaunch.aws.client import Aws
 from fastlaunch.cli.main import run
-from fastlaunch.core.errors import BadConfiguration, CloudRefused, NotAuthorised, TlsFailed
+from fastlaunch.core.errors import (
+    EXIT_USAGE,
+    BadConfiguration,
+    CloudRefused,
+    NotAuthorised,
+    TlsFailed,
+    UserError,
+)
 from fastlaunch.core.settings import load_settings
 
 ROLE = "role_arn = arn:aws:iam::123456789012:role/trainer\n"
@@ -186,8 +193,9 @@ def test_one_region_counts_and_what_names_it_is_said_once(
 def test_a_region_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "Ireland")
     context = AppContext(settings=load_settings(), backends={})
-    with pytest.raises(BadConfiguration, match="'Ireland', of AWS_REGION"):
+    with pytest.raises(UserError, match="'Ireland', of AWS_REGION") as raised:
         context.own_region()
+    assert raised.value.exit_code == EXIT_USAGE
 
 
 @pytest.mark.parametrize(

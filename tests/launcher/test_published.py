@@ -105,6 +105,7 @@ def _with_one_changed(column: str, value: str) -> str:
         ("num_nodes", "9", "over all nodes", "num_gpus"),
         ("num_gpus", "9" * 400, "whole number", None),
         ("num_gpus", "16", "which has 8 GPUs", None),
+        ("instance", "ml.p5.4xlarge", "which has 1 GPU", "num_gpus"),
         ("step_time_s", "", "empty", None),
         ("step_time_s", "0", "more than 0", None),
         ("step_time_s", "0.41s", "not a number", None),

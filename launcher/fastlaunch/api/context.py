@@ -17,7 +17,7 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.core.errors import BadConfiguration, UserError
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
@@ -84,11 +84,11 @@ class AppContext:
         """Return the region where the user gives none; say once which it is, unless the config file names it.
 
         of_prices: of what names no region itself; that the default one is taken there goes without saying.
-        Raises BadConfiguration if the environment names what is no region.
+        Raises UserError if the environment names what is no region.
         """
         region, source = self.settings.region, self.settings.region_from
         if source and not is_region(region):
-            raise BadConfiguration(
+            raise UserError(
                 f"{region!r}, of {source}, is not the name of a region",
                 "set one such as us-east-1; or `region` in the config file, which counts first",
             )

@@ -168,7 +168,8 @@ class Catalogue:
 
     def lack_of_gpus(self, instance: str | None, *, num_gpus: int, num_nodes: int) -> str | None:
         """Return in words that the instances lack GPUs; None if they have them, or it is not known."""
-        known = self.instances.get(instance or "")
+        # SageMaker's name of it has the same machine.
+        known = self.instances.get((instance or "").removeprefix("ml."))
         if known is None or num_gpus <= num_nodes * known.num_accelerators:
             return None
         if self.accelerators[known.accelerator].compute_capability is None:

@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from fastlaunch.cli.share import pull, push
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import in_ms
+from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.describe import as_lines, for_people, measured, run_as_json, run_as_row
 
@@ -171,6 +173,18 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
     next_command("fastlaunch runs list")
 
 
+def _warn_of_unknown_instances(names: Sequence[str | None]) -> None:
+    """Name the instance types that the catalogue lacks: their runs have neither price nor number of GPUs."""
+    from fastlaunch.catalog.load import load_catalogue
+
+    catalogue = load_catalogue()
+    unknown = {name for name in names if name and name.removeprefix(ML) not in catalogue.instances}
+    for name in sorted(unknown):
+        near = get_close_matches(name, catalogue.instances, n=1, cutoff=0.5)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        click.echo(f"warning: unknown instance {name!r}: its runs have no price{meant}", err=True)
+
+
 @runs.command(
     "import",
     short_help="Import record files, CSV files and exports.",
@@ -202,6 +216,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
             f"warning: {path}: {lines}, and they are one run: a repeat has another seed, host or round",
             err=True,
         )
+    _warn_of_unknown_instances([run.summary.setup.instance for run in importable.runs.values()])
     command = shlex.join(["fastlaunch", "runs", "import", *map(str, paths), *["--published"] * published])
     with open_ledger(app_context().settings) as ledger, ledger.transaction():
         ids = ledger.imported_ids([(run_id, run.summary) for run_id, run in importable.runs.items()])

@@ -102,7 +102,8 @@ def _excess_line(text: str) -> int | None:
         values[-1] += size
         levels[-1] = max(levels[-1], height)
         if values[-1] > _MOST_VALUES or len(values) - 1 + levels[-1] > _MOST_LEVELS:
-            return int(event.start_mark.line) + 1
+            assert event.start_mark is not None
+            return event.start_mark.line + 1
     return None
 
 

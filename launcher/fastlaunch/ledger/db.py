@@ -223,7 +223,7 @@ class LedgerFile:
                 "upgrade fastlaunch, or set FASTLAUNCH_HOME to another folder",
             )
         # SQLite keeps any number.
-        return max(0, version)
+        return max(0, int(version))
 
     def _check_columns(self, version: int, migrations: tuple[tuple[str, ...], ...]) -> None:
         """Raise BadFile if the tables are not those of the version, as a restore may leave them."""
