@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastlaunch.api.comparison import compare
     from fastlaunch.api.estimation import estimate
+    from fastlaunch.api.keywords import SubmitArguments, SweepArguments
     from fastlaunch.api.listing import prices, runs
-    from fastlaunch.api.options import SubmitArguments, SweepArguments
     from fastlaunch.api.recommend import recommend
     from fastlaunch.api.report import report
     from fastlaunch.api.submission import submit
@@ -28,8 +28,8 @@ _API = {
     "report": "api.report",
     "runs": "api.listing",
     "prices": "api.listing",
-    "SubmitArguments": "api.options",
-    "SweepArguments": "api.options",
+    "SubmitArguments": "api.keywords",
+    "SweepArguments": "api.keywords",
     "UserError": "core.errors",
 }
 __all__ = [

@@ -19,7 +19,8 @@ from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.option_rules import check_on_aws
+from fastlaunch.jobs.options import Options
 from fastlaunch.placement.aws_lookup import AwsLookup
 from fastlaunch.placement.checks import CheckContext
 
@@ -160,15 +161,16 @@ def settings(**regions: RegionSettings) -> Settings:
     return Settings(home=Path("home"), aws={name.replace("_", "-"): one for name, one in given.items()})
 
 
-def cloud(*instances: str, **changes: Any) -> CloudOptions:
+def cloud(*instances: str, **changes: Any) -> Options:
     """Options for these types, or p5.48xlarge, in us-east-1."""
-    return CloudOptions(**{"instances": instances or ("p5.48xlarge",), "regions": ("us-east-1",), **changes})
+    return Options(**{"instances": instances or ("p5.48xlarge",), "regions": ("us-east-1",), **changes})
 
 
 def request(*instances: str, **changes: Any) -> CloudRequest:
     """A request with these options."""
-    options = SubmitOptions(checkpoint_every=9)
-    return build_cloud_request(options, cloud(*instances, **changes), catalogue=catalogue())
+    options = cloud(*instances, checkpoint_every=9, **changes)
+    check_on_aws(options)
+    return build_cloud_request(options, catalogue=catalogue())
 
 
 def lookup(aws: FakeAws | None = None, **changes: Any) -> AwsLookup:
@@ -186,11 +188,11 @@ def lookup(aws: FakeAws | None = None, **changes: Any) -> AwsLookup:
 
 def context(looked_up: AwsLookup, *instances: str, **changes: Any) -> CheckContext:
     """The context of checks for these types; `changes` are its fields and the options'."""
-    names = {field.name for field in fields(CloudOptions)}
+    names = {field.name for field in fields(Options)} - {field.name for field in fields(CheckContext)}
     options = cloud(*instances, **{name: value for name, value in changes.items() if name in names})
     return CheckContext(
         lookup=looked_up,
-        cloud=options,
+        options=options,
         instances=tuple(catalogue().instance(name.removeprefix("ml.")) for name in options.instances),
         **{name: value for name, value in changes.items() if name not in names},
     )

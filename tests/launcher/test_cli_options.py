@@ -8,20 +8,14 @@ import click
 import pytest
 
 from fastlaunch.cli.main import fastlaunch as group
-from fastlaunch.cli.options import (
-    BATCH_SIZE,
-    COUNT,
-    DATE,
-    MINUTES,
-    NAMES,
-    POSITIVE_COUNT,
-    USD,
-    profile_option,
-)
+from fastlaunch.cli.options import COUNT, DATE, NAMES, POSITIVE_COUNT, USD, Quantity, profile_option
 from fastlaunch.cli.render import table
 from fastlaunch.cli.submit import submit
 from fastlaunch.cli.sweep import sweep
 from fastlaunch.core.errors import UserError
+from fastlaunch.jobs.options import OPTIONS
+
+BATCH_SIZE, MINUTES = (Quantity("x", OPTIONS[name].read) for name in ("batch_size", "max_minutes"))
 
 
 def parsed(kind: click.ParamType, text: str) -> Any:

@@ -28,7 +28,7 @@ from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.build import build_cloud_request
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.placement.prepare import prepare, upload_code
 
@@ -293,7 +293,7 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
     digest = "sha256:" + "5" * 64
     region.images["us-east-1", "763104351884", base.repository, base.tag] = digest
     request = build_cloud_request(
-        SubmitOptions(), CloudOptions(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue()
+        Options(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue()
     )
     prepared = prepare(
         request,

@@ -101,7 +101,7 @@ def test_a_budget_of_the_ceiling_that_is_shown_is_enough(capsys: pytest.CaptureF
     [
         ((*THREE, "--max-cost", "20"), "give more --max-cost, or shorter --max-hours"),
         (("--instance", "p4d.24xlarge", "--recipe", "te-fp8"), "no cell can run: recipe te-fp8"),
-        (("--instance", "p4d.24xlarge", "--batch-size", "auto-each"), "no list of batch sizes"),
+        (("--instance", "p4d.24xlarge", "--batch-size", "auto-each"), "auto-each is not for a sweep"),
         (("--instance", "p5.48xlarge", "--purchase", "capacity-block"), "of one instance type"),
         (("--instance", "p5.48xlarge", "--", "python", "none.py"), "travels with the job: there is none"),
         (("--local", "--instance", "p5.48xlarge"), "--local sweeps this machine"),

@@ -10,12 +10,13 @@ from ec2_builders import IMAGE, catalogue
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions, backend_of, given_inputs
+from fastlaunch.jobs.option_rules import backend_of, check_on_aws, given_inputs
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import Inputs, JobSpec, Terms
 from fastlaunch.jobs.variants import check_base
 from fastlaunch_train.recipes.recipes import RECIPES
 
-TERMS = CloudOptions(instances=("p5.48xlarge",), regions=("us-east-1",))
+TERMS = Options(backend="ec2", instances=("p5.48xlarge",), regions=("us-east-1",))
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/march"
 H100 = catalogue().accelerators["H100"]
 BASES = [image for image in shipped_base_images().images if image.flavour == "ec2"]
@@ -30,9 +31,9 @@ TWO_TYPES = {"instances": ("p5.48xlarge", "p5en.48xlarge")}
 
 
 def build(terms: dict[str, Any] | None = None, **request: Any) -> CloudRequest:
-    return build_cloud_request(
-        SubmitOptions(**request), replace(TERMS, **(terms or {})), catalogue=catalogue()
-    )
+    options = replace(TERMS, **(terms or {}), **request)
+    check_on_aws(options)
+    return build_cloud_request(options, catalogue=catalogue())
 
 
 def jobs(request: CloudRequest, **where: Any) -> tuple[JobSpec, ...]:
@@ -239,7 +240,7 @@ def test_a_variable_that_only_sounds_like_a_secret_is_given() -> None:
 
 def test_data_and_models_may_be_inputs() -> None:
     terms = {"inputs": ("d=s3://acme-data/acl", "m=s3://acme-models/gpt2/")}
-    assert given_inputs(CloudOptions(instances=(), regions=(), **terms)) == {
+    assert given_inputs(Options(**terms)) == {
         "d": "s3://acme-data/acl/",
         "m": "s3://acme-models/gpt2/",
     }
@@ -273,7 +274,7 @@ def test_a_job_knows_its_block_or_training_plan() -> None:
     request = build({**BLOCK, "block_fee_usd": 944.0})
     (job,) = jobs(request)
     assert (job.terms.purchase, job.terms.reservation) == ("capacity-block", BLOCK["reservation"])
-    assert request.cloud.block_fee_usd == 944.0
+    assert request.options.block_fee_usd == 944.0
     (job,) = jobs(build({**TRAINED, "instances": ("ml.p5.48xlarge",), "training_plan": PLAN}))
     # EC2's name: the hardware is the same, and so are prices' names.
     assert (job.backend, job.instance, job.terms.training_plan) == ("sagemaker", "p5.48xlarge", PLAN)

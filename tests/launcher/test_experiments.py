@@ -14,7 +14,7 @@ from fastlaunch.catalog.experiments import EXPERIMENTS
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CloudRequest, Jobs, build_cloud_request, build_jobs, jobs_at
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import Inputs
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.recipes.requirements import needed_packages
@@ -26,14 +26,12 @@ ONE_H200 = Machine(devices=("NVIDIA H200",), num_cores=16, modules=ALL_SOFTWARE)
 
 
 def here(name: str, machine: Machine = LAPTOP, **options: Any) -> Jobs:
-    return build_jobs(SubmitOptions(experiment=name, **options), machine=machine, catalogue=catalogue())
+    return build_jobs(Options(experiment=name, **options), machine=machine, catalogue=catalogue())
 
 
 def there(name: str, terms: dict[str, Any] | None = None, **options: Any) -> CloudRequest:
-    usual = CloudOptions(instances=("p5.48xlarge",), regions=("us-east-1",))
-    return build_cloud_request(
-        SubmitOptions(experiment=name, **options), replace(usual, **(terms or {})), catalogue=catalogue()
-    )
+    usual = Options(experiment=name, instances=("p5.48xlarge",), regions=("us-east-1",))
+    return build_cloud_request(replace(usual, **(terms or {}), **options), catalogue=catalogue())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

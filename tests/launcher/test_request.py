@@ -13,7 +13,7 @@ from fastlaunch.api.containers import jobs_in_containers
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.build import FEWEST_TIMED_STEPS, build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
-from fastlaunch.jobs.options import SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import Inputs, JobSpec, entrypoint_arguments
 from fastlaunch.jobs.sweep import search_options
 from fastlaunch.jobs.variants import missing_on, nearest_on
@@ -32,7 +32,7 @@ TWO_H200 = Machine(devices=("NVIDIA H200",) * 2, num_cores=16, modules=BARE | {"
 
 
 def jobs(machine: Machine = CPU, **options: Any) -> Any:
-    return build_jobs(SubmitOptions(**options), machine=machine, catalogue=CATALOGUE)
+    return build_jobs(Options(**options), machine=machine, catalogue=CATALOGUE)
 
 
 def test_defaults_follow_the_machine() -> None:
@@ -47,7 +47,7 @@ def test_a_rehearsal_in_ones_own_image_reads_data_there(tmp_path: Path) -> None:
     there = f"folder:{tmp_path / 'nowhere here'}"
 
     def rehearsed(data: str, image: str | None) -> tuple[JobSpec, ...]:
-        request = SubmitOptions(workload="distilbert-tiny", data=data, model=str(tmp_path))
+        request = Options(workload="distilbert-tiny", data=data, model=str(tmp_path))
         jobs = build_jobs(request, machine=CPU, catalogue=CATALOGUE, image=image).specs
         return jobs_in_containers(jobs, image=image, num_nodes=1)
 
@@ -143,7 +143,7 @@ def test_overrides_hold_for_every_recipe() -> None:
         ({"workload": "vit-hug"}, "unknown workload 'vit-hug'", "vit-huge"),
         ({"workload": "./no_such.py:build"}, "no file ./no_such.py", "./my.py:build"),
         ({"workload": f"{__file__}:test_override"}, "unknown function", "test_overrides_hold"),
-        ({"instance": "p5.48xlrge"}, "unknown instance 'p5.48xlrge'", "p5.48xlarge"),
+        ({"local": True, "instances": ("p5.48xlrge",)}, "unknown instance 'p5.48xlrge'", "p5.48xlarge"),
         ({"overrides": ("compile_mod=default",)}, "no field 'compile_mod'", "compile_mode"),
         ({"recipes": ("bf16", "bf16")}, "given twice", "--repeats 2"),
         ({"repeats": 0}, "--repeats is 0", "give 1 to 1000"),
@@ -234,7 +234,7 @@ def test_arguments_of_an_own_workload_reach_the_job(tmp_path: Path) -> None:
 
 
 def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out() -> None:
-    found = jobs(instance="p5.48xlarge", recipes=("te-fp8",), batch_size=128)
+    found = jobs(local=True, instances=("p5.48xlarge",), recipes=("te-fp8",), batch_size=128)
     (job,) = found.specs
     assert (job.workload, job.batch_size, job.num_gpus, job.instance) == ("vit-tiny", 8, 1, None)
     assert job.recipe.label == "bf16"
@@ -250,14 +250,14 @@ def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out
 
 
 def test_rehearsal_with_a_gpu_that_can_keeps_the_job() -> None:
-    found = jobs(TWO_H200, instance="p5.48xlarge", recipes=("te-fp8",), batch_size=128)
+    found = jobs(TWO_H200, local=True, instances=("p5.48xlarge",), recipes=("te-fp8",), batch_size=128)
     (job,) = found.specs
     assert (job.workload, job.batch_size, job.recipe.name) == ("vit-huge", 128, "te-fp8")
     assert [what for what, _ in found.differences] == ["GPU", "ranks", "network", "image", "price"]
 
 
 def test_two_recipes_with_one_stand_in_are_rehearsed_once() -> None:
-    found = jobs(instance="p5.48xlarge", recipes=("te-fp8", "te-bf16"), repeats=2)
+    found = jobs(local=True, instances=("p5.48xlarge",), recipes=("te-fp8", "te-bf16"), repeats=2)
     assert [spec.recipe.label for spec in found.specs] == ["bf16"] * 2
     assert sum(what == "recipe" for what, _ in found.differences) == 2
 
@@ -292,14 +292,16 @@ def test_a_step_profile_reaches_the_entrypoint() -> None:
         assert options.step_profile == spec.step_profile
     assert {*entrypoint_arguments(job)} - {*entrypoint_arguments(plain)} == {"--step-profile"}
     # A run that looks for a batch size measures nothing.
-    assert not search_options(SubmitOptions(step_profile=True)).step_profile
+    assert not search_options(Options(step_profile=True)).step_profile
     with pytest.raises(UserError, match="loop=lightning") as refused:
         jobs(workload="vit-tiny", recipes=("bf16", "lightning"), step_profile=True)
     assert "--step-profile" in (refused.value.hint or "")
 
 
 def test_a_rehearsal_of_text_without_a_gpu_leaves_the_model_out() -> None:
-    found = jobs(instance="p5.48xlarge", workload="gpt2-xsmall", model="./gpt2", sequence_length=512)
+    found = jobs(
+        local=True, instances=("p5.48xlarge",), workload="gpt2-xsmall", model="./gpt2", sequence_length=512
+    )
     (job,) = found.specs
     assert (job.workload, job.inputs) == ("gpt2-tiny", Inputs())
     assert found.differences[0] == ("workload", "gpt2-xsmall at batch 4: rehearsed with gpt2-tiny at batch 4")

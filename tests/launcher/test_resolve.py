@@ -287,7 +287,7 @@ def test_without_subnets_a_block_for_one_node_takes_its_zones_default() -> None:
 def test_a_longer_limit_than_the_block_is_cut_and_reported(minutes_left: int, minutes: int) -> None:
     aws = FakeAws(reservation=replace(BLOCK, ends_at=NOW + timedelta(minutes=minutes_left)))
     fit, changes = fitted(request(**IN_BLOCK), lookup(aws))
-    assert fit.cloud.max_minutes == minutes
+    assert fit.options.max_minutes == minutes
     assert [f"cut from 120 to {minutes} min" in change for change in changes] == [True] * (minutes < 120)
 
 

@@ -17,7 +17,7 @@ from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.core.errors import Throttled, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.build import interleaved
-from fastlaunch.jobs.options import SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import ERROR_LOG
@@ -31,7 +31,7 @@ MOST = 6
 
 
 def planned(*specs: JobSpec) -> tuple[JobSpec, ...]:
-    return interleaved(specs, SubmitOptions(until_resolved=True, max_rounds=MOST))
+    return interleaved(specs, Options(until_resolved=True, max_rounds=MOST))
 
 
 def settled_after(rounds: Mapping[str, int]) -> Any:

@@ -18,7 +18,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import join_list, split_list
 from fastlaunch.jobs.build import build_cloud_request, build_jobs, jobs_at
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import check_travels_along, script_name
 from fastlaunch.jobs.spec import JobSpec, Script, names_apart
 
@@ -34,7 +34,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def specs(command: str, *lists: str, machine: Machine = CPU, **options: Any) -> tuple[JobSpec, ...]:
     words = tuple(shlex.split(command.replace("python", shlex.quote(sys.executable), 1)))
-    given = SubmitOptions(command=words, lists=lists, **options)
+    given = Options(command=words, lists=lists, **options)
     return build_jobs(given, machine=machine, catalogue=None).specs
 
 
@@ -197,7 +197,8 @@ def test_what_cannot_start_is_refused(
 
 
 def test_options_of_training_are_refused_all_at_once() -> None:
-    options = {"recipes": ("bf16",), "steps": 3, "data": "loader", "instance": "p5.48xlarge"}
+    options = {"recipes": ("bf16",), "steps": 3, "data": "loader", "local": True}
+    options["instances"] = ("p5.48xlarge",)
     with pytest.raises(UserError) as refused:
         specs("python train.py", **options)
     lines = refused.value.message.splitlines()[1:]
@@ -206,7 +207,7 @@ def test_options_of_training_are_refused_all_at_once() -> None:
 
 @pytest.mark.parametrize("option", [{"lists": ("a=1",)}, {"baseline": "a=1"}, {"hang_timeout_s": 1.0}])
 def test_options_of_scripts_are_refused_without_one(option: dict[str, Any]) -> None:
-    options = SubmitOptions(**option)
+    options = Options(**option)
     with pytest.raises(UserError, match="no -- COMMAND follows"):
         build_jobs(options, machine=CPU, catalogue=None)
 
@@ -216,8 +217,7 @@ def on_aws(*command: str, options: Mapping[str, Any] | None = None, **cloud: Any
     from fake_summaries import CATALOGUE
 
     where = {"instances": ("g5.48xlarge",), "regions": ("us-east-1",), **cloud}
-    submitted = SubmitOptions(command=command, **(options or {}))
-    request = build_cloud_request(submitted, CloudOptions(**where), catalogue=CATALOGUE)
+    request = build_cloud_request(Options(command=command, **(options or {}), **where), catalogue=CATALOGUE)
     return jobs_at(request, request.instances[0], "us-east-1")
 
 

@@ -28,7 +28,7 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.build import interleaved
-from fastlaunch.jobs.options import SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.jobs.sweep import Cell, SweptType
@@ -109,7 +109,7 @@ class SharedClock(Clock):
         return alive <= self._wakes.keys() and wake == min(self._wakes.values())
 
 
-def specs(*recipes: str, instance: str, options: SubmitOptions, **changes: Any) -> tuple[JobSpec, ...]:
+def specs(*recipes: str, instance: str, options: Options, **changes: Any) -> tuple[JobSpec, ...]:
     return interleaved([job(recipe, instance=instance, **changes) for recipe in recipes], options)
 
 
@@ -117,14 +117,14 @@ def part(
     name: str,
     *recipes: str,
     ceiling_usd: float = 0.0,
-    options: SubmitOptions | None = None,
+    options: Options | None = None,
     verdicts: Verdicts | None = None,
 ) -> Part:
     """Two rounds of the recipes, unless the options say otherwise."""
 
     def submission(batch_size: int | None) -> Submission:
         changes = {"batch_size": batch_size} if batch_size else {}
-        made = specs(*recipes, instance=name, options=options or SubmitOptions(repeats=2), **changes)
+        made = specs(*recipes, instance=name, options=options or Options(repeats=2), **changes)
         at = site(name, zone="us-east-1a", subnet="subnet-a")
         return Submission(
             jobs_at=lambda _: made, placements=(at,), max_minutes=120, account_timer=False, verdicts=verdicts
@@ -317,7 +317,7 @@ def test_the_batch_size_is_searched_for_first_and_every_type_gets_it(world: Worl
 
     def search(_: int | None) -> Submission:
         return replace(
-            part(P4D, "bf16", options=SubmitOptions()).submission(None),
+            part(P4D, "bf16", options=Options()).submission(None),
             jobs_at=lambda at: (job("bf16", instance=P4D, batch_size=None),),
         )
 
@@ -344,7 +344,7 @@ def test_the_batch_size_is_searched_for_first_and_every_type_gets_it(world: Worl
 
 
 def planned(verdicts: Callable[[Sequence[Run]], Mapping[str, str]]) -> Part:
-    options = SubmitOptions(until_resolved=True, max_rounds=MOST)
+    options = Options(until_resolved=True, max_rounds=MOST)
     return part(P5, "bf16", "te-fp8", options=options, verdicts=verdicts)
 
 
@@ -375,7 +375,7 @@ def test_a_sweep_that_goes_on_looks_on(tmp_path: Path) -> None:
 
 
 MATRIX = {P5: ("bf16", "compile", "te-fp8"), P4D: ("bf16", "compile")}
-ROUNDS = SubmitOptions(until_resolved=True, max_rounds=MOST, until_best=True)
+ROUNDS = Options(until_resolved=True, max_rounds=MOST, until_best=True)
 
 
 def plan_of_matrix() -> SweepPlan:
@@ -477,7 +477,7 @@ def script_part(name: str) -> Part:
     """Three rounds of two variants of a script."""
     scripts = [Script(command=("python", "train.py", "{amp}"), variant=(("amp", amp),)) for amp in ("1", "2")]
     made = interleaved(
-        [script_spec(script, backend="ec2", instance=name) for script in scripts], SubmitOptions(repeats=3)
+        [script_spec(script, backend="ec2", instance=name) for script in scripts], Options(repeats=3)
     )
     at = site(name, zone="us-east-1a", subnet="subnet-a")
     submission = Submission(jobs_at=lambda _: made, placements=(at,), max_minutes=120, account_timer=False)

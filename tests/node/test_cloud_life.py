@@ -42,7 +42,7 @@ from fastlaunch.images.code_bundle import script_bundle, upload_bundle
 from fastlaunch.images.requirements import requirements_bundle
 from fastlaunch.images.working_directory import working_directory
 from fastlaunch.jobs.build import interleaved
-from fastlaunch.jobs.options import SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.ledger.attempt_cost import attempt_cost
@@ -323,7 +323,7 @@ def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
     others = replace(JOB, recipe=resolve_recipe("fp32"))
     jobs = interleaved(
         [replace(JOB, steps=100), replace(others, steps=100)],
-        SubmitOptions(until_resolved=True, max_rounds=12),
+        Options(until_resolved=True, max_rounds=12),
     )
 
     def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:

@@ -12,7 +12,8 @@ from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.units import counted, duration_text, in_ms, size_text
 from fastlaunch.images.requirements import read_requirements
 from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
-from fastlaunch.jobs.options import CloudOptions, given_inputs
+from fastlaunch.jobs.option_rules import given_inputs
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.cost_ceiling import block_of, type_name
 from fastlaunch_train.node.protocol import input_environment
@@ -110,18 +111,18 @@ def travels_text(directory: WorkingDirectory) -> list[str]:
     return [*lines, "`--dry-run --show files` lists all."]
 
 
-def needs_text(cloud: CloudOptions, *, num_bytes: int | None = None) -> list[str]:
+def needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
     """Return sentences on what jobs need besides their code. num_bytes: of the wheels, once resolved."""
     lines = []
-    if cloud.requirements:
-        names = some(read_requirements(Path(cloud.requirements)).names, ", ")
+    if options.requirements:
+        names = some(read_requirements(Path(options.requirements)).names, ", ")
         how = "resolved here into wheels before anything starts, which pip installs there without an index"
         if num_bytes is not None:
             how = f"wheels of {size_text(num_bytes)}, which pip installs there without an index"
-        if cloud.requirements_from_index:
+        if options.requirements_from_index:
             how = "pip installs it there, from its index"
-        lines.append(f"{cloud.requirements} ({names}): {how}.")
-    inputs = given_inputs(cloud)
+        lines.append(f"{options.requirements} ({names}): {how}.")
+    inputs = given_inputs(options)
     for (name, uri), variable in zip(inputs.items(), input_environment(inputs), strict=True):
         lines.append(f"Input {name}, ${variable}: {uri}, fetched before the clock starts.")
     return lines

@@ -17,7 +17,7 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import by_reason, parse_duration_s, utc_day
 from fastlaunch.images.working_directory import WorkingDirectory, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.cost_ceiling import (
@@ -42,10 +42,8 @@ if TYPE_CHECKING:
 
 def submit_to_cloud(
     context: AppContext,
-    options: SubmitOptions,
-    cloud: CloudOptions,
+    options: Options,
     *,
-    max_cost_usd: float | None,
     dry_run: bool,
     yes: bool,
 ) -> CloudDryRun | Submitted:
@@ -54,9 +52,9 @@ def submit_to_cloud(
     Both are resolved and planned offline first. Raises UserError for what is wrong without asking AWS.
     """
     settings, now = context.settings, context.now()
-    budget_usd = settings.budget_usd(max_cost_usd)
+    budget_usd = settings.budget_usd(options.max_cost_usd)
     catalogue = load_catalogue(*settings.price_files())
-    request = build_cloud_request(options, cloud, catalogue=catalogue)
+    request = build_cloud_request(options, catalogue=catalogue)
     directory = directory_of(request, settings.home) if request.scripts else None
     request = with_contents_of(request, directory, settings.home)
     resolution = resolve_offline(context, request, catalogue)
@@ -65,7 +63,7 @@ def submit_to_cloud(
     block = block_of(ceiling.dearest)
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
     if block is None or is_known(block):
-        check_budget(ceiling, max_cost_usd if dry_run else budget_usd)
+        check_budget(ceiling, options.max_cost_usd if dry_run else budget_usd)
     if dry_run and budget_usd is not None and ceiling.is_above(budget_usd):
         context.report(f"warning: {ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}")
     for name, why in request.skipped:
@@ -80,8 +78,8 @@ def submit_to_cloud(
 
     context.check_can_ask(yes=yes)
     check_home(settings.home)
-    if cloud.requirements:
-        context.report(f"looking for what {cloud.requirements} requires")
+    if options.requirements:
+        context.report(f"looking for what {options.requirements} requires")
     prepared = prepare(
         request,
         aws=context.aws,
@@ -148,14 +146,14 @@ def _jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
 
 
 def ceiling_of(request: CloudRequest, placements: "Sequence[Placement]") -> CostCeiling:
-    cloud = request.cloud
-    return cost_ceiling(placements, num_nodes=cloud.num_nodes, max_minutes=cloud.max_minutes)
+    options = request.options
+    return cost_ceiling(placements, num_nodes=options.num_nodes, max_minutes=options.max_minutes)
 
 
 def check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> None:
     """Raise UserError if AWS would refuse the request at one of the placements."""
     for site in placements:
-        check_plan(site, _jobs_of(request, site), max_minutes=request.cloud.max_minutes)
+        check_plan(site, _jobs_of(request, site), max_minutes=request.options.max_minutes)
 
 
 def _dry_run(
@@ -171,19 +169,19 @@ def _dry_run(
     jobs = _jobs_of(request, site)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
     by_id = dict(zip(names, jobs, strict=True))
-    plan = plan_at(by_id, site, attempt=1, max_minutes=request.cloud.max_minutes)
+    plan = plan_at(by_id, site, attempt=1, max_minutes=request.options.max_minutes)
     is_named = context.settings.region_settings(site.region).scheduler_role is not None
     return CloudDryRun(
         # A fee made of a price per hour is known once AWS has said how many hours the block has.
-        plans=(replace(plan, max_cost_usd=ceiling.usd, sunk_usd=request.cloud.block_fee_usd),),
+        plans=(replace(plan, max_cost_usd=ceiling.usd, sunk_usd=request.options.block_fee_usd),),
         jobs=jobs,
         sites=resolution.placements,
         skipped=resolution.skipped,
         ceiling=ceiling,
         old_prices=age_note(price_dates(resolution), context.today),
         expected=expected_at(context, jobs, site, catalogue),
-        cloud=request.cloud,
-        lacks_scheduler=site.backend == "ec2" and request.cloud.account_timer and not is_named,
+        options=request.options,
+        lacks_scheduler=site.backend == "ec2" and request.options.account_timer and not is_named,
         directory=directory,
     )
 
@@ -248,9 +246,9 @@ def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogu
     from fastlaunch.catalog.container_images import shipped_base_images, training_base
     from fastlaunch.jobs.variants import check_base
 
-    if request.cloud.image:
+    if request.options.image:
         return None
-    base = training_base(request.cloud.base_image, today=today)
+    base = training_base(request.options.base_image, today=today)
     check_base(
         request.variants,
         base,
@@ -275,7 +273,7 @@ def _submit(
     expected = expected_text(
         expected_at(context, jobs, prepared.placements[0], catalogue),
         jobs,
-        max_minutes=prepared.request.cloud.max_minutes,
+        max_minutes=prepared.request.options.max_minutes,
     )
     with open_launcher(context, context.cloud_backends) as launcher:
         context.report("\n".join(_announcement(prepared, launcher.ledger, directory, expected)))
@@ -293,10 +291,10 @@ def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
     return Submission(
         placements=prepared.placements,
         jobs_at=lambda site: _jobs_of(prepared.request, site),
-        max_minutes=prepared.request.cloud.max_minutes,
-        max_replacements=prepared.request.cloud.max_replacements,
-        detach=prepared.request.cloud.detach,
-        account_timer=prepared.request.cloud.account_timer,
+        max_minutes=prepared.request.options.max_minutes,
+        max_replacements=prepared.request.options.max_replacements,
+        detach=prepared.request.options.detach,
+        account_timer=prepared.request.options.account_timer,
         adds_to=prepared.request.options.add_to,
         verdicts=looks_of(context, prepared.request.options),
     )
@@ -314,7 +312,7 @@ def _announcement(
     if directory:
         lines.append(f"travels: {' '.join(travels_text(directory))}")
     lines += needs_text(
-        prepared.request.cloud, num_bytes=len(prepared.wheels.data) if prepared.wheels else None
+        prepared.request.options, num_bytes=len(prepared.wheels.data) if prepared.wheels else None
     )
     lines += spot_text(jobs)
     if others:
@@ -324,9 +322,9 @@ def _announcement(
     lines += warnings_of(prepared)
     if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
         lines.append(f"warning: {slow}")
-    if prepared.request.cloud.detach and prepared.request.options.until_resolved:
+    if prepared.request.options.detach and prepared.request.options.until_resolved:
         lines.append("--until-resolved looks while it follows: with --detach all rounds are run")
-    if prepared.request.cloud.detach:
+    if prepared.request.options.detach:
         lines.append(f"--detach: nobody will follow it; {_timers(prepared.request, first)}")
         if first.backend == "ec2" and any(job.terms.purchase == "spot" for job in jobs):
             lines.append(
@@ -347,6 +345,6 @@ def _timers(request: CloudRequest, site: "Placement") -> str:
     """What ends a job at a place that nobody follows."""
     if site.backend == "sagemaker":
         return "SageMaker ends it at its limit"
-    if request.cloud.account_timer:
+    if request.options.account_timer:
         return "only its own timer, and one in the account, end what hangs or is forgotten"
     return "only its own timer ends what hangs or is forgotten"

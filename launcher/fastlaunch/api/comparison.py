@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.analysis.cost import ChargedAs, PriceRequest
     from fastlaunch.catalog.prices import Catalogue
-    from fastlaunch.jobs.options import SubmitOptions
+    from fastlaunch.jobs.options import Options
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.rounds import Verdicts
 
@@ -170,7 +170,7 @@ def _stored_runs(context: AppContext, selectors: Sequence[str], *, every_run: bo
     return runs
 
 
-def looks_of(context: "AppContext", options: "SubmitOptions") -> "Verdicts | None":
+def looks_of(context: "AppContext", options: "Options") -> "Verdicts | None":
     """Return what judges a submission's rows after each round; None if all its rounds are run."""
     if not options.until_resolved:
         return None

@@ -12,7 +12,7 @@ from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import CodeBundle
-from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.lifecycle.rehearsal import RehearsalBackend
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
@@ -34,14 +34,14 @@ _HERE = InstanceType(
 
 
 def containers(
-    context: AppContext, jobs: Sequence[JobSpec], cloud: CloudOptions
+    context: AppContext, jobs: Sequence[JobSpec], options: Options
 ) -> tuple[RehearsalBackend, tuple[JobSpec, ...]]:
     """Return the backend of the rehearsal, and the jobs as they are in its containers.
 
     Makes the code bundle, kept with the runs, if the image lacks it. Raises UserError where the SageMaker SDK
     or docker is missing, and for what stays outside of the containers.
     """
-    specs = jobs_in_containers(jobs, num_nodes=cloud.num_nodes, image=cloud.image)
+    specs = jobs_in_containers(jobs, num_nodes=options.num_nodes, image=options.image)
     if find_spec("sagemaker") is None or find_spec("sagemaker.train") is None:
         raise UserError(
             "a rehearsal in containers needs the SageMaker SDK, which is not installed",
@@ -49,11 +49,11 @@ def containers(
         )
     if which("docker") is None:
         raise UserError("a rehearsal in containers needs docker with compose", "install docker")
-    image, code, stored = cloud.image, None, None
+    image, code, stored = options.image, None, None
     if image is None:
         path, separator, _ = specs[0].workload.rpartition(".py:")
         user_file = Path(f"{path}.py") if separator else None
-        image, code, stored = _image_and_code(context, cloud.base_image, user_file)
+        image, code, stored = _image_and_code(context, options.base_image, user_file)
     site = SageMakerPlacement(
         instance=_HERE,
         region=context.settings.region,
@@ -71,7 +71,7 @@ def containers(
         local_settings(context.settings.home, context.machine, os.environ),
         placement=site,
         code=code,
-        max_minutes=cloud.max_minutes,
+        max_minutes=options.max_minutes,
         has_gpus=bool(context.machine.devices),
     )
     return backend, specs

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.prices import Catalogue, Price
     from fastlaunch.images.working_directory import WorkingDirectory
-    from fastlaunch.jobs.options import CloudOptions
+    from fastlaunch.jobs.options import Options
     from fastlaunch.jobs.spec import JobSpec
     from fastlaunch.ledger.rows import Run
     from fastlaunch.lifecycle.expected import Expected
@@ -162,7 +162,7 @@ class CloudDryRun(DryRun):
     old_prices: str | None
     #: What it will probably take, by runs like it; in words why that is not known.
     expected: "Expected | str" = field(repr=False)
-    cloud: "CloudOptions" = field(repr=False)
+    options: "Options" = field(repr=False)
     #: Whether the config file names no role for the timer in the account.
     lacks_scheduler: bool
     #: The most that a submission may cost, by the option or the config file; None without either.

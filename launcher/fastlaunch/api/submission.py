@@ -7,23 +7,14 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
 from fastlaunch.api.context import AppContext, check_add_to, default_context, open_launcher
-from fastlaunch.api.options import (
-    SubmitArguments,
-    arguments,
-    check_backend,
-    check_local,
-    check_truths,
-    command_line,
-    settings_with,
-    take_fields,
-)
+from fastlaunch.api.keywords import SubmitArguments
 from fastlaunch.api.results import DryRun, Runs, Submitted
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.settings import RegionSettings
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
-from fastlaunch.jobs.options import BACKENDS, ML, CloudOptions, SubmitOptions, backend_of
+from fastlaunch.jobs.option_rules import backend_of, check_on_aws, check_places, settings_with
+from fastlaunch.jobs.options import BACKENDS, Options, arguments, command_line
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
@@ -77,52 +68,38 @@ def submit(
     `Submitted.runs` say how each ended.
     """
     check_truths("submit", dry_run=dry_run, yes=yes)
-    given = arguments(options, SubmitArguments, function="submit")
+    given = arguments(options, function="submit")
     if context is None:
         context = default_context(command_line("submit", given))
-    return _submit(context, dry_run=dry_run, yes=yes, **given)
+    return _submit(context, Options(**given), dry_run=dry_run, yes=yes)
 
 
-def _submit(
-    context: AppContext,
-    *,
-    dry_run: bool,
-    yes: bool,
-    local: bool = False,
-    container: bool = False,
-    backend: str | None = None,
-    instances: tuple[str, ...] | None = None,
-    regions: tuple[str, ...] | None = None,
-    max_cost_usd: float | None = None,
-    **fields: Any,
-) -> DryRun | Submitted:
-    given_regions = regions
-    name = backend_name(context, local=local, container=container, named=backend, instances=instances)
-    regions = regions or split_names(context.own_region() if name in BACKENDS else context.settings.region)
-    if fields.get("command") is not None and container:
+def check_truths(function: str, **given: Any) -> None:
+    """Raise TypeError for one that is neither True nor False: a text such as `no` would count as yes."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{function}(): {name} is {value!r}, and takes bool")
+
+
+def _submit(context: AppContext, options: Options, *, dry_run: bool, yes: bool) -> DryRun | Submitted:
+    name, container = backend_name(context, options), options.container
+    if options.command is not None and container:
         raise UserError("--container rehearses a workload of ours, not a script", "leave out --container")
-    cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
-    cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
-    options = SubmitOptions(region=regions[0], **fields)
+    # A rehearsal for AWS is the same command with --local.
+    if name == "local" and not options.instances:
+        check_places(options, "container" if container else "local")
+    options = with_regions(context, options)
     if name in BACKENDS:
         from fastlaunch.api.cloud import submit_to_cloud
 
-        check_backend(region_fields, cloud)
-        context = replace(context, settings=settings_with(context.settings, region_fields, regions))
-        return submit_to_cloud(context, options, cloud, max_cost_usd=max_cost_usd, dry_run=dry_run, yes=yes)
-    if instances is None:
-        check_local(
-            {**cloud_fields, **region_fields, "max_cost_usd": max_cost_usd, "regions": given_regions},
-            used=("num_nodes", "image", "base_image", "regions") if container else (),
-        )
-    else:
-        # A rehearsal for AWS is the same command with --local; of several types it rehearses the first.
-        options = replace(options, instance=next(iter(instances), "").removeprefix(ML))
-    jobs = _build(context, options, image=cloud.image if container else None)
+        check_on_aws(options)
+        context = replace(context, settings=settings_with(context.settings, options))
+        return submit_to_cloud(context, options, dry_run=dry_run, yes=yes)
+    jobs = _build(context, options, image=options.image if container else None)
     # In containers there are as many nodes as on AWS.
     check_add_to(context, options.add_to, jobs.specs)
-    num_missing_nodes = 0 if container else cloud.num_nodes - 1
-    for line in _rehearsal(options, instances, jobs, num_missing_nodes):
+    num_missing_nodes = 0 if container else options.num_nodes - 1
+    for line in _rehearsal(options, jobs, num_missing_nodes):
         context.report(line)
     for caveat in jobs.caveats:
         context.report(f"warning: {caveat}")
@@ -130,7 +107,7 @@ def _submit(
     if container:
         from fastlaunch.api.containers import containers
 
-        runner, specs = containers(context, specs, cloud)
+        runner, specs = containers(context, specs, options)
     if dry_run:
         return DryRun(plans=tuple(runner.plan({_RUN_ID: spec}) for spec in specs), jobs=specs)
     if not container and options.command is None:
@@ -138,31 +115,38 @@ def _submit(
     return _run(context, runner, specs, options)
 
 
-def backend_name(
-    context: AppContext, *, local: bool, container: bool, named: str | None, instances: Sequence[str] | None
-) -> str:
+def with_regions(context: AppContext, options: Options) -> Options:
+    """Return the options with the regions of the config file or the login where none is typed."""
+    if options.regions:
+        return options
+    region = context.settings.region if options.service == "local" else context.own_region()
+    return replace(options, regions=split_names(region))
+
+
+def backend_name(context: AppContext, options: Options) -> str:
     """Return where to train. Raises UserError if the options do not say, or contradict each other."""
-    if container:
-        if not local or named != "sagemaker":
+    named = options.backend
+    if options.container:
+        if not options.local or named != "sagemaker":
             raise UserError(
                 "--container rehearses a SageMaker job here", "give --local --container --backend sagemaker"
             )
         return "local"
-    if local and named not in (None, "local"):
+    if options.local and named not in (None, "local"):
         raise UserError(f"--local is short for --backend local, not {named}", "give one of the two")
-    if local:
+    if options.local:
         return "local"
     on_aws = _typed(context, "--instance", "p5.48xlarge")
-    if named is None and instances is None:
+    if named is None and not options.instances:
         here = f"on this machine, type: {_typed(context, '--local')}"
         raise UserError(
             "it does not say where to train", here if "--" in context.argv else f"{here}\n  on AWS: {on_aws}"
         )
     if named not in (None, *context.backends, *BACKENDS):
         raise UnknownName("backend", str(named), (*context.backends, *BACKENDS))
-    if named in BACKENDS and instances is None:
+    if named in BACKENDS and not options.instances:
         raise UserError("it does not say on which instance type", f"type: {on_aws}")
-    return named if named == "local" else backend_of(instances or (), named)
+    return named if named == "local" else backend_of(options.instances, named)
 
 
 def _typed(context: AppContext, *more: str) -> str:
@@ -171,19 +155,17 @@ def _typed(context: AppContext, *more: str) -> str:
     return shlex.join(["fastlaunch", *context.argv[:at], *more, *context.argv[at:]])
 
 
-def _build(context: AppContext, options: SubmitOptions, *, image: str | None) -> Jobs:
+def _build(context: AppContext, options: Options, *, image: str | None) -> Jobs:
     catalogue = None
     # It also says what a GPU can do.
-    if options.instance is not None or context.machine.devices:
+    if options.rehearsed or context.machine.devices:
         from fastlaunch.catalog.load import load_catalogue
 
         catalogue = load_catalogue(*context.settings.price_files())
     return build_jobs(options, machine=context.machine, catalogue=catalogue, image=image)
 
 
-def _rehearsal(
-    options: SubmitOptions, instances: Sequence[str] | None, jobs: Jobs, num_missing_nodes: int
-) -> list[str]:
+def _rehearsal(options: Options, jobs: Jobs, num_missing_nodes: int) -> list[str]:
     """Return lines on what the jobs here leave out of those on AWS, or of the experiment."""
     nodes = [("nodes", f"{num_missing_nodes + 1}; here: 1")] if num_missing_nodes else []
     differences = [*nodes, *jobs.differences]
@@ -191,8 +173,8 @@ def _rehearsal(
         return []
     width = max(len(name) for name, _ in differences)
     return [
-        f"rehearsing for {options.instance} on this machine, which does not cover:"
-        if instances
+        f"rehearsing for {options.rehearsed} on this machine, which does not cover:"
+        if options.rehearsed
         else f"experiment {options.experiment} on this machine is not, in all, as it was published:",
         *(f"  {name:<{width}}  {how}" for name, how in differences),
     ]
@@ -207,7 +189,7 @@ def check_installed(context: AppContext, jobs: Jobs) -> None:
         )
 
 
-def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], options: SubmitOptions) -> Submitted:
+def _run(context: AppContext, backend: Backend, jobs: Sequence[JobSpec], options: Options) -> Submitted:
     from fastlaunch.api.comparison import looks_of
     from fastlaunch.lifecycle.launcher import Submission, check_home
     from fastlaunch.lifecycle.reconcile import reconcile

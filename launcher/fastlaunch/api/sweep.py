@@ -10,25 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from fastlaunch.api.compared import Swept
 from fastlaunch.api.context import AppContext, default_context, open_launcher, tell_of_edits
-from fastlaunch.api.options import (
-    SweepArguments,
-    arguments,
-    check_backend,
-    check_local,
-    check_truths,
-    command_line,
-    settings_with,
-    take_fields,
-)
+from fastlaunch.api.keywords import SweepArguments
 from fastlaunch.api.results import Runs
-from fastlaunch.api.submission import backend_name
+from fastlaunch.api.submission import backend_name, check_truths, with_regions
 from fastlaunch.api.sweep_plan import SweepPlan, in_lines, plan_here, plan_on_aws
 from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.settings import RegionSettings
 from fastlaunch.core.terminal import report_line
-from fastlaunch.core.units import split_names
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.option_rules import check_on_aws, check_places, settings_with
+from fastlaunch.jobs.options import Options, arguments, command_line
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
@@ -97,7 +87,7 @@ def sweep(
     Raises UserError for what cannot be, and its kinds where AWS refuses everything.
     """
     check_truths("sweep", dry_run=dry_run, yes=yes)
-    given = arguments(options, SweepArguments, function="sweep")
+    given = arguments(options, function="sweep")
     if context is None:
         context = default_context(command_line("sweep", given))
     stored = None
@@ -105,18 +95,14 @@ def sweep(
         if given or dry_run:
             raise UserError("--resume goes on with a sweep as it was typed", "leave out the other options")
         stored = _stored(context, resume)
-        context, given = (
-            replace(context, argv=stored.argv),
-            arguments(stored.arguments, SweepArguments, function="sweep"),
-        )
-    parallel = given.pop("parallel", None)
-    context, plan = _plan(context, parallel=parallel, **given)
+        context = replace(context, argv=stored.argv)
+        given = arguments(stored.arguments, function="sweep")
+    context, plan = _plan(context, Options(**given))
     if dry_run:
         return plan
-    if stored is None:
-        given["parallel"] = parallel
+    num_parallel = given.get("parallel") or 1
     return _carry_out(
-        context, plan, stored, given=given, num_parallel=parallel or 1, yes=yes, announce=announce
+        context, plan, stored, given=given, num_parallel=num_parallel, yes=yes, announce=announce
     )
 
 
@@ -131,43 +117,27 @@ def _stored(context: AppContext, name: str) -> "StoredSweep":
     return stored
 
 
-def _plan(
-    context: AppContext,
-    *,
-    parallel: int | None,
-    local: bool = False,
-    backend: str | None = None,
-    instances: tuple[str, ...] | None = None,
-    regions: tuple[str, ...] | None = None,
-    max_cost_usd: float | None = None,
-    repeats: int | None = None,
-    **fields: Any,
-) -> tuple[AppContext, SweepPlan]:
+def _plan(context: AppContext, options: Options) -> tuple[AppContext, SweepPlan]:
     """Return what the options name, and the context with their settings."""
-    given_regions = regions
-    name = backend_name(context, local=local, container=False, named=backend, instances=instances)
-    regions = regions or split_names(context.settings.region if name == "local" else context.own_region())
-    cloud_fields, region_fields = take_fields(fields, CloudOptions), take_fields(fields, RegionSettings)
-    cloud = CloudOptions(instances=instances or (), regions=regions, backend=name, **cloud_fields)
-    if fields.get("until_best") and repeats is not None:
+    name, repeats = backend_name(context, options), options.repeats
+    if options.until_best and repeats is not None:
         raise UserError(
             "--until-best says itself how often each cell runs",
             f"leave out --repeats, or give --max-rounds {max(repeats, FIRST_LOOK)}",
         )
-    # Without --repeats by the planned rule.
-    fields |= {"until_resolved": repeats is None, "repeats": 1 if repeats is None else repeats}
-    options = SubmitOptions(region=regions[0], **fields)
+    if name == "local" and options.instances:
+        raise UserError("--local sweeps this machine", "leave out --instance, or --local")
     if name == "local":
-        if instances is not None:
-            raise UserError("--local sweeps this machine", "leave out --instance, or --local")
-        own = {"max_cost_usd": max_cost_usd, "parallel": parallel, "regions": given_regions}
-        check_local({**cloud_fields, **region_fields, **own}, used=())
+        check_places(options, "local")
+    # Without --repeats by the planned rule.
+    options = with_regions(context, replace(options, until_resolved=repeats is None))
+    if name == "local":
         return context, plan_here(context, options)
-    if cloud.purchase == "capacity-block":
+    if options.purchase == "capacity-block":
         raise UserError("a capacity block is of one instance type", "type: fastlaunch submit")
-    check_backend(region_fields, cloud)
-    context = replace(context, settings=settings_with(context.settings, region_fields, regions))
-    return context, plan_on_aws(context, options, cloud, context.settings.budget_usd(max_cost_usd))
+    check_on_aws(options)
+    context = replace(context, settings=settings_with(context.settings, options))
+    return context, plan_on_aws(context, options)
 
 
 def _carry_out(

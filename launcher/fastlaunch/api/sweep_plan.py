@@ -14,11 +14,10 @@ from fastlaunch.catalog.prices import Catalogue, age_note
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, build_jobs
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import Script
 from fastlaunch.jobs.sweep import (
     AUTO,
-    SEARCH_MINUTES,
     SweptType,
     search_options,
     searches,
@@ -69,14 +68,14 @@ class SweepPlan:
         return sum(ceiling.usd for ceiling in self.ceilings.values())
 
 
-def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
+def plan_here(context: AppContext, options: Options) -> SweepPlan:
     catalogue = load_catalogue(*context.settings.price_files()) if context.machine.devices else None
     types = types_here(options, context.machine, catalogue)
     ((name, swept),) = types.items()
     assert swept.options is not None
-    own, build = swept.options, partial(build_jobs, machine=context.machine, catalogue=catalogue)
+    options, build = swept.options, partial(build_jobs, machine=context.machine, catalogue=catalogue)
     # Checks all of it, with any batch size in place of what will be found.
-    jobs = build(with_batch(own, 1 if AUTO in own.batch_sizes else None))
+    jobs = build(with_batch(options, 1 if AUTO in options.batch_sizes else None))
     if options.command is None:
         check_installed(context, jobs)
 
@@ -85,23 +84,21 @@ def plan_here(context: AppContext, options: SubmitOptions) -> SweepPlan:
         from fastlaunch.lifecycle.launcher import Submission
         from fastlaunch.lifecycle.sweep import Part
 
-        def found(batch_size: int | None) -> Submission:
-            specs = build(with_batch(own, batch_size)).specs
-            return Submission(jobs_at=lambda _: specs, verdicts=looks_of(context, own))
+        def submission(batch_size: int | None) -> Submission:
+            specs = build(with_batch(options, batch_size)).specs
+            return Submission(jobs_at=lambda _: specs, verdicts=looks_of(context, options))
 
-        def searched(_: int | None) -> Submission:
-            first = build(search_options(own)).specs[:1]
+        def search(_: int | None) -> Submission:
+            first = build(search_options(options)).specs[:1]
             return Submission(jobs_at=lambda _: first)
 
-        search = [Part(name=BATCH_SEARCH, submission=searched)] if AUTO in own.batch_sizes else []
-        return [*search, Part(name=name, submission=found)], {}
+        searches = [Part(name=BATCH_SEARCH, submission=search)] if AUTO in options.batch_sizes else []
+        return [*searches, Part(name=name, submission=submission)], {}
 
     return SweepPlan(types=types, warnings=jobs.caveats, make=make)
 
 
-def plan_on_aws(
-    context: AppContext, options: SubmitOptions, cloud: CloudOptions, max_cost_usd: float | None
-) -> SweepPlan:
+def plan_on_aws(context: AppContext, options: Options) -> SweepPlan:
     from fastlaunch.api.cloud import (
         ceiling_of,
         directory_of,
@@ -112,9 +109,10 @@ def plan_on_aws(
     )
 
     catalogue = load_catalogue(*context.settings.price_files())
-    types = types_on_aws(options, cloud, catalogue)
+    types = types_on_aws(options, catalogue)
+    max_cost_usd = context.settings.budget_usd(options.max_cost_usd)
     requests = {
-        name: build_cloud_request(swept.options, replace(cloud, instances=(name,)), catalogue=catalogue)
+        name: build_cloud_request(swept.options, catalogue=catalogue)
         for name, swept in types.items()
         if swept.options
     }
@@ -123,8 +121,8 @@ def plan_on_aws(
         directory = directory_of(next(iter(requests.values())), context.settings.home)
         home = context.settings.home
         requests = {name: with_contents_of(each, directory, home) for name, each in requests.items()}
-    searched = searches(types, cloud, catalogue) if AUTO in options.batch_sizes else {}
-    requests = {**_search_requests(searched, cloud, catalogue), **requests}
+    searched = searches(types, options, catalogue) if AUTO in options.batch_sizes else {}
+    requests = {**_search_requests(searched, catalogue), **requests}
     resolutions = {name: resolve_offline(context, request, catalogue) for name, request in requests.items()}
     ceilings = {name: ceiling_of(request, resolutions[name].placements) for name, request in requests.items()}
     expected = {
@@ -158,16 +156,13 @@ def plan_on_aws(
     )
 
 
-def _search_requests(
-    options: Mapping[str, SubmitOptions], cloud: CloudOptions, catalogue: Catalogue
-) -> dict[str, CloudRequest]:
+def _search_requests(options: Mapping[str, Options], catalogue: Catalogue) -> dict[str, CloudRequest]:
     """Return the requests of the runs that find the batch size, by part. options: by instance type."""
-    short = replace(cloud, max_minutes=min(SEARCH_MINUTES, cloud.max_minutes))
     return {
         f"{BATCH_SEARCH} on {name}" if number else BATCH_SEARCH: build_cloud_request(
-            own, replace(short, instances=(name,)), catalogue=catalogue
+            typed, catalogue=catalogue
         )
-        for number, (name, own) in enumerate(options.items())
+        for number, (name, typed) in enumerate(options.items())
     }
 
 
@@ -194,14 +189,14 @@ def _parts_on_aws(
         if prepared is None:
             return Submission(
                 jobs_at=lambda _: (),
-                max_minutes=request.cloud.max_minutes,
-                max_replacements=request.cloud.max_replacements,
-                account_timer=request.cloud.account_timer,
+                max_minutes=request.options.max_minutes,
+                max_replacements=request.options.max_replacements,
+                account_timer=request.options.account_timer,
                 verdicts=looks_of(context, request.options),
             )
-        own = with_batch(request.options, batch_size)
+        options = with_batch(request.options, batch_size)
         if not request.scripts:
-            request = build_cloud_request(own, request.cloud, catalogue=catalogue)
+            request = build_cloud_request(options, catalogue=catalogue)
         upload_code(prepared, context.aws)
         made = submission_of(context, replace(prepared, request=request))
         if not is_batch_search(name):

@@ -4,20 +4,22 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import NAMES, examples, next_command, profile_option, table_or_json_option
+from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import table
-from fastlaunch.cli.submit_options import purchase_options
+from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.units import split_names, utc_day
-from fastlaunch.jobs.options import CloudOptions, backend_of, check_cloud_options
+from fastlaunch.jobs.option_rules import backend_of, check_on_aws
+from fastlaunch.jobs.options import ML, Options
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
@@ -39,33 +41,16 @@ _HEADERS = {"result": "result", "check": "check", "where": "where", "message": "
         ("what an account needs, as text", "fastlaunch doctor --setup"),
     ),
 )
-@click.option(
-    "--instance",
-    "instances",
-    type=NAMES,
-    metavar="TYPE[,TYPE]",
-    help="Check what a job on this type needs, quota and price too.",
+@declared_options(
+    "doctor",
+    instances="Check what a job on this type needs, quota and price too.",
+    backend="Check ec2 or sagemaker.  [default: as --instance says]",
+    regions="Check these regions.  [default: yours, or us-east-1]",
 )
-@click.option("--backend", metavar="NAME", help="Check ec2 or sagemaker.  [default: as --instance says]")
-@click.option(
-    "--region",
-    "regions",
-    type=NAMES,
-    metavar="REGION[,REGION]",
-    help="Check these regions.  [default: yours, or us-east-1]",
-)
-@purchase_options
 @click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
 @table_or_json_option("the checks are")
 @profile_option
-def doctor(
-    instances: tuple[str, ...] | None,
-    backend: str | None,
-    regions: tuple[str, ...] | None,
-    setup: bool,
-    output: str,
-    **purchase: Any,
-) -> int:
+def doctor(setup: bool, output: str, **given: Any) -> int:
     """What a job on AWS would meet: login, quota, image, network, bucket, price.
 
     Starts nothing. It asks, and writes one small object to the bucket. Ends with 0 if nothing failed, with 3
@@ -79,14 +64,11 @@ def doctor(
         return EXIT_DONE
     context = app_context()
     catalogue = load_catalogue(*context.settings.price_files())
-    cloud = CloudOptions(
-        instances=instances or (),
-        regions=regions or split_names(context.own_region()),
-        backend=backend_of(instances or (), backend),
-        **purchase,
-    )
-    check_cloud_options(cloud)
-    job = _check_context(context, catalogue, cloud)
+    options = Options(**given)
+    backend_of(options.instances, options.backend)
+    options = options if options.regions else replace(options, regions=split_names(context.own_region()))
+    check_on_aws(options)
+    job = _check_context(context, catalogue, options)
     with activity("asking what a job would meet"):
         results = [_config_file(), *checks(job)]
     (_print_json if output == "json" else _print)(results)
@@ -94,7 +76,7 @@ def doctor(
     return _exit_code(results)
 
 
-def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOptions) -> "CheckContext":
+def _check_context(context: AppContext, catalogue: "Catalogue", options: Options) -> "CheckContext":
     from fastlaunch.aws.cache import cached
     from fastlaunch.catalog.container_images import training_base
     from fastlaunch.images.code_bundle import cached_bundle
@@ -112,8 +94,8 @@ def _check_context(context: AppContext, catalogue: "Catalogue", cloud: CloudOpti
             base=training_base(None, today=utc_day(now)),
             aws=cached(context.aws),
         ),
-        cloud=cloud,
-        instances=instances_of(cloud, catalogue) if cloud.instances else (),
+        options=options,
+        instances=instances_of(options, catalogue) if options.instances else (),
         # Without the wheels, no job has been submitted from here that would have stored it.
         bundles=tuple(filter(None, [cached_bundle(wheel_folder(context.settings), wanted_pins())])),
     )
@@ -181,8 +163,9 @@ def _next(context: AppContext, results: Sequence["Check"], job: "CheckContext") 
     if any(check.error is not None for check in results):
         return shlex.join(["fastlaunch", *context.argv])
     if not job.instances:
-        return f"fastlaunch doctor --instance {'ml.' if job.cloud.backend == 'sagemaker' else ''}p5.48xlarge"
+        prefix = ML if job.options.service == "sagemaker" else ""
+        return f"fastlaunch doctor --instance {prefix}p5.48xlarge"
     # Every option of the check is one of `submit` as well.
     given = context.argv[context.argv.index("doctor") + 1 :]
-    saving = ["--checkpoint-every", "50"] if job.cloud.purchase == "spot" else []
+    saving = ["--checkpoint-every", "50"] if job.options.purchase == "spot" else []
     return shlex.join(["fastlaunch", "submit", *given, "--recipe", "bf16", *saving, "--dry-run"])

@@ -13,7 +13,7 @@ from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings
 from fastlaunch.images.build import DEFAULT_REPOSITORY
-from fastlaunch.jobs.options import check_folder, check_secret
+from fastlaunch.jobs.option_rules import check_folder, check_secret
 
 
 @click.group(

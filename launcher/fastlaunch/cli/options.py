@@ -1,6 +1,5 @@
 """What several commands share: options, quantities as people write them, questions, the next command."""
 
-import math
 import os
 import re
 import shutil
@@ -14,12 +13,11 @@ import click
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import plain, printable, raw_output
 from fastlaunch.core.units import (
-    parse_batch_size,
+    above_zero,
     parse_bytes,
     parse_count,
     parse_date,
-    parse_duration_s,
-    parse_nproc,
+    parse_seconds,
     parse_usd,
     split_names,
 )
@@ -41,24 +39,21 @@ else:
 
 
 class Quantity(_ParamType):
-    """An option's text, read by `parse`; the error names the option."""
+    """An option's text, or several of it, read by `parse`; the error names the option."""
 
-    def __init__(self, name: str, parse: Callable[[str], Any], *, above_zero: bool = False) -> None:
+    def __init__(self, name: str, parse: Callable[[Any], Any], *, of: type = str) -> None:
         self.name = name
         self._parse = parse
-        self._above_zero = above_zero
+        self._of = of
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, self._of):
             return value
         try:
-            quantity = self._parse(value)
-            if self._above_zero and quantity <= 0:
-                raise UserError(f"{value!r} is not above 0", "give more than 0")
+            return self._parse(value)
         except UserError as error:
             option = f"{param.opts[0]}: " if param else ""
             raise UserError(f"{option}{error.message}", error.hint) from None
-        return quantity
 
 
 def examples(*lines: tuple[str, str]) -> str:
@@ -90,44 +85,15 @@ def _continued(command: str) -> str:
     return " \\\n    ".join(lines).replace("\0", " ")
 
 
-def _parse_minutes(text: str) -> int:
-    """Return whole minutes of `2` (hours), `1.5`, `90min` or `1h30m`."""
-    try:
-        seconds = float(text) * 3600
-    except ValueError:
-        seconds = parse_duration_s(text)
-    if not math.isfinite(seconds):
-        raise UserError(f"{text!r} is not a time", "give hours such as 2, or 90min")
-    # 4.1 hours are 246 minutes, though not in floating point.
-    return int(round(seconds, 3) // 60)
-
-
-def _parse_seconds(text: str) -> float:
-    """Return `90` (seconds), `10min` or `1h`."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = parse_duration_s(text)
-    if not math.isfinite(seconds):
-        raise UserError(f"{text!r} is not a time", "give seconds such as 90, or 10min")
-    return seconds
-
-
 #: `10k`, 0 allowed.
 COUNT = Quantity("count", parse_count)
-POSITIVE_COUNT = Quantity("count", parse_count, above_zero=True)
+POSITIVE_COUNT = Quantity("count", above_zero(parse_count))
 #: `2GiB`, as bytes.
-BYTES = Quantity("size", parse_bytes, above_zero=True)
-#: A count, `auto` or `auto-each`.
-BATCH_SIZE = Quantity("batch size", parse_batch_size)
+BYTES = Quantity("size", above_zero(parse_bytes))
 DATE = Quantity("date", parse_date)
-#: `2` hours or `90min`, as whole minutes.
-MINUTES = Quantity("time", _parse_minutes, above_zero=True)
 #: `90` seconds or `10min`, as seconds.
-SECONDS = Quantity("time", _parse_seconds, above_zero=True)
-#: A count, or `gpu`.
-NPROC = Quantity("count", parse_nproc)
-USD = Quantity("usd", parse_usd, above_zero=True)
+SECONDS = Quantity("time", above_zero(parse_seconds))
+USD = Quantity("usd", above_zero(parse_usd))
 #: `a,b` as a tuple.
 NAMES = Quantity("names", split_names)
 
@@ -138,15 +104,6 @@ output_option = click.option(
     default="table",
     show_default=True,
     help="Write the rows to stdout in this form.",
-)
-#: `--no-account-timer`, as parameter `account_timer`.
-account_timer_option = click.option(
-    "--no-account-timer",
-    "account_timer",
-    is_flag=True,
-    flag_value=False,
-    default=True,
-    help="Make no schedule in the account that ends the machine. Its own timer does.",
 )
 #: `--yes`, as parameter `yes`.
 yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without being asked.")

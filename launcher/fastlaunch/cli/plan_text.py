@@ -28,7 +28,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.images.working_directory import shown
-from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.config_checks import setup_command
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
@@ -82,8 +82,8 @@ def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, sho
 
 def plan_text(dry_run: CloudDryRun) -> str:
     """Return what would be done at the first site, what it costs, what ends it and what is missing."""
-    (plan,), jobs, cloud, sites = dry_run.plans, dry_run.jobs, dry_run.cloud, dry_run.sites
-    travels = [*(travels_text(dry_run.directory) if dry_run.directory else []), *needs_text(cloud)]
+    (plan,), jobs, options, sites = dry_run.plans, dry_run.jobs, dry_run.options, dry_run.sites
+    travels = [*(travels_text(dry_run.directory) if dry_run.directory else []), *needs_text(options)]
     site, *others = sites
     where = [f"left out: {reason}" for reason in by_reason(dry_run.skipped)[:MOST]]
     if others:
@@ -91,12 +91,12 @@ def plan_text(dry_run: CloudDryRun) -> str:
         if len({other.instance.name for other in sites}) > 1:
             where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
-    ends = _ends(site, cloud, lacks_scheduler=dry_run.lacks_scheduler)
+    ends = _ends(site, options, lacks_scheduler=dry_run.lacks_scheduler)
     old = [f"{dry_run.old_prices}."] if dry_run.old_prices else []
-    expected = expected_text(dry_run.expected, jobs, max_minutes=cloud.max_minutes)
+    expected = expected_text(dry_run.expected, jobs, max_minutes=options.max_minutes)
     cost = [f"{dry_run.ceiling}.", *old, expected, NOT_COUNTED]
     lines = [
-        *_topic("plan", [in_words(_as_followed(jobs, cloud), site)], width),
+        *_topic("plan", [in_words(_as_followed(jobs, options), site)], width),
         *_topic("where", where, width),
         *_topic("travels", travels, width),
         *_topic("cost", cost, width),
@@ -104,13 +104,13 @@ def plan_text(dry_run: CloudDryRun) -> str:
         *_missing(plan, site, width, lacks_scheduler=dry_run.lacks_scheduler),
         *_topic("request", [_request(plan)], width),
     ]
-    most = "at most " if _as_followed(jobs, cloud)[0].max_rounds else ""
+    most = "at most " if _as_followed(jobs, options)[0].max_rounds else ""
     return "\n".join([*lines, "", f"Planned, not started: {most}{counted(len(jobs), 'run')}."])
 
 
-def _as_followed(jobs: Sequence[JobSpec], cloud: CloudOptions) -> Sequence[JobSpec]:
+def _as_followed(jobs: Sequence[JobSpec], options: Options) -> Sequence[JobSpec]:
     """Return the jobs as they are run: where nobody looks, all rounds are."""
-    return [replace(job, max_rounds=None) for job in jobs] if cloud.detach else jobs
+    return [replace(job, max_rounds=None) for job in jobs] if options.detach else jobs
 
 
 def _topic(name: str, texts: Sequence[str], width: int) -> list[str]:
@@ -131,12 +131,12 @@ def _wrapped(text: str, width: int) -> list[str]:
     )
 
 
-def _ends(site: "Placement", cloud: CloudOptions, *, lacks_scheduler: bool) -> str:
-    hours = hours_text(cloud.max_minutes)
+def _ends(site: "Placement", options: Options, *, lacks_scheduler: bool) -> str:
+    hours = hours_text(options.max_minutes)
     if site.backend == "sagemaker":
         return f"with its last run, or by SageMaker {hours} after it began to train."
     timers = [f"its own timer after {hours}"]
-    if cloud.account_timer:
+    if options.account_timer:
         timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
     return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
 

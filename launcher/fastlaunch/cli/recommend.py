@@ -22,7 +22,7 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED
-from fastlaunch.core.units import parse_duration_s
+from fastlaunch.core.units import above_zero, parse_duration_s
 
 
 @click.command(
@@ -47,7 +47,7 @@ from fastlaunch.core.units import parse_duration_s
 )
 @click.option(
     "--deadline",
-    type=Quantity("time", parse_duration_s, above_zero=True),
+    type=Quantity("time", above_zero(parse_duration_s)),
     metavar="TIME",
     help="Only what is done by then, such as 48h.",
 )

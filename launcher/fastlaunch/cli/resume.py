@@ -7,15 +7,9 @@ import click
 from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import (
-    USD,
-    account_timer_option,
-    examples,
-    profile_option,
-    table_or_json_option,
-    yes_option,
-)
+from fastlaunch.cli.options import examples, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import print_runs
+from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,15 +25,11 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("run")
-@click.option(
-    "--max-cost",
-    "max_cost_usd",
-    type=USD,
-    metavar="USD",
-    help="Refuse if it may cost more.  [default: `max_cost` of the config file]",
+@declared_options(
+    "resume",
+    max_cost_usd="Refuse if it may cost more.  [default: `max_cost` of the config file]",
+    detach="Return once a machine has started.",
 )
-@click.option("--detach", is_flag=True, help="Return once a machine has started.")
-@account_timer_option
 @table_or_json_option("the run is")
 @yes_option
 @profile_option

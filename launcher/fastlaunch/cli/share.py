@@ -12,7 +12,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, with_filters
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, BadConfiguration, UserError
 from fastlaunch.core.units import counted
-from fastlaunch.jobs.options import FOLDER
+from fastlaunch.jobs.option_rules import FOLDER
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ import click
 from fastlaunch.api import submission as api
 from fastlaunch.api.results import CloudDryRun, Submitted
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import NAMES, examples, table_or_json_option, yes_option
+from fastlaunch.cli.options import examples, table_or_json_option, yes_option
 from fastlaunch.cli.render import print_runs
 from fastlaunch.cli.submit_options import (
     GroupedCommand,
-    cloud_options,
+    declared_options,
     job_file_arguments,
-    training_options,
     training_profile_option,
 )
 from fastlaunch.core.errors import EXIT_DONE, UserError
@@ -59,34 +58,6 @@ if TYPE_CHECKING:
     ),
 )
 @job_file_arguments
-@click.option("--local", is_flag=True, help="Train on this machine: short for --backend local.")
-@click.option(
-    "--backend",
-    metavar="NAME",
-    help="Train on local, ec2 or sagemaker; --instance implies ec2, or sagemaker with ml. before it.",
-)
-@click.option(
-    "--container",
-    is_flag=True,
-    help="With --local --backend sagemaker: rehearse the job in containers here, by the SageMaker SDK.",
-)
-@click.option(
-    "--instance",
-    "instances",
-    type=NAMES,
-    metavar="TYPE[,TYPE]",
-    help="Train on this instance type; on the next where there is no capacity (`sweep` trains on each). "
-    "With --local: rehearse for it here.",
-)
-@click.option(
-    "--region",
-    "regions",
-    type=NAMES,
-    metavar="REGION[,REGION]",
-    help="Buy it in this region, else in the next.  [default: yours, or us-east-1]",
-)
-@training_options
-@cloud_options
 @click.option("--dry-run", is_flag=True, help="Print the plan; start, write and ask nothing.")
 @click.option(
     "--show",
@@ -94,8 +65,9 @@ if TYPE_CHECKING:
     metavar="WHAT",
     help="With --dry-run for AWS: print only the `request`, the `user-data`, or the `files` that travel.",
 )
-@table_or_json_option("the runs are")
 @yes_option
+@declared_options("submit")
+@table_or_json_option("the runs are")
 @training_profile_option
 def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: Any) -> int:
     """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own.

@@ -3,8 +3,8 @@
 import json
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,28 +12,11 @@ from fastlaunch.api import sweep as api
 from fastlaunch.api.compared import Swept
 from fastlaunch.api.sweep_plan import SweepPlan, in_lines
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import (
-    BATCH_SIZE,
-    COUNT,
-    NAMES,
-    POSITIVE_COUNT,
-    USD,
-    Quantity,
-    examples,
-    next_command,
-    table_or_json_option,
-    yes_option,
-)
+from fastlaunch.cli.options import examples, next_command, table_or_json_option, yes_option
 from fastlaunch.cli.render import table
-from fastlaunch.cli.submit_options import (
-    HEADINGS,
-    GroupedCommand,
-    cloud_options,
-    training_options,
-    training_profile_option,
-)
-from fastlaunch.core.errors import EXIT_DONE, UserError
-from fastlaunch.core.units import counted, split_names
+from fastlaunch.cli.submit_options import GroupedCommand, declared_options, training_profile_option
+from fastlaunch.core.errors import EXIT_DONE
+from fastlaunch.core.units import counted
 from fastlaunch.jobs.sweep import SweptType
 
 if TYPE_CHECKING:
@@ -45,39 +28,10 @@ if TYPE_CHECKING:
 _WIDEST = 100
 _HEADERS = {"instance": "instance", "recipe": "recipe", "batch_size": "batch", "runs": "runs"}
 _SCRIPT_HEADERS = {"instance": "instance", "recipe": "variant", "runs": "runs"}
-#: Options of `submit` that a sweep decides itself, or that are of one instance type.
-_NOT_HERE = (
-    *("until_resolved", "experiment", "add_to", "detach", "batch_size"),
-    *("reservation", "block_fee_usd", "training_plan"),
-)
-
-
-class _SweepCommand(GroupedCommand):
-    """Has the options of `submit`, less those that are not for a sweep; its own come first."""
-
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **HEADINGS,
-        "Train": (*HEADINGS["Train"], "batch_sizes"),
-        "Spend": ("resume", "until_best", "parallel", *HEADINGS["Spend"]),
-    }
-
-    def __init__(self, name: str | None, *, params: list[click.Parameter], **more: Any) -> None:
-        kept: dict[str | None, click.Parameter] = {}
-        for param in params:
-            if param.name not in _NOT_HERE:
-                kept.setdefault(param.name, param)
-        super().__init__(name, params=list(kept.values()), **more)
-
-
-def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
-    sizes = [BATCH_SIZE.convert(part, None, None) for part in split_names(text)]
-    if not sizes or "auto-each" in sizes:
-        raise UserError(f"{text!r} is no list of batch sizes", "give numbers and auto, such as auto,64")
-    return tuple(dict.fromkeys(sizes))
 
 
 @click.command(
-    cls=_SweepCommand,
+    cls=GroupedCommand,
     short_help="Measure recipes on several instance types, within one budget.",
     epilog=examples(
         (
@@ -100,59 +54,6 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
         ("go on with the last sweep", "fastlaunch sweep --resume"),
     ),
 )
-@click.option("--local", is_flag=True, help="Sweep this machine.")
-@click.option(
-    "--instance",
-    "instances",
-    type=NAMES,
-    metavar="TYPE[,TYPE]",
-    help="Train on each of these instance types, one after another, or several at a time by --parallel.",
-)
-@click.option(
-    "--region",
-    "regions",
-    type=NAMES,
-    metavar="REGION[,REGION]",
-    help="Buy it in this region, else in the next.  [default: yours, or us-east-1]",
-)
-@click.option(
-    "--backend", metavar="NAME", help="Train on ec2 or sagemaker.  [default: by the names of the types]"
-)
-@click.option(
-    "--batch-size",
-    "batch_sizes",
-    type=Quantity("batch sizes", _parse_batch_sizes),
-    default=(),
-    metavar="N|auto[,N]",
-    help="Train with each of these, in samples per GPU; auto is the most that fit all recipes on the type "
-    "with the least GPU memory, searched for first.",
-)
-@click.option(
-    "--repeats",
-    type=COUNT,
-    metavar="N",
-    help="Run each cell this often.  [default: until its verdict is settled]",
-)
-@click.option(
-    "--until-best",
-    is_flag=True,
-    help="Look for the cell that buys the most samples per dollar: run a cell only as long as it may be the "
-    "one, and an instance type only if it may have it.",
-)
-@click.option(
-    "--max-cost",
-    "max_cost_usd",
-    type=USD,
-    metavar="USD",
-    help="Start an instance type only if its ceiling fits into what the others left of this.  "
-    "[default: `max_cost` of the config file]",
-)
-@click.option(
-    "--parallel",
-    type=POSITIVE_COUNT,
-    metavar="K",
-    help="Train on up to K instance types at once, as far as their ceilings fit.  [default: 1]",
-)
 @click.option(
     "--resume",
     is_flag=False,
@@ -160,11 +61,18 @@ def _parse_batch_sizes(text: str) -> tuple[int | str, ...]:
     metavar="[ID]",
     help="Go on with this sweep, or the last: start what has not started, and complete what has.",
 )
-@training_options
-@cloud_options
 @click.option("--dry-run", is_flag=True, help="Print matrix and ceiling; start, write and ask nothing.")
-@table_or_json_option("the comparison is")
 @yes_option
+@declared_options(
+    "sweep",
+    local="Sweep this machine.",
+    instances="Train on each of these instance types, one after another, or several at a time by --parallel.",
+    backend="Train on ec2 or sagemaker.  [default: by the names of the types]",
+    repeats="Run each cell this often.  [default: until its verdict is settled]",
+    max_cost_usd="Start an instance type only if its ceiling fits into what the others left of this.  "
+    "[default: `max_cost` of the config file]",
+)
+@table_or_json_option("the comparison is")
 @training_profile_option
 def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: Any) -> int:
     """Measure recipes, or variants of a script, on several instance types, within one budget.

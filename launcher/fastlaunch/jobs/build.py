@@ -1,4 +1,4 @@
-"""`SubmitOptions` -> `JobSpec`s: to run or rehearse here (`build_jobs`), or on AWS (`build_cloud_request`).
+"""`Options` -> `JobSpec`s: to run or rehearse here (`build_jobs`), or on AWS (`build_cloud_request`).
 
 What is wrong with a request by itself is an error here, before anything is asked of AWS.
 """
@@ -17,24 +17,17 @@ from fastlaunch.core.conventions import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import (
-    ML,
-    CloudOptions,
-    SubmitOptions,
-    Variant,
-    check_cloud_options,
-    check_words,
-)
+from fastlaunch.jobs.option_rules import check_no_script
+from fastlaunch.jobs.options import ML, Options
 from fastlaunch.jobs.scripts import (
     caveats_of,
-    check_no_script,
     num_ranks,
     on_nodes,
     script_spec,
     script_specs,
     scripts_of,
 )
-from fastlaunch.jobs.spec import JobSpec, Script, Terms
+from fastlaunch.jobs.spec import JobSpec, Script, Terms, Variant
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
     capabilities_of,
@@ -74,7 +67,7 @@ class Jobs:
 
 
 def build_jobs(
-    options: SubmitOptions, *, machine: Machine, catalogue: Catalogue | None, image: str | None = None
+    options: Options, *, machine: Machine, catalogue: Catalogue | None, image: str | None = None
 ) -> Jobs:
     """Return the jobs of `options` on `machine`, repeats interleaved: A B, then B A, and so on.
 
@@ -88,7 +81,7 @@ def build_jobs(
         caveats = caveats_of([spec.script for spec in own if spec.script])
         return Jobs(specs=interleaved(own, options), caveats=caveats)
     check_no_script(options)
-    instance = catalogue.instance(options.instance) if catalogue and options.instance else None
+    instance = catalogue.instance(options.rehearsed) if catalogue and options.rehearsed else None
     variants = variants_of(options, GPU_WORKLOAD if instance or machine.devices else CPU_WORKLOAD)
     for data in dict.fromkeys(variant.inputs.data for variant in variants):
         (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
@@ -123,14 +116,14 @@ def build_jobs(
     )
 
 
-def interleaved(specs: Sequence[JobSpec], options: SubmitOptions) -> tuple[JobSpec, ...]:
+def interleaved(specs: Sequence[JobSpec], options: Options) -> tuple[JobSpec, ...]:
     """Return all rounds of the jobs: A B, then B A, and so on, so that drift meets all alike.
 
     Each round has the next seed: the runs of a round start from the same weights and see the same data, and
     make a pair for the convergence guard.
     """
     _check_is_comparison(specs, options)
-    num_rounds = options.planned_rounds or options.repeats
+    num_rounds = options.planned_rounds or options.num_repeats
     rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(num_rounds))
     return tuple(
         replace(spec, seed=spec.seed + number, round=number + 1, max_rounds=options.planned_rounds)
@@ -139,7 +132,7 @@ def interleaved(specs: Sequence[JobSpec], options: SubmitOptions) -> tuple[JobSp
     )
 
 
-def _with_common_batch(specs: Sequence[JobSpec], options: SubmitOptions) -> list[JobSpec]:
+def _with_common_batch(specs: Sequence[JobSpec], options: Options) -> list[JobSpec]:
     """Return the jobs; with `--batch-size auto`, each has to fit all recipes on its workload.
 
     So their rows have one global batch, and rank.
@@ -153,7 +146,7 @@ def _with_common_batch(specs: Sequence[JobSpec], options: SubmitOptions) -> list
     return [replace(spec, fit=fit if len(fit) > 1 else ()) for spec, fit in zip(specs, fits, strict=True)]
 
 
-def _check_memory_budget(options: SubmitOptions, machine: Machine | None) -> None:
+def _check_memory_budget(options: Options, machine: Machine | None) -> None:
     """Raise UserError if --memory-budget is given where no batch is searched for on a CPU."""
     if options.memory_budget is None:
         return
@@ -165,7 +158,7 @@ def _check_memory_budget(options: SubmitOptions, machine: Machine | None) -> Non
         )
 
 
-def _not_as_long(options: SubmitOptions, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
+def _not_as_long(options: Options, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
     """Yield a row of `differences` if an experiment has epochs, which data made up here do not have."""
     published = EXPERIMENTS[options.experiment].epochs if options.experiment else None
     if published is not None and options.steps is None and variants[0].steps is not None:
@@ -180,10 +173,10 @@ def _lacking(variant: Variant, machine: Machine, kinds: Sequence[Capabilities]) 
 
 
 def _adapt(
-    variant: Variant, options: SubmitOptions, machine: Machine, kinds: Sequence[Capabilities]
+    variant: Variant, options: Options, machine: Machine, kinds: Sequence[Capabilities]
 ) -> tuple[Variant, list[tuple[str, str]]]:
     """Return the variant as it is on `machine`, with its ranks and batch size, and rows of `differences`."""
-    is_rehearsed = options.instance is not None
+    is_rehearsed = options.rehearsed is not None
     recipe = variant.recipe
     problem = missing_on(recipe, kinds)
     if problem is not None:
@@ -217,7 +210,7 @@ def _as_typed(recipe: Recipe) -> str:
     )
 
 
-def _spec(variant: Variant, options: SubmitOptions, **where: Any) -> JobSpec:
+def _spec(variant: Variant, options: Options, **where: Any) -> JobSpec:
     """Return the variant as a job. where: what `JobSpec` says of machines and how they are bought.
 
     Raises UserError if its recipe does not train with so many ranks.
@@ -279,8 +272,7 @@ def _of_every_rehearsal(
 class CloudRequest:
     """What to train, and where and how it may be bought: checked as far as that needs no AWS."""
 
-    options: SubmitOptions
-    cloud: CloudOptions
+    options: Options
     #: What is trained, in order; none where scripts are.
     variants: tuple[Variant, ...] = ()
     #: The variants of a command of the user's own, the baseline first.
@@ -301,27 +293,30 @@ class CloudRequest:
         return Path(f"{path}.py") if separator else None
 
 
-def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: Catalogue) -> CloudRequest:
-    """Check the options as a request. Raises UserError if they name what does not exist or is not sold."""
-    check_words((*(options.command or ()), *options.workload_arguments))
-    if options.command is not None:
-        return _script_request(options, cloud, catalogue=catalogue)
-    check_no_script(options)
-    variants = variants_of(options, GPU_WORKLOAD)
-    check_cloud_options(cloud)
-    instances = instances_of(cloud, catalogue)
-    _check_each_once("region", cloud.regions)
+def build_cloud_request(options: Options, *, catalogue: Catalogue) -> CloudRequest:
+    """Return the options, which `check_on_aws` let pass, as a request.
+
+    Raises UserError if they name what does not exist, is not sold, or cannot run there.
+    """
+    scripts = () if options.command is None else scripts_of(options)
+    variants = () if scripts else variants_of(options, GPU_WORKLOAD)
+    instances = instances_of(options, catalogue)
+    _check_each_once("region", options.regions)
     _check_repeats(options)
-    _check_training(options, cloud)
+    for instance in instances if options.service == "ec2" else ():
+        check_sold(instance, options.purchase, options.max_price_usd)
+    if scripts:
+        return _script_request(options, scripts, instances)
+    check_no_script(options)
+    _check_training(options)
     _check_memory_budget(options, None)
     for variant in variants:
-        check_travels(variant, cloud)
-    _check_sold(instances, cloud)
+        check_travels(variant, options)
     runnable: list[Variant] = []
     skipped: list[tuple[str, UserError]] = []
     for variant in variants:
         # As many jobs for every instance type: what one of them cannot run, none does.
-        problems = (problem_on(one, variant, cloud, catalogue, variants=variants) for one in instances)
+        problems = (problem_on(one, variant, options, catalogue, variants=variants) for one in instances)
         problem = next(filter(None, problems), None)
         if problem is None:
             runnable.append(variant)
@@ -338,7 +333,6 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
     kinds = [capabilities_of(catalogue.accelerator_of(instance.name)) for instance in instances]
     return CloudRequest(
         options=options,
-        cloud=cloud,
         variants=tuple(runnable),
         instances=instances,
         skipped=tuple((name, error.message) for name, error in skipped),
@@ -346,13 +340,9 @@ def build_cloud_request(options: SubmitOptions, cloud: CloudOptions, *, catalogu
     )
 
 
-def _script_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: Catalogue) -> CloudRequest:
-    scripts = scripts_of(options)
-    check_cloud_options(cloud)
-    instances = instances_of(cloud, catalogue)
-    _check_each_once("region", cloud.regions)
-    _check_repeats(options)
-    _check_sold(instances, cloud)
+def _script_request(
+    options: Options, scripts: tuple[Script, ...], instances: tuple[InstanceType, ...]
+) -> CloudRequest:
     for instance in instances:
         if isinstance(options.nproc, int) and options.nproc > instance.num_accelerators:
             raise UserError(
@@ -360,26 +350,21 @@ def _script_request(options: SubmitOptions, cloud: CloudOptions, *, catalogue: C
                 f"give --nproc {instance.num_accelerators} or less: one process per GPU",
             )
     # Over several nodes, or by --nproc, torchrun starts a rank on each GPU.
-    on_one = instances if cloud.num_nodes == 1 and options.nproc is None else ()
-    caveats = caveats_of(scripts, on_one)
-    return CloudRequest(options=options, cloud=cloud, scripts=scripts, instances=instances, caveats=caveats)
+    on_one = instances if options.num_nodes == 1 and options.nproc is None else ()
+    return CloudRequest(
+        options=options, scripts=scripts, instances=instances, caveats=caveats_of(scripts, on_one)
+    )
 
 
-def _check_sold(instances: Sequence[InstanceType], cloud: CloudOptions) -> None:
-    for instance in instances:
-        if cloud.backend == "ec2":
-            check_sold(instance, cloud.purchase, cloud.max_price_usd)
-
-
-def instances_of(cloud: CloudOptions, catalogue: Catalogue) -> tuple[InstanceType, ...]:
+def instances_of(options: Options, catalogue: Catalogue) -> tuple[InstanceType, ...]:
     """Return the instance types. Raises UserError if one does not exist or cannot join so many nodes."""
-    names = cloud.instances
-    if cloud.backend == "sagemaker":
+    names = options.instances
+    if options.service == "sagemaker":
         names = tuple(name.removeprefix(ML) for name in names)
     _check_each_once("instance type", names)
     instances = tuple(_instance_named(name, catalogue) for name in names)
     for instance in instances:
-        _check_nodes(instance, cloud, catalogue)
+        _check_nodes(instance, options, catalogue)
     return instances
 
 
@@ -395,11 +380,11 @@ def rate_at(
     return dearest_rate(
         instance,
         region,
-        purchase=request.cloud.purchase,
-        max_price_usd=request.cloud.max_price_usd,
+        purchase=request.options.purchase,
+        max_price_usd=request.options.max_price_usd,
         catalogue=catalogue,
         today=today,
-        service=request.cloud.backend,
+        service=request.options.service,
     )
 
 
@@ -410,27 +395,27 @@ def jobs_at(
 
     As many, and in the same order, for every instance type. image: by digest, where it is known.
     """
-    cloud = request.cloud
-    num_gpus = instance.num_accelerators * cloud.num_nodes
+    options = request.options
+    num_gpus = instance.num_accelerators * options.num_nodes
     terms = Terms(
-        purchase=cloud.purchase,
-        max_minutes=cloud.max_minutes,
-        max_price_usd=cloud.max_price_usd,
-        reservation=cloud.reservation,
-        training_plan=cloud.training_plan,
+        purchase=options.purchase,
+        max_minutes=options.max_minutes,
+        max_price_usd=options.max_price_usd,
+        reservation=options.reservation,
+        training_plan=options.training_plan,
     )
     where: dict[str, Any] = {
-        "backend": cloud.backend,
+        "backend": options.service,
         "instance": instance.name,
-        "num_nodes": cloud.num_nodes,
+        "num_nodes": options.num_nodes,
         "region": region,
         "image": image,
         "terms": terms,
-        "allow_tcp": cloud.allow_tcp and cloud.num_nodes > 1,
+        "allow_tcp": options.allow_tcp and options.num_nodes > 1,
     }
     if request.scripts:
         nproc = request.options.nproc
-        scripts = [on_nodes(one, nproc, instance, cloud.num_nodes) for one in request.scripts]
+        scripts = [on_nodes(one, nproc, instance, options.num_nodes) for one in request.scripts]
         return interleaved([script_spec(script, **where) for script in scripts], request.options)
     specs = [
         _spec(replace(variant, num_gpus=variant.num_gpus or num_gpus), request.options, **where)
@@ -445,16 +430,16 @@ def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tupl
     return tuple(filter(None, dict.fromkeys(caveats)))
 
 
-def _too_short(options: SubmitOptions) -> str | None:
+def _too_short(options: Options) -> str | None:
     """Return what the runs will not tell because they have few steps."""
     if options.steps is None or options.steps >= FEWEST_TIMED_STEPS:
         return None
     return f"--steps {options.steps} gives no step time: that takes {FEWEST_TIMED_STEPS} steps or more"
 
 
-def _check_repeats(options: SubmitOptions) -> None:
-    if not 1 <= options.repeats <= MAX_REPEATS:
-        raise UserError(f"--repeats is {options.repeats}", f"give 1 to {MAX_REPEATS}")
+def _check_repeats(options: Options) -> None:
+    if not 1 <= options.num_repeats <= MAX_REPEATS:
+        raise UserError(f"--repeats is {options.num_repeats}", f"give 1 to {MAX_REPEATS}")
     most = options.max_rounds
     if most is not None and not options.until_resolved:
         raise UserError("--max-rounds is the most that --until-resolved runs", "add that, or give --repeats")
@@ -462,14 +447,15 @@ def _check_repeats(options: SubmitOptions) -> None:
         raise UserError(f"--max-rounds is {most}", f"give {FIRST_LOOK} to {MOST_ROUNDS}")
     if options.until_resolved and (why := _too_short(options)):
         raise UserError(f"--until-resolved needs step times, and {why}", "give more steps")
-    if options.until_resolved and options.repeats > 1:
+    if options.until_resolved and options.num_repeats > 1:
+        fewest = min(max(options.num_repeats, FIRST_LOOK), MOST_ROUNDS)
         raise UserError(
             "--until-resolved says itself how often each recipe runs",
-            f"leave out --repeats, or give --max-rounds {min(max(options.repeats, FIRST_LOOK), MOST_ROUNDS)}",
+            f"leave out --repeats, or give --max-rounds {fewest}",
         )
 
 
-def _check_is_comparison(specs: Sequence[JobSpec], options: SubmitOptions) -> None:
+def _check_is_comparison(specs: Sequence[JobSpec], options: Options) -> None:
     """Raise UserError if there is nothing to resolve."""
     if options.until_resolved and len(specs) < 2:
         raise UserError(
@@ -494,8 +480,8 @@ def _check_each_once(kind: str, names: Sequence[str]) -> None:
         raise UserError(f"{kind} {min(doubled)} is given twice", "give it once")
 
 
-def _check_nodes(instance: InstanceType, cloud: CloudOptions, catalogue: Catalogue) -> None:
-    if cloud.num_nodes == 1 or instance.num_efa_interfaces or cloud.allow_tcp:
+def _check_nodes(instance: InstanceType, options: Options, catalogue: Catalogue) -> None:
+    if options.num_nodes == 1 or instance.num_efa_interfaces or options.allow_tcp:
         return
     larger = (
         name
@@ -503,17 +489,17 @@ def _check_nodes(instance: InstanceType, cloud: CloudOptions, catalogue: Catalog
         if known.num_efa_interfaces > 1 and catalogue.accelerator_of(name).compute_capability
     )
     raise UserError(
-        f"{instance.name} has no EFA, by which {cloud.num_nodes} nodes would talk",
+        f"{instance.name} has no EFA, by which {options.num_nodes} nodes would talk",
         f"add --allow-tcp to do without, or choose a type with EFA: {', '.join(larger)}",
     )
 
 
-def _check_training(options: SubmitOptions, cloud: CloudOptions) -> None:
+def _check_training(options: Options) -> None:
     if options.nproc is not None:
         raise UserError(
             "--nproc is for training on this machine", "leave it out: on AWS it is one process per GPU"
         )
-    if cloud.purchase == "spot" and not options.checkpoint_every:
+    if options.purchase == "spot" and not options.checkpoint_every:
         quarter = (DEFAULT_STEPS if options.steps is None else options.steps) // 4
         raise UserError(
             "spot without checkpoints: an interruption would lose everything",

@@ -12,7 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.jobs.options import CloudOptions, Variant, given_inputs
+from fastlaunch.jobs.option_rules import given_inputs
+from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.spec import Variant
 from fastlaunch_train.node.protocol import INPUTS
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
@@ -111,26 +113,26 @@ def reads_text(workload: WorkloadInfo) -> bool:
     return "model" in workload.takes
 
 
-def check_travels(variant: Variant, cloud: CloudOptions) -> None:
+def check_travels(variant: Variant, options: Options) -> None:
     """Raise UserError if data, model or the user's own file are not where the job will be."""
-    _check_data(variant, cloud)
+    _check_data(variant, options)
     for option, name in (("--model", variant.inputs.model), ("--tokenizer", variant.inputs.tokenizer)):
         if name is not None:
-            _check_model(option, name, cloud)
+            _check_model(option, name, options)
     if variant.workload.name.startswith("hf-clm:"):
-        _check_model("--workload hf-clm:", variant.workload.name.partition(":")[2], cloud)
+        _check_model("--workload hf-clm:", variant.workload.name.partition(":")[2], options)
     path = variant.workload.name.rpartition(".py:")[0]
     if path and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
         raise UserError(
             f"workload {variant.workload.name!r} is not below this folder",
             "its file travels with the training code: go to its folder, and give ./my.py:build",
         )
-    if path and cloud.image:
+    if path and options.image:
         raise UserError(
             f"workload {variant.workload.name!r} travels in the code bundle, which --image does without",
             "leave out --image",
         )
-    if cloud.requirements and cloud.image:
+    if options.requirements and options.image:
         raise UserError(
             "--requirements with an --image of yours is for a script",
             "install them in the image: fastlaunch build",
@@ -151,11 +153,11 @@ def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
     _check_path("--data", path)
 
 
-def _check_data(variant: Variant, cloud: CloudOptions) -> None:
-    if _is_in_input(variant.inputs.data.partition(":")[2], cloud):
+def _check_data(variant: Variant, options: Options) -> None:
+    if _is_in_input(variant.inputs.data.partition(":")[2], options):
         _check_data_known(variant.inputs.data, [variant.workload])
         return
-    if cloud.image is not None:
+    if options.image is not None:
         check_data_in_image(variant.inputs.data, [variant.workload])
         return
     _check_data_known(variant.inputs.data, [variant.workload])
@@ -177,11 +179,11 @@ def _example(data: str) -> str:
     return f"{kind}:/opt/data/{PureWindowsPath(path).name or 'NAME'}"
 
 
-def _check_model(option: str, name: str, cloud: CloudOptions) -> None:
+def _check_model(option: str, name: str, options: Options) -> None:
     """Raise UserError unless the job finds the model by this name: on the hub, or in the user's own image."""
-    if _is_in_input(name, cloud):
+    if _is_in_input(name, options):
         return
-    if cloud.image and PurePosixPath(name).is_absolute():
+    if options.image and PurePosixPath(name).is_absolute():
         _check_path(option, name)
         return
     if _HUB_NAME.fullmatch(name) and not Path(name).exists():
@@ -193,9 +195,9 @@ def _check_model(option: str, name: str, cloud: CloudOptions) -> None:
     )
 
 
-def _is_in_input(path: str, cloud: CloudOptions) -> bool:
+def _is_in_input(path: str, options: Options) -> bool:
     """Return whether the path lies in a folder that a job gets from S3."""
-    folders = [f"{INPUTS}/{name}" for name in given_inputs(cloud)]
+    folders = [f"{INPUTS}/{name}" for name in given_inputs(options)]
     parts = PurePosixPath(path)
     return ".." not in parts.parts and any(parts.is_relative_to(folder) for folder in folders)
 

@@ -1,129 +1,574 @@
-"""What was typed for `submit`, as data, and what cannot be had together. Asks AWS nothing."""
+"""The options of `submit` and `sweep`, each declared once, as a field of `Options`.
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+The options of the command line and their headings, the Python keywords, the job file with its schema and the
+table in docs/reference.md are made from these fields. `jobs.option_rules` says what cannot be had together.
+"""
 
-from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, MAX_REPLACEMENTS, MIN_MINUTES, check_tags
-from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.units import DEFAULT_REGION, is_region
-from fastlaunch.jobs.spec import Inputs
-from fastlaunch_train.node.protocol import input_environment
-from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.workloads.registry import WorkloadInfo
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, get_type_hints
+
+from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.units import (
+    DEFAULT_REGION,
+    join_list,
+    parse_batch_size,
+    parse_bytes,
+    parse_count,
+    parse_hours,
+    parse_nproc,
+    parse_seconds,
+    parse_usd,
+    split_names,
+)
 
 BACKENDS = ("ec2", "sagemaker")
 #: What SageMaker puts before EC2's name of an instance type.
 ML = "ml."
-MAX_MINUTES = 30 * 24 * 60
-#: MaxRuntimeInSeconds: botocore's model of CreateTrainingJob, 1.44.5.
-MAX_TRAINING_MINUTES = 28 * 24 * 60
-_IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
-_RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
-_SECRET = re.compile(
-    r"arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:|ssm:[a-z0-9-]+:[0-9]{12}:parameter/)[\w./+=@-]+",
-    re.ASCII,
-)
-#: Names of variables; not ours, nor those that docker or the machine's shell would take for theirs.
-_VARIABLE = re.compile(r"(?!FASTLAUNCH_|DOCKER_|(PATH|HOME)$)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-#: Names of variables that hold secrets by custom, such as HF_TOKEN and PGPASSWORD; not those that say where
-#: one is, nor the tokens of a vocabulary.
-_SECRET_NAME = re.compile(
-    r"(?!.*_(ARN|FILE|ID|NAME|PATH)$)(?!(BOS|CLS|EOS|MASK|PAD|SEP|UNK)_TOKEN$|.*PUBLIC_KEY$)"
-    r"(.*(PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|CREDENTIALS).*|(.*_)?(TOKEN|KEY)|.*_(PASS|PAT|PWD))",
-    re.IGNORECASE,
-)
-#: What is one whatever it is called: an address with a password, tokens of well-known services.
-_SECRET_VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-)[\w-]{16}"
-)
-#: Names of channels, which SageMaker takes, and of variables; not our own channels.
-_INPUT = re.compile(
-    r"(?!(agent|code|requirements|runs)$)[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII | re.IGNORECASE
-)
-FOLDER = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^<>]*)?")
-_TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-plan/\S+")
 
-
-#: Fields whose option is not called as they are.
-_OPTIONS = {
-    **{
-        name: f"--{name.removesuffix('s').replace('_', '-')}"
-        for name in (
-            "inputs",
-            "recipes",
-            "instances",
-            "regions",
-            "tags",
-            "secrets",
-            "subnets",
-            "security_groups",
-            "placement_groups",
-            "batch_sizes",
-        )
-    },
-    **{"lists": "-L", "overrides": "--set", "workload_arguments": "--set-workload", "variables": "--env"},
-    **{"hang_timeout_s": "--hang-timeout", "max_minutes": "--max-hours", "max_cost_usd": "--max-cost"},
-    **{"max_price_usd": "--max-price", "block_fee_usd": "--block-fee", "account_timer": "--no-account-timer"},
-}
-
-
-def option_of(field: str) -> str:
-    """Return the option of the command line that fills a field: `--max-hours` of `max_minutes`."""
-    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+#: The headings of `submit --help`, in order.
+HEADINGS = TRAIN, SCRIPT, WHERE, SPEND, NETWORK, SAGEMAKER, ADVANCED = (
+    *("Train", "Script", "Where", "Spend", "Network", "SageMaker", "Advanced"),
+)
+#: What a shell alone understands.
+_OF_SHELLS = ("&&", "||", "|", ";", "&", ">", ">>", "<")
+#: Where an option may mean something: on this machine, in containers here, on EC2, on SageMaker.
+PLACES = ("local", "container", "ec2", "sagemaker")
+_AWS = BACKENDS
+_AWS_AND_CONTAINER = ("container", *BACKENDS)
+#: The commands that an option is of.
+_SUBMIT, _SWEEP, _BOTH = ("submit",), ("sweep",), ("submit", "sweep")
+_AND_DOCTOR = (*_BOTH, "doctor")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitOptions:
-    """What to train, as typed; None, and no recipes, is `not given`."""
+class Option:
+    """How one field of `Options` is typed, and where it means something."""
+
+    flag: str
+    #: None for a switch.
+    metavar: str | None
+    heading: str
+    help: str
+    default: Any
+    #: Reads the text of one value; None where the text is the value.
+    parse: Callable[[str], Any] | None = None
+    #: Whether a number is more than 0, and not just 0 or more.
+    above_zero: bool = False
+    #: Writes a value as it is typed.
+    write: Callable[[Any], str] = str
+    #: Whether one text holds several values, with commas; whether it may be repeated, and as NAME=VALUE.
+    commas: bool = False
+    repeated: bool = False
+    pairs: bool = False
+    #: Makes the text of a pair whose value is a list.
+    join: Callable[[Iterable[str]], str] = ",".join
+    commands: tuple[str, ...] = _BOTH
+    #: Those of PLACES where it means something, and what to type at the others.
+    places: tuple[str, ...] = PLACES
+    elsewhere: str | None = None
+    #: Why it says nothing to a script of the user's own.
+    not_for_script: str | None = None
+    #: Whether it says something to such a script alone.
+    only_for_script: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        return self.metavar is None
+
+    @property
+    def key(self) -> str:
+        """The name in a job file."""
+        return self.flag.lstrip("-")
+
+    @property
+    def is_of_several(self) -> bool:
+        return self.commas or self.repeated
+
+    def read(self, text: str) -> Any:
+        """Return what a text stands for: a value, or several where commas are between them."""
+        if not self.commas:
+            value = self.parse(text) if self.parse else text
+            self.check(value, text)
+            return value
+        if not (names := split_names(text)):
+            raise UserError(f"{text!r} names nothing", "give a name, or leave it out")
+        return tuple(map(self.parse, names)) if self.parse else names
+
+    def check(self, value: Any, typed: object) -> None:
+        """Raise UserError for a number that is too small, or none. typed: what it was read of."""
+        if not isinstance(value, int | float) or self.is_switch:
+            return
+        if not (0 < value < math.inf if self.above_zero else 0 <= value < math.inf):
+            least = "above 0" if self.above_zero else "0 or more"
+            raise UserError(f"{typed!r} is not {least}", f"give a number, {least}")
+
+    def gather(self, value: Any) -> tuple[Any, ...]:
+        """Return the values of an option of several: of a text, several, or a mapping for NAME=VALUE.
+
+        Raises TypeError, with what it takes, for anything else.
+        """
+        if isinstance(value, Mapping) and self.pairs:
+            return tuple(
+                f"{name}={self.join(map(str, item)) if isinstance(item, list | tuple) else item}"
+                for name, item in value.items()
+            )
+        if isinstance(value, str) or (isinstance(value, int) and self.parse):
+            value = (value,)
+        if not isinstance(value, Iterable) or isinstance(value, Mapping):
+            raise TypeError("text, or several")
+        if not self.commas:
+            return tuple(map(str, value))
+        items = tuple(value)
+        # To Python a truth value is a number, too.
+        if not all(isinstance(item, str) or (self.parse and type(item) is int) for item in items):
+            raise TypeError("text, or several")
+        values = [part for item in items for part in (self.read(item) if isinstance(item, str) else (item,))]
+        # A number means the same again; a name that stands there again is refused where it is looked up.
+        return tuple(dict.fromkeys(values) if self.parse else values)
+
+    def words(self, value: Any) -> list[str]:
+        """Return the words of the command line for a value."""
+        if value is None or (self.is_switch and value is self.default):
+            return []
+        if self.is_switch:
+            return [self.flag]
+        if self.commas:
+            return [self.flag, ",".join(map(str, value))] if value else []
+        if self.repeated:
+            return [word for text in value for word in (self.flag, text)]
+        return [self.flag, f"{value}".removesuffix(".0") if isinstance(value, float) else self.write(value)]
+
+
+def _parse_swept_batch_size(text: str) -> int | str:
+    size = parse_batch_size(text)
+    if size == "auto-each":
+        raise UserError("auto-each is not for a sweep", "give numbers and auto, such as auto,64")
+    return size
+
+
+#: What reads the values that a metavar stands for; those of others are texts.
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "COUNT": parse_count,
+    "H": parse_hours,
+    "K": parse_count,
+    "N": parse_count,
+    "N|auto": parse_batch_size,
+    "N|auto[,N]": _parse_swept_batch_size,
+    "N|gpu": parse_nproc,
+    "S": parse_seconds,
+    "SIZE": parse_bytes,
+    "TOKENS": parse_count,
+    "USD": parse_usd,
+}
+_ABOVE_ZERO = ("H", "K", "S", "SIZE", "TOKENS", "USD")
+
+
+def _option(heading: str, usage: str, help: str, *, default: Any = None, **how: Any) -> Any:
+    """Declare a field. usage: `--flag METAVAR`, or the flag of a switch."""
+    flag, _, metavar = usage.partition(" ")
+    if not metavar:
+        default = bool(default)
+    elif how.keys() & {"pairs", "repeated", "commas"}:
+        default = ()
+    how = {"parse": _PARSERS.get(metavar), "above_zero": metavar in _ABOVE_ZERO, **how}
+    how["repeated"] = bool(how.keys() & {"pairs", "repeated"})
+    option = Option(flag=flag, metavar=metavar or None, heading=heading, help=help, default=default, **how)
+    return field(default=default, metadata={"option": option})
+
+
+_train, _script, _where = (partial(_option, heading) for heading in (TRAIN, SCRIPT, WHERE))
+_spend, _network = partial(_option, SPEND, places=_AWS), partial(_option, NETWORK, places=("ec2",))
+_sagemaker, _advanced = partial(_option, SAGEMAKER), partial(_option, ADVANCED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was typed for `submit` or `sweep`, with its units in the names; None, or nothing, is not given."""
 
     #: A script of the user's own instead of workload and recipe, as its words; None without `--`.
     command: tuple[str, ...] | None = None
-    #: `amp=bf16,fp32` each: texts that take the place of `{amp}` in the command.
-    lists: tuple[str, ...] = ()
-    #: `amp=fp32`: the variant that the others are compared with; None for the first.
-    baseline: str | None = None
-    #: Without a step for so long a script is ended.
-    hang_timeout_s: float | None = None
-    recipes: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    workload: str | None = None
-    #: Samples per GPU; `auto` for the most that fit with all recipes, `auto-each` with each its own.
-    batch_size: int | str | None = None
-    #: Of a sweep, in place of that: each recipe is trained with each.
-    batch_sizes: tuple[int | str, ...] = ()
-    #: Bytes that the search for it may fill on a CPU.
-    memory_budget: int | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    repeats: int = 1
-    #: End as soon as the verdicts are settled, after so many rounds at most; None for the default.
-    until_resolved: bool = False
-    #: Id of the submission to whose runs these are more.
-    add_to: str | None = None
-    max_rounds: int | None = None
-    #: Of a sweep: a cell runs only as long as it may be the best of all.
-    until_best: bool = False
-    seed: int = 0
-    #: Processes on a node; `gpu` for one per GPU.
-    nproc: int | str | None = None
-    data: str | None = None
-    num_workers: int | None = None
-    checkpoint_every: int = 0
-    eval_every: int | None = None
-    #: Whether to profile a few steps after the last.
-    step_profile: bool = False
-    model: str | None = None
-    tokenizer: str | None = None
-    sequence_length: int | None = None
-    #: KEY=VALUE each.
-    workload_arguments: tuple[str, ...] = ()
-    #: Of `catalog.experiments`: names recipes, overrides, workloads and batch sizes itself.
-    experiment: str | None = None
-    #: The instance type to rehearse.
-    instance: str | None = None
-    region: str = DEFAULT_REGION
+
+    recipes: tuple[str, ...] = _train(
+        "--recipe NAME",
+        "Train with this recipe; several with commas, or repeated. `fastlaunch recipes` lists them."
+        "  [default: bf16]",
+        repeated=True,
+        commas=True,
+        not_for_script="the script decides how it trains",
+    )
+    workload: str | None = _train(
+        "--workload NAME",
+        "Train this workload; `fastlaunch workloads` lists them.",
+        not_for_script="the command stands in its place",
+    )
+    workload_arguments: tuple[str, ...] = _train(
+        "--set-workload KEY=VALUE",
+        "Call the function of ./file.py:function with this argument. May be repeated.",
+        pairs=True,
+        not_for_script="it is for the function of a workload file",
+    )
+    experiment: str | None = _train(
+        "--experiment NAME",
+        "Repeat a published experiment: its workloads, recipes and batch sizes. "
+        "`fastlaunch experiments` lists them.",
+        commands=_SUBMIT,
+        not_for_script="it is a list of workloads and recipes of ours",
+    )
+    batch_size: int | str | None = _train(
+        "--batch-size N|auto",
+        "Train on this many samples per GPU and step; auto finds the most that fit all recipes, "
+        "auto-each the most that fit each.",
+        commands=_SUBMIT,
+        not_for_script="the script decides its batch size",
+    )
+    batch_sizes: tuple[int | str, ...] = _train(
+        "--batch-size N|auto[,N]",
+        "Train with each of these, in samples per GPU; auto is the most that fit all recipes on the type "
+        "with the least GPU memory, searched for first.",
+        commas=True,
+        commands=_SWEEP,
+        not_for_script="the script decides its batch size",
+    )
+    steps: int | None = _train(
+        "--steps COUNT",
+        "Take this many optimizer steps per run.  [default: 200, or the experiment's]",
+        not_for_script="the script decides how long it trains",
+    )
+    epochs: int | None = _train(
+        "--epochs COUNT",
+        "Train for this many passes over the data instead of --steps.",
+        not_for_script="the script decides how long it trains",
+    )
+    repeats: int | None = _train(
+        "--repeats COUNT", "Run each recipe or variant this often, interleaved.  [default: 1]"
+    )
+    until_resolved: bool = _train(
+        "--until-resolved",
+        "Run rounds until every recipe's verdict is settled; a settled one stops.",
+        commands=_SUBMIT,
+    )
+    max_rounds: int | None = _train(
+        "--max-rounds N",
+        f"Until all is settled, run at most this many rounds, {FIRST_LOOK} to {MOST_ROUNDS}."
+        f"  [default: {DEFAULT_MOST_ROUNDS}]",
+    )
+    add_to: str | None = _train(
+        "--add-to SUBMISSION",
+        "Make these more runs of that submission: `compare` shows both. It prints the command.",
+        commands=_SUBMIT,
+    )
+    seed: int = _train(
+        "--seed COUNT",
+        "Seed the weights and the order of the data.  [default: 0]",
+        default=0,
+        not_for_script="the script decides its seed",
+    )
+    data: str | None = _train(
+        "--data SOURCE",
+        "Read synthetic, loader, folder:PATH or file:PATH.  [default: synthetic, or the experiment's]",
+        not_for_script="the script decides what it reads",
+    )
+    model: str | None = _train(
+        "--model PATH|HUB_ID",
+        "Train this language model: a folder, or a name on the hub.",
+        not_for_script="the script decides what it trains",
+    )
+    tokenizer: str | None = _train(
+        "--tokenizer PATH|HUB_ID",
+        "Split text with this tokenizer.  [default: the model's, else bytes]",
+        not_for_script="the script decides how it splits text",
+    )
+    sequence_length: int | None = _train(
+        "--sequence-length TOKENS",
+        "Cut text into samples of this many tokens.",
+        not_for_script="the script decides the length of its samples",
+    )
+    checkpoint_every: int = _train(
+        "--checkpoint-every COUNT",
+        "Save a checkpoint every so many steps.  [default: none]",
+        default=0,
+        not_for_script="the script decides when it saves",
+    )
+    eval_every: int | None = _train(
+        "--eval-every COUNT",
+        "Evaluate on held-out data every so many steps, and at the end.  [default: never]",
+        not_for_script="the script decides when it evaluates; fl.evaluate(loss=...) records it",
+    )
+    step_profile: bool = _train(
+        "--step-profile",
+        "After the last step, profile a few more: where a step's time goes. A bare --profile does, too.",
+        not_for_script="it marks the phases of our own loop; a script can call torch.profiler itself",
+    )
+
+    lists: tuple[str, ...] = _script(
+        "-L NAME=A,B",
+        "Run COMMAND with each of these in place of {NAME}; several -L make every combination. Write a "
+        r"comma in a value as \, or in brackets.",
+        pairs=True,
+        join=join_list,
+        only_for_script=True,
+    )
+    baseline: str | None = _script(
+        "--baseline NAME=A", "Compare the variants with this one.  [default: the first]", only_for_script=True
+    )
+    nproc: int | str | None = _script(
+        "--nproc N|gpu",
+        "Start this many processes, a Python script under torchrun; gpu is one per GPU."
+        "  [default: one per GPU, one on a CPU; a script as it is]",
+    )
+    hang_timeout_s: float | None = _script(
+        "--hang-timeout S",
+        "End a script without a step for this long; 10min works too.  [default: never]",
+        only_for_script=True,
+    )
+    requirements: str | None = _script(
+        "--requirements FILE",
+        "Resolve this file of pip's into wheels here, and install them before the job starts.",
+        places=_AWS,
+        elsewhere="a script runs in the Python that is here: pip install -r FILE",
+    )
+    requirements_from_index: bool = _script(
+        "--requirements-from-index",
+        "Let the machine's own pip resolve that file, from its index.",
+        places=_AWS,
+    )
+    inputs: tuple[str, ...] = _script(
+        "--input NAME=s3://...",
+        "Fetch this folder of S3 before the clock starts; $FASTLAUNCH_INPUT_NAME says where it is. "
+        "May be repeated.",
+        pairs=True,
+        places=_AWS,
+        elsewhere="name a folder that is here: FASTLAUNCH_INPUT_NAME=FOLDER fastlaunch submit --local ...",
+    )
+
+    local: bool = _where("--local", "Train on this machine: short for --backend local.")
+    backend: str | None = _where(
+        "--backend NAME",
+        "Train on local, ec2 or sagemaker; --instance implies ec2, or sagemaker with ml. before it.",
+        commands=_AND_DOCTOR,
+    )
+    instances: tuple[str, ...] = _where(
+        "--instance TYPE[,TYPE]",
+        "Train on this instance type; on the next where there is no capacity (`sweep` trains on each). "
+        "With --local: rehearse for it here.",
+        commas=True,
+        commands=_AND_DOCTOR,
+    )
+    regions: tuple[str, ...] = _where(
+        "--region REGION[,REGION]",
+        "Buy it in this region, else in the next.  [default: yours, or us-east-1]",
+        commas=True,
+        commands=_AND_DOCTOR,
+        places=_AWS_AND_CONTAINER,
+    )
+    num_nodes: int = _where(
+        "--num-nodes COUNT",
+        "Train one job on this many machines.  [default: 1]",
+        above_zero=True,
+        default=1,
+        commands=_AND_DOCTOR,
+        places=_AWS_AND_CONTAINER,
+    )
+
+    until_best: bool = _spend(
+        "--until-best",
+        "Look for the cell that buys the most samples per dollar: run a cell only as long as it may be the "
+        "one, and an instance type only if it may have it.",
+        commands=_SWEEP,
+        places=PLACES,
+    )
+    parallel: int | None = _spend(
+        "--parallel K",
+        "Train on up to K instance types at once, as far as their ceilings fit.  [default: 1]",
+        commands=_SWEEP,
+    )
+    max_cost_usd: float | None = _spend(
+        "--max-cost USD",
+        "Refuse a submission that may cost more.  [default: `max_cost` of the config file]",
+        commands=("submit", "sweep", "resume"),
+    )
+    max_minutes: int = _spend(
+        "--max-hours H",
+        "Turn the machine off after this long; 90min works too.  [default: 2]",
+        write=lambda minutes: f"{minutes}min",
+        default=120,
+    )
+    purchase: str = _spend(
+        "--purchase OPTION",
+        "Buy on-demand, spot (which AWS may take back at two minutes' notice) or capacity-block."
+        "  [default: on-demand]",
+        default="on-demand",
+        commands=_AND_DOCTOR,
+    )
+    max_price_usd: float | None = _spend(
+        "--max-price USD",
+        "Pay at most this for an hour of EC2 spot.",
+        commands=_AND_DOCTOR,
+        places=("ec2",),
+        elsewhere="leave it out: AWS sets the price of managed spot; --max-cost limits the whole",
+    )
+    reservation: str | None = _spend(
+        "--reservation cr-ID",
+        "Run in this capacity block, which you have bought before.",
+        commands=("submit", "doctor"),
+        places=("ec2",),
+        elsewhere="leave it out: SageMaker's own are training plans, given by --training-plan",
+    )
+    block_fee_usd: float | None = _spend(
+        "--block-fee USD",
+        "Say what that block cost up front.  [default: the price file's]",
+        commands=("submit", "doctor"),
+        places=("ec2",),
+        elsewhere="leave it out: SageMaker's own are training plans, given by --training-plan",
+    )
+    max_replacements: int = _spend(
+        "--max-replacements N",
+        "Replace a machine with a faulty GPU at most this often, within --max-hours and the ceiling."
+        f"  [default: {MAX_REPLACEMENTS}]",
+        default=MAX_REPLACEMENTS,
+    )
+    detach: bool = _spend(
+        "--detach",
+        "Return once it runs. Timers end what hangs or is forgotten.",
+        commands=("submit", "resume"),
+    )
+    account_timer: bool = _spend(
+        "--no-account-timer",
+        "Make no schedule in the account that ends the machine. Its own timer does.",
+        default=True,
+        commands=("submit", "sweep", "resume"),
+    )
+
+    subnets: tuple[str, ...] = _network(
+        "--subnet ZONE=ID",
+        "Try this subnet; repeat for more, in order.  [default: the config's, else EC2's]",
+        pairs=True,
+        elsewhere="leave it out; `sagemaker_subnets` in the config file names those of jobs",
+    )
+    security_groups: tuple[str, ...] = _network(
+        "--security-group ID",
+        "Put the machine into this group; may be repeated.  [default: the config's, else the VPC's]",
+        repeated=True,
+        elsewhere="leave it out; `sagemaker_security_groups` in the config file names those of jobs",
+    )
+    placement_groups: tuple[str, ...] = _network(
+        "--placement-group ZONE=NAME",
+        "Keep several nodes close together in this group.  [default: the config's]",
+        pairs=True,
+        elsewhere="leave it out: SageMaker places the nodes of a job by itself",
+    )
+    allow_tcp: bool = _network(
+        "--allow-tcp",
+        "Let several nodes talk without EFA. The run records it.",
+        commands=_AND_DOCTOR,
+        places=_AWS,
+    )
+
+    role: str | None = _sagemaker(
+        "--role ARN",
+        "Run a SageMaker job with this role.  [default: the config's]",
+        places=("sagemaker",),
+        elsewhere="give --instance-profile NAME, or --backend sagemaker",
+    )
+    training_plan: str | None = _sagemaker(
+        "--training-plan ARN",
+        "Run in this reserved capacity of SageMaker.",
+        commands=("submit", "doctor"),
+        places=("sagemaker",),
+        elsewhere="add --backend sagemaker; on EC2 it is --purchase capacity-block --reservation cr-...",
+    )
+    container: bool = _sagemaker(
+        "--container",
+        "With --local --backend sagemaker: rehearse the job in containers here, by the SageMaker SDK.",
+        commands=_SUBMIT,
+    )
+
+    overrides: tuple[str, ...] = _advanced(
+        "--set FIELD=VALUE",
+        "Change a field of every recipe, such as compile_mode=max-autotune. May be repeated.",
+        pairs=True,
+        not_for_script="it changes a recipe of ours, and a script has none",
+    )
+    memory_budget: int | None = _advanced(
+        "--memory-budget SIZE",
+        "Let auto fill this much memory, such as 2GiB, where there is no GPU.  [default: 1GiB]",
+        write=lambda num_bytes: f"{num_bytes / 2**30!r}GiB".replace(".0GiB", "GiB"),
+        not_for_script="it is for --batch-size auto",
+    )
+    num_workers: int | None = _advanced(
+        "--num-workers COUNT",
+        "Load that data with this many processes per GPU.  [default: a share of the cores, at most 12]",
+        not_for_script="the script decides how it loads data",
+    )
+    tags: tuple[str, ...] = _advanced(
+        "--tag KEY=VALUE",
+        "Tag machines, volumes, network interfaces and training jobs; may be repeated."
+        "  [default: the config's, and Owner]",
+        pairs=True,
+        places=_AWS,
+    )
+    secrets: tuple[str, ...] = _advanced(
+        "--secret NAME=ARN",
+        "Give jobs this secret or parameter as the variable NAME, read where they run; may be repeated.",
+        pairs=True,
+        places=_AWS,
+    )
+    variables: tuple[str, ...] = _advanced(
+        "--env NAME=VALUE",
+        "Give jobs this variable; may be repeated. It is stored as it is: for a password use --secret.",
+        pairs=True,
+        places=_AWS,
+    )
+    bucket: str | None = _advanced(
+        "--bucket NAME",
+        "Keep code, records and checkpoints in this bucket.  [default: the config's]",
+        places=_AWS,
+    )
+    instance_profile: str | None = _advanced(
+        "--instance-profile NAME",
+        "Give the machine this profile.  [default: the config's]",
+        places=("ec2",),
+        elsewhere="give --role ARN",
+    )
+    base_image: str | None = _advanced(
+        "--base-image TAG",
+        "Use this container image of AWS.  [default: the newest]",
+        places=_AWS_AND_CONTAINER,
+    )
+    image: str | None = _advanced(
+        "--image URI@sha256:...",
+        "Use this container image, made by `fastlaunch build`.",
+        places=_AWS_AND_CONTAINER,
+    )
+
+    @property
+    def service(self) -> str:
+        """Where it trains, if the options do not contradict each other: `local`, `ec2` or `sagemaker`."""
+        if self.local:
+            return "local"
+        is_ml = any(name.startswith(ML) for name in self.instances)
+        return self.backend or ("sagemaker" if is_ml else "ec2")
+
+    @property
+    def rehearsed(self) -> str | None:
+        """The instance type that training on this machine stands for; None without one."""
+        is_here = self.service == "local" and self.instances
+        return self.instances[0].removeprefix(ML) if is_here else None
+
+    @property
+    def region(self) -> str:
+        """The first region, or the default one."""
+        return self.regions[0] if self.regions else DEFAULT_REGION
+
+    @property
+    def num_repeats(self) -> int:
+        return 1 if self.repeats is None else self.repeats
 
     @property
     def planned_rounds(self) -> int | None:
@@ -131,312 +576,82 @@ class SubmitOptions:
         return (self.max_rounds or DEFAULT_MOST_ROUNDS) if self.until_resolved else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CloudOptions:
-    """Where a job may run on AWS and how it is bought, as typed."""
-
-    #: In the order they are tried; with `ml.` before them or, on SageMaker too, as EC2 names them.
-    instances: tuple[str, ...]
-    #: In the order they are tried.
-    regions: tuple[str, ...]
-    backend: str = "ec2"
-    num_nodes: int = 1
-    #: Whether several nodes may do without EFA.
-    allow_tcp: bool = False
-    purchase: str = "on-demand"
-    #: The most paid for an hour of spot; None for the on-demand price.
-    max_price_usd: float | None = None
-    max_minutes: int = 120
-    #: Return as soon as the machines have started.
-    detach: bool = False
-    #: Whether a schedule in the account ends machines on EC2 that nothing else ended.
-    account_timer: bool = True
-    #: How often a machine with a faulty GPU is replaced, within these minutes.
-    max_replacements: int = MAX_REPLACEMENTS
-    #: A container image by digest that holds the training code; None for AWS's own with a code bundle.
-    image: str | None = None
-    #: Tag of AWS's own image; None for the newest.
-    base_image: str | None = None
-    #: Id of a capacity block, and what it cost up front: None to take its hourly price from the price file.
-    reservation: str | None = None
-    block_fee_usd: float | None = None
-    #: ARN of SageMaker's.
-    training_plan: str | None = None
-    #: KEY=VALUE each, on top of the config file's.
-    tags: tuple[str, ...] = ()
-    #: NAME=ARN each: a variable of the job, and what holds its value.
-    secrets: tuple[str, ...] = ()
-    #: NAME=VALUE each: variables of the job, as they are.
-    variables: tuple[str, ...] = ()
-    #: NAME=s3://BUCKET/PREFIX each: what a job reads from S3.
-    inputs: tuple[str, ...] = ()
-    #: A file in pip's format: what a job needs besides its image, as wheels that are resolved here, or from
-    #: the index of the pip that is there.
-    requirements: str | None = None
-    requirements_from_index: bool = False
+#: By field, in the order of `--help`.
+OPTIONS: Mapping[str, Option] = {
+    field.name: field.metadata["option"] for field in fields(Options) if "option" in field.metadata
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One way to train a workload, before it is known where. `JobSpec` explains the other fields."""
-
-    workload: WorkloadInfo
-    recipe: Recipe
-    #: Samples per GPU, `auto` or `auto-each`, or None for the workload's own.
-    batch_size: int | str | None
-    steps: int | None
-    epochs: int | None
-    eval_every: int
-    inputs: Inputs
-    #: Ranks that it is meant for; None for all there are.
-    num_gpus: int | None = None
-    #: Whether it is an experiment's, which is skipped where it cannot run, and not refused.
-    is_published: bool = False
-
-    @property
-    def name(self) -> str:
-        """`te-fp8 on vit-huge at batch 128`: what sets it apart from the other variants."""
-        batch = "" if self.batch_size is None else f" at batch {self.batch_size}"
-        return f"{self.recipe.label} on {self.workload.name}{batch}"
+def options_of(command: str) -> dict[str, Option]:
+    """Return the options of a command, by field."""
+    return {name: option for name, option in OPTIONS.items() if command in option.commands}
 
 
-def backend_of(instances: Sequence[str], named: str | None) -> str:
-    """Return the backend for these instance types: `ml.` before them is SageMaker's. named: by --backend.
+def arguments(given: Mapping[str, Any], *, function: str) -> dict[str, Any]:
+    """Return the arguments as the fields of `Options` hold them. function: `submit` or `sweep`.
 
-    Raises UserError where the two, or the types among themselves, contradict each other.
+    Raises TypeError for one that the function does not have, or of another type.
     """
-    trained = [name for name in instances if name.startswith(ML)]
-    others = [name for name in instances if not name.startswith(ML)]
-    if trained and named == "ec2":
-        raise UserError(
-            f"{trained[0]} is SageMaker's name of a type, and the backend is ec2",
-            f"give --backend sagemaker, or --instance {trained[0].removeprefix(ML)}",
-        )
-    if trained and others and named is None:
-        raise UserError(
-            f"{trained[0]} is SageMaker's name of a type, and {others[0]} EC2's",
-            "one submission runs on one of the two: write ml. before all of them, or before none",
-        )
-    return named or ("sagemaker" if trained else "ec2")
+    options, kinds = options_of(function), get_type_hints(Options)
+    # What it is called where it is typed.
+    typed = {option.key.replace("-", "_"): name for name, option in options.items()}
+    taken: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "command":
+            taken[name] = _words(value)
+        elif name not in options:
+            near = [typed[name]] if name in typed else get_close_matches(name, options, n=1)
+            hint = f": {near[0]}?" if near else f"; help(fastlaunch.{function.title()}Arguments) lists them"
+            raise TypeError(f"{function}() has no argument {name!r}{hint}")
+        elif value is not None or not options[name].is_of_several:
+            try:
+                taken[name] = _value(options[name], kinds[name], value)
+            except TypeError as error:
+                raise TypeError(f"{function}(): {name} is {value!r}, and takes {error}") from None
+            except UserError as error:
+                raise UserError(f"{name}: {error.message}", error.hint) from None
+    return taken
 
 
-def check_cloud_options(cloud: CloudOptions) -> None:
-    """Raise UserError if AWS could not be asked for this."""
-    if cloud.backend not in BACKENDS:
-        raise UnknownName("backend", cloud.backend, BACKENDS)
-    if cloud.purchase not in PURCHASE_OPTIONS:
-        raise UnknownName("purchase option", cloud.purchase, PURCHASE_OPTIONS)
-    if cloud.num_nodes < 1:
-        raise UserError(f"--num-nodes is {cloud.num_nodes}", "give 1 or more")
-    for region in cloud.regions:
-        if not is_region(region):
-            raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
-    (_check_training_job if cloud.backend == "sagemaker" else _check_machines)(cloud)
-    _check_block(cloud)
-    _check_limits(cloud)
-    check_tags(given_tags(cloud))
-    _check_variables(cloud)
-    given_inputs(cloud)
-    _check_image(cloud)
-    _check_requirements(cloud)
+def _value(option: Option, kind: Any, value: Any) -> Any:
+    """Return a value of the field's type; the text of a count or word is read as typed.
 
-
-def given_tags(cloud: CloudOptions) -> dict[str, str]:
-    """Return the tags that were typed. Raises UserError for a text that is none."""
-    return _pairs("--tag", cloud.tags, "KEY=VALUE", "team=vision")
-
-
-def given_secrets(cloud: CloudOptions) -> dict[str, str]:
-    """Return ARNs by variable, as they were typed. Raises UserError for a text that is none."""
-    return _pairs("--secret", cloud.secrets, "NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager:...")
-
-
-def given_variables(cloud: CloudOptions) -> dict[str, str]:
-    """Return values by variable, as they were typed. Raises UserError for a text that is none."""
-    return _pairs("--env", cloud.variables, "NAME=VALUE", "HF_HUB_OFFLINE=1")
-
-
-def given_inputs(cloud: CloudOptions) -> dict[str, str]:
-    """Return URIs by name, with a slash at their ends: what lies below them is meant.
-
-    Raises UserError for what cannot be fetched.
+    Raises TypeError with what it takes instead.
     """
-    inputs = _pairs("--input", cloud.inputs, "NAME=s3://BUCKET/PREFIX", "data=s3://acme-data/imagenet")
-    for name, uri in inputs.items():
-        if not _INPUT.fullmatch(name):
-            raise UserError(
-                f"--input {name!r} cannot be the name of an input",
-                "give at most 63 letters, digits, _ and -, a letter first; agent, code, requirements and "
-                "runs are taken",
-            )
-        check_folder(uri, form=f"{name}=")
-    if len(input_environment(inputs)) < len(inputs):
-        raise UserError(f"two of --input {', '.join(inputs)} make the same variable", "name them differently")
-    return {name: f"{uri.rstrip('/')}/" for name, uri in inputs.items()}
+    if option.is_of_several:
+        return option.gather(value)
+    # A whole number is a float as well, and to Python a truth value is one, too.
+    expected = kind | int if kind == float | None else kind
+    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, expected):
+        raise TypeError(getattr(expected, "__name__", str(expected)))
+    option.check(value, value)
+    return option.read(value) if isinstance(value, str) else value
 
 
-def check_folder(uri: str, *, form: str = "") -> None:
-    """Raise UserError unless the text is the URI of a folder in S3. form: what is typed before it."""
-    if not FOLDER.fullmatch(uri) or not uri.isprintable():
-        raise UserError(f"--input {form}{uri} is no folder in S3", f"give {form}s3://BUCKET/PREFIX")
+def _words(command: Any) -> tuple[str, ...] | None:
+    if command is None or isinstance(command, str):
+        return None if command is None else split_command(command)
+    if not isinstance(command, Iterable):
+        raise TypeError(f"command is {command!r}, and takes text, or several")
+    return tuple(map(str, command))
 
 
-def _check_requirements(cloud: CloudOptions) -> None:
-    if cloud.requirements_from_index and cloud.requirements is None:
-        raise UserError("--requirements-from-index is for --requirements", "add --requirements FILE")
-    if cloud.requirements and cloud.image and not cloud.requirements_from_index:
+def command_line(command: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the words of the command line that says the same as these arguments."""
+    options, script = options_of(command), given.get("command")
+    words = [word for name, value in given.items() if name in options for word in options[name].words(value)]
+    return (command, *words, *(("--", *script) if script is not None else ()))
+
+
+def split_command(text: str) -> tuple[str, ...]:
+    """Return the words of a command. Raises UserError for one that only a shell understands."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"the command cannot be divided into words: {error}", "check its quotes") from None
+    if meant := [word for word in words if word in _OF_SHELLS]:
         raise UserError(
-            "--requirements resolves wheels for the Python of AWS's image, and that of yours is not known",
-            "install them as you build it; or add --requirements-from-index, which has its own pip do it",
+            f"the command starts without a shell, to which {meant[0]} would mean something",
+            "give words for a shell: [bash, -c, '...']",
         )
-
-
-def _check_variables(cloud: CloudOptions) -> None:
-    secrets, variables = given_secrets(cloud), given_variables(cloud)
-    for option, names in (("--secret", secrets), ("--env", variables)):
-        for name in names:
-            if not _VARIABLE.fullmatch(name):
-                raise UserError(
-                    f"{option} {name!r} cannot be a variable of the job",
-                    "give letters, digits and _, such as HF_TOKEN; PATH, HOME, and what begins with "
-                    "FASTLAUNCH_ or DOCKER_, are taken",
-                )
-    if both := secrets.keys() & variables.keys():
-        raise UserError(f"{min(both)} is given by --secret and by --env", "give it once")
-    for name, value in variables.items():
-        if not value.isprintable():
-            raise UserError(f"--env {name} has a value with control characters", "give text in one line")
-        if value and (_SECRET_NAME.fullmatch(name) or _SECRET_VALUE.search(value)):
-            raise UserError(
-                f"--env {name} looks like a secret, and whoever may describe the job reads its variables",
-                f"keep it in Secrets Manager or SSM, and give --secret {name}=ARN",
-            )
-    for name, arn in secrets.items():
-        check_secret(arn, form=f"{name}=")
-
-
-def check_words(words: Iterable[str]) -> None:
-    """Raise UserError for a word of a job that is a secret: words are stored as variables are."""
-    if any(map(_SECRET_VALUE.search, words)):
-        raise UserError(
-            "a word of the command or of --set-workload looks like a secret, and is stored with the job",
-            "give it as a variable, by --secret NAME=ARN, and read that",
-        )
-
-
-def check_secret(arn: str, *, form: str = "") -> None:
-    """Raise UserError unless the text is the ARN of a secret or parameter. form: what is typed before it."""
-    # The value itself may have been typed: it is not repeated.
-    if not _SECRET.fullmatch(arn):
-        raise UserError(
-            f"--secret {form}... names neither a secret nor a parameter by its ARN",
-            f"give {form}arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME, or "
-            f"{form}arn:aws:ssm:REGION:ACCOUNT:parameter/NAME",
-        )
-
-
-def _pairs(option: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
-    """Return what was typed as NAME=VALUE, by name."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not (name and separator):
-            # Without a name, it may be the value of a secret: then it is not repeated.
-            is_shown = separator or option == "--tag" or name.isupper()
-            raise UserError(
-                f"{option} {repr(name) if is_shown else '...'} is not {form}", f"give one such as {example}"
-            )
-        if name in pairs:
-            raise UserError(f"{option} {name} is given twice", "give it once")
-        pairs[name] = value
-    return pairs
-
-
-def _check_machines(cloud: CloudOptions) -> None:
-    if cloud.training_plan:
-        raise UserError(
-            "--training-plan is for SageMaker",
-            "add --backend sagemaker; on EC2 it is --purchase capacity-block --reservation cr-...",
-        )
-    if cloud.max_price_usd is not None and cloud.purchase != "spot":
-        raise UserError("--max-price is the most that is paid for spot", "add --purchase spot")
-
-
-def _check_training_job(cloud: CloudOptions) -> None:
-    if cloud.purchase == "capacity-block":
-        raise UserError(
-            "SageMaker does not take EC2's capacity blocks",
-            "its own are training plans: give --training-plan ARN instead of --purchase capacity-block",
-        )
-    if cloud.max_price_usd is not None:
-        raise UserError(
-            "--max-price is for EC2: managed spot costs a share of the on-demand price, which AWS sets",
-            "leave it out; --max-cost limits the whole",
-        )
-    if cloud.training_plan:
-        _check_training_plan(cloud, cloud.training_plan)
-    if cloud.max_minutes > MAX_TRAINING_MINUTES:
-        raise UserError(
-            f"--max-hours is {cloud.max_minutes} min, and SageMaker ends every job after 28 days",
-            "give 28d or less",
-        )
-
-
-def _check_training_plan(cloud: CloudOptions, arn: str) -> None:
-    match = _TRAINING_PLAN.fullmatch(arn)
-    if match is None:
-        raise UserError(
-            f"--training-plan {arn!r} is not an ARN of one",
-            "aws sagemaker list-training-plans names yours: "
-            "arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
-        )
-    if cloud.purchase == "spot":
-        raise UserError(
-            "a training plan is capacity that was paid for, which spot does not use", "leave out one of both"
-        )
-    if len(cloud.instances) > 1:
-        raise UserError("a training plan is of one instance type, and several are named", "name one")
-    if tuple(cloud.regions) != (match[1],):
-        raise UserError(f"the training plan is of {match[1]}", f"give --region {match[1]}")
-
-
-def _check_block(cloud: CloudOptions) -> None:
-    if cloud.purchase != "capacity-block":
-        for option, value in (("--reservation", cloud.reservation), ("--block-fee", cloud.block_fee_usd)):
-            if value is not None:
-                where = "add --purchase capacity-block" if cloud.backend == "ec2" else "leave it out"
-                raise UserError(f"{option} is for a capacity block of EC2's", where)
-        return
-    if cloud.reservation is None:
-        raise UserError(
-            "it does not say which capacity block",
-            "add --reservation cr-...; `aws ec2 describe-capacity-blocks` lists yours (fastlaunch buys none)",
-        )
-    if not _RESERVATION.fullmatch(cloud.reservation):
-        raise UserError(
-            f"--reservation {cloud.reservation!r} is not the id of a reservation",
-            "give one such as cr-0a1b2c3d",
-        )
-    for what, names in (("instance type", cloud.instances), ("region", cloud.regions)):
-        if len(names) > 1:
-            raise UserError(f"a capacity block is of one {what}, and several are named", "name one")
-
-
-def _check_limits(cloud: CloudOptions) -> None:
-    if cloud.max_price_usd is not None and cloud.max_price_usd < 0.001:
-        raise UserError(f"--max-price is {cloud.max_price_usd:g}", "EC2 takes $0.001 per hour or more")
-    if not MIN_MINUTES <= cloud.max_minutes <= MAX_MINUTES:
-        raise UserError(
-            f"--max-hours is {cloud.max_minutes} min",
-            f"give {MIN_MINUTES}min (booting, pulling the image, saving) to 30d",
-        )
-
-
-def _check_image(cloud: CloudOptions) -> None:
-    if cloud.image and cloud.base_image:
-        raise UserError("--image and --base-image name two images", "give one of the two")
-    if cloud.image and not _IMAGE.fullmatch(cloud.image):
-        raise UserError(
-            f"{cloud.image!r} is not an image by its digest",
-            "give REGISTRY/REPOSITORY@sha256:..., as `fastlaunch build --push` ends with",
-        )
+    return words

@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -15,7 +15,8 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import split_list
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import SubmitOptions, option_of
+from fastlaunch.jobs.option_rules import check_script
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
 from fastlaunch_train.records.contents import path_of
 
@@ -30,39 +31,12 @@ _LAUNCHING_MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
     *("deepspeed.launcher.runner", "cProfile", "pdb"),
 )
-#: Options of Python's whose value is a word of its own.
-_OF_SHELLS = ("&&", "||", "|", ";", "&", ">", ">>", "<")
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_-]*\}", re.ASCII)
+#: Options of Python's whose value is a word of its own.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
-#: Fields of `SubmitOptions` that say nothing to a script, and why.
-_MEANINGLESS = {
-    "recipes": "the script decides how it trains",
-    "overrides": "it changes a recipe of ours, and a script has none",
-    "workload": "the command stands in its place",
-    "experiment": "it is a list of workloads and recipes of ours",
-    "workload_arguments": "it is for the function of a workload file",
-    "model": "the script decides what it trains",
-    "tokenizer": "the script decides how it splits text",
-    "sequence_length": "the script decides the length of its samples",
-    "batch_size": "the script decides its batch size",
-    "batch_sizes": "the script decides its batch size",
-    "memory_budget": "it is for --batch-size auto",
-    "steps": "the script decides how long it trains",
-    "epochs": "the script decides how long it trains",
-    "seed": "the script decides its seed",
-    "data": "the script decides what it reads",
-    "num_workers": "the script decides how it loads data",
-    "checkpoint_every": "the script decides when it saves",
-    "step_profile": "it marks the phases of our own loop; a script can call torch.profiler itself",
-    "eval_every": "the script decides when it evaluates; fl.evaluate(loss=...) records it",
-    "instance": "with --local it rehearses recipes; without, the script runs there",
-}
-#: Fields that say nothing without a command.
-_OF_SCRIPTS = ("lists", "baseline", "hang_timeout_s")
 
-
-def script_specs(options: SubmitOptions, machine: Machine) -> list[JobSpec]:
+def script_specs(options: Options, machine: Machine) -> list[JobSpec]:
     """Return a job for each variant of the command on this machine, the baseline first.
 
     Raises UserError for what cannot start here, and for options that do not fit together.
@@ -74,12 +48,12 @@ def script_specs(options: SubmitOptions, machine: Machine) -> list[JobSpec]:
     return [script_spec(replace(script, nproc=nproc), region=options.region) for script in scripts]
 
 
-def scripts_of(options: SubmitOptions) -> tuple[Script, ...]:
+def scripts_of(options: Options) -> tuple[Script, ...]:
     """Return the variants of the command, the baseline first; where they run says the number of ranks.
 
     Raises UserError for options that do not fit together.
     """
-    _check_options(options)
+    check_script(options)
     if not options.command:
         raise UserError("no command follows --", "give one, as in: -- python train.py --lr 1e-3")
     scripts = [
@@ -153,31 +127,6 @@ def check_travels_along(
 
 def _is_relative(program: str) -> bool:
     return "/" in program and not Path(program).is_absolute()
-
-
-def check_no_script(options: SubmitOptions) -> None:
-    """Raise UserError for an option that is for a command, where none is given."""
-    for name in _OF_SCRIPTS:
-        if getattr(options, name) not in (None, ()):
-            raise UserError(
-                f"{option_of(name)} is for a script of your own, and no -- COMMAND follows",
-                "end with the command, as in: -- python train.py --amp {amp}",
-            )
-
-
-def _check_options(options: SubmitOptions) -> None:
-    """Raise UserError that names every option that says nothing to a script, and why."""
-    usual = {field.name: field.default for field in fields(SubmitOptions)}
-    meaningless = [
-        f"{option_of(name)}: {why}"
-        for name, why in _MEANINGLESS.items()
-        if getattr(options, name) != usual[name]
-    ]
-    if meaningless:
-        raise UserError(
-            "\n  ".join(["these options are not for a script of your own:", *meaningless]),
-            "leave them out, and give the script its own options, which -L can vary",
-        )
 
 
 def _variants(texts: Sequence[str], command: Sequence[str]) -> list[tuple[tuple[str, str], ...]]:
@@ -256,20 +205,6 @@ def _no_script(path: str, program: str) -> UserError:
         f"there is no {path} here{runs}",
         f"the command starts in the current directory, {Path.cwd()}: give the path from there",
     )
-
-
-def split_command(text: str) -> tuple[str, ...]:
-    """Return the words of a command. Raises UserError for one that only a shell understands."""
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise UserError(f"the command cannot be divided into words: {error}", "check its quotes") from None
-    if meant := [word for word in words if word in _OF_SHELLS]:
-        raise UserError(
-            f"the command starts without a shell, to which {meant[0]} would mean something",
-            "give words for a shell: [bash, -c, '...']",
-        )
-    return words
 
 
 def caveats_of(scripts: Sequence[Script], instances: Sequence[InstanceType] = ()) -> tuple[str, ...]:

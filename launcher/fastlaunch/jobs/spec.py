@@ -12,6 +12,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import DEFAULT_REGION
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.contents import VARIABLE
+from fastlaunch_train.workloads.registry import WorkloadInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,30 @@ def names_variant(text: str, variant: Mapping[str, str]) -> bool:
 
 #: What a script does is its own, and not known.
 SCRIPT_RECIPE = Recipe(name="script", description="what the script does", precision="unknown")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to train a workload, before it is known where. `JobSpec` explains the other fields."""
+
+    workload: WorkloadInfo
+    recipe: Recipe
+    #: Samples per GPU, `auto` or `auto-each`, or None for the workload's own.
+    batch_size: int | str | None
+    steps: int | None
+    epochs: int | None
+    eval_every: int
+    inputs: Inputs
+    #: Ranks that it is meant for; None for all there are.
+    num_gpus: int | None = None
+    #: Whether it is an experiment's, which is skipped where it cannot run, and not refused.
+    is_published: bool = False
+
+    @property
+    def name(self) -> str:
+        """`te-fp8 on vit-huge at batch 128`: what sets it apart from the other variants."""
+        batch = "" if self.batch_size is None else f" at batch {self.batch_size}"
+        return f"{self.recipe.label} on {self.workload.name}{batch}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import CPU_WORKLOAD, FEWEST_TIMED_STEPS, GPU_WORKLOAD, instances_of
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions, Variant
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import scripts_of
+from fastlaunch.jobs.spec import Variant
 from fastlaunch.jobs.variants import missing_on, problem_on, variants_of
 
 AUTO = "auto"
@@ -39,12 +40,12 @@ class SweptType:
 
     cells: tuple[Cell, ...]
     #: Of the cells that can run; None if none can.
-    options: SubmitOptions | None
+    options: Options | None
 
     @property
     def num_rounds(self) -> int:
         """The most rounds of its runs; 0 if none can run."""
-        return 0 if self.options is None else self.options.planned_rounds or self.options.repeats
+        return 0 if self.options is None else self.options.planned_rounds or self.options.num_repeats
 
     @property
     def is_until_best(self) -> bool:
@@ -56,21 +57,21 @@ class SweptType:
         return self.num_rounds * sum(cell.skipped is None for cell in self.cells)
 
 
-def types_on_aws(options: SubmitOptions, cloud: CloudOptions, catalogue: Catalogue) -> dict[str, SweptType]:
+def types_on_aws(options: Options, catalogue: Catalogue) -> dict[str, SweptType]:
     """Return what to do on each instance type, by its name as typed. Raises UserError if none runs a cell."""
-    instances = zip(cloud.instances, instances_of(cloud, catalogue), strict=True)
+    instances = zip(options.instances, instances_of(options, catalogue), strict=True)
     if options.command is not None:
         return {name: _swept_script(name, options) for name, _ in instances}
     variants = variants_of(options, GPU_WORKLOAD)
     types = {}
     for name, instance in instances:
-        problems = [problem_on(instance, each, cloud, catalogue, variants=(each,)) for each in variants]
+        problems = [problem_on(instance, each, options, catalogue, variants=(each,)) for each in variants]
         why = [problem.message if problem else None for problem in problems]
         types[name] = _swept(name, options, variants, why)
     return _checked(types)
 
 
-def types_here(options: SubmitOptions, machine: Machine, catalogue: Catalogue | None) -> dict[str, SweptType]:
+def types_here(options: Options, machine: Machine, catalogue: Catalogue | None) -> dict[str, SweptType]:
     """Return what to do on this machine. Raises UserError if it runs no cell."""
     if options.command is not None:
         return {HERE: _swept_script(None, options)}
@@ -80,15 +81,16 @@ def types_here(options: SubmitOptions, machine: Machine, catalogue: Catalogue | 
     return _checked({HERE: _swept(None, options, variants, why)})
 
 
-def _swept_script(instance: str | None, options: SubmitOptions) -> SweptType:
+def _swept_script(instance: str | None, options: Options) -> SweptType:
     """Return the variants of the command as cells."""
     labels = [script.label for script in scripts_of(options)]
+    options = _on(instance, options)
     cells = tuple(Cell(instance=instance, label=label, batch_size=None) for label in labels)
     return SweptType(cells=cells, options=_with_rounds(options, len(cells)))
 
 
 def _swept(
-    instance: str | None, options: SubmitOptions, variants: Sequence[Variant], why: Sequence[str | None]
+    instance: str | None, options: Options, variants: Sequence[Variant], why: Sequence[str | None]
 ) -> SweptType:
     """Return the variants as cells. why: each is left out, or None."""
     cells = tuple(
@@ -96,11 +98,15 @@ def _swept(
         for each, problem in zip(variants, why, strict=True)
     )
     left = [each.recipe.name for each, problem in zip(variants, why, strict=True) if problem is None]
-    kept = replace(options, recipes=tuple(dict.fromkeys(left)))
+    kept = replace(_on(instance, options), recipes=tuple(dict.fromkeys(left)))
     return SweptType(cells=cells, options=_with_rounds(kept, len(left)) if left else None)
 
 
-def _with_rounds(options: SubmitOptions, num_cells: int) -> SubmitOptions:
+def _on(instance: str | None, options: Options) -> Options:
+    return options if instance is None else replace(options, instances=(instance,))
+
+
+def _with_rounds(options: Options, num_cells: int) -> Options:
     """Return the options; a cell that has no other beside it is repeated as often as is looked at first.
 
     With `until_best`, in which it competes with those of other machines, at most as often as they are.
@@ -118,9 +124,7 @@ def _checked(types: dict[str, SweptType]) -> dict[str, SweptType]:
     raise UserError(f"no cell can run: {'; '.join(reasons)}", "name other recipes or instance types")
 
 
-def searches(
-    types: Mapping[str, SweptType], cloud: CloudOptions, catalogue: Catalogue
-) -> dict[str, SubmitOptions]:
+def searches(types: Mapping[str, SweptType], options: Options, catalogue: Catalogue) -> dict[str, Options]:
     """Return the options of the runs that find the batch size for `auto`, by instance type.
 
     Each recipe is fitted where a GPU has the least memory, of the types that run it, the first of equals. So
@@ -128,24 +132,25 @@ def searches(
     """
     memory_gib = {
         name: catalogue.accelerator_of(instance.name).memory_gib
-        for name, instance in zip(cloud.instances, instances_of(cloud, catalogue), strict=True)
+        for name, instance in zip(options.instances, instances_of(options, catalogue), strict=True)
     }
     left = {name for each in types.values() if each.options for name in each.options.recipes}
     found = {}
     for name in sorted(types, key=lambda name: memory_gib[name]):
-        options = types[name].options
-        if options and (fits := tuple(recipe for recipe in options.recipes if recipe in left)):
-            found[name] = search_options(replace(options, recipes=fits))
+        swept = types[name].options
+        if swept and (fits := tuple(recipe for recipe in swept.recipes if recipe in left)):
+            found[name] = search_options(replace(swept, recipes=fits))
             left -= {*fits}
     return found
 
 
-def search_options(options: SubmitOptions) -> SubmitOptions:
+def search_options(options: Options) -> Options:
     """Return the options of the short run that finds the largest batch that fits all recipes of `options`."""
     return replace(
         options,
         batch_sizes=(),
         batch_size=AUTO,
+        max_minutes=min(SEARCH_MINUTES, options.max_minutes),
         steps=FEWEST_TIMED_STEPS,
         epochs=None,
         repeats=1,
@@ -156,7 +161,7 @@ def search_options(options: SubmitOptions) -> SubmitOptions:
     )
 
 
-def with_batch(options: SubmitOptions, batch_size: int | None) -> SubmitOptions:
+def with_batch(options: Options, batch_size: int | None) -> Options:
     """Return the options with the batch size that was found in place of `auto`, each size once."""
     if batch_size is None:
         return options

@@ -14,8 +14,8 @@ from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import MADE_UP, reads_text
-from fastlaunch.jobs.options import CloudOptions, SubmitOptions, Variant
-from fastlaunch.jobs.spec import Inputs
+from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.spec import Inputs, Variant
 from fastlaunch_train.recipes.advice import stand_in
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -45,7 +45,7 @@ _BROUGHT_BY = {"accelerate": "transformers"}
 _BUILT_BY = {"torch_ort": "--ort"}
 
 
-def variants_of(options: SubmitOptions, default_workload: str) -> tuple[Variant, ...]:
+def variants_of(options: Options, default_workload: str) -> tuple[Variant, ...]:
     """Return the variants of `options`, in order. Raises UserError if they do not exist or fit together."""
     experiment = experiment_named(options.experiment) if options.experiment else None
     if experiment:
@@ -141,7 +141,7 @@ def known_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(error.message, error.hint) from None
 
 
-def _named_rows(options: SubmitOptions, default_workload: str) -> list[ExperimentVariant]:
+def _named_rows(options: Options, default_workload: str) -> list[ExperimentVariant]:
     """Return the recipes of the options as rows of an experiment."""
     names = options.recipes or ("bf16",)
     doubled = {name for name in names if names.count(name) > 1}
@@ -159,7 +159,7 @@ def _named_rows(options: SubmitOptions, default_workload: str) -> list[Experimen
     ]
 
 
-def _check_not_fixed(options: SubmitOptions, experiment: Experiment) -> None:
+def _check_not_fixed(options: Options, experiment: Experiment) -> None:
     """Raise UserError if the options say what the experiment says itself."""
     for option, value in (
         ("--recipe", options.recipes),
@@ -175,9 +175,7 @@ def _check_not_fixed(options: SubmitOptions, experiment: Experiment) -> None:
             )
 
 
-def _length(
-    options: SubmitOptions, experiment: Experiment | None, data: str
-) -> tuple[int | None, int | None]:
+def _length(options: Options, experiment: Experiment | None, data: str) -> tuple[int | None, int | None]:
     """Return (steps, epochs), one of them None."""
     if options.steps is not None and options.epochs is not None:
         raise UserError("--steps and --epochs both say how long a run is", "give one of them")
@@ -297,7 +295,7 @@ def capabilities_of(accelerator: Accelerator, base: BaseImage | None = None) -> 
 def problem_on(
     instance: InstanceType,
     variant: Variant,
-    cloud: CloudOptions,
+    options: Options,
     catalogue: Catalogue,
     *,
     variants: Sequence[Variant],
@@ -308,8 +306,8 @@ def problem_on(
     """
     return (
         gpu_problem(instance, variant.recipe, variant.workload, catalogue)
-        or _ranks_problem(instance, variant, cloud)
-        or _image_problem(variant, variants, cloud)
+        or _ranks_problem(instance, variant, options)
+        or _image_problem(variant, variants, options)
     )
 
 
@@ -358,16 +356,16 @@ def gpu_problem(
     )
 
 
-def _ranks_problem(instance: InstanceType, variant: Variant, cloud: CloudOptions) -> UserError | None:
+def _ranks_problem(instance: InstanceType, variant: Variant, options: Options) -> UserError | None:
     """Return why a variant for so many GPUs cannot have just these."""
     if variant.num_gpus is None:
         return None
-    there = instance.num_accelerators * cloud.num_nodes
-    if cloud.num_nodes > 1:
-        why, hint = f"on {cloud.num_nodes} nodes", "leave out --num-nodes"
+    there = instance.num_accelerators * options.num_nodes
+    if options.num_nodes > 1:
+        why, hint = f"on {options.num_nodes} nodes", "leave out --num-nodes"
     elif variant.num_gpus > there:
         why, hint = f"and {instance.name} has {there}", "choose a larger instance type"
-    elif variant.num_gpus < there and cloud.backend == "sagemaker":
+    elif variant.num_gpus < there and options.backend == "sagemaker":
         why = f"and a SageMaker job uses all {there} of ml.{instance.name}"
         hint = "choose a smaller type"
     else:
@@ -375,9 +373,9 @@ def _ranks_problem(instance: InstanceType, variant: Variant, cloud: CloudOptions
     return UserError(f"it is for {variant.num_gpus} GPU{'' if variant.num_gpus == 1 else 's'}, {why}", hint)
 
 
-def _image_problem(variant: Variant, variants: Sequence[Variant], cloud: CloudOptions) -> UserError | None:
+def _image_problem(variant: Variant, variants: Sequence[Variant], options: Options) -> UserError | None:
     """Return what AWS's images lack for the variant; an image of the user's is taken to hold everything."""
-    lacking = () if cloud.image else not_in_base_images(variant.recipe, variant.workload)
+    lacking = () if options.image else not_in_base_images(variant.recipe, variant.workload)
     if not lacking:
         return None
     is_of_text = reads_text(variant.workload)

@@ -13,7 +13,7 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.build import CloudRequest
-from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.jobs.options import Options
 from fastlaunch.placement.capacity_block import check_reservation, max_minutes_in
 from fastlaunch.placement.config_checks import SAGEMAKER, SCHEDULER, check_bucket, check_role, configured
 from fastlaunch.placement.network import (
@@ -47,27 +47,27 @@ class AwsLookup(Lookup):
     wheels: BundleAddress | None = None
 
     def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
-        known = candidates(request.instances, request.cloud.regions, self.settings)
-        if request.cloud.reservation is None:
+        known = candidates(request.instances, request.options.regions, self.settings)
+        if request.options.reservation is None:
             return known
-        (instance,), (region,) = request.instances, request.cloud.regions
-        reservation = self.reservation(request.cloud, instance, region)
-        return in_zone_of(reservation, known, num_nodes=request.cloud.num_nodes)
+        (instance,), (region,) = request.instances, request.options.regions
+        reservation = self.reservation(request.options, instance, region)
+        return in_zone_of(reservation, known, num_nodes=request.options.num_nodes)
 
-    def reservation(self, cloud: CloudOptions, instance: InstanceType, region: str) -> Reservation:
+    def reservation(self, options: Options, instance: InstanceType, region: str) -> Reservation:
         """Return the capacity block, in which its nodes can run. Raise an error for each fault."""
-        assert cloud.reservation is not None
+        assert options.reservation is not None
         return check_reservation(
-            self.aws.reservation(region, cloud.reservation),
-            reservation_id=cloud.reservation,
+            self.aws.reservation(region, options.reservation),
+            reservation_id=options.reservation,
             instance=instance,
             region=region,
-            num_nodes=cloud.num_nodes,
+            num_nodes=options.num_nodes,
             now=self.now,
         )
 
     def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
-        block = self.reservation(request.cloud, candidate.instance, candidate.region)
+        block = self.reservation(request.options, candidate.instance, candidate.region)
         assert block.starts_at is not None and block.ends_at is not None
         ends_at = block.ends_at.astimezone(UTC).isoformat(timespec="seconds")
         return ends_at, (block.ends_at - block.starts_at) / timedelta(hours=1), block.num_instances
@@ -81,12 +81,12 @@ class AwsLookup(Lookup):
     def check(self, request: CloudRequest, candidate: Candidate) -> None:
         """Raise UserError if the zone lacks the type, or network, role or bucket do not serve the job."""
         region = candidate.region
-        if request.cloud.backend == "sagemaker":
+        if request.options.service == "sagemaker":
             check_role(self.aws, region, self.setting(region, "role"), SAGEMAKER)
-            by_efa = has_several_interfaces(candidate.instance, request.cloud.num_nodes)
+            by_efa = has_several_interfaces(candidate.instance, request.options.num_nodes)
             check_training_network(self.aws, region, self.settings.region_settings(region), by_efa=by_efa)
         else:
-            if request.cloud.account_timer and (
+            if request.options.account_timer and (
                 timer := self.settings.region_settings(region).scheduler_role
             ):
                 check_role(self.aws, region, timer, SCHEDULER)
@@ -100,10 +100,10 @@ class AwsLookup(Lookup):
         return self.aws.machine_image(region, self.aws.parameter(region, name))
 
     def image(self, request: CloudRequest, region: str) -> str:
-        if request.cloud.image is None:
+        if request.options.image is None:
             return self.base_image(region)
-        self.is_image_visible(request.cloud.image, region)
-        return request.cloud.image
+        self.is_image_visible(request.options.image, region)
+        return request.options.image
 
     def base_image(self, region: str) -> str:
         """Return AWS's own image in the region, by the digest that its tag has now."""
@@ -156,9 +156,9 @@ class AwsLookup(Lookup):
             subnet = find_subnet(aws, region, candidate.subnet, tuple(here.subnets.values()))
             check_subnet(subnet, region=region, zone=candidate.zone, group_vpcs=vpcs)
             return
-        if has_several_interfaces(candidate.instance, request.cloud.num_nodes):
+        if has_several_interfaces(candidate.instance, request.options.num_nodes):
             raise BadConfiguration(
-                f"{candidate.instance.name} has several network interfaces on {request.cloud.num_nodes} "
+                f"{candidate.instance.name} has several network interfaces on {request.options.num_nodes} "
                 "nodes, which get no public address, and no subnet is named",
                 f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file, of "
                 "subnets with a NAT or endpoints for S3 and ECR, or give --subnet ZONE=ID",
@@ -171,18 +171,18 @@ def fitted(request: CloudRequest, lookup: AwsLookup) -> tuple[CloudRequest, tupl
 
     Raises UserError's kinds where the block cannot carry the job at all.
     """
-    if request.cloud.reservation is None:
+    if request.options.reservation is None:
         return request, ()
-    (instance,), (region,) = request.instances, request.cloud.regions
-    block = lookup.reservation(request.cloud, instance, region)
+    (instance,), (region,) = request.instances, request.options.regions
+    block = lookup.reservation(request.options, instance, region)
     longest = max_minutes_in(block, lookup.now)
-    if request.cloud.max_minutes <= longest:
+    if request.options.max_minutes <= longest:
         return request, ()
     change = (
-        f"--max-hours is cut from {request.cloud.max_minutes} to {longest} min: EC2 begins to end the "
+        f"--max-hours is cut from {request.options.max_minutes} to {longest} min: EC2 begins to end the "
         f"instances of {block.id} then"
     )
-    return replace(request, cloud=replace(request.cloud, max_minutes=longest)), (change,)
+    return replace(request, options=replace(request.options, max_minutes=longest)), (change,)
 
 
 def in_zone_of(block: Reservation, known: Sequence[Candidate], *, num_nodes: int) -> tuple[Candidate, ...]:

@@ -20,7 +20,8 @@ from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, N
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.images.code_bundle import Bundle
-from fastlaunch.jobs.options import CloudOptions, given_inputs
+from fastlaunch.jobs.option_rules import given_inputs
+from fastlaunch.jobs.options import Options
 from fastlaunch.placement.aws_lookup import AwsLookup, check_offered
 from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
 from fastlaunch.placement.check import Check, Finding, Result, run_check
@@ -75,7 +76,7 @@ class CheckContext:
     """The job that the checks are for, and what they look it up with."""
 
     lookup: AwsLookup
-    cloud: CloudOptions
+    options: Options
     #: Those of the options; none to check the account alone.
     instances: tuple[InstanceType, ...]
     #: What is uploaded for it: its code, as far as that is known here, and what pip installs.
@@ -96,13 +97,13 @@ class CheckContext:
     @property
     def has_several_interfaces(self) -> bool:
         """Whether any of its machines would have several network interfaces."""
-        return self.cloud.backend == "ec2" and any(
-            has_several_interfaces(instance, self.cloud.num_nodes) for instance in self.instances
+        return self.options.service == "ec2" and any(
+            has_several_interfaces(instance, self.options.num_nodes) for instance in self.instances
         )
 
     def name_of(self, instance: InstanceType) -> str:
         """Return the type as the service calls it."""
-        return f"ml.{instance.name}" if self.cloud.backend == "sagemaker" else instance.name
+        return f"ml.{instance.name}" if self.options.service == "sagemaker" else instance.name
 
 
 def checks(job: CheckContext, placements: "Sequence[Placement]" = ()) -> list[Check]:
@@ -131,9 +132,9 @@ def usable(placements: "Sequence[Placement]", results: Sequence[Check]) -> Resol
 
 
 def _region_checks(job: CheckContext) -> Iterator[Check]:
-    service_checks = _sagemaker_checks if job.cloud.backend == "sagemaker" else _ec2_checks
+    service_checks = _sagemaker_checks if job.options.service == "sagemaker" else _ec2_checks
     no_login = None if _has_login(job) else "not asked, for want of a login"
-    for region in job.cloud.regions:
+    for region in job.options.regions:
         yield run_check("config", partial(_config, job, region), region=region)
         obstacle = no_login
         if obstacle is None:
@@ -161,7 +162,7 @@ def _login(job: CheckContext) -> str:
 
 def _config(job: CheckContext, region: str) -> str:
     """Return what the config file names for the region. Raises UserError if a job's needs are missing."""
-    trains = job.cloud.backend == "sagemaker"
+    trains = job.options.service == "sagemaker"
     problems: list[UserError] = []
     for name in ("bucket", "role" if trains else "instance_profile"):
         try:
@@ -197,7 +198,7 @@ def _region(job: CheckContext, region: str) -> str:
 
 def _container(job: CheckContext, region: str) -> str | Finding:
     """Find the container image that a job there would start from."""
-    if own := job.cloud.image:
+    if own := job.options.image:
         if job.lookup.is_image_visible(own, region):
             return f"{own.rpartition('@')[0]} has {own.rpartition('@')[2][:19]}..."
         return Finding(
@@ -247,7 +248,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
     yield {"name": "machine image"}, partial(_machine_image, job, region)
     yield {"name": "container image"}, partial(_container, job, region)
     yield {"name": "instance profile"}, partial(_profile, job, region)
-    if job.cloud.account_timer:
+    if job.options.account_timer:
         yield {"name": "scheduler role"}, partial(_scheduler_role, job, region)
     yield {"name": "bucket"}, partial(_bucket, job, region)
     yield from _code_checks(job, region)
@@ -255,7 +256,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
     yield from _network_checks(job, region)
     for instance in job.instances:
         yield {"name": "offered", "instance": instance.name}, partial(_offered, job, instance, region)
-        if job.cloud.purchase == "capacity-block":
+        if job.options.purchase == "capacity-block":
             # No quota: a block's instances were granted when it was bought.
             yield (
                 {"name": "capacity block", "instance": instance.name},
@@ -263,7 +264,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
             )
             continue
         yield {"name": "quota", "instance": instance.name}, partial(_quota, job, instance, region)
-        if job.cloud.purchase == "spot":
+        if job.options.purchase == "spot":
             yield (
                 {"name": "spot price", "instance": instance.name},
                 partial(_spot_price, job, instance, region),
@@ -271,7 +272,7 @@ def _ec2_checks(job: CheckContext, region: str) -> _Pending:
 
 
 def _input_checks(job: CheckContext, region: str) -> _Pending:
-    for uri in given_inputs(job.cloud).values():
+    for uri in given_inputs(job.options).values():
         yield {"name": "input"}, partial(_input, job, region, uri)
 
 
@@ -280,10 +281,10 @@ def _input(job: CheckContext, region: str, uri: str) -> str:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     if not job.aws.has_objects(region, bucket, prefix):
         raise BadConfiguration(f"nothing lies under {uri}", "name a folder with objects in it, not a file")
-    if job.cloud.backend == "sagemaker":
+    if job.options.service == "sagemaker":
         # SageMaker reads no other region's.
         check_bucket(job.aws, region, bucket)
-    return f"{uri} holds objects; {_ROLES[job.cloud.backend]} has to be allowed to read them"
+    return f"{uri} holds objects; {_ROLES[job.options.service]} has to be allowed to read them"
 
 
 def _machine_image(job: CheckContext, region: str) -> str:
@@ -376,7 +377,7 @@ def _offered(job: CheckContext, instance: InstanceType, region: str) -> str | Fi
 
 
 def _block(job: CheckContext, instance: InstanceType, region: str) -> str:
-    block = job.lookup.reservation(job.cloud, instance, region)
+    block = job.lookup.reservation(job.options, instance, region)
     left = minutes_left(block, job.lookup.now)
     return (
         f"{block.id} in {block.zone}: {block.num_free} of {block.num_instances} instances free, "
@@ -385,12 +386,12 @@ def _block(job: CheckContext, instance: InstanceType, region: str) -> str:
 
 
 def _quota(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
-    use = quota_use(instance, region, job.cloud, job.aws)
+    use = quota_use(instance, region, job.options, job.aws)
     if use is None:
-        service = SERVICES[job.cloud.backend]
+        service = SERVICES[job.options.service]
         return Finding(
             Result.NOT_CHECKED,
-            f"{service} publishes no quota for {job.cloud.purchase} {job.name_of(instance)} in {region}",
+            f"{service} publishes no quota for {job.options.purchase} {job.name_of(instance)} in {region}",
             f"look for it under Service Quotas, Amazon {service}, in {region}; the type may not be there",
         )
     if use.fits is False:
@@ -404,7 +405,7 @@ def _spot_price(job: CheckContext, instance: InstanceType, region: str) -> str |
         return Finding(Result.NOT_CHECKED, f"EC2 tells no spot price of {instance.name} in {region}")
     usd, zone = newest
     message = f"${usd:g}/h in {zone}, the cheapest zone now"
-    limit = job.cloud.max_price_usd
+    limit = job.options.max_price_usd
     if limit is not None and usd > limit:
         return Finding(
             Result.WARNING,
@@ -422,11 +423,11 @@ def _network_checks(job: CheckContext, region: str) -> _Pending:
         yield {"name": "subnet"}, partial(_no_subnet, job, region)
     for zone, subnet in here.subnets.items():
         yield {"name": "subnet", "zone": zone}, partial(_subnet, job, region, zone, subnet)
-    if job.cloud.num_nodes == 1:
+    if job.options.num_nodes == 1:
         return
     yield {"name": "between nodes"}, partial(_between_nodes, job, region)
     # A block's instances stand together by themselves.
-    for zone in here.subnets if job.cloud.purchase != "capacity-block" else ():
+    for zone in here.subnets if job.options.purchase != "capacity-block" else ():
         yield {"name": "placement group", "zone": zone}, partial(_placement_group, job, region, zone)
 
 
@@ -507,13 +508,13 @@ def _sagemaker_checks(job: CheckContext, region: str) -> _Pending:
     if job.region_settings(region).sagemaker_subnets:
         yield {"name": "network"}, partial(_training_network, job, region)
     # A training plan's instances were granted when it was bought.
-    for instance in () if job.cloud.training_plan else job.instances:
+    for instance in () if job.options.training_plan else job.instances:
         yield {"name": "quota", "instance": job.name_of(instance)}, partial(_quota, job, instance, region)
 
 
 def _training_network(job: CheckContext, region: str) -> str:
     here = job.region_settings(region)
-    by_efa = any(has_several_interfaces(instance, job.cloud.num_nodes) for instance in job.instances)
+    by_efa = any(has_several_interfaces(instance, job.options.num_nodes) for instance in job.instances)
     check_training_network(job.aws, region, here, by_efa=by_efa)
     return f"{', '.join(here.sagemaker_subnets)} with {', '.join(here.sagemaker_security_groups)}"
 
@@ -521,36 +522,36 @@ def _training_network(job: CheckContext, region: str) -> str:
 def _money_checks(job: CheckContext, placements: "Sequence[Placement]") -> Iterator[Check]:
     """Yield the checks of prices and costs. placements: where the job may run, none if that is not known."""
     yield run_check("price file", partial(_price_file, job))
-    for region in job.cloud.regions:
+    for region in job.options.regions:
         for instance in job.instances:
             call = partial(_price, job, instance, region)
             yield run_check("price", call, region=region, instance=job.name_of(instance))
-    if job.cloud.purchase == "spot" and job.checkpoint_every is not None:
+    if job.options.purchase == "spot" and job.checkpoint_every is not None:
         yield run_check("checkpoints", partial(_checkpoints, job))
     if placements:
         yield run_check("cost", partial(_cost, job, placements))
 
 
 def _price_file(job: CheckContext) -> str | Finding:
-    service = job.cloud.backend
+    service = job.options.service
     newest = max(price.as_of for price in job.lookup.catalogue.prices if price.service == service)
     return _dated(job, f"the newest price is of {newest}", newest)
 
 
 def _price(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
-    if job.cloud.reservation is not None:
-        if (fee_usd := job.cloud.block_fee_usd) is not None:
+    if job.options.reservation is not None:
+        if (fee_usd := job.options.block_fee_usd) is not None:
             return f"${fee_usd:,.2f} paid up front"
         usd_per_hour = block_usd_per_hour(instance, region, job.lookup.catalogue, job.lookup.today)
         return f"${usd_per_hour:g}/h paid up front"
     rate = dearest_rate(
         instance,
         region,
-        purchase=job.cloud.purchase,
-        max_price_usd=job.cloud.max_price_usd,
+        purchase=job.options.purchase,
+        max_price_usd=job.options.max_price_usd,
         catalogue=job.lookup.catalogue,
         today=job.lookup.today,
-        service=job.cloud.backend,
+        service=job.options.service,
     )
     message = f"at most ${rate.usd_per_hour:g}/h, as of {rate.as_of}"
     return _dated(job, message, rate.as_of)
@@ -577,6 +578,6 @@ def _checkpoints(job: CheckContext) -> str:
 
 
 def _cost(job: CheckContext, placements: "Sequence[Placement]") -> str:
-    ceiling = cost_ceiling(placements, num_nodes=job.cloud.num_nodes, max_minutes=job.cloud.max_minutes)
+    ceiling = cost_ceiling(placements, num_nodes=job.options.num_nodes, max_minutes=job.options.max_minutes)
     check_budget(ceiling, job.max_cost_usd)
     return str(ceiling)

@@ -72,7 +72,7 @@ def prepare(
         lookup_aws = cached(aws)
         # First: without credentials nothing else can be known, and fetching wheels takes a while.
         lookup_aws.identity()
-        base = None if request.cloud.image else training_base(request.cloud.base_image, today=today)
+        base = None if request.options.image else training_base(request.options.base_image, today=today)
         shown.update("the code")
         bundle = None
         if directory is not None:
@@ -82,10 +82,10 @@ def prepare(
                 base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
             )
         wheels = None
-        if request.cloud.requirements is not None:
+        if request.options.requirements is not None:
             shown.update("what the requirements are")
-            resolved_for = None if request.cloud.requirements_from_index else base
-            wheels = requirements_bundle(Path(request.cloud.requirements), resolved_for)
+            resolved_for = None if request.options.requirements_from_index else base
+            wheels = requirements_bundle(Path(request.options.requirements), resolved_for)
         lookup = AwsLookup(
             settings=settings,
             catalogue=catalogue,
@@ -100,7 +100,7 @@ def prepare(
         resolution = resolve(request, lookup)
         context = CheckContext(
             lookup=lookup,
-            cloud=request.cloud,
+            options=request.options,
             instances=request.instances,
             bundles=tuple(filter(None, (bundle, wheels))),
             checkpoint_every=None if request.scripts else request.options.checkpoint_every,

@@ -10,7 +10,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.aws.quota_codes import quota_code, quota_page
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import CloudRefused, QuotaExceeded
-from fastlaunch.jobs.options import CloudOptions
+from fastlaunch.jobs.options import Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +70,17 @@ class QuotaUse:
         return f"needs {self.needed} instance{'s' if self.needed > 1 else ''} of {limit}{used}: {name}"
 
 
-def quota_use(instance: InstanceType, region: str, cloud: CloudOptions, aws: Aws) -> QuotaUse | None:
+def quota_use(instance: InstanceType, region: str, options: Options, aws: Aws) -> QuotaUse | None:
     """Return the quota that the job's instances count against; None if no quota is known for them.
 
     Raises CloudRefused's kinds where the quota may not be looked at.
     """
-    make = _training_quota if cloud.backend == "sagemaker" else _ec2_quota
-    return make(instance, region, cloud, aws)
+    make = _training_quota if options.service == "sagemaker" else _ec2_quota
+    return make(instance, region, options, aws)
 
 
-def _ec2_quota(instance: InstanceType, region: str, cloud: CloudOptions, aws: Aws) -> QuotaUse | None:
-    quota = quota_code(instance.name, cloud.purchase)
+def _ec2_quota(instance: InstanceType, region: str, options: Options, aws: Aws) -> QuotaUse | None:
+    quota = quota_code(instance.name, options.purchase)
     if quota is None:
         return None
     own = aws.quota(region, "ec2", quota.code)
@@ -98,12 +98,12 @@ def _ec2_quota(instance: InstanceType, region: str, cloud: CloudOptions, aws: Aw
         limit=limit,
         is_default=own is None and limit is not None,
         used=used,
-        needed=cloud.num_nodes * instance.vcpus,
+        needed=options.num_nodes * instance.vcpus,
     )
 
 
-def _training_quota(instance: InstanceType, region: str, cloud: CloudOptions, aws: Aws) -> QuotaUse | None:
-    is_spot = cloud.purchase == "spot"
+def _training_quota(instance: InstanceType, region: str, options: Options, aws: Aws) -> QuotaUse | None:
+    is_spot = options.purchase == "spot"
     # Codes differ by type, so the name is what there is to look for.
     usage = "spot training job" if is_spot else "training job"
     quota = aws.quotas_by_name(region, "sagemaker").get(f"ml.{instance.name} for {usage} usage")
@@ -123,5 +123,5 @@ def _training_quota(instance: InstanceType, region: str, cloud: CloudOptions, aw
         limit=quota.value,
         is_default=quota.is_default,
         used=used,
-        needed=cloud.num_nodes,
+        needed=options.num_nodes,
     )

@@ -28,7 +28,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason, utc_day
 from fastlaunch.images.requirements import read_requirements
 from fastlaunch.jobs.build import CloudRequest, rate_at
-from fastlaunch.jobs.options import given_inputs, given_secrets, given_tags, given_variables
+from fastlaunch.jobs.option_rules import given_inputs, given_secrets, given_tags, given_variables
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
@@ -96,18 +96,18 @@ class Lookup(ABC):
 
         Raises UserError where neither its fee nor its price is known.
         """
-        cloud = request.cloud
-        if cloud.reservation is None:
+        options = request.options
+        if options.reservation is None:
             return None
         ends_at, hours, num_instances = self.block_size(request, candidate)
-        fee_usd = cloud.block_fee_usd
+        fee_usd = options.block_fee_usd
         if fee_usd is None:
             usd_per_hour = block_usd_per_hour(
                 candidate.instance, candidate.region, self.catalogue, self.today
             )
             fee_usd = usd_per_hour * hours * num_instances
         return CapacityBlock(
-            reservation=cloud.reservation,
+            reservation=options.reservation,
             ends_at=ends_at,
             fee_usd=fee_usd,
             hours=hours,
@@ -120,7 +120,7 @@ class Lookup(ABC):
 
     def tags(self, request: CloudRequest) -> dict[str, str]:
         """Return the tags of all that is started, less our own; `Owner` unless the user gives one."""
-        given = {**self.settings.tags, **given_tags(request.cloud)}
+        given = {**self.settings.tags, **given_tags(request.options)}
         if any(key.lower() == OWNER_TAG.lower() for key in given):
             return given
         return {OWNER_TAG: self.owner(), **given}
@@ -166,22 +166,22 @@ class OfflineLookup(Lookup):
     is_script: bool = False
 
     def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
-        known = candidates(request.instances, request.cloud.regions, self.settings)
-        in_block = request.cloud.reservation is not None
+        known = candidates(request.instances, request.options.regions, self.settings)
+        in_block = request.options.reservation is not None
         if in_block and len(known) > 1:
             # Only one subnet can be in the block's zone, and only AWS can say which.
             return (replace(known[0], zone=None, subnet=UNKNOWN_SUBNET),)
         return tuple(
             replace(candidate, subnet=UNKNOWN_SUBNET)
             if candidate.subnet is None
-            and (in_block or has_several_interfaces(candidate.instance, request.cloud.num_nodes))
+            and (in_block or has_several_interfaces(candidate.instance, request.options.num_nodes))
             else candidate
             for candidate in known
         )
 
     def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
         # The shortest there is, and so the dearest an hour.
-        return UNKNOWN_END, MIN_BLOCK_HOURS, request.cloud.num_nodes
+        return UNKNOWN_END, MIN_BLOCK_HOURS, request.options.num_nodes
 
     def owner(self) -> str:
         return "<owner>"
@@ -191,7 +191,7 @@ class OfflineLookup(Lookup):
 
     def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
         # Nodes with EFA need a group of their own, which the VPC's default one is not.
-        needs_own = has_several_interfaces(candidate.instance, request.cloud.num_nodes)
+        needs_own = has_several_interfaces(candidate.instance, request.options.num_nodes)
         return super().security_groups(request, candidate) or ((UNKNOWN_GROUP,) if needs_own else ())
 
     def check(self, request: CloudRequest, candidate: Candidate) -> None:
@@ -201,9 +201,9 @@ class OfflineLookup(Lookup):
         return MachineImage(id="<ami-id>", root_device="<root-device>", root_gib=ROOT_GIB)
 
     def image(self, request: CloudRequest, region: str) -> str:
-        if request.cloud.image is not None:
-            own_image(request.cloud.image, region)
-            return request.cloud.image
+        if request.options.image is not None:
+            own_image(request.options.image, region)
+            return request.options.image
         assert self.base is not None
         return image_uri(self.base, region, "<image-digest>")
 
@@ -214,10 +214,12 @@ class OfflineLookup(Lookup):
         return CodeBundle.under(prefix, sha256="<code-sha256>", commit=self.commit)
 
     def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
-        if request.cloud.requirements is None:
+        if request.options.requirements is None:
             return None
         # As far as that is seen without pip.
-        read_requirements(Path(request.cloud.requirements), from_index=request.cloud.requirements_from_index)
+        read_requirements(
+            Path(request.options.requirements), from_index=request.options.requirements_from_index
+        )
         prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256="<requirements-sha256>", commit=None)
 
@@ -229,8 +231,8 @@ def resolve(request: CloudRequest, lookup: Lookup) -> Resolution:
     """
     placements: list[Placement] = []
     skipped: list[tuple[str, UserError]] = []
-    if request.cloud.backend == "sagemaker":
-        for candidate in candidates(request.instances, request.cloud.regions):
+    if request.options.service == "sagemaker":
+        for candidate in candidates(request.instances, request.options.regions):
             try:
                 placements.append(_sagemaker_placement(request, candidate, lookup))
             except UserError as error:
@@ -328,7 +330,7 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
     root_gib = max(ROOT_GIB, machine.root_gib)
     volume = lookup.catalogue.find_volume_price(region, on=lookup.today)
     # A block's instances stand together by themselves.
-    is_grouped = request.cloud.num_nodes > 1 and request.cloud.reservation is None
+    is_grouped = request.options.num_nodes > 1 and request.options.reservation is None
     return Ec2Placement(
         instance=instance,
         region=region,
@@ -351,12 +353,12 @@ def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) 
         ),
         tags=lookup.tags(request),
         volume_kms_key=settings.volume_kms_key,
-        max_price_usd=request.cloud.max_price_usd,
+        max_price_usd=request.options.max_price_usd,
         placement_group=settings.placement_groups.get(candidate.zone or "") if is_grouped else None,
         block=block,
-        secrets=given_secrets(request.cloud),
-        variables=given_variables(request.cloud),
-        inputs=given_inputs(request.cloud),
+        secrets=given_secrets(request.options),
+        variables=given_variables(request.options),
+        inputs=given_inputs(request.options),
         requirements=lookup.requirements(request, region),
     )
 
@@ -383,11 +385,11 @@ def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lo
         tags=lookup.tags(request),
         volume_kms_key=here.volume_kms_key,
         volume_gib=TRAINING_VOLUME_GIB,
-        secrets=given_secrets(request.cloud),
-        variables=given_variables(request.cloud),
-        inputs=given_inputs(request.cloud),
+        secrets=given_secrets(request.options),
+        variables=given_variables(request.options),
+        inputs=given_inputs(request.options),
         requirements=lookup.requirements(request, region),
-        training_plan=request.cloud.training_plan,
+        training_plan=request.options.training_plan,
         subnets=here.sagemaker_subnets,
         security_groups=here.sagemaker_security_groups,
         output_kms_key=here.output_kms_key,
