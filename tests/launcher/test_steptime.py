@@ -12,7 +12,7 @@ from fake_records import read_all, step_time_s, write_run
 from fastlaunch.measure.steptime import COMPILED_LATE, time_attempt
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary, Startup
-from fastlaunch_train.records.records import Eval, Phase
+from fastlaunch_train.records.records import Columns, Eval, Phase, Step
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_first_compiled_block_is_warm_up_even_when_it_is_long(run) -> None:
 
 def test_the_rank_that_waits_and_builds_longest_counts(tmp_path: Path) -> None:
     first, second = read_all(write_run(tmp_path, world_size=2, data_wait_s=0.01))
-    waiting = tuple(replace(step, data_wait_s=0.03) for step in second.steps)
+    waiting = Columns(Step, (replace(step, data_wait_s=0.03) for step in second.steps))
     phases = (Phase(name="build", seconds=4.0, step=0), Phase(name="build", seconds=1.0, step=0))
     summary = summarize([first, replace(second, steps=waiting, phases=phases)])
     assert summary.timing.data_wait_fraction == pytest.approx(0.3)
@@ -170,7 +170,8 @@ def test_short_batches_in_one_half_are_no_change(tmp_path: Path) -> None:
     files = write_run(tmp_path, steps=210, step_time_s=lambda rank, step: 0.05 if step > 120 else 0.1)
     (record,) = read_all(files)
     assert time_attempt([record]).late == pytest.approx(math.log(2 / 3), abs=0.01)
-    steps = [replace(step, num_samples=4 if step.step > 120 else 8) for step in record.steps]
+    counted = (replace(step, num_samples=4 if step.step > 120 else 8) for step in record.steps)
+    steps = Columns(Step, counted)
     assert time_attempt([replace(record, steps=steps)]).late == pytest.approx(0.0)
 
 
