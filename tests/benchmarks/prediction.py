@@ -24,16 +24,8 @@ from statistics import mean, median
 import numpy as np
 from tabulate import tabulate
 
-from fastlaunch.analysis.predict import (
-    CLASSES,
-    Config,
-    Prediction,
-    Predictor,
-    Row,
-    best_guess,
-    features_of,
-    read,
-)
+from fastlaunch.analysis.anchors import Config, Row, read, read_anchors
+from fastlaunch.analysis.predict import CLASSES, Prediction, Predictor, best_guess, features_of
 from fastlaunch.analysis.throughput_model import Array, Fit, Ids
 from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
 
@@ -64,7 +56,8 @@ class Case:
 def cases(rows: Sequence[Row], num_folds: int, seed: int = 1) -> list[Case]:
     """Return every row that was left out and predicted."""
     made = []
-    configs = [read(row) for row in rows]
+    read_rows = [read(row) for row in rows]
+    configs = [config for config, _ in read_rows]
     for name, key in LEFT_OUT.items():
         keys = sorted({repr(key(config)) for config in configs})
         random.Random(seed).shuffle(keys)
@@ -73,14 +66,15 @@ def cases(rows: Sequence[Row], num_folds: int, seed: int = 1) -> list[Case]:
             out = set(keys[fold::num])
             held = [repr(key(config)) in out for config in configs]
             anchors = [row for row, is_held in zip(rows, held, strict=True) if not is_held]
-            queries = [row for row, is_held in zip(rows, held, strict=True) if is_held]
-            predictor = Predictor(anchors)
-            answers = predictor.predict([{**row, "throughput": "", "notes": ""} for row in queries])
+            queries = [at for at, is_held in enumerate(held) if is_held]
+            predictor = Predictor(read_anchors(anchors)[0])
+            answers = predictor.predict([configs[at] for at in queries])
             baseline = baselines(predictor)
-            for row, answer in zip(queries, answers, strict=True):
+            for at, answer in zip(queries, answers, strict=True):
                 if isinstance(answer, Prediction):
-                    true = float(row["throughput"])
-                    guesses = {"fastlaunch": answer.predicted, **baseline(read(row))}
+                    row, (config, per_s) = rows[at], read_rows[at]
+                    true = float(row["throughput"]) / per_s
+                    guesses = {"fastlaunch": answer.predicted, **baseline(config)}
                     made.append(
                         Case(
                             model=row["model"],
@@ -119,7 +113,7 @@ def baselines(predictor: Predictor) -> Callable[[Config], Mapping[str, float]]:
         if config.gpu and others:
             for name, of in (("bandwidth", bandwidth), ("peak", _peak)):
                 guesses[name] = median(logs[i] + math.log(of(config) / of(configs[i])) for i in others)
-        return {name: math.exp(value) * config.num_gpus * config.per_s for name, value in guesses.items()}
+        return {name: math.exp(value) * config.num_gpus for name, value in guesses.items()}
 
     return guess
 
@@ -173,7 +167,7 @@ def one_at_a_time(rows: Sequence[Row]) -> str:
     With one probe: without its generation but for one run there, of the fewest GPUs: of this workload at
     another batch, number of GPUs or date, or of the workload most like it.
     """
-    predictor = Predictor(rows)
+    predictor = Predictor(read_anchors(rows)[0])
     features, likeness = features_of(predictor.configs)
     fit = Fit(features, predictor.log_throughput, predictor.num_runs, likeness)
     left_out = {name: own for name, own in predictor.left_out(fit).items() if name != "B0"}

@@ -27,7 +27,8 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.prediction import bandwidth, baselines
-from fastlaunch.analysis.predict import Config, Predictor, best_guess, features_of
+from fastlaunch.analysis.anchors import Config, read_anchors
+from fastlaunch.analysis.predict import Predictor, best_guess, features_of
 from fastlaunch.analysis.throughput_model import Fit
 from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT, identify
 from fastlaunch.catalog.load import load_catalogue
@@ -91,7 +92,7 @@ def cases(predictor: Predictor, sold: Mapping[str, float]) -> Iterator[Mapping[s
 
 def picks(rows: Sequence[Mapping[str, str]]) -> Iterator[Pick]:
     """Yield every method's pick of every case, for everything that may be known of it."""
-    predictor, sold = Predictor(rows), usd_per_gpu_hour()
+    predictor, sold = Predictor(read_anchors(rows)[0]), usd_per_gpu_hour()
     features, likeness = features_of(predictor.configs)
     fit = Fit(features, predictor.log_throughput, predictor.num_runs, likeness)
     for case in cases(predictor, sold):

@@ -28,9 +28,9 @@ from statistics import fmean, median
 
 from tabulate import tabulate
 
+from fastlaunch.analysis.anchors import Refusal, config_of, read
 from fastlaunch.analysis.differences import RunTime
 from fastlaunch.analysis.elimination import SweptCell, eliminate, next_places, predict_cells
-from fastlaunch.analysis.predict import Refusal, read
 from fastlaunch.catalog.gpus import Gpu, identify
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS
@@ -135,12 +135,14 @@ def low_rank(rng: random.Random, num_types: int, num_recipes: int) -> Matrix:
 def _cell(
     place: str, gpu: str, usd_per_hour: float, model: str, label: str, precision: str, *, num_gpus: int
 ) -> SweptCell:
-    query = {"model": f"{model} {label}", "precision": precision, "gpu": gpu, "num_gpus": str(num_gpus)}
+    config = config_of(
+        model=f"{model} {label}", unit="samples", precision=precision, gpu=gpu, num_gpus=num_gpus, batch=64
+    )
     return SweptCell(
         place=place,
         batch=0,
         log_usd_per_hour=math.log(usd_per_hour),
-        query={**query, "batch_per_gpu": "64", "unit": "samples/s"},
+        config=config,
     )
 
 
@@ -154,7 +156,7 @@ def published(rows: Sequence[Mapping[str, str]]) -> list[Matrix]:
     models: dict[object, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         try:
-            config = read(row)
+            config, _ = read(row)
         except Refusal:
             continue
         if config.gpu_name in usd_per_gpu:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from fastlaunch.analysis.anchors import config_of
 from fastlaunch.analysis.differences import RunTime
 from fastlaunch.analysis.elimination import SweptCell, eliminate, next_places, predict_cells
 
@@ -86,8 +87,8 @@ def test_a_cell_that_has_not_run_is_left_out_by_its_range(
 
 
 def on_gpu(place: str, gpu: str, label: str, *times: float, usd: float = 1.0) -> SweptCell:
-    query = {"model": label, "precision": "bf16", "gpu": gpu, "num_gpus": "8", "unit": "samples/s"}
-    return replace(cell(place, *times, usd=usd), query=query)
+    config = config_of(model=label, unit="samples", precision="bf16", gpu=gpu, num_gpus=8)
+    return replace(cell(place, *times, usd=usd), config=config)
 
 
 def test_a_recipe_is_predicted_by_its_runs_on_other_gpus_and_not_by_other_recipes() -> None:

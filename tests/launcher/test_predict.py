@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch.analysis.predict import ADDED, Prediction, Predictor, read_unit
+from fastlaunch.analysis.anchors import Refusal, read, read_anchors, read_unit
+from fastlaunch.analysis.predict import Prediction, Predictor
 from fastlaunch.catalog.gpus import identify
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.main import run
+from fastlaunch.cli.predict import ADDED
 
 #: Throughput of a model is its own constant times the GPU's: what a matrix of rank 1 is.
 MODELS = {f"net{i}": 100.0 * 1.7**i for i in range(6)}
@@ -40,7 +42,7 @@ def matrix(without: tuple[str, ...] = (), factor: float = 1.0) -> list[dict[str,
 
 
 def predicted(anchors: list[dict[str, str]], query: dict[str, str]) -> Prediction:
-    answer = Predictor(anchors).predict([query])[0]
+    answer = Predictor(read_anchors(anchors)[0]).predict([read(query)[0]])[0]
     assert isinstance(answer, Prediction)
     return answer
 
@@ -86,9 +88,7 @@ def test_eight_gpus_are_about_eight_times_one_and_the_unit_scales() -> None:
     thousand = predicted(matrix(factor=1000), query)
     for name in ("predicted", "low", "high"):
         assert getattr(thousand, name) == pytest.approx(1000 * getattr(answer, name), rel=1e-6)
-    assert predicted(matrix(), query | {"unit": "img per minute"}).predicted == pytest.approx(
-        60 * answer.predicted
-    )
+    assert read(query | {"unit": "img per minute"}) == (read(query)[0], 60.0)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,12 @@ def test_eight_gpus_are_about_eight_times_one_and_the_unit_scales() -> None:
     ],
 )
 def test_what_is_refused(changes: dict[str, str], reason: str) -> None:
-    answer = Predictor(matrix()).predict([row("net0", "A100-SXM-80GB") | changes])[0]
+    try:
+        config, _ = read(row("net0", "A100-SXM-80GB") | changes)
+    except Refusal as refusal:
+        answer: object = str(refusal)
+    else:
+        (answer,) = Predictor(read_anchors(matrix())[0]).predict([config])
     assert isinstance(answer, str)
     assert reason in answer
 

@@ -10,7 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fastlaunch.analysis.anchors import Anchor, Config, config_of
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import at_end
 from fastlaunch.analysis.cost import accelerator_of
@@ -27,8 +29,6 @@ from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
-
-Anchor = Mapping[str, str]
 
 MEASURED = "measured"
 #: K nodes give K x this to the power of log2 K, unless the ledger has runs that say otherwise.
@@ -249,8 +249,8 @@ class Subject:
 
     workload: str
     info: WorkloadInfo | None  # None for a script
-    unit: str  # of the anchors, such as `images/s`
-    units_per_sample: float  # tokens of a sample where the unit is tokens/s, else 1
+    unit: str  # of the anchors, such as `images`
+    units_per_sample: float  # tokens of a sample where the unit is tokens, else 1
     global_batch: int
     sequence_length: int | None
     params: float | None
@@ -260,6 +260,17 @@ class Subject:
     def model_of(self, recipe: str) -> str:
         """Return the anchors' name of the workload by this recipe: each is a model of its own."""
         return f"{self.workload} {recipe}" if self.has_rows else _published_name(self.workload)
+
+    def config(self, recipe: str, *, sequence_length: int | None, **place: Any) -> Config:
+        """Return the workload by this recipe, as predictions see it. place: as `config_of` takes it."""
+        return config_of(
+            model=self.model_of(recipe),
+            unit=self.unit,
+            params=self.params,
+            sequence=sequence_length,
+            task=self.task,
+            **place,
+        )
 
 
 def subject_of(workload: str, rows: Sequence[Row], reference: Setup | None, catalogue: Catalogue) -> Subject:
@@ -292,7 +303,7 @@ def subject_of(workload: str, rows: Sequence[Row], reference: Setup | None, cata
     return Subject(
         workload=workload,
         info=info,
-        unit=f"{unit}/s",
+        unit=unit,
         units_per_sample=per_sample,
         global_batch=batch or 8 * (info.batch_size if info else 1),
         sequence_length=reference.sequence_length if reference else None,
@@ -370,54 +381,40 @@ def name_of(accelerator: Accelerator) -> str:
 def anchor_of(row: Row, subject: Subject, catalogue: Catalogue) -> Anchor | None:
     """Return a row as predictions read it; None if it says nothing of a GPU's speed."""
     setup, gpu = row.setup, gpu_of(row.setup, catalogue)
-    speed = row.speed.tokens_per_s if subject.unit == "tokens/s" else row.speed.samples_per_s
+    speed = row.speed.tokens_per_s if subject.unit == "tokens" else row.speed.samples_per_s
     if gpu is None or speed is None:
         return None
-    return {
-        **anchor_fields(subject, setup.recipe, precision_of(setup), setup.sequence_length),
-        "source_repo": "published" if setup.kind == "published" else "measured here",
-        "gpu": gpu,
-        "num_gpus": str(setup.num_gpus),
-        "batch_per_gpu": str(setup.batch_size_per_gpu or ""),
-        "throughput": repr(speed.value),
-        "date": _measured_on(row),
-    }
-
-
-def anchor_fields(
-    subject: Subject, recipe: str, precision: str, sequence_length: int | None
-) -> dict[str, str]:
-    """Return what measured and predicted runs of the recipe share, wherever they are."""
-    return {
-        "model": subject.model_of(recipe),
-        "params": "" if subject.params is None else repr(subject.params),
-        "task": subject.task,
-        "precision": precision,
-        "seq_or_image": str(sequence_length or ""),
-        "unit": subject.unit,
-    }
+    config = subject.config(
+        setup.recipe,
+        precision=precision_of(setup),
+        gpu=gpu,
+        num_gpus=setup.num_gpus,
+        batch=setup.batch_size_per_gpu,
+        sequence_length=setup.sequence_length,
+        date=_measured_on(row),
+    )
+    return Anchor(config=config, per_s=speed.value)
 
 
 def near_anchors(published: Sequence[Anchor], subject: Subject) -> list[Anchor]:
     """Return the published runs that tell most: of models on several generations, and of like size."""
-    places: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for row in published:
-        gpu = identify(row["gpu"])
-        places[row["model"].lower(), row["unit"]].add(gpu.generation if gpu else row["gpu"])
+    places: dict[str, set[str]] = defaultdict(set)
+    for anchor in published:
+        places[anchor.config.workload].add(anchor.config.generation)
     num_alike: dict[tuple[str, ...], int] = defaultdict(int)
     kept, others = [], []
     own = _published_name(subject.workload).lower()
-    for row in published:
-        alike = row["model"], row["gpu"], row["precision"], row["unit"]
+    for anchor in published:
+        config = anchor.config
+        alike = config.workload, config.gpu_name, config.precision
         num_alike[alike] += 1
-        is_own = row["model"].lower() == own
-        if is_own or (len(places[row["model"].lower(), row["unit"]]) > 1 and num_alike[alike] <= _MOST_ALIKE):
-            kept.append(row)
-        elif row["unit"] == subject.unit and row["params"] and num_alike[alike] <= _MOST_ALIKE:
-            others.append(row)
+        if config.model == own or (len(places[config.workload]) > 1 and num_alike[alike] <= _MOST_ALIKE):
+            kept.append(anchor)
+        elif config.unit == subject.unit and config.params and num_alike[alike] <= _MOST_ALIKE:
+            others.append(anchor)
     if subject.params is not None:
         log_params = math.log(subject.params)
-        others.sort(key=lambda row: abs(math.log(float(row["params"])) - log_params))
+        others.sort(key=lambda anchor: abs(math.log(anchor.config.params or 1.0) - log_params))
     return [*kept, *others[:_NEAREST]]
 
 
@@ -481,18 +478,22 @@ def predict(
 
     known = {key_of(each): each for each in measured}
     precisions = {query.node: query.facts.precision for query in queries}
-    newest = max((row["date"] for row in anchors), default="")
-    rows = [
-        {
-            **anchor_fields(subject, recipe, precision, subject.sequence_length),
-            "gpu": gpu,
-            "num_gpus": str(num_gpus),
-            "batch_per_gpu": str(micro_batch or ""),
-            "date": newest,
-        }
+    newest = max((anchor.config.year for anchor in anchors), default=0.0)
+    configs = [
+        replace(
+            subject.config(
+                recipe,
+                precision=precision,
+                gpu=gpu,
+                num_gpus=num_gpus,
+                batch=micro_batch or None,
+                sequence_length=subject.sequence_length,
+            ),
+            year=newest,
+        )
         for (gpu, num_gpus, recipe, micro_batch), precision in precisions.items()
     ]
-    of_node = dict(zip(precisions, Predictor(anchors).predict(rows), strict=True))
+    of_node = dict(zip(precisions, Predictor(anchors).predict(configs), strict=True))
     efficiency, source = _node_efficiency(measured)
     source = source if node_scaling is None else "as given"
     answers: list[Configuration | str] = []

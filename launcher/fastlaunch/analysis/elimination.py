@@ -13,16 +13,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from fastlaunch.analysis.anchors import Anchor, Config
 from fastlaunch.analysis.differences import MACHINE, Differences, RunTime
 from fastlaunch.analysis.looks import share_of_plan
 from fastlaunch.analysis.statistics import LEVEL, Difference, Estimate, t_quantile
 from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.conventions import FIRST_LOOK
-
-if TYPE_CHECKING:
-    from fastlaunch.analysis.predict import Row
 
 #: A cell that is better by less is no loss.
 _WITHIN = math.log(1.01)
@@ -42,8 +39,7 @@ class SweptCell:
     batch: Hashable  # what cells share that compete: samples and tokens of a step
     log_usd_per_hour: float  # of all its machines; 0 where nothing is billed
     runs: tuple[RunTime, ...] = ()  # of those that count; their `row` is not read
-    # As `predict` is asked, in samples/s; each recipe is a model of its own. None where it cannot be.
-    query: "Row | None" = None
+    config: Config | None = None  # each recipe is a model of its own; None where nothing can be predicted
     # Seconds per sample: as predicted, and the lower end of the range; None where nothing predicts them.
     predicted: tuple[float, float] | None = None
     barred: str | None = None  # why it is not ranked
@@ -81,15 +77,15 @@ def predict_cells(cells: Sequence[SweptCell]) -> list[SweptCell]:
     from fastlaunch.analysis.predict import Prediction, Predictor
 
     measured = [
-        {**cell.query, "throughput": f"{exp(-fmean(run.log_time for run in cell.runs)):.9g}"}
+        Anchor(config=cell.config, per_s=exp(-fmean(run.log_time for run in cell.runs)))
         for cell in cells
-        if cell.runs and cell.query
+        if cell.runs and cell.config
     ]
-    asked = [at for at, cell in enumerate(cells) if cell.query and not cell.runs]
+    asked = {at: cell.config for at, cell in enumerate(cells) if cell.config and not cell.runs}
     after = list(cells)
     if not asked or not measured:
         return after
-    answers = Predictor(measured).predict([cells[at].query or {} for at in asked])
+    answers = Predictor(measured).predict([*asked.values()])
     for at, answer in zip(asked, answers, strict=True):
         if isinstance(answer, Prediction):
             predicted = (-math.log(answer.predicted), -math.log(answer.high))

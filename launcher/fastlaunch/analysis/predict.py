@@ -1,28 +1,20 @@
 """Predict training throughput from published measurements: by evidence, with a range, or not at all.
 
-The rows have the columns of `COLUMNS`, as text. Only the anchors given and the tables of hardware are used.
+Only the anchors given and the tables of hardware are used.
 """
 
 import copy
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from fastlaunch.analysis.anchors import Anchor, Config, Refusal
 from fastlaunch.analysis.throughput_model import Array, Features, Fit, Ids
-from fastlaunch.catalog.gpus import Gpu, identify
 
-Row = Mapping[str, str]
-
-COLUMNS = (
-    *("source_repo", "path", "model", "params", "task", "precision", "gpu", "num_gpus", "num_nodes"),
-    *("batch_per_gpu", "seq_or_image", "throughput", "unit", "date", "notes"),
-)
-#: What a prediction adds to its row.
-ADDED = ("predicted", "low", "high", "evidence", "refused")
 #: Classes of evidence, the best first.
 CLASSES = ("A", "B", "B0", "C")
 _COVERAGE = 0.9
@@ -34,28 +26,15 @@ _MAX_CONFIGS = 3000
 _MAX_FACTOR = 10
 #: Up to how many left-out rows of a class its range leans on those of the other classes.
 _FEW = 20
-_SECONDS = {
-    **dict.fromkeys(("s", "sec", "second"), 1),
-    **dict.fromkeys(("min", "minute"), 60),
-    **dict.fromkeys(("h", "hr", "hour"), 3600),
-    "day": 86400,
-}
-#: What is not counted, but spent.
-_SPENT = {*_SECONDS, "m", "ms", "millisecond", "us", "usd", "joule"}
 #: Of a usual model, so that a model whose size is not known counts as one: 25M, 7B and 1B weights.
 _USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
 #: Pixels a side or tokens, where a row does not say; elsewhere "not said" is a value of its own.
 _USUAL_SEQUENCE = {"images": 224.0, "tokens": 2048.0}
-_THINGS = {
-    **dict.fromkeys(("token", "tok", "word"), "tokens"),
-    **dict.fromkeys(("image", "img", "im", "picture"), "images"),
-    **dict.fromkeys(("sample", "example", "sequence", "seq", "sentence", "record"), "samples"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Throughput in the query's unit, summed over its GPUs; `low` to `high` hold one run in 90%."""
+    """Throughput per second, summed over the GPUs; `low` to `high` hold one run in 90%."""
 
     predicted: float
     low: float
@@ -64,95 +43,13 @@ class Prediction:
     evidence: str
 
 
-class Refusal(Exception):
-    """A row for which no number is given, with the reason."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """A row, read."""
-
-    # Model and what is counted, spelt alike.
-    workload: str
-    model: str
-    params: float | None
-    unit: str
-    # Seconds of the unit's time.
-    per_s: float
-    family: str
-    precision: str
-    gpu_name: str
-    gpu: Gpu | None
-    num_gpus: float
-    log_batch: float | None
-    sequence: float | None
-    year: float
-    task: str
-
-    @property
-    def generation(self) -> str:
-        return self.gpu.generation if self.gpu else self.gpu_name
-
-    @property
-    def peak_tflops(self) -> float:
-        """Return the peak of the format that the products are done in, of a known GPU."""
-        assert self.gpu is not None
-        peaks = self.gpu.peak_tflops
-        formats = {
-            "single": ("tf32", "fp32") if "tf32" in self.precision else ("fp32",),
-            "half": ("bf16", "fp16"),
-            "fp8": ("fp8",),
-            "fp4": ("fp4", "fp8"),
-        }[self.family]
-        return next((peaks[name] for name in formats if name in peaks), max(peaks.values()))
-
-    @property
-    def log_ceiling(self) -> float:
-        """Return the log of tokens/s of a GPU at which a dense model reaches the peak, or infinity.
-
-        4 FLOPs per weight: frozen weights have no gradient. Of other units `params` do not give the FLOPs.
-        """
-        if self.unit != "tokens" or self.params is None or self.gpu is None:
-            return math.inf
-        active = re.search(r"\ba(\d+)b\b", self.model)
-        params = float(active[1]) * 1e9 if active else self.params
-        return math.log(self.peak_tflops * 1e12 / (4 * params))
-
-    @property
-    def log_flops(self) -> float | None:
-        """Return the log of FLOPs of a forward and backward pass per unit, up to the unit's constant."""
-        if self.params is None:
-            return None
-        if self.unit == "images":
-            pixels = self.sequence or 224
-            return math.log(6 * self.params) + 2 * math.log(pixels / 224)
-        flops = 6 * self.params
-        if self.sequence and self.sequence >= 64:
-            # A decoder of `params` weights has about (params / 196,608)^(1/3) layers, 128 times as wide.
-            width = 128 * (self.params / 196_608) ** (1 / 3)
-            flops *= 1 + self.sequence / (6 * width)
-            if self.unit == "samples":
-                flops *= self.sequence
-        return math.log(flops)
-
-
 class Predictor:
     """Measurements, ready to predict from."""
 
-    def __init__(self, anchors: Sequence[Row], identify: Callable[[str], Gpu | None] = identify) -> None:
-        self._identify = identify
-        self.skipped: list[str] = []
+    def __init__(self, anchors: Sequence[Anchor]) -> None:
         runs: dict[Config, list[float]] = defaultdict(list)
-        for row in anchors:
-            try:
-                config = read(row, identify)
-                throughput = _positive(row, "throughput")
-                if throughput is None:
-                    raise Refusal("no throughput")
-            except Refusal as refusal:
-                self.skipped.append(str(refusal))
-                continue
-            runs[replace(config, per_s=1.0)].append(math.log(throughput / config.num_gpus / config.per_s))
+        for anchor in anchors:
+            runs[anchor.config].append(math.log(anchor.per_s / anchor.config.num_gpus))
         self.configs = tuple(runs)
         self.log_throughput = np.array([np.median(values) for values in runs.values()])
         self.num_runs = np.array([len(values) for values in runs.values()], float)
@@ -168,18 +65,17 @@ class Predictor:
         }
         self._formats = {(c.gpu_name, c.family) for c in self.configs}
 
-    def predict(self, queries: Sequence[Row]) -> list[Prediction | str]:
+    def predict(self, queries: Sequence[Config]) -> list[Prediction | str]:
         """Return for each query its prediction, or the reason why there is none."""
         answers: list[Prediction | str] = []
         configs, places = [], []
-        for row in queries:
+        for place, config in enumerate(queries):
             try:
-                config = read(row, self._identify)
                 self._check(config)
             except Refusal as refusal:
                 answers.append(str(refusal))
                 continue
-            places.append(len(answers))
+            places.append(place)
             configs.append(config)
             answers.append("")
         if not configs:
@@ -202,7 +98,7 @@ class Predictor:
             log_low, log_high = mean - half, min(mean + half, ceiling)
             # Ranges of a class that are narrower than predicted say that its deviations are smaller.
             log_guess = min(best_guess(mean, min(deviation, half / _NORMAL)), ceiling)
-            scale = config.num_gpus * config.per_s
+            scale = config.num_gpus
             answers[place] = Prediction(
                 predicted=math.exp(log_guess) * scale,
                 low=math.exp(min(log_low, log_guess)) * scale,
@@ -333,73 +229,6 @@ def _groups(keys: Sequence[object]) -> list[Ids]:
     return [np.array(group) for group in groups.values()]
 
 
-def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> Config:
-    """Return the row, read; raise Refusal with the reason if it names no configuration."""
-    unit, per_s = read_unit(row.get("unit") or "")
-    num_gpus = _positive(row, "num_gpus")
-    if num_gpus is None:
-        raise Refusal("num_gpus is missing")
-    _positive(row, "num_nodes")
-    model = (row.get("model") or "").strip()
-    if not model:
-        raise Refusal("model is missing")
-    name = (row.get("gpu") or "").strip()
-    if not name:
-        raise Refusal("gpu is missing")
-    gpu = identify(name)
-    precision = (row.get("precision") or "").strip().lower()
-    batch = _positive(row, "batch_per_gpu", strict=False)
-    spelt = re.sub(r"[^a-z0-9]", "", model.lower())
-    return Config(
-        workload=f"{spelt} {unit}",
-        model=model.lower(),
-        params=_positive(row, "params", strict=False),
-        unit=unit,
-        per_s=per_s,
-        family=precision_family(precision),
-        precision=precision,
-        gpu_name=gpu.name if gpu else name,
-        gpu=gpu,
-        num_gpus=num_gpus,
-        log_batch=math.log(batch) if batch else None,
-        sequence=_positive(row, "seq_or_image", strict=False),
-        year=_year(row.get("date") or ""),
-        task=(row.get("task") or "").lower(),
-    )
-
-
-def read_unit(text: str) -> tuple[str, float]:
-    """Return what is counted and the seconds of its time, of `images/s` or `tokens per minute`."""
-    unit = text.strip().lower()
-    if not unit:
-        raise Refusal("unit is missing")
-    if unit in ("ips", "fps", "tps"):
-        unit = {"ips": "images", "fps": "frames", "tps": "tokens"}[unit] + "/s"
-    match = re.fullmatch(r"([a-z][a-z _-]*?)\s*(?:/|\bper\b)\s*([a-z]+?)s?", unit)
-    thing, period = (match[1].strip(), match[2]) if match else ("", "s")
-    if not thing or period not in _SECONDS or thing.removesuffix("s") in _SPENT:
-        raise Refusal(f"unit {text.strip()!r} is not a throughput, of which more is better")
-    singular = thing.removesuffix("s")
-    return _THINGS.get(singular, singular + "s"), float(_SECONDS[period])
-
-
-def precision_family(precision: str) -> str:
-    """Return `single`, `half`, `fp8` or `fp4`."""
-    precision = precision.replace("ampere", "")
-    # "FP8/AMP mix": whichever of them the GPU has.
-    if "mix" in precision and "amp" in precision:
-        return "half"
-    if re.search(r"fp4|mxfp4", precision):
-        return "fp4"
-    if re.search(r"fp8|float8|8-?bit|e4m3", precision):
-        return "fp8"
-    if re.search(r"amp|mixed|half|fp16|float16|bf16|bfloat16|16", precision):
-        return "half"
-    if re.search(r"32|single|full|fp64", precision):
-        return "single"
-    return "half"
-
-
 def _bytes_per_weight(config: Config) -> float:
     text = f"{config.task} {config.precision} {config.model}"
     if re.search(r"nf4|int4|4bit|qlora", text):
@@ -407,29 +236,6 @@ def _bytes_per_weight(config: Config) -> float:
     if re.search(r"int8|8bit", text):
         return 1
     return 2 if re.search(r"lora|adapter|peft|prefix", text) else 4
-
-
-def _positive(row: Row, column: str, *, strict: bool = True) -> float | None:
-    """Return the number in `column`, None if there is none; raise Refusal if it is not above 0.
-
-    strict: refuse what is no number; else it counts as missing, as `10@FP16, 4@TF32` does.
-    """
-    text = (row.get(column) or "").strip().lower()
-    try:
-        value = float(text.removesuffix("px").replace("_", "")) if text else None
-    except ValueError:
-        if strict:
-            raise Refusal(f"{column} is {text!r}, which is no number") from None
-        return None
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise Refusal(f"{column} is {text}, which is not above 0")
-    return value
-
-
-def _year(date: str) -> float:
-    """Return years since 2023 of `2024-06-12` or `2024-06`; 0 if there is no date."""
-    match = re.match(r"(20\d\d)(?:-(\d\d))?", date)
-    return int(match[1]) + (int(match[2] or 7) - 1) / 12 - 2023 if match else 0.0
 
 
 def features_of(configs: Sequence[Config], num_anchors: int | None = None) -> tuple[Features, Array]:

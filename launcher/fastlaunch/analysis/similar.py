@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fastlaunch.analysis.anchors import Anchor
 from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.configurations import (
     NODE_EFFICIENCY,
-    Anchor,
     Query,
     RecipeFacts,
     anchor_of,
@@ -147,7 +147,7 @@ def predicted_like(
             f" cannot be predicted: {found}",
             "take another recipe, or an instance type that can be predicted or was measured",
         )
-    num_own = sum(anchor["model"] == subject.model_of(setup.recipe) for anchor in anchors)
+    num_own = sum(anchor.config.model == subject.model_of(setup.recipe).lower() for anchor in anchors)
     others = f", {len(anchors) - num_own} of other recipes" if len(anchors) > num_own else ""
     by = f"class {found.evidence}, by {counted(num_own, 'row')} of it on other machines{others}"
     recipe = RECIPES.get(setup.recipe.split(" ")[0])

@@ -152,6 +152,7 @@ def estimate(
 
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
+    from fastlaunch.analysis.anchors import published_anchors
     from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.similar import (
@@ -162,7 +163,6 @@ def estimate(
         training_like,
         unit_of,
     )
-    from fastlaunch.catalog.gpus import training_throughput
     from fastlaunch.catalog.load import load_catalogue
 
     context = context or default_context()
@@ -217,7 +217,7 @@ def estimate(
             wanted,
             batch_size=batch,
             samples=count,
-            published=training_throughput(),
+            published=published_anchors(),
             catalogue=catalogue,
             node_scaling=assumptions.scaling if "scaling" in assumptions.given else None,
         )

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import recommend as analysis
+from fastlaunch.analysis.anchors import published_anchors
 from fastlaunch.analysis.recommend import Job, Limits
 from fastlaunch.api.comparison import evidence_of
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import data_frame
-from fastlaunch.catalog.gpus import training_throughput
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, age_note, check_age
 from fastlaunch.core.errors import UnknownName, UserError
@@ -473,7 +473,7 @@ def _configurations(
             subject,
             facts_of(found.rows, subject, catalogue),
             measured,
-            [*filter(None, own), *near_anchors(training_throughput(), subject)],
+            [*filter(None, own), *near_anchors(published_anchors(), subject)],
             [catalogue.instances[name] for name in names],
             catalogue,
             scope,

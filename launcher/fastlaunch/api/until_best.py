@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.comparison import measured_run
@@ -120,6 +121,7 @@ class SweptCells:
             yield SweptCell(place=name, batch=None, log_usd_per_hour=log_usd_per_hour)
 
     def _cell(self, spec: JobSpec, row: "Row | None", service: str) -> "SweptCell":
+        from fastlaunch.analysis.anchors import config_of
         from fastlaunch.analysis.elimination import SweptCell
         from fastlaunch.analysis.pooling import run_times
 
@@ -134,15 +136,17 @@ class SweptCells:
             )
         per_gpu = spec.batch_size or self._batch_sizes.get(spec.batch_size)
         global_batch = row.setup.global_batch if row else per_gpu and per_gpu * spec.num_gpus
-        gpu = None
+        config = None
         if spec.instance and (price or not self._is_priced):
-            accelerators = self._catalogue.accelerators
-            gpu = identify(self._catalogue.accelerator_of(spec.instance).name, accelerators)
-        query = {
-            **{"model": f"{spec.workload} {spec.label}", "precision": spec.recipe.precision},
-            **{"gpu": gpu.name if gpu else "", "num_gpus": str(spec.num_gpus), "unit": "samples/s"},
-            "batch_per_gpu": str(per_gpu or ""),
-        }
+            config = config_of(
+                model=f"{spec.workload} {spec.label}",
+                unit="samples",
+                precision=spec.recipe.precision,
+                gpu=self._catalogue.accelerator_of(spec.instance).name,
+                num_gpus=spec.num_gpus,
+                batch=per_gpu,
+                identify=partial(identify, accelerators=self._catalogue.accelerators),
+            )
         return SweptCell(
             place=spec.instance,
             batch=(spec.workload, global_batch),
@@ -150,6 +154,6 @@ class SweptCells:
             if price and self._is_priced
             else 0.0,
             runs=tuple(run_times(row.group, 0)) if row else (),
-            query=query if gpu else None,
+            config=config if config and config.gpu else None,
             barred=row.validity.failures[0] if row and row.is_barred else None,
         )

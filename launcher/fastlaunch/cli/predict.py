@@ -20,6 +20,8 @@ from fastlaunch.core.paths import decoded
 from fastlaunch.core.terminal import printable
 
 _NEEDED = ("model", "precision", "gpu", "num_gpus", "unit")
+#: What a prediction adds to its row.
+ADDED = ("predicted", "low", "high", "evidence", "refused")
 
 
 @click.command(
@@ -51,7 +53,8 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
     its size is known), C (nothing is measured on this generation: a run of two minutes there, on one GPU,
     tells most as a row of --anchors).
     """
-    from fastlaunch.analysis.predict import ADDED, Prediction, Predictor
+    from fastlaunch.analysis.anchors import Refusal, read, read_anchors
+    from fastlaunch.analysis.predict import Predictor
     from fastlaunch.catalog.load import load_catalogue
 
     measured = _rows(anchors)[0] if anchors else []
@@ -61,19 +64,27 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
         raise UserError("no measured runs", "add --anchors FILE, or --shipped-anchors")
     rows, columns = _rows(queries)
     catalogue = load_catalogue(*app_context().settings.price_files())
-    predictor = Predictor(measured, functools.partial(identify, accelerators=catalogue.accelerators))
-    if predictor.skipped:
-        num = f"{len(predictor.skipped)} of {len(measured)}"
-        click.echo(f"{num} anchors cannot be used; the first: {printable(predictor.skipped[0])}", err=True)
-    answers = []
-    for row, answer in zip(rows, predictor.predict(rows), strict=True):
-        added: dict[str, Any] = dict.fromkeys(ADDED)
-        if isinstance(answer, Prediction):
-            numbers = {name: float(f"{getattr(answer, name):.6g}") for name in ("predicted", "low", "high")}
-            added |= {**numbers, "evidence": answer.evidence}
+    find_gpu = functools.partial(identify, accelerators=catalogue.accelerators)
+    usable, skipped = read_anchors(measured, find_gpu)
+    if skipped:
+        num = f"{len(skipped)} of {len(measured)}"
+        click.echo(f"{num} anchors cannot be used; the first: {printable(skipped[0])}", err=True)
+    answers: list[dict[str, Any]] = []
+    configs = {}
+    for number, row in enumerate(rows):
+        answers.append({**row, **dict.fromkeys(ADDED)})
+        try:
+            configs[number] = read(row, find_gpu)
+        except Refusal as refusal:
+            answers[number]["refused"] = str(refusal)
+    predictions = Predictor(usable).predict([config for config, _ in configs.values()])
+    for (number, (_, per_s)), answer in zip(configs.items(), predictions, strict=True):
+        if isinstance(answer, str):
+            answers[number]["refused"] = answer
         else:
-            added["refused"] = answer
-        answers.append({**row, **added})
+            for name in ("predicted", "low", "high"):
+                answers[number][name] = float(f"{getattr(answer, name) * per_s:.6g}")
+            answers[number]["evidence"] = answer.evidence
     headers = {name: name for name in (*_NEEDED, *ADDED)}
     print_rows(
         answers,

@@ -1,0 +1,253 @@
+"""Runs as predictions see them: in numbers, and read from the text of a CSV.
+
+The CSV has the columns of `COLUMNS`; other packages' names of units, precisions and GPUs are understood.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from fastlaunch.catalog.gpus import Gpu, identify, training_throughput
+
+Row = Mapping[str, str]
+
+COLUMNS = (
+    *("source_repo", "path", "model", "params", "task", "precision", "gpu", "num_gpus", "num_nodes"),
+    *("batch_per_gpu", "seq_or_image", "throughput", "unit", "date", "notes"),
+)
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second"), 1),
+    **dict.fromkeys(("min", "minute"), 60),
+    **dict.fromkeys(("h", "hr", "hour"), 3600),
+    "day": 86400,
+}
+#: What is not counted, but spent.
+_SPENT = {*_SECONDS, "m", "ms", "millisecond", "us", "usd", "joule"}
+_THINGS = {
+    **dict.fromkeys(("token", "tok", "word"), "tokens"),
+    **dict.fromkeys(("image", "img", "im", "picture"), "images"),
+    **dict.fromkeys(("sample", "example", "sequence", "seq", "sentence", "record"), "samples"),
+}
+
+
+class Refusal(Exception):
+    """A row for which no number is given, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A way to train a model on GPUs, in numbers, as predictions compare them."""
+
+    workload: str  # model and what is counted, spelt alike
+    model: str
+    params: float | None
+    unit: str  # what is counted, such as `images`
+    family: str
+    precision: str
+    gpu_name: str
+    gpu: Gpu | None
+    num_gpus: float
+    log_batch: float | None
+    sequence: float | None
+    year: float  # since 2023
+    task: str
+
+    @property
+    def generation(self) -> str:
+        return self.gpu.generation if self.gpu else self.gpu_name
+
+    @property
+    def peak_tflops(self) -> float:
+        """Return the peak of the format that the products are done in, of a known GPU."""
+        assert self.gpu is not None
+        peaks = self.gpu.peak_tflops
+        formats = {
+            "single": ("tf32", "fp32") if "tf32" in self.precision else ("fp32",),
+            "half": ("bf16", "fp16"),
+            "fp8": ("fp8",),
+            "fp4": ("fp4", "fp8"),
+        }[self.family]
+        return next((peaks[name] for name in formats if name in peaks), max(peaks.values()))
+
+    @property
+    def log_ceiling(self) -> float:
+        """Return the log of tokens/s of a GPU at which a dense model reaches the peak, or infinity.
+
+        4 FLOPs per weight: frozen weights have no gradient. Of other units `params` do not give the FLOPs.
+        """
+        if self.unit != "tokens" or self.params is None or self.gpu is None:
+            return math.inf
+        active = re.search(r"\ba(\d+)b\b", self.model)
+        params = float(active[1]) * 1e9 if active else self.params
+        return math.log(self.peak_tflops * 1e12 / (4 * params))
+
+    @property
+    def log_flops(self) -> float | None:
+        """Return the log of FLOPs of a forward and backward pass per unit, up to the unit's constant."""
+        if self.params is None:
+            return None
+        if self.unit == "images":
+            pixels = self.sequence or 224
+            return math.log(6 * self.params) + 2 * math.log(pixels / 224)
+        flops = 6 * self.params
+        if self.sequence and self.sequence >= 64:
+            # A decoder of `params` weights has about (params / 196,608)^(1/3) layers, 128 times as wide.
+            width = 128 * (self.params / 196_608) ** (1 / 3)
+            flops *= 1 + self.sequence / (6 * width)
+            if self.unit == "samples":
+                flops *= self.sequence
+        return math.log(flops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """A run that was measured. per_s: what is counted, summed over its GPUs."""
+
+    config: Config
+    per_s: float
+
+
+def config_of(
+    *,
+    model: str,
+    unit: str,
+    precision: str,
+    gpu: str,
+    num_gpus: float,
+    params: float | None = None,
+    batch: float | None = None,
+    sequence: float | None = None,
+    date: str = "",
+    task: str = "",
+    identify: Callable[[str], Gpu | None] = identify,
+) -> Config:
+    """Return the configuration. unit: such as `images`. batch: of a GPU. date: `2024-06-12` or `2024-06`."""
+    known = identify(gpu)
+    precision = precision.lower()
+    unit = _THINGS.get(unit.removesuffix("s"), unit)
+    return Config(
+        workload=f"{re.sub(r'[^a-z0-9]', '', model.lower())} {unit}",
+        model=model.lower(),
+        params=params,
+        unit=unit,
+        family=precision_family(precision),
+        precision=precision,
+        gpu_name=known.name if known else gpu,
+        gpu=known,
+        num_gpus=num_gpus,
+        log_batch=math.log(batch) if batch else None,
+        sequence=sequence,
+        year=_year(date),
+        task=task.lower(),
+    )
+
+
+def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> tuple[Config, float]:
+    """Return the row's configuration, and the seconds of its unit's time: 60 of `images per minute`.
+
+    Raises Refusal with the reason if the row names no configuration.
+    """
+    unit, per_s = read_unit(row.get("unit") or "")
+    num_gpus = _positive(row, "num_gpus")
+    if num_gpus is None:
+        raise Refusal("num_gpus is missing")
+    _positive(row, "num_nodes")
+    model, gpu = ((row.get(column) or "").strip() for column in ("model", "gpu"))
+    for column, text in (("model", model), ("gpu", gpu)):
+        if not text:
+            raise Refusal(f"{column} is missing")
+    config = config_of(
+        model=model,
+        unit=unit,
+        precision=(row.get("precision") or "").strip(),
+        gpu=gpu,
+        num_gpus=num_gpus,
+        params=_positive(row, "params", strict=False),
+        batch=_positive(row, "batch_per_gpu", strict=False),
+        sequence=_positive(row, "seq_or_image", strict=False),
+        date=row.get("date") or "",
+        task=row.get("task") or "",
+        identify=identify,
+    )
+    return config, per_s
+
+
+def read_anchors(
+    rows: Iterable[Row], identify: Callable[[str], Gpu | None] = identify
+) -> tuple[list[Anchor], list[str]]:
+    """Return the measured rows, and the reasons why others are none."""
+    anchors, skipped = [], []
+    for row in rows:
+        try:
+            config, per_s = read(row, identify)
+            throughput = _positive(row, "throughput")
+            if throughput is None:
+                raise Refusal("no throughput")
+        except Refusal as refusal:
+            skipped.append(str(refusal))
+        else:
+            anchors.append(Anchor(config=config, per_s=throughput / per_s))
+    return anchors, skipped
+
+
+@functools.cache
+def published_anchors() -> tuple[Anchor, ...]:
+    """Return the published runs that come with fastlaunch."""
+    return tuple(read_anchors(training_throughput())[0])
+
+
+def read_unit(text: str) -> tuple[str, float]:
+    """Return what is counted and the seconds of its time, of `images/s` or `tokens per minute`."""
+    unit = text.strip().lower()
+    if not unit:
+        raise Refusal("unit is missing")
+    if unit in ("ips", "fps", "tps"):
+        unit = {"ips": "images", "fps": "frames", "tps": "tokens"}[unit] + "/s"
+    match = re.fullmatch(r"([a-z][a-z _-]*?)\s*(?:/|\bper\b)\s*([a-z]+?)s?", unit)
+    thing, period = (match[1].strip(), match[2]) if match else ("", "s")
+    if not thing or period not in _SECONDS or thing.removesuffix("s") in _SPENT:
+        raise Refusal(f"unit {text.strip()!r} is not a throughput, of which more is better")
+    singular = thing.removesuffix("s")
+    return _THINGS.get(singular, singular + "s"), float(_SECONDS[period])
+
+
+def precision_family(precision: str) -> str:
+    """Return `single`, `half`, `fp8` or `fp4`."""
+    precision = precision.replace("ampere", "")
+    # "FP8/AMP mix": whichever of them the GPU has.
+    if "mix" in precision and "amp" in precision:
+        return "half"
+    if re.search(r"fp4|mxfp4", precision):
+        return "fp4"
+    if re.search(r"fp8|float8|8-?bit|e4m3", precision):
+        return "fp8"
+    if re.search(r"amp|mixed|half|fp16|float16|bf16|bfloat16|16", precision):
+        return "half"
+    if re.search(r"32|single|full|fp64", precision):
+        return "single"
+    return "half"
+
+
+def _positive(row: Row, column: str, *, strict: bool = True) -> float | None:
+    """Return the number in `column`, None if there is none; raise Refusal if it is not above 0.
+
+    strict: refuse what is no number; else it counts as missing, as `10@FP16, 4@TF32` does.
+    """
+    text = (row.get(column) or "").strip().lower()
+    try:
+        value = float(text.removesuffix("px").replace("_", "")) if text else None
+    except ValueError:
+        if strict:
+            raise Refusal(f"{column} is {text!r}, which is no number") from None
+        return None
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise Refusal(f"{column} is {text}, which is not above 0")
+    return value
+
+
+def _year(date: str) -> float:
+    """Return years since 2023 of `2024-06-12` or `2024-06`; 0 if there is no date."""
+    match = re.match(r"(20\d\d)(?:-(\d\d))?", date)
+    return int(match[1]) + (int(match[2] or 7) - 1) / 12 - 2023 if match else 0.0
