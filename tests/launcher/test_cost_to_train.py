@@ -16,6 +16,7 @@ from fastlaunch.analysis.cost_to_train import (
     total,
 )
 from fastlaunch.analysis.finish import Account, Repeated, account_of_run
+from fastlaunch.analysis.rate import Evidence, Rate
 from fastlaunch.analysis.spot import (
     SpotJob,
     SpotMarket,
@@ -49,9 +50,19 @@ BLOCK = Purchase(price=replace(DOLLAR, purchase="capacity-block"))
 #: 1,000 s of steps, 900 to 1,250 s.
 TRAINING = Training(
     samples=Interval(value=100_000),
-    samples_per_s=Interval(value=100, low=80, high=100_000 / 900),
-    source="3 runs",
+    rate=Rate(
+        samples_per_s=Interval(value=100, low=80, high=100_000 / 900),
+        evidence=Evidence.PREDICTED,
+        num_rows=3,
+    ),
 )
+
+
+def at(value: float, low: float | None = None, high: float | None = None) -> Rate:
+    """A rate of so many samples/s."""
+    return replace(TRAINING.rate, samples_per_s=Interval(value=value, low=low, high=high))
+
+
 NOTHING = Assumptions(boot_s=0, pull_s=0, build_s=0, compile_s=0, warmup_s=0)
 #: 10 s a step of 1,000 samples.
 ACCOUNT = Account(
@@ -80,7 +91,7 @@ def test_steps_alone_cost_their_time_on_all_nodes() -> None:
     training = replace(TRAINING, num_nodes=2)
     cost = cost_to_train(training, ON_DEMAND, assumptions=Assumptions(), steps_only=True)
     (part,) = cost.parts
-    assert part.name == "steps" and part.evidence == "measured" and part.source == "3 runs"
+    assert part.name == "steps" and part.evidence is Evidence.PREDICTED and "3 rows" in part.source
     assert interval(cost.hours) == pytest.approx((1000 / 3600, 900 / 3600, 1250 / 3600))
     assert interval(cost.usd) == pytest.approx((2000, 1800, 2500))
 
@@ -140,7 +151,7 @@ def test_two_inputs_with_an_interval_are_independent() -> None:
 
 
 def test_a_speed_without_an_interval_gives_none() -> None:
-    training = replace(TRAINING, samples_per_s=Interval(value=100))
+    training = replace(TRAINING, rate=at(100))
     cost = cost_to_train(training, ON_DEMAND, assumptions=NOTHING)
     assert interval(cost.usd) == (1000, None, None)
 
@@ -172,7 +183,7 @@ def test_an_hour_costs_what_the_account_pays_and_nothing_where_that_is_sunk() ->
     ("hours", "days"), [(20, 1), (23.6, 2), (14 * 24 - 0.5, 14), (14 * 24, 21), (182 * 24 - 0.5, 182)]
 )
 def test_a_capacity_block_is_the_shortest_that_fits_and_is_paid_as_a_whole(hours: float, days: int) -> None:
-    training = replace(TRAINING, samples=Interval(value=hours * 360_000), samples_per_s=Interval(value=100))
+    training = replace(TRAINING, samples=Interval(value=hours * 360_000), rate=at(100))
     cost = cost_to_train(training, BLOCK, assumptions=NOTHING)
     assert cost.block_hours == 24 * days
     assert cost.fee_usd == cost.usd.value == pytest.approx(24 * days * 3600)
@@ -181,9 +192,7 @@ def test_a_capacity_block_is_the_shortest_that_fits_and_is_paid_as_a_whole(hours
 
 
 def test_a_capacity_block_holds_the_upper_end_of_the_interval() -> None:
-    training = replace(
-        TRAINING, samples=Interval(value=20 * 360_000), samples_per_s=Interval(value=100, low=80, high=125)
-    )
+    training = replace(TRAINING, samples=Interval(value=20 * 360_000), rate=at(100, low=80, high=125))
     cost = cost_to_train(training, BLOCK, assumptions=NOTHING)
     # 16 to 25 h.
     assert cost.block_hours == 48
@@ -291,9 +300,7 @@ def test_what_is_not_known_of_losses_widens_the_interval() -> None:
 def test_with_a_deadline_the_rest_is_done_on_demand() -> None:
     scarce = replace(ON_SPOT, market=spot_market(2.0, 0.1), on_demand_usd_per_hour=3600.0)
     assumptions = replace(NOTHING, boot_s=60, deadline_s=2000)
-    cost = cost_to_train(
-        replace(TRAINING, samples_per_s=Interval(value=100)), scarce, assumptions=assumptions
-    )
+    cost = cost_to_train(replace(TRAINING, rate=at(100)), scarce, assumptions=assumptions)
     assert seconds(cost)["on demand"] > 100
     assert dollars(cost)["on demand"] == pytest.approx(seconds(cost)["on demand"])
     assert cost.hours.value < total(TRAINING, scarce, assumptions=replace(NOTHING, boot_s=60)).hours.value
@@ -315,7 +322,7 @@ def test_nine_of_ten_shipped_runs_took_less_than_is_assumed() -> None:
 
 
 def test_on_spot_each_uncertain_input_moves_the_total_by_itself() -> None:
-    exact = replace(TRAINING, samples_per_s=Interval(value=100, low=100, high=100))
+    exact = replace(TRAINING, rate=at(100, low=100, high=100))
     market = replace(spot_market(0.5), losses_per_hour=Interval(value=0.5, low=0.2, high=0.9))
     unsure = replace(ON_SPOT, market=market)
     assumptions = replace(NOTHING, boot_s=100, checkpoint_s=90)

@@ -6,26 +6,18 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_summaries import CATALOGUE, PLAIN, changed, evaluated
+from fake_summaries import CATALOGUE, PLAIN, changed, compared, evaluated
 
 import fastlaunch
-from fastlaunch.analysis.configurations import (
-    MEASURED,
-    Configuration,
-    LeftOut,
-    RecipeFacts,
-    Scope,
-    Subject,
-    predicted_configurations,
-)
-from fastlaunch.analysis.cost_to_train import Assumptions, Purchase, cost_to_train
+from fastlaunch.analysis.configurations import Configuration, Scope, configurations
+from fastlaunch.analysis.cost_to_train import Assumptions, Purchase, cost_to_train, training_of
+from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, subject_of
 from fastlaunch.analysis.recommend import (
     Choices,
     Job,
@@ -33,7 +25,6 @@ from fastlaunch.analysis.recommend import (
     choices_of,
     expected_saving,
     recommend,
-    training_of,
 )
 from fastlaunch.catalog.prices import Price
 from fastlaunch.catalog.updates import MARKET_PRICES, MarketPrice, write_market
@@ -44,7 +35,6 @@ from fastlaunch.core.settings import config_path, load_settings
 from fastlaunch.jobs.spec import SCRIPT_RECIPE
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summary import Interval, RunSummary
-from fastlaunch_train.workloads.registry import workload_info
 
 ARTICLE = (
     *("--workload", "vit-huge", "--samples", "100M", "--batch-equivalent", "--steps-only"),
@@ -62,13 +52,18 @@ def data(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return found
 
 
+def on_article_s(found: Any) -> list[Any]:
+    """The cheapest choices on its two instance types, the cheaper first."""
+    return [choice for choice in found["by_instance"] if choice["instance"] in (P5, P4D)]
+
+
 @pytest.mark.parametrize(
-    ("day", "excluded", "pick", "runner_up", "ratio", "break_even"),
+    ("day", "excluded", "pick", "runner_up", "ratio"),
     [
-        ("2023-11-15", (), (P5, "te-article-fp8", 128), (P4D, "te-article", 64), 1 / 0.978, 100.54),
-        ("2023-11-15", ("te-article-fp8",), (P4D, "te-article", 64), (P5, "te-article", 128), 1.22, 40.06),
-        ("2026-07-20", (), (P5, "te-article-fp8", 128), (P4D, "te-article", 64), 1 / 0.817, 67.36),
-        ("2026-07-20", ("te-article-fp8",), (P4D, "te-article", 64), (P5, "te-article", 128), 1.021, 22.43),
+        ("2023-11-15", (), (P5, "te-article-fp8", 128), (P4D, "te-article", 64), 1 / 0.978),
+        ("2023-11-15", ("te-article-fp8",), (P4D, "te-article", 64), (P5, "te-article", 128), 1.22),
+        ("2026-07-20", (), (P5, "te-article-fp8", 128), (P4D, "te-article", 64), 1 / 0.817),
+        ("2026-07-20", ("te-article-fp8",), (P4D, "te-article", 64), (P5, "te-article", 128), 1.021),
     ],
 )
 def test_the_articles_decisions(
@@ -77,23 +72,22 @@ def test_the_articles_decisions(
     pick: tuple[str, str, int],
     runner_up: tuple[str, str, int],
     ratio: float,
-    break_even: float,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     without = [word for name in excluded for word in ("--exclude-recipe", name)]
     found = data(capsys, *ARTICLE, "--allow-unverified", "--prices-as-of", day, *without)
-    for choice, expected in ((found["pick"], pick), (found["runner_up"], runner_up)):
+    first, second = on_article_s(found)
+    for choice, expected in ((first, pick), (second, runner_up)):
         assert (choice["instance"], choice["recipe"], choice["batch_size_per_gpu"]) == expected
-        assert (choice["num_nodes"], choice["purchase"], choice["evidence"]) == (1, "on-demand", "measured")
+        assert (choice["num_nodes"], choice["purchase"], choice["evidence"]) == (1, "on-demand", "published")
         assert choice["usd"] == pytest.approx(choice["hours"] * choice["usd_per_hour"])
-    assert found["runner_up"]["usd"] / found["pick"]["usd"] == pytest.approx(ratio, rel=0.002)
-    assert found["break_even"]["instance"] == pick[0]
-    assert found["break_even"]["usd_per_hour"] == pytest.approx(break_even, abs=0.005)
+    assert second["usd"] / first["usd"] == pytest.approx(ratio, rel=0.002)
 
 
 def test_what_is_not_equivalent_is_left_out_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     found = data(capsys, *ARTICLE, "--prices-as-of", "2023-11-15")
-    assert (found["pick"]["instance"], found["pick"]["recipe"]) == (P4D, "bf16")
+    first, _ = on_article_s(found)
+    assert (first["instance"], first["recipe"]) == (P4D, "bf16")
     reasons = {(each["instance"], each["recipe"]): each["reason"] for each in found["left_out"]}
     for place, recipe in ((P4D, "te-article"), (P5, "te-article"), (P5, "te-article-fp8")):
         assert "known not to be equivalent" in reasons[place, recipe]
@@ -105,25 +99,32 @@ def test_another_global_batch_is_left_out_unless_a_sample_counts_as_one(
     words = [word for word in ARTICLE if word != "--batch-equivalent"]
     found = data(capsys, *words, "--allow-unverified", "--prices-as-of", "2023-11-15")
     assert found["reference"] == {"recipe": "bf16", "global_batch": 512}
-    assert (found["pick"]["instance"], found["pick"]["recipe"]) == (P4D, "te-article")
+    first, _ = on_article_s(found)
+    assert (first["instance"], first["recipe"]) == (P4D, "te-article")
     reasons = {each["recipe"]: each["reason"] for each in found["left_out"] if each["instance"] == P5}
     assert reasons["te-article-fp8"].startswith("global batch 1024, not 512 as bf16")
 
 
-@pytest.mark.parametrize(("samples", "steps_only", "pick"), [("10M", True, P5), ("10M", False, P4D)])
-def test_boot_time_flips_the_decision_for_a_short_job(samples: str, steps_only: bool, pick: str) -> None:
+@pytest.mark.parametrize(("steps_only", "cheapest"), [(True, P5), (False, P4D)])
+def test_boot_time_flips_the_decision_for_a_short_job(
+    steps_only: bool, cheapest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What comes before the steps costs three times as much on p5, whose steps are 2.2% cheaper."""
-    found = fastlaunch.recommend(
-        "vit-huge",
-        samples,
-        prices_as_of="2023-11-15",
-        steps_only=steps_only,
-        measured_only=True,
-        allow_unverified=True,
-        batch_equivalent=True,
+    words = [word for word in ARTICLE if word not in ("--steps-only", "100M")]
+    words.insert(words.index("--samples") + 1, "10M")
+    found = data(
+        capsys,
+        *[*words, "--allow-unverified", "--prices-as-of", "2023-11-15"],
+        *(["--steps-only"] if steps_only else []),
     )
-    assert found.pick is not None
-    assert found.pick.instance == pick
+    assert on_article_s(found)[0]["instance"] == cheapest
+
+
+def test_what_was_measured_on_the_gpu_elsewhere_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only")
+    assert (found["pick"]["instance"], found["pick"]["evidence"]) == ("p5.4xlarge", "same GPU")
+    assert found["cheapest_measured"] == found["pick"]
+    assert {choice["evidence"] for choice in found["by_instance"]} == {"same GPU", "published"}
 
 
 # A choice among made-up configurations.
@@ -139,17 +140,34 @@ JOB = Job(
 )
 
 
-def configuration(instance: str, samples_per_s: float, **changes: Any) -> Configuration:
-    """A measured configuration; 1,000 samples/s make the job one hour."""
+def configuration(
+    instance: str,
+    samples_per_s: float,
+    *,
+    deviation: float | None = None,
+    by: str | None = None,
+    **changes: Any,
+) -> Configuration:
+    """A configuration, measured unless it is predicted `by` a class; 1,000 samples/s make the job one hour.
+
+    deviation: of the logarithm of its speed.
+    """
+    speed = Interval(value=samples_per_s)
+    if deviation:
+        half = math.exp(1.645 * deviation)
+        mean = math.exp(deviation**2 / 2)
+        speed = Interval(value=samples_per_s / mean, low=samples_per_s / half, high=samples_per_s * half)
     plain = Configuration(
         instance=instance,
         num_nodes=1,
         recipe="bf16",
         batch_size_per_gpu=64,
         num_gpus=8,
-        samples_per_s=samples_per_s,
-        deviation=None,
-        evidence=MEASURED,
+        rate=Rate(
+            samples_per_s=speed,
+            evidence=Evidence.PREDICTED if by else Evidence.MEASURED,
+            prediction_class=by,
+        ),
     )
     return replace(plain, **changes)
 
@@ -203,7 +221,7 @@ def test_the_front_has_what_nothing_else_beats_in_both() -> None:
 
 def test_a_deadline_holds_for_the_upper_end_of_a_prediction() -> None:
     # 8 h expected, 15 h at the upper end.
-    likely = configuration("g6e.xlarge", 125, evidence="B", deviation=0.4)
+    likely = configuration("g6e.xlarge", 125, by="B", deviation=0.4)
     choices = chosen((likely, CHEAP[1]), MIDDLE)
     assert choices[0].hours == pytest.approx(8 * math.exp(0.4**2 / 2))
     assert choices[0].total.hours.high == pytest.approx(8 * math.exp(1.645 * 0.4))
@@ -226,8 +244,8 @@ def test_at_the_break_even_price_another_instance_type_costs_the_same() -> None:
 
 
 def test_the_runner_up_is_another_instance_recipe_or_purchase_option() -> None:
-    in_parts = {"batch_size_per_gpu": 128, "recipe": "bf16 grad_accumulation=2", "samples_per_s": 99.0}
-    larger = (replace(CHEAP[0], **in_parts), CHEAP[1])
+    in_parts = configuration("g6e.xlarge", 99, batch_size_per_gpu=128, recipe="bf16 grad_accumulation=2")
+    larger = (in_parts, CHEAP[1])
     elsewhere = (CHEAP[0], bought("g6e.xlarge", 2.0, region="us-west-2"))
     found = recommend(chosen(CHEAP, larger, elsewhere, MIDDLE), Limits())
     assert found.runner_up is not None
@@ -253,19 +271,25 @@ def test_the_totals_of_a_grid_are_those_of_the_costs_part_by_part() -> None:
         for name, usd in (("p5.48xlarge", 60.0), ("p5.4xlarge", 7.0))
         for region in ("us-east-1", "us-west-2")
     ]
-    configurations = [
-        configuration(name, rate, num_nodes=nodes, num_gpus=8 * nodes, deviation=deviation, evidence=evidence)
-        for name, rate, nodes, (deviation, evidence) in product(
-            ("p5.48xlarge", "p5.4xlarge"), (10, 1000), (1, 3), ((None, MEASURED), (0.1, "A"), (0.5, "C"))
+    ways = [
+        configuration(name, rate, num_nodes=nodes, num_gpus=8 * nodes, deviation=deviation, by=by)
+        for name, rate, nodes, (deviation, by) in product(
+            ("p5.48xlarge", "p5.4xlarge"), (10, 1000), (1, 3), ((None, None), (0.1, "A"), (0.5, "C"))
         )
     ]
     for steps_only in (True, False):
         job = replace(JOB, steps_only=steps_only)
-        choices = choices_of(configurations, rates, job)
-        assert len(choices) == 2 * len(configurations)
+        choices = choices_of(ways, rates, job)
+        assert len(choices) == 2 * len(ways)
         for at, choice in enumerate(map(choices.__getitem__, range(len(choices)))):
             parts = cost_to_train(
-                training_of(choice.configuration, job),
+                training_of(
+                    choice.configuration.rate,
+                    choice.configuration.recipe,
+                    Interval(value=job.samples),
+                    num_nodes=choice.configuration.num_nodes,
+                    global_batch=choice.configuration.global_batch,
+                ),
                 choice.purchase,
                 assumptions=job.assumptions,
                 steps_only=steps_only,
@@ -279,59 +303,63 @@ def test_the_totals_of_a_grid_are_those_of_the_costs_part_by_part() -> None:
 
 # What follows from measured configurations.
 
-SUBJECT = Subject(
-    workload="vit-huge",
-    info=workload_info("vit-huge"),
-    unit="images/s",
-    units_per_sample=1.0,
-    global_batch=512,
-    sequence_length=None,
-    params=None,
-    task="",
-    has_rows=True,
-)
 
-
-def derived(
-    *measured: Configuration, facts: RecipeFacts, scope: Scope, instances: Sequence[str] = (P5,)
-) -> tuple[list[Configuration], dict[tuple[str | None, str | None], str]]:
-    """What is derived from these configurations, without any run to predict from; and what is left out."""
-    left_out: list[LeftOut] = []
-    kinds = [CATALOGUE.instances[name] for name in instances]
-    found = predicted_configurations(SUBJECT, [facts], measured, [], kinds, CATALOGUE, scope, left_out)
-    return found, {(each.instance, each.recipe): each.reason for each in left_out}
+def on_p5(step_time_s: float, num_nodes: int = 1, **changes: Any) -> RunSummary:
+    """A run of batch 64 on each of its H100."""
+    place = {"instance": P5, "device_name": None, "num_nodes": num_nodes, "num_gpus": 8 * num_nodes}
+    samples = 512.0 * num_nodes
+    return changed(
+        PLAIN, **{**place, "step_time_s": Interval(value=step_time_s), "samples_per_step": samples, **changes}
+    )
 
 
 @pytest.mark.parametrize(
-    ("two_nodes", "given", "speed", "whose"),
+    ("two_nodes_s", "scaling", "speed", "whose"),
     [
         (None, None, 4 * 0.95**2, "an assumption"),
-        (1800.0, None, 4 * 0.9**2, "as measured on other nodes"),
-        (1800.0, 0.8, 4 * 0.8, "as given"),
+        (0.512 / 0.9, None, 4 * 0.9**2, "as measured on other nodes"),
+        (0.512 / 0.9, 0.8, 4 * 0.9 * 0.8, "as given"),
     ],
 )
 def test_several_nodes_are_nearly_linear_by_assumption_or_by_runs(
-    two_nodes: float | None, given: float | None, speed: float, whose: str
+    two_nodes_s: float | None, scaling: float | None, speed: float, whose: str
 ) -> None:
-    measured = [configuration(P5, 1000.0)]
-    if two_nodes:
-        measured.append(configuration(P5, two_nodes, num_nodes=2, num_gpus=16))
-    facts = RecipeFacts(recipe="bf16", precision="bf16", batches=(64,))
-    scope = Scope(max_nodes=4, batch_equivalent=True, node_scaling=given)
-    found, left_out = derived(*measured, facts=facts, scope=scope, instances=(P5, "g5.xlarge"))
-    (four,) = (each for each in found if each.num_nodes == 4)
-    assert (four.evidence, four.global_batch) == ("A", 4 * 512)
-    assert four.samples_per_s == pytest.approx(1000 * speed)
-    assert four.assumption == f"4 nodes train {speed:.2f} times as fast as one, {whose}"
-    assert left_out["g5.xlarge", None] == "several nodes need EFA, which it does not have"
+    runs = [on_p5(0.512), *([on_p5(two_nodes_s, 2)] if two_nodes_s else [])]
+    rows = compared(*runs).rows
+    subject = subject_of("vit-huge", rows, rows[0].setup, CATALOGUE)
+    finder = Finder({Origin.LEDGER: rows}, subject, CATALOGUE, lambda: (), scaling=scaling)
+    found = finder.rate(
+        Query(
+            instance=CATALOGUE.instance(P5),
+            num_nodes=4,
+            recipe="bf16",
+            batch_size_per_gpu=64,
+            precision="bf16",
+        )
+    )
+    assert isinstance(found, Rate)
+    assert (found.evidence, found.prediction_class) == (Evidence.PREDICTED, "A")
+    assert found.samples_per_s.value == pytest.approx(1000 * speed, rel=0.01)
+    assert found.assumption is not None and found.assumption.endswith(whose)
 
 
-def test_what_does_not_fit_in_memory_is_left_out() -> None:
-    facts = RecipeFacts(recipe="bf16", precision="bf16", batches=(64,), fixed_gib=44.0, gib_per_sample=0.25)
-    _, left_out = derived(facts=facts, scope=Scope(), instances=("g6e.xlarge",))
-    assert left_out["g6e.xlarge", "bf16"] == (
+def test_what_does_not_fit_in_memory_or_has_no_efa_is_left_out() -> None:
+    # 44 GiB and 0.25 for each sample.
+    sizes = ((64, 60.0), (128, 76.0))
+    rows = compared(
+        *(on_p5(0.5, batch_size_per_gpu=batch, peak_memory_gib=peak_gib) for batch, peak_gib in sizes)
+    ).rows
+    subject = replace(subject_of("vit-huge", rows, rows[0].setup, CATALOGUE), params=None)
+    finder = Finder({Origin.LEDGER: rows}, subject, CATALOGUE, lambda: ())
+    left_out: list[Any] = []
+    kinds = [CATALOGUE.instances[name] for name in ("g6e.xlarge", "g5.xlarge")]
+    scope = Scope(max_nodes=2)
+    configurations(finder, subject, rows, (), rows[0].setup, scope, left_out, {}, kinds, CATALOGUE)
+    reasons = {(each.instance, each.recipe): each.reason for each in left_out}
+    assert reasons["g6e.xlarge", "bf16"] == (
         "does not fit in memory: 44.2 GiB for one sample, of 41.1 that can be used"
     )
+    assert reasons["g5.xlarge", None] == "several nodes need EFA, which it does not have"
 
 
 # What is worth measuring.
@@ -356,7 +384,7 @@ def test_the_value_of_a_measurement_is_that_of_draws(usd: float) -> None:
 
 def test_a_wide_prediction_near_the_pick_is_measured_and_a_narrow_one_far_off_is_not() -> None:
     job = replace(JOB, samples=3.6e9)
-    wide = configuration("g5.xlarge", 50, evidence="C", deviation=0.5)  # $22,000 or so against $20,000
+    wide = configuration("g5.xlarge", 50, by="C", deviation=0.5)  # $22,000 or so against $20,000
     rates = [CHEAP[1], bought("g5.xlarge", 1.0)]
     found = recommend(choices_of([CHEAP[0], wide], rates, job), Limits())
     assert found.pick is not None and found.experiment is not None
@@ -364,7 +392,7 @@ def test_a_wide_prediction_near_the_pick_is_measured_and_a_narrow_one_far_off_is
     assert found.experiment.choice.instance == "g5.xlarge"
     assert 0.3 < found.experiment.probability < 0.6
     assert found.experiment.saves_usd > 1000 > 10 > found.experiment.usd
-    narrow = replace(wide, samples_per_s=25, deviation=0.05, evidence="A")
+    narrow = configuration("g5.xlarge", 25, by="A", deviation=0.05)
     found = recommend(choices_of([CHEAP[0], narrow], rates, job), Limits())
     assert found.experiment is None
 
@@ -410,8 +438,9 @@ def test_the_ledgers_rows_come_before_those_that_are_shipped(capsys: pytest.Capt
     )
     found = data(capsys, "--workload", "vit-huge", "--samples", "1M", "--measured-only")
     assert found["measured"] == "ledger"
-    assert found["num_candidates"] == 1
-    assert (found["pick"]["instance"], found["break_even"], found["runner_up"]) == (P5, None, None)
+    (on_p5,) = (choice for choice in found["by_instance"] if choice["instance"] == P5)
+    assert (on_p5["evidence"], on_p5["samples_per_s"]["value"]) == ("measured", pytest.approx(5120.0))
+    assert "your" in on_p5["source"]
 
 
 def test_only_the_version_of_a_script_that_ran_last_is_recommended(
@@ -463,12 +492,17 @@ def test_another_batch_counts_by_the_samples_that_it_took_to_the_references_loss
     ]
     words = ("--workload", "vit-huge", "--samples", "100M", "--measured-only", "--steps-only")
     add_runs(*small, *large)
-    found = data(capsys, *words)
+
+    def on_p5(*options: str) -> Any:
+        choices = data(capsys, *words, *options)["by_instance"]
+        return next(choice for choice in choices if choice["instance"] == P5)
+
+    found = on_p5()
     factor = 73 * 1024 / (100 * 512)
-    assert found["pick"]["batch_size_per_gpu"] == 128
-    assert found["pick"]["hours"] == pytest.approx(100e6 * factor / 4096 / 3600)
-    assert f"{factor:.2f} times the samples" in found["pick"]["assumption"]
-    assert data(capsys, *words, "--batch-equivalent")["pick"]["hours"] == pytest.approx(100e6 / 4096 / 3600)
+    assert found["batch_size_per_gpu"] == 128
+    assert found["hours"] == pytest.approx(100e6 * factor / 4096 / 3600)
+    assert f"{factor:.2f} times the samples" in found["assumption"]
+    assert on_p5("--batch-equivalent")["hours"] == pytest.approx(100e6 / 4096 / 3600)
 
 
 def test_without_a_record_of_three_seeds_another_batch_is_left_out(
@@ -482,8 +516,8 @@ def test_without_a_record_of_three_seeds_another_batch_is_left_out(
     ]
     add_runs(*small, *large)
     found = data(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only")
-    assert found["num_candidates"] == 1
-    assert found["pick"]["batch_size_per_gpu"] == 64
+    on_p5 = [choice for choice in found["front"] if choice["instance"] == P5]
+    assert {choice["batch_size_per_gpu"] for choice in on_p5} == {64}
 
 
 def test_small_cards_are_predicted_with_their_class_and_range(capsys: pytest.CaptureFixture[str]) -> None:
@@ -491,12 +525,13 @@ def test_small_cards_are_predicted_with_their_class_and_range(capsys: pytest.Cap
     by_instance = {choice["instance"]: choice for choice in found["by_instance"]}
     assert {"g5.xlarge", "g6.xlarge", "g6e.xlarge", "p5.4xlarge"} <= by_instance.keys()
     small = by_instance["g5.xlarge"]
-    assert small["evidence"] in ("B", "C")
-    assert small["usd_low"] < small["usd"] < small["usd_high"]
+    assert small["evidence"] == "predicted" and small["prediction_class"] in ("B", "C")
+    # Its peak bounds the speed.
+    assert small["usd_low"] <= small["usd"] < small["usd_high"]
     # The same global batch as the reference's, in parts that fit in 24 GB.
     assert small["batch_size_per_gpu"] == small["global_batch"] == found["reference"]["global_batch"]
     assert "grad_accumulation=" in small["recipe"]
-    assert by_instance["p5.4xlarge"]["evidence"] == "A"
+    assert by_instance["p5.4xlarge"]["evidence"] == "same GPU"
     reasons = {(each["instance"], each["recipe"]): each["reason"] for each in found["left_out"]}
     assert reasons[P4D, "te-fp8"] == "FP8 needs compute capability 8.9 (Ada), and A100 40GB has 8.0"
     assert reasons["trn1.32xlarge", None] == "Trainium1 is no NVIDIA GPU"
@@ -520,10 +555,10 @@ def write_config(text: str) -> None:
 
 
 def test_what_this_account_pays_decides(capsys: pytest.CaptureFixture[str]) -> None:
-    assert data(capsys, *BF16_ONLY)["pick"]["instance"] == P4D
+    assert on_article_s(data(capsys, *BF16_ONLY))[0]["instance"] == P4D
     write_config("rates: {p5: {discount: 0.5}}\n")
-    pick = data(capsys, *BF16_ONLY)["pick"]
-    assert (pick["instance"], pick["usd_per_hour"]) == (P5, 55.04 / 2)
+    first, _ = on_article_s(data(capsys, *BF16_ONLY))
+    assert (first["instance"], first["usd_per_hour"]) == (P5, 55.04 / 2)
 
 
 def test_old_prices_warn_and_are_refused_only_where_the_config_says_so(
@@ -532,7 +567,7 @@ def test_old_prices_warn_and_are_refused_only_where_the_config_says_so(
     assert any("fastlaunch prices update" in text for text in data(capsys, *BF16_ONLY)["warnings"])
     write_config("max_price_age: 7d\n")
     assert run(["recommend", *BF16_ONLY]) == 2
-    assert data(capsys, *BF16_ONLY, "--prices-as-of", "2023-11-15")["pick"]["instance"] == P4D
+    assert data(capsys, *BF16_ONLY, "--prices-as-of", "2023-11-15")["pick"]
 
 
 def write_spot_prices(usd_per_hour: float, *, age_hours: float = 0.0) -> None:
@@ -553,7 +588,7 @@ def write_spot_prices(usd_per_hour: float, *, age_hours: float = 0.0) -> None:
 def test_spot_is_left_out_unless_it_is_known_how_often_it_is_lost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_spot_prices(20.0)
+    write_spot_prices(5.0)
     both = ("--purchase", "on-demand,spot")
     found = data(capsys, *BF16_ONLY, *both)
     assert found["pick"]["purchase"] == "on-demand"
@@ -565,7 +600,7 @@ def test_spot_is_left_out_unless_it_is_known_how_often_it_is_lost(
     assert (found["pick"]["instance"], found["pick"]["purchase"]) == (P5, "spot")
     # Work that is done again is billed, waiting is not.
     steps_hours = 100e6 / (512 / 0.199) / 3600
-    assert found["pick"]["usd"] > 20 * steps_hours
+    assert found["pick"]["usd"] > 5 * steps_hours
     assert found["pick"]["hours"] > 1.5 * steps_hours
     assert "--purchase spot" in found["command"] and "--checkpoint-every" in found["command"]
     # The mean keeps the deadline, too many single trainings do not.
@@ -590,23 +625,19 @@ def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
     words = ("--workload", "vit-huge", "--samples", "100M", "--deadline", "2d", "--measured-only")
     assert found.to_json() == data(capsys, *words)
     assert "p4d.24xlarge with bf16" in repr(found)
-    assert list(found.to_pandas()["instance"]) == [P4D, P5]
+    assert [*found.to_pandas()["instance"]][-2:] == [P4D, P5]
 
 
 def test_an_estimate_of_what_is_recommended_says_the_same() -> None:
     found = fastlaunch.recommend("vit-huge", "10M")
-    predicted = [
-        each
-        for each in found.by_instance
-        if each.configuration.evidence != MEASURED
-        and each.configuration.recipe == each.configuration.whole_recipe
-    ]
-    assert len(predicted) > 5
-    for choice in predicted:
+    assert {each.configuration.rate.evidence for each in found.by_instance} >= {"predicted", "same GPU"}
+    for choice in found.by_instance:
         one = choice.configuration
-        cost = fastlaunch.estimate(
+        estimate = fastlaunch.estimate(
             "vit-huge", one.instance, recipe=one.recipe, batch_size=one.batch_size_per_gpu, samples="10M"
-        ).cost
+        )
+        assert (estimate.rate.evidence, estimate.rate.source) == (one.rate.evidence, one.rate.source)
+        cost = estimate.cost
         for mine, theirs in ((choice.total.usd, cost.usd), (choice.total.hours, cost.hours)):
             assert [*vars(mine).values()] == pytest.approx([*vars(theirs).values()], rel=1e-6)
 
@@ -614,7 +645,8 @@ def test_an_estimate_of_what_is_recommended_says_the_same() -> None:
 def test_the_csv_has_a_row_for_each_choice_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recommend", *ARTICLE, "--prices-as-of", "2026-07-20", "--output", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(row["instance"], row["pick"]) for row in rows] == [(P4D, "True"), (P5, "False")]
+    picks = [(row["instance"], row["pick"]) for row in rows]
+    assert picks[0] == ("p5.4xlarge", "True") and picks[-2:] == [(P4D, "False"), (P5, "False")]
 
 
 def test_where_nothing_is_known_the_command_measures_it(capsys: pytest.CaptureFixture[str]) -> None:

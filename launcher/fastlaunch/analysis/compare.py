@@ -12,7 +12,7 @@ from statistics import stdev
 
 from fastlaunch.analysis import cost
 from fastlaunch.analysis.cost import PriceRequest, accelerator_of, price_row
-from fastlaunch.analysis.differences import FLOOR, Differences
+from fastlaunch.analysis.differences import FLOOR, MACHINE, MACHINE_DOF, Differences
 from fastlaunch.analysis.notes import schema_warnings, script_warnings
 from fastlaunch.analysis.pooling import (
     BARE_STEP,
@@ -30,7 +30,7 @@ from fastlaunch.analysis.pooling import (
     run_times,
     without_version,
 )
-from fastlaunch.analysis.statistics import LEVEL, Variance, half_width, mean_of
+from fastlaunch.analysis.statistics import LEVEL, Variance, half_width, mean_of, summed
 from fastlaunch.analysis.validity import Validity, judge_validity
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH, PricedGroup, Verdict, exp, judge
 from fastlaunch.catalog.prices import Catalogue, Price, age_note
@@ -454,13 +454,18 @@ def time_on_type_s(group: Group) -> Interval | None:
     return _interval(group.log_times, _variances_on_type(group, group.log_times))
 
 
-def rate_on_type(group: Group) -> Interval | None:
+def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = False) -> Interval | None:
     """Return samples per second on any machine of the row's type; steps, where their samples are not known.
 
-    None for a row that tells neither.
+    level: how often the range misses. of_other_type: on a machine of another type with the same GPU, which
+    differs by as much again. None for a row that tells neither samples nor steps.
     """
     times = _log_sample_times(group)
-    time_s = _interval(times, _variances_on_type(group, times))
+    variances = _variances_on_type(group, times)
+    if of_other_type:
+        machine = Variance(value=MACHINE**2, dof=MACHINE_DOF)
+        variances = [each and summed([each, machine]) for each in variances]
+    time_s = _interval(times, variances, level)
     if time_s is None or group.measure not in (STEP, SAMPLE, BARE_STEP):
         return None
     return cost.samples_per_s(time_s, 1.0)
@@ -483,13 +488,15 @@ def _of_runs(times: Sequence[float]) -> Variance | None:
     return Variance(value=max(FLOOR, stdev(times)) ** 2 / len(times), dof=len(times) - 1)
 
 
-def _interval(times: Sequence[float], variances: Sequence[Variance | None]) -> Interval | None:
+def _interval(
+    times: Sequence[float], variances: Sequence[Variance | None], level: float = LEVEL
+) -> Interval | None:
     if not times:
         return None
     mean, known = sum(times) / len(times), [variance for variance in variances if variance]
     if len(known) < len(variances):
         return Interval(value=exp(mean))
-    half = half_width(known, LEVEL)
+    half = half_width(known, level)
     return Interval(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
 
 

@@ -17,18 +17,22 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fastlaunch.analysis.cost import SECONDS_PER_HOUR
-from fastlaunch.analysis.finish import ONCE, Account
+from fastlaunch.analysis.finish import ONCE, Account, account_of_row
+from fastlaunch.analysis.pooling import samples_per_step
+from fastlaunch.analysis.rate import Evidence, Rate
 from fastlaunch.catalog.prices import Price, VolumePrice
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import parse_duration_s
 from fastlaunch.measure.summary import Interval
+from fastlaunch_train.recipes.recipes import recipe_of
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.spot import SpotJob, SpotMarket
 
 HOW_TO_GIVE_LOSSES = "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8"
 
-Evidence = Literal["measured", "predicted", "listed", "assumed"]
+#: How a part is known: as a rate is, or by a price list, or not at all.
+PartEvidence = Evidence | Literal["listed", "assumed"]
 #: A training that takes spot machines for longer, because of losses, is refused.
 _MOST_TIMES_ITS_WORK = 50.0
 CAPACITY_BLOCK, SPOT = "capacity-block", "spot"
@@ -139,15 +143,27 @@ class Training:
     """What is to be trained on one candidate, and how fast that goes."""
 
     samples: Interval  # without low and high: exactly so many
-    samples_per_s: Interval  # of all nodes
-    evidence: Evidence = "measured"  # of samples_per_s
-    source: str = ""
+    rate: Rate
     num_nodes: int = 1
     #: Of runs like it: the seconds before, and between, the steps. None if only the speed is known.
     account: Account | None = None
-    account_source: str = ""
     samples_per_step: float = 1.0  # of all nodes, as in the account
     compiles: bool = True  # whether compiling is assumed where it was not measured
+
+
+def training_of(
+    rate: Rate, recipe: str, samples: Interval, *, num_nodes: int, global_batch: float
+) -> Training:
+    """Return the training of so many samples at the rate. global_batch: where its runs do not say."""
+    known = recipe_of(recipe)
+    return Training(
+        samples=samples,
+        rate=rate,
+        num_nodes=num_nodes,
+        account=account_of_row(rate.row) if rate.row else None,
+        samples_per_step=samples_per_step(rate.row.group) if rate.row else global_batch,
+        compiles=known is None or known.compiles,  # a script may
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +189,7 @@ class Part:
     name: str
     seconds: Interval | None  # None where dollars buy no time of the training
     usd: Interval
-    evidence: Evidence
+    evidence: PartEvidence
     source: str
 
 
@@ -203,7 +219,7 @@ class _Line(NamedTuple):
     fixed_s: float
     per_sample_s: float
     per_step_time: float
-    evidence: Evidence
+    evidence: PartEvidence
     source: str
 
 
@@ -304,7 +320,7 @@ def cost_to_train(
 
 def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> list[_Line]:
     """Return the parts that take time, in their order."""
-    steps = _Line("steps", 0.0, 0.0, 1.0, training.evidence, training.source)
+    steps = _Line("steps", 0.0, 0.0, 1.0, training.rate.evidence, training.rate.source)
     if steps_only:
         return [steps]
     account, given = training.account, assumptions.given
@@ -313,7 +329,7 @@ def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> li
         key = f"{name}_s"
         measured = account.once_s[name] if account else None
         if measured is not None and key not in given:
-            lines.append(_Line(name, measured, 0.0, 0.0, "measured", training.account_source))
+            lines.append(_Line(name, measured, 0.0, 0.0, training.rate.evidence, training.rate.source))
         elif name == "compile" and not training.compiles and key not in given:
             lines.append(_Line(name, 0.0, 0.0, 0.0, "assumed", "the recipe does not compile"))
         else:
@@ -352,7 +368,7 @@ def _between(
     measured = training.account.between[name] if training.account else None
     if measured is not None and not given:
         per_sample_s = measured.s_per_step / training.samples_per_step
-        return _Line(name, measured.once_s, per_sample_s, 0.0, "measured", training.account_source)
+        return _Line(name, measured.once_s, per_sample_s, 0.0, training.rate.evidence, training.rate.source)
     source = "as given" if given else ASSUMED[keys[1]][1]
     return _Line(name, fixed_s, 0.0, per_step_time, "assumed", source)
 
@@ -366,7 +382,7 @@ def _ratio(seconds: float, every_s: float) -> float:
 
 
 def _inputs(training: Training) -> _Inputs:
-    samples, rate = training.samples, training.samples_per_s
+    samples, rate = training.samples, training.rate.samples_per_s
     exact = samples.low is None and samples.high is None
     return _Inputs(
         samples.value,
@@ -673,11 +689,11 @@ class _OnSpot:
 
     def cost(self) -> CostToTrain:
         usd_per_s = self._usd_per_s()
-        market: tuple[Evidence, str] = (
-            "assumed" if self.market.evidence == "given" else "measured",
+        market: tuple[PartEvidence, str] = (
+            "assumed" if self.market.evidence == "given" else Evidence.MEASURED,
             f"spot by {self.market.source}",
         )
-        known: list[tuple[Evidence, str]] = [
+        known: list[tuple[PartEvidence, str]] = [
             (self.steps.evidence, self.steps.source),
             (self.evaluations.evidence, self.evaluations.source),
             ("assumed", self.how_often),

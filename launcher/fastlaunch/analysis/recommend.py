@@ -14,20 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlaunch.analysis.configurations import (
-    MEASURED,
-    Configuration,
-    LeftOut,
-)
+from fastlaunch.analysis.configurations import Configuration, LeftOut
 from fastlaunch.analysis.cost import SECONDS_PER_HOUR
-from fastlaunch.analysis.cost_to_train import SPOT, Assumptions, Purchase, Total, Training, spot_job, total
-from fastlaunch.analysis.finish import account_of_row
+from fastlaunch.analysis.cost_to_train import (
+    SPOT,
+    Assumptions,
+    Purchase,
+    Total,
+    Training,
+    spot_job,
+    total,
+    training_of,
+)
+from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, Rate, whole
 from fastlaunch.analysis.spot import forecast_spot, steps_between
 from fastlaunch.analysis.suggest import Place, rented, submit_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummary
-from fastlaunch_train.recipes.recipe import RecipeError
-from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.recipes.recipes import recipe_of
 
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -185,7 +189,7 @@ class Choices:
 def choice_of(configuration: Configuration, purchase: Purchase, job: Job) -> Choice:
     """Return a configuration bought in one way. Raises UserError if it cannot be bought so."""
     whole = total(
-        training_of(configuration, job), purchase, assumptions=job.assumptions, steps_only=job.steps_only
+        _training(configuration, job), purchase, assumptions=job.assumptions, steps_only=job.steps_only
     )
     return Choice(configuration=configuration, purchase=purchase, total=whole)
 
@@ -203,7 +207,7 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
     steps_s = np.array([_steps_s(configuration, job) for configuration in configurations]).reshape(-1, 3).T
     nodes = np.array([configuration.num_nodes for configuration in configurations], float)
     compiles = np.array([_compiles(configuration.recipe) for configuration in configurations], bool)
-    is_alike = np.array([configuration.row is None for configuration in configurations], bool)
+    is_alike = np.array([configuration.rate.row is None for configuration in configurations], bool)
     columns: list[tuple[Ids, Ids, Array, Array]] = []
     refused: dict[LeftOut, None] = {}
     for number, purchase in enumerate(purchases):
@@ -219,7 +223,7 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
         for one in own[~is_line]:
             try:
                 whole = total(
-                    training_of(configurations[one], job),
+                    _training(configurations[one], job),
                     purchase,
                     assumptions=job.assumptions,
                     steps_only=job.steps_only,
@@ -269,11 +273,9 @@ def _line_of(purchase: Purchase, job: Job, *, compiles: bool) -> _Line:
     """Return the line through the costs of three trainings."""
 
     def at(num_nodes: int, steps_s: float) -> Total:
+        rate = Rate(samples_per_s=Interval(value=1.0), evidence=Evidence.PREDICTED)
         training = Training(
-            samples=Interval(value=steps_s),
-            samples_per_s=Interval(value=1.0),
-            num_nodes=num_nodes,
-            compiles=compiles,
+            samples=Interval(value=steps_s), rate=rate, num_nodes=num_nodes, compiles=compiles
         )
         return total(training, purchase, assumptions=job.assumptions, steps_only=job.steps_only)
 
@@ -290,32 +292,26 @@ def _line_of(purchase: Purchase, job: Job, *, compiles: bool) -> _Line:
 
 def _steps_s(configuration: Configuration, job: Job) -> tuple[float, float, float]:
     """Return seconds of the steps: expected, at the lower, and at the upper end."""
-    samples, speed = job.samples * configuration.samples_factor, configuration.speed
+    samples, speed = job.samples * configuration.samples_factor, configuration.rate.samples_per_s
     value = speed.value
     return samples / value, samples / (speed.high or value), samples / (speed.low or value)
 
 
-def training_of(configuration: Configuration, job: Job, samples: float | None = None) -> Training:
+def _training(configuration: Configuration, job: Job, samples: float | None = None) -> Training:
     """Return the training of so many samples, by default the job's, as its costs are worked out."""
-    row = configuration.row
-    return Training(
-        samples=Interval(value=job.samples * configuration.samples_factor if samples is None else samples),
-        samples_per_s=configuration.speed,
-        evidence="measured" if configuration.evidence == MEASURED else "predicted",
+    return training_of(
+        configuration.rate,
+        configuration.recipe,
+        Interval(value=job.samples * configuration.samples_factor if samples is None else samples),
         num_nodes=configuration.num_nodes,
-        account=account_of_row(row) if row else None,
-        samples_per_step=configuration.samples_per_step,
-        compiles=_compiles(configuration.recipe),
+        global_batch=configuration.global_batch,
     )
 
 
 @functools.cache
-def _compiles(recipe: str) -> bool:
-    name, *overrides = recipe.split()
-    try:
-        return resolve_recipe(name, overrides).compiles
-    except RecipeError:
-        return True  # a script may
+def _compiles(label: str) -> bool:
+    recipe = recipe_of(label)
+    return recipe is None or recipe.compiles
 
 
 def recommend(
@@ -325,9 +321,9 @@ def recommend(
     order = np.lexsort((choices.hours[0], choices.usd[0]))
     within = _in_time(order[limits.keep(choices.usd[2], choices.hours[2])[order]], choices, limits)
     at = int(within[0]) if len(within) else None
-    kinds = choices.labels(lambda one, bought: (one.instance, one.whole_recipe, bought.price.purchase))
+    kinds = choices.labels(lambda one, bought: (one.instance, whole(one.recipe)[0], bought.price.purchase))
     instances = choices.labels(lambda one, _: one.instance)
-    is_measured = np.array([each.evidence == MEASURED for each in choices.configurations], bool)
+    is_measured = np.array([each.rate.evidence.is_measured for each in choices.configurations], bool)
 
     def first(candidates: Ids) -> Choice | None:
         return choices[int(candidates[0])] if len(candidates) else None
@@ -367,7 +363,7 @@ def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:
             if num_simulated == _MOST_SIMULATED:
                 continue
             num_simulated += 1
-            training = training_of(choices.configurations[choices.configuration_ids[each]], choices.job)
+            training = _training(choices.configurations[choices.configuration_ids[each]], choices.job)
             job = spot_job(training, purchase, choices.job.assumptions)
             assert purchase.market is not None
             forecast = forecast_spot(job, purchase.market, num_jobs=_NUM_SIMULATED)
@@ -446,7 +442,7 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
 
 def _settled_by(configuration: Configuration) -> tuple[str, ...]:
     """Return what one experiment settles: predictions for one family of instances err alike."""
-    if configuration.evidence == MEASURED:
+    if configuration.rate.evidence.is_measured:
         return configuration.instance, configuration.recipe
     return (configuration.instance.partition(".")[0],)
 
@@ -455,8 +451,8 @@ def deviation_of(choice: Choice) -> float:
     """Return the deviation of the logarithm of the choice's cost."""
     usd = choice.total.usd
     if usd.low and usd.high and usd.high > usd.low:
-        return math.log(usd.high / usd.low) / (2 * choice.configuration.range_deviations)
-    return choice.configuration.deviation_or_usual
+        return math.log(usd.high / usd.low) / (2 * RANGE_DEVIATIONS)
+    return choice.configuration.rate.deviation
 
 
 def expected_saving(
@@ -478,16 +474,14 @@ def _normal(x: float) -> float:
 
 
 def _probe_steps(configuration: Configuration) -> int:
-    steps = PROBE_S * configuration.samples_per_s / configuration.samples_per_step
+    steps = PROBE_S * configuration.rate.samples_per_s.value / configuration.samples_per_step
     return max(_MIN_PROBE_STEPS, math.ceil(steps))
 
 
 def probe_total(choice: Choice, job: Job) -> Total:
     """Return what the choice's experiment takes and costs: always the whole, with boot and all before."""
     samples = _probe_steps(choice.configuration) * choice.configuration.samples_per_step
-    return total(
-        training_of(choice.configuration, job, samples), choice.purchase, assumptions=job.assumptions
-    )
+    return total(_training(choice.configuration, job, samples), choice.purchase, assumptions=job.assumptions)
 
 
 def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | None:
@@ -507,7 +501,9 @@ def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | Non
     )
     like = replace(job.like, num_steps=steps, setup=setup, quality=Quality(), checkpoints=Checkpoints())
     if (every_s := choice.total.checkpoint_every_s) is not None:
-        every = steps_between(every_s, configuration.samples_per_step / configuration.samples_per_s)
+        every = steps_between(
+            every_s, configuration.samples_per_step / configuration.rate.samples_per_s.value
+        )
         like = replace(like, checkpoints=Checkpoints(number=1, last_step=min(every, steps)))
     if not setup.is_script:
         command = submit_command([like], [configuration.recipe], place=place, first_seed=0, repeats=1)

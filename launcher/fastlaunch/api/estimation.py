@@ -1,10 +1,10 @@
 """`estimate`: what a training will take and cost before anything runs, from measurements like it."""
 
 import datetime
-import glob
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,17 @@ from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import counted, parse_count, parse_date, utc_day
+from fastlaunch.core.units import parse_count, parse_date, utc_day
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis import compare
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.cost_to_train import Assumptions, CostToTrain, Purchase, Training
-    from fastlaunch.analysis.pooling import MeasuredRun, Offer
-    from fastlaunch.analysis.similar import Wanted
+    from fastlaunch.analysis.pooling import Offer
+    from fastlaunch.analysis.rate import Query, Rate
     from fastlaunch.analysis.spot import SpotMarket
+    from fastlaunch.api.rates import Known
     from fastlaunch.catalog.hardware import InstanceType
     from fastlaunch.measure.summary import Interval
 
@@ -45,6 +45,7 @@ class Estimate:
     sequence_length: int | None  # tokens of a sample; None where it has none, or a script does not say
     samples: "Interval"
     sample_unit: str
+    rate: "Rate"
     cost: "CostToTrain"
     price: Price
     paid_usd_per_hour: float
@@ -56,7 +57,7 @@ class Estimate:
         """Hours and dollars in a sentence."""
         from fastlaunch.report.cost_to_train import sentence
 
-        return sentence(self.cost, **self._names)
+        return sentence(self.cost, self.rate, **self._names)
 
     @property
     def _names(self) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, the shape of `fastlaunch estimate --output json`."""
-        from fastlaunch.report.cost_to_train import cost_to_json
+        from fastlaunch.report.cost_to_train import cost_to_json, rate_to_json
 
         return {
             "schema": 1,
@@ -90,6 +91,7 @@ class Estimate:
             "sequence_length": self.sequence_length,
             "samples": vars(self.samples),
             "sample_unit": self.sample_unit,
+            **rate_to_json(self.rate),
             "price": self.price.to_json(),
             "paid_usd_per_hour": self.paid_usd_per_hour,
             **cost_to_json(self.cost),
@@ -152,18 +154,13 @@ def estimate(
 
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
-    from fastlaunch.analysis.anchors import published_anchors
-    from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions
+    from fastlaunch.analysis.configurations import check_memory
+    from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions, training_of
     from fastlaunch.analysis.pooling import Offer
-    from fastlaunch.analysis.similar import (
-        Wanted,
-        check_memory,
-        differences,
-        predicted_like,
-        training_like,
-        unit_of,
-    )
+    from fastlaunch.analysis.rate import Query, in_as_many_parts, precision_of, unit_of
+    from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch_train.recipes.recipes import recipe_of
 
     context = context or default_context()
     settings, today = context.settings, context.today
@@ -194,35 +191,40 @@ def estimate(
     price, old = _price(context, catalogue, offer, kind.name, as_of=as_of, usd_per_hour=usd_per_hour)
     paid = paid_usd_per_hour(price, settings) if price.basis != "given" else price.usd_per_hour
     assert paid is not None
-    wanted = Wanted(recipe=recipe, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
-    measured = _most_like(context, workload, wanted, catalogue, with_shared=with_shared)
-    row = measured.row
+    known = known_rows(context, workload, catalogue, with_shared=with_shared)
+    for warning in known.warnings:
+        context.report(f"warning: {warning}")
+    like = _Like(recipe=recipe, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
+    row = _most_like(known, like)
     _check_gpu(row, kind, catalogue)
-    count = _samples(context, length, measured, wanted)
-    batch = batch_size or row.setup.batch_size_per_gpu
-    unknown = batch and check_memory(row, measured.rows, wanted, batch_size=batch, catalogue=catalogue)
-    is_predicted = measured.is_elsewhere or (
-        # Between nodes, and of steps that are no samples, nothing is predicted.
-        row.setup.num_gpus != wanted.num_gpus
-        and row.setup.num_nodes == num_nodes == 1
-        and unit_of(row) != "steps"
-        and "scaling" not in assumptions.given
+    asked = recipe_of(recipe) if recipe and not row.setup.is_script else None
+    label = asked.label if asked else row.setup.recipe
+    query = Query(
+        instance=kind,
+        num_nodes=num_nodes,
+        recipe=label,
+        batch_size_per_gpu=batch_size or in_as_many_parts(row.setup, label),
+        precision=precision_of(row.setup),
+        sequence_length=row.setup.sequence_length,
     )
-    if is_predicted:
-        gpus = f"{wanted.num_gpus} x {kind.accelerator}"
-        context.report(f"nobody measured {row.setup.recipe} on {gpus}: predicting it")
-        training = predicted_like(
-            row,
-            measured.rows,
-            wanted,
-            batch_size=batch,
-            samples=count,
-            published=published_anchors(),
-            catalogue=catalogue,
-            node_scaling=assumptions.scaling if "scaling" in assumptions.given else None,
+    count = _samples(context, length, known, row, query)
+    subject = known.subject(row.setup)
+    unknown = check_memory(query, known.rows, subject, catalogue)
+    scaling = assumptions.scaling if "scaling" in assumptions.given else None
+    rate = known.finder(subject, scaling=scaling).rate(query)
+    if isinstance(rate, str):
+        raise UserError(
+            f"nobody measured {query.recipe} on {query.num_gpus} x {kind.accelerator}, and it cannot be"
+            f" predicted: {rate}",
+            "take another recipe, or an instance type that can be predicted or was measured",
         )
-    else:
-        training = training_like(row, wanted, samples=count, source=measured.source, assumptions=assumptions)
+    training = training_of(
+        rate,
+        query.recipe,
+        count,
+        num_nodes=num_nodes,
+        global_batch=float(query.global_batch or query.num_gpus),
+    )
     on_demand = catalogue.find_price(kind.name, service=service, region=region, on=as_of or today)
     bought = Purchase(
         price=price,
@@ -236,10 +238,11 @@ def estimate(
     cost = cost_to_train(training, bought, assumptions=assumptions, steps_only=steps_only)
     return Estimate(
         workload=workload,
-        recipe=row.setup.recipe,
+        recipe=query.recipe,
         instance=instance,
         num_nodes=num_nodes,
-        batch_size=(is_predicted and batch_size) or row.setup.batch_size_per_gpu,
+        batch_size=query.batch_size_per_gpu,
+        rate=rate,
         sequence_length=row.setup.sequence_length,
         samples=count,
         sample_unit=unit_of(row),
@@ -248,7 +251,7 @@ def estimate(
         paid_usd_per_hour=paid,
         assumptions=assumptions,
         notes=(
-            *(differences(row, wanted) if not is_predicted else ()),
+            *_rate_notes(rate),
             *([unknown] if unknown else []),
             *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
             _price_note(price, paid),
@@ -259,18 +262,28 @@ def estimate(
 
 def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> None:
     """Raise UserError if the row's recipe, one of ours, does not run on the GPUs of the instance type."""
+    from fastlaunch.analysis.rate import recipe_of_setup
     from fastlaunch.jobs.variants import gpu_problem
-    from fastlaunch_train.recipes.recipe import RecipeError
-    from fastlaunch_train.recipes.recipes import resolve_recipe
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    name, *overrides = row.setup.recipe.split()
-    try:
-        recipe, workload = resolve_recipe(name, overrides), workload_info(row.setup.workload)
-    except (RecipeError, WorkloadError):
-        return  # a script's
-    if problem := gpu_problem(instance, recipe, workload, catalogue):
-        raise problem
+    recipe = recipe_of_setup(row.setup)
+    with suppress(WorkloadError):  # a script's
+        if recipe and (
+            problem := gpu_problem(instance, recipe, workload_info(row.setup.workload), catalogue)
+        ):
+            raise problem
+
+
+def _rate_notes(rate: "Rate") -> Iterator[str]:
+    """Yield what speaks against the rate, and the published figure beside it."""
+    if rate.published is not None:
+        figure = rate.published
+        yield (
+            f"published: {figure.samples_per_s.value:,.4g} a second by {figure.source}; newer runs predict"
+            f" {rate.samples_per_s.value:,.4g}"
+        )
+    if rate.row is not None and rate.row.is_barred:
+        yield f"its recipe is not ranked by compare: {rate.row.validity.failures[0]}"
 
 
 def _price_note(price: Price, paid_usd_per_hour: float) -> str:
@@ -318,7 +331,7 @@ def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumpti
 
     assert bought.market is not None
     job = spot_job(training, bought, assumptions)
-    step_time_s = training.samples_per_step / training.samples_per_s.value
+    step_time_s = training.samples_per_step / training.rate.samples_per_s.value
     if job.every_s is not None:
         steps = steps_between(job.every_s, step_time_s)
         yield f"to write checkpoints as often, submit with --checkpoint-every {steps}"
@@ -384,112 +397,112 @@ def _price(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """The row that is most like the training, and where it is from."""
+class _Like:
+    """What is asked for; None where the runs are to say."""
 
-    row: "Row"
-    comparison: "compare.Comparison"
-    source: str  # in words
-    #: All rows with a speed, on whatever GPU and of whatever recipe.
-    rows: "tuple[Row, ...]"
-    is_elsewhere: bool  # no row is on the GPU that is wanted
+    recipe: str | None  # a label, or a variant of a script
+    instance: "InstanceType"
+    num_nodes: int
+    batch_size: int | None  # per GPU
+
+    def distance(self, row: "Row") -> tuple[bool, float, float, bool, bool, int]:
+        """Return how far a row is from it, to be compared: GPUs, batch, instance type, kind, repeats."""
+        setup = row.setup
+        by_batch = 0.0
+        if setup.batch_size_per_gpu and self.batch_size:
+            by_batch = abs(math.log(setup.batch_size_per_gpu / self.batch_size))
+        return (
+            setup.num_nodes != self.num_nodes,
+            abs(math.log(setup.num_gpus / self.num_nodes / self.instance.num_accelerators)),
+            by_batch,
+            setup.instance != self.instance.name,
+            setup.kind == "published",
+            -row.num_runs,
+        )
 
 
-def _most_like(
-    context: AppContext, workload: str, wanted: "Wanted", catalogue: Catalogue, *, with_shared: bool
-) -> _Measured:
-    """Return the most similar row, of the user's own if there is one.
+def _most_like(known: "Known", like: _Like) -> "Row":
+    """Return the row that says recipe and batch size where they are not given, the user's own first.
 
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
     """
-    from fastlaunch.analysis import compare as compare_runs
-    from fastlaunch.analysis.compare import rate_on_type
-    from fastlaunch.analysis.cost import PriceRequest, accelerator_of
+    from fastlaunch.analysis.cost import accelerator_of
+    from fastlaunch.analysis.rate import whole
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    request = PriceRequest(today=context.today, region=context.settings.region)
-    found = [
-        (name, compare_runs.compare(runs, catalogue=catalogue, prices=request))
-        for name, runs in _sources(context, workload, with_shared=with_shared)
+    workload, recipe = known.workload, like.recipe
+    all_rows = known.on_gpus
+    fitting = [
+        (origin, row)
+        for origin, row in all_rows
+        if recipe is None
+        or row.setup.is_named(recipe)
+        or (not row.setup.is_script and whole(row.setup.recipe)[0] == whole(recipe)[0])
     ]
-    all_rows = [
-        (row, name, comparison)
-        for name, comparison in found
-        for row in comparison.rows
-        if rate_on_type(row.group) and accelerator_of(row.setup, catalogue)
-    ]
-    on_gpus = [each for each in all_rows if wanted.has_recipe_of(each[0])]
-    for name, _ in found:
-        fitting = [
-            each[0] for each in on_gpus if each[1] == name and wanted.is_measured_by(each[0], catalogue)
+    for origin in known.comparisons:
+        on_it = [
+            row
+            for whose, row in fitting
+            if whose is origin
+            and (accelerator := accelerator_of(row.setup, known.catalogue))
+            and accelerator.name == like.instance.accelerator
         ]
-        if fitting:
-            break
-    if on_gpus:
-        nearest = min(
-            _of_one_recipe(fitting or [row for row, _, _ in on_gpus], workload), key=wanted.distance
-        )
-        ((source, comparison),) = [each[1:] for each in on_gpus if each[0] is nearest]
-        return _Measured(
-            row=nearest,
-            comparison=comparison,
-            source=_words(nearest, source),
-            rows=tuple(row for row, _, _ in all_rows),
-            is_elsewhere=not fitting,
-        )
-    what = f"{workload} with {wanted.recipe}" if wanted.recipe else workload
-    known = [*dict.fromkeys(row.setup.recipe for row, _, _ in all_rows)]
-    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
-    if known:
-        hint = f"measured: {', '.join(known[:_MOST_NAMED])}{more}"
+        if on_it:
+            return min(_of_one_recipe(on_it, workload), key=like.distance)
+    if fitting:
+        return min(_of_one_recipe([row for _, row in fitting], workload), key=like.distance)
+    what = f"{workload} with {like.recipe}" if like.recipe else workload
+    names = [*dict.fromkeys(row.setup.recipe for _, row in all_rows)]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    if names:
+        hint = f"measured: {', '.join(names[:_MOST_NAMED])}{more}"
     else:
         try:
             workload_info(workload)
         except WorkloadError as error:
-            if any(comparison.rows for _, comparison in found):
-                rows = [row for _, comparison in found for row in comparison.rows]
-                if wanted.recipe and not any(row.setup.is_named(wanted.recipe) for row in rows):
+            if rows := known.rows:
+                if like.recipe and not any(row.setup.is_named(like.recipe) for row in rows):
                     raise UnknownName(
-                        "variant", wanted.recipe, dict.fromkeys(row.setup.recipe for row in rows)
+                        "variant", like.recipe, dict.fromkeys(row.setup.recipe for row in rows)
                     ) from None
                 raise UserError(
                     f"{workload} is a script that ran on no GPU",
-                    f"measure it on one: {_script_command(rows, wanted)}",
+                    f"measure it on one: {_script_command(rows, like)}",
                 ) from None
             raise UserError(error.message, f"{error.hint}; or a script that was measured") from None
-        hint = f"measure it: {_command(workload, wanted)}"
-        if not known and wanted.recipe in (None, DEFAULT_RECIPE):
+        hint = f"measure it: {_command(workload, like)}"
+        if like.recipe in (None, DEFAULT_RECIPE):
             hint += (
                 f"; `fastlaunch recommend --workload {workload} --samples N` predicts it from other models"
             )
     raise UserError(f"no run of {what} was measured on a GPU", hint)
 
 
-def _command(workload: str, wanted: "Wanted") -> str:
-    """Return the command that measures one of our workloads as it is wanted."""
-    words = ["--workload", workload, *_place(wanted)]
-    if wanted.recipe:
-        name, *overrides = wanted.recipe.split()
+def _command(workload: str, like: _Like) -> str:
+    """Return the command that measures one of our workloads as it is like."""
+    words = ["--workload", workload, *_place(like)]
+    if like.recipe:
+        name, *overrides = like.recipe.split()
         words += ["--recipe", name, *(word for override in overrides for word in ("--set", override))]
-    if wanted.batch_size:
-        words += ["--batch-size", str(wanted.batch_size)]
+    if like.batch_size:
+        words += ["--batch-size", str(like.batch_size)]
     return shlex.join(["fastlaunch", "submit", *words])
 
 
-def _script_command(rows: "Sequence[Row]", wanted: "Wanted") -> str:
-    """Return the command that measures a script, of whose variants `rows` are, as it is wanted."""
+def _script_command(rows: "Sequence[Row]", like: _Like) -> str:
+    """Return the command that measures a script, of whose variants `rows` are, as it is like."""
     from fastlaunch.analysis.lacking import script_command
 
     known = [row for row in rows if row.runs[0].script]
-    named = [row for row in known if wanted.recipe and row.setup.is_named(wanted.recipe)]
+    named = [row for row in known if like.recipe and row.setup.is_named(like.recipe)]
     if not known:
-        return shlex.join(["fastlaunch", "submit", *_place(wanted), "--", "python", rows[0].setup.workload])
-    return script_command((named or known)[:1], 1, place=_place(wanted))
+        return shlex.join(["fastlaunch", "submit", *_place(like), "--", "python", rows[0].setup.workload])
+    return script_command((named or known)[:1], 1, place=_place(like))
 
 
-def _place(wanted: "Wanted") -> list[str]:
-    nodes = ["--num-nodes", str(wanted.num_nodes)] if wanted.num_nodes > 1 else []
-    return ["--instance", wanted.instance.name, *nodes]
+def _place(like: _Like) -> list[str]:
+    nodes = ["--num-nodes", str(like.num_nodes)] if like.num_nodes > 1 else []
+    return ["--instance", like.instance.name, *nodes]
 
 
 def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
@@ -505,50 +518,10 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
     return [row for row in rows if row.setup.recipe == DEFAULT_RECIPE]
 
 
-def _sources(
-    context: AppContext, workload: str, *, with_shared: bool
-) -> "Iterator[tuple[str, list[MeasuredRun]]]":
-    """Yield measured runs of the workload, each source with a word: the user's own first."""
-    from fastlaunch.analysis.pooling import MeasuredRun, of_newest_version
-    from fastlaunch.api.comparison import evidence_of
-    from fastlaunch.measure.published import shipped_runs
-
-    if (context.settings.home / LEDGER_NAME).exists():
-        from fastlaunch.ledger.ledger import open_ledger
-
-        with open_ledger(context.settings, clock=context.now) as ledger:
-            runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
-        measured, notes = evidence_of(runs, context.settings.region, with_shared=with_shared)
-        own, left_out = of_newest_version(measured)
-        for note in filter(None, [*notes, left_out]):
-            context.report(f"warning: {note}")
-        if own:
-            yield "of your", own
-    yield (
-        "shipped",
-        [MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in shipped_runs(workload).items()],
-    )
-
-
-def _words(row: "Row", source: str) -> str:
-    """Return `3 of your runs, 2026-11-21`, or what was published. source: `of your`, `shipped`."""
-    days = [run.summary.environment.measured_on for run in row.runs if run.summary.environment.measured_on]
-    last = f", {max(days)}" if days else ""
-    if row.sources:
-        return f"{row.sources[0].partition(',')[0]}{last}"
-    own = f"{row.num_runs} {source} {'run' if row.num_runs == 1 else 'runs'}"
-    if row.shared_by:
-        own = f"{counted(row.num_runs, 'run')}, {row.num_shared} of them by {', '.join(row.shared_by)}"
-    return f"{own}{last}"
-
-
-def _samples(context: AppContext, length: Length, measured: _Measured, wanted: "Wanted") -> "Interval":
+def _samples(context: AppContext, length: Length, known: "Known", row: "Row", query: "Query") -> "Interval":
     """Return how many samples that is, with an interval where it is a target. Raises UserError."""
-    from fastlaunch.analysis.pooling import samples_per_step
-    from fastlaunch.analysis.similar import unit_of
     from fastlaunch.measure.summary import Interval
 
-    row = measured.row
     if length.samples is not None:
         return Interval(value=length.samples)
     if length.tokens is not None:
@@ -556,13 +529,13 @@ def _samples(context: AppContext, length: Length, measured: _Measured, wanted: "
     if length.epochs is not None:
         return Interval(value=length.epochs * _samples_of_epoch(context, row))
     assert length.target is not None
-    if wanted.num_gpus != row.setup.num_gpus:
+    if query.num_gpus != row.setup.num_gpus:
         raise UserError(
-            f"on {wanted.num_gpus} GPUs the batch is another than on the {row.setup.num_gpus} that reached"
+            f"on {query.num_gpus} GPUs the batch is another than on the {row.setup.num_gpus} that reached"
             " the target, and may need more samples",
             "give --samples",
         )
-    return _samples_to(length.target, measured, samples_per_step(row.group), unit_of(row))
+    return _samples_to(length.target, known, row)
 
 
 def _tokens_of_sample(row: "Row") -> float:
@@ -594,16 +567,19 @@ def _samples_of_epoch(context: AppContext, row: "Row") -> float:
     )
 
 
-def _samples_to(target: str, measured: _Measured, samples_per_step: float, unit: str) -> "Interval":
+def _samples_to(target: str, known: "Known", row: "Row") -> "Interval":
     """Return how many samples the row's seeds took to the target. Raises UserError unless all reached it."""
     from fastlaunch.analysis.cost import scaled
+    from fastlaunch.analysis.pooling import samples_per_step
+    from fastlaunch.analysis.rate import unit_of
     from fastlaunch.analysis.target import mean_over_seeds, parse_target, usd_to_target
 
-    results = usd_to_target(measured.comparison, parse_target(target))
-    result = next(each for each in results if each.row is measured.row)
+    (comparison,) = (each for each in known.comparisons.values() if any(row is other for other in each.rows))
+    results = usd_to_target(comparison, parse_target(target))
+    result = next(each for each in results if each.row is row)
     if result.time_s is None:
         raise UserError(
-            f"how many {unit} {measured.row.setup.recipe} takes to {target} is not known: {result.reason}",
+            f"how many {unit_of(row)} {row.setup.recipe} takes to {target} is not known: {result.reason}",
             "give --samples",
         )
     by_seed: dict[int | None, list[int]] = {}
@@ -611,4 +587,4 @@ def _samples_to(target: str, measured: _Measured, samples_per_step: float, unit:
         if run.step is not None:
             by_seed.setdefault(run.seed, []).append(run.step)
     steps = mean_over_seeds([sum(each) / len(each) for each in by_seed.values()])
-    return scaled(steps, samples_per_step)
+    return scaled(steps, samples_per_step(row.group))

@@ -1,7 +1,6 @@
 """`recommend`: what to train on, how and bought how, by the ledger, shipped measurements and predictions."""
 
 import datetime
-import glob
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,28 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import recommend as analysis
-from fastlaunch.analysis.anchors import published_anchors
 from fastlaunch.analysis.recommend import Job, Limits
-from fastlaunch.api.comparison import evidence_of
-from fastlaunch.api.context import AppContext, default_context, reconcile_here
+from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, age_note, check_age
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import is_region, parse_count, parse_date, parse_duration_s
 from fastlaunch_train.recipes.recipes import RECIPES
 
 if TYPE_CHECKING:
     import pandas
 
-    from fastlaunch.analysis.compare import Comparison, MeasuredRun, Row
+    from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.configurations import Configuration, LeftOut, Scope
     from fastlaunch.analysis.cost_to_train import Assumptions, Purchase
-    from fastlaunch.ledger.ledger import Run
+    from fastlaunch.analysis.rate import Origin
+    from fastlaunch.api.rates import Known
     from fastlaunch.measure.summary import RunSummary, Setup
 
-LEDGER, SHIPPED = "ledger", "shipped"
 #: Instance types of a first measurement.
 _MOST_MEASURED = 3
 #: Of one job: every number of nodes up to it is worked out.
@@ -104,6 +100,8 @@ def recommend(
     """
     from fastlaunch.analysis.configurations import Scope
     from fastlaunch.analysis.cost_to_train import parse_assumptions
+    from fastlaunch.analysis.rate import Origin, whole
+    from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
 
     context = context or default_context()
@@ -138,20 +136,35 @@ def recommend(
         excluded_recipes=frozenset(exclude_recipes),
         batch_equivalent=batch_equivalent,
         allow_unverified=allow_unverified,
-        node_scaling=assumptions.scaling if "scaling" in assumptions.given else None,
+        measured_only=measured_only,
     )
-    found = _rows(context, workload, catalogue, as_of or today, scope, with_shared=with_shared)
-    known = {*RECIPES, *(row.setup.recipe for row in found.rows)}
+    day = as_of or today
+    known = known_rows(
+        context,
+        workload,
+        catalogue,
+        day=day,
+        allow_unverified=allow_unverified,
+        reconciles=True,
+        with_shared=with_shared,
+    )
+    found = _candidates(known, day, settings.region, scope)
+    names = {*RECIPES, *(row.setup.recipe for row in known.rows)}
     for name in exclude_recipes:
-        if name not in known:
-            raise UnknownName("recipe", name, known)
+        if name not in names:
+            raise UnknownName("recipe", name, names)
+    late_warnings = [*known.warnings]
+    if found.origin is Origin.SHIPPED and found.rows:
+        late_warnings.append(
+            f"the ledger has no run of {workload} on a GPU: the published figures and measurements that"
+            " come with fastlaunch stand for it"
+        )
     regions = regions or (context.own_region(),)
     bought = _purchases(context, catalogue, purchases, regions, as_of, assumptions, unsold, warnings)
-    configurations = _configurations(
-        found, workload, catalogue, scope, left_out, warnings, bought, measured_only=measured_only
-    )
-    recipes = {name for each in configurations for name in (each.recipe, each.whole_recipe)}
-    failures = {row.setup.recipe: row.validity.failures[0] for row in found.rows if row.validity.failures}
+    scaling = assumptions.scaling if "scaling" in assumptions.given else None
+    configurations = _configurations(known, found, scope, scaling, left_out, warnings, bought)
+    recipes = {name for each in configurations for name in (each.recipe, whole(each.recipe)[0])}
+    failures = {row.setup.recipe: row.validity.failures[0] for row in known.rows if row.validity.failures}
     for recipe in sorted(recipes & failures.keys()):
         warnings.append(f"{recipe} counts as --allow-unverified asks, although {failures[recipe]}")
     if as_of is None:
@@ -164,13 +177,13 @@ def recommend(
     job = Job(
         workload=workload,
         samples=float(number),
-        like=found.like(workload),
+        like=_like(workload, known.rows),
         scripts={
             row.setup.recipe: words
-            for row in found.rows
+            for row in known.rows
             if (words := next((run.script for run in reversed(row.runs) if run.script), ()))
         },
-        variants={row.setup.recipe: row.setup.variant for row in found.rows if row.setup.is_script},
+        variants={row.setup.recipe: row.setup.variant for row in known.rows if row.setup.is_script},
         own_region=settings.region,
         assumptions=assumptions,
         steps_only=steps_only,
@@ -186,14 +199,14 @@ def recommend(
         choices,
         Limits(deadline_hours=hours, budget_usd=budget_usd),
         left_out=[*left_out, *unsold],
-        warnings=[*dict.fromkeys([*warnings, *found.warnings])],
+        warnings=[*dict.fromkeys([*warnings, *late_warnings])],
     )
     if not result.num_choices:
         result = replace(result, command=_sweep_command(job, bought, catalogue))
     elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.recipe)):
         result = replace(result, warnings=(*result.warnings, lacking))
     return Recommendation(
-        **vars(result), reference=found.reference, source=found.source, prices_as_of=as_of or today
+        **vars(result), reference=found.reference, source=str(found.origin), prices_as_of=as_of or today
     )
 
 
@@ -214,14 +227,13 @@ def _is_number(value: object) -> bool:
 def _lacking_in_images(workload: str, recipe: str) -> str | None:
     """Return what AWS's images lack for the training and how to have it, as `submit` would say."""
     from fastlaunch.jobs.variants import how_to_build, not_in_base_images
-    from fastlaunch_train.recipes.recipe import RecipeError
-    from fastlaunch_train.recipes.recipes import resolve_recipe
+    from fastlaunch_train.recipes.recipes import recipe_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    name, *overrides = recipe.split()
+    known = recipe_of(recipe)
     try:
-        lacking = not_in_base_images(resolve_recipe(name, overrides), workload_info(workload))
-    except (RecipeError, WorkloadError):
+        lacking = not_in_base_images(known, workload_info(workload)) if known else ()
+    except WorkloadError:
         return None
     if not lacking:
         return None
@@ -253,97 +265,66 @@ def _sweep_command(job: Job, bought: "Sequence[Purchase]", catalogue: Catalogue)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """What was measured of a workload."""
+class _Candidates:
+    """The rows that are configurations as they are: the ledger's if any is on a GPU, else those shipped."""
 
-    rows: "tuple[Row, ...]"  # those that may be candidates, and those that predictions use
-    candidates: "tuple[Row, ...]"  # on an instance type
-    reference: "Setup | None"
-    source: str
+    rows: "tuple[Row, ...]"
+    origin: "Origin"
+    reference: "Setup | None"  # of the row whose global batch the others keep
     samples_factors: Mapping[int, float]  # see `configurations.samples_to_train_as`
-    warnings: tuple[str, ...] = ()
-
-    def like(self, workload: str) -> "RunSummary":
-        """Return a run of the workload, as far as there is one, from which a command takes what it can."""
-        from fastlaunch.measure.summary import RunSummary, Setup
-
-        own = [row for row in self.rows if row.setup.kind != "published"]
-        for row in own or self.rows:
-            return row.group.first
-        setup = Setup(
-            kind="published",
-            workload=workload,
-            sample_unit="samples",
-            recipe="bf16",
-            data="synthetic",
-            num_nodes=1,
-            num_gpus=1,
-        )
-        return RunSummary(setup=setup, status="completed")
 
 
-def _rows(
-    context: AppContext,
-    workload: str,
-    catalogue: Catalogue,
-    day: datetime.date,
-    scope: "Scope",
-    *,
-    with_shared: bool,
-) -> _Rows:
-    """Return the ledger's rows of the workload, else those that are shipped; shipped ones help to predict."""
-    from fastlaunch.analysis.compare import MeasuredRun, compare
-    from fastlaunch.analysis.configurations import gpu_of, samples_to_train_as
-    from fastlaunch.analysis.cost import PriceRequest
-    from fastlaunch.analysis.pooling import of_newest_version
-    from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.measure.published import shipped_runs
+def _like(workload: str, rows: "Sequence[Row]") -> "RunSummary":
+    """Return a run of the workload, as far as there is one, from which a command takes what it can."""
+    from fastlaunch.measure.summary import RunSummary, Setup
 
-    stored: list[Run] = []
-    settings = context.settings
-    if (settings.home / LEDGER_NAME).exists():
-        with open_ledger(settings, clock=context.now) as ledger:
-            reconcile_here(ledger, context)
-            stored = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
-    counted, notes = evidence_of(stored, settings.region, with_shared=with_shared)
-    own, left_out = of_newest_version(counted)
-    shipped = [
-        MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in shipped_runs(workload).items()
-    ]
+    measured = [row for row in rows if row.setup.kind != "published"]
+    for row in measured or rows:
+        return row.group.first
+    setup = Setup(
+        kind="published",
+        workload=workload,
+        sample_unit="samples",
+        recipe="bf16",
+        data="synthetic",
+        num_nodes=1,
+        num_gpus=1,
+    )
+    return RunSummary(setup=setup, status="completed")
 
-    def compared(runs: "Sequence[MeasuredRun]") -> "Comparison":
-        request = PriceRequest(today=day, as_of=day, region=settings.region)
-        return compare(runs, catalogue=catalogue, prices=request, allow_unverified=scope.allow_unverified)
+
+def _candidates(known: "Known", day: datetime.date, region: str, scope: "Scope") -> _Candidates:
+    from fastlaunch.analysis.compare import PriceRequest, compare
+    from fastlaunch.analysis.configurations import samples_to_train_as
+    from fastlaunch.analysis.rate import Origin, gpu_of
 
     def baseline(rows: "Sequence[Row]") -> "Row | None":
         """Return the row that others are compared with; those on instance types come first."""
         kept = [row for row in rows if row.setup.instance] or [*rows]
         if not kept:
             return None
-        again = compared([run for row in kept for run in row.runs]).rows
+        again = compare(
+            [run for row in kept for run in row.runs],
+            catalogue=known.catalogue,
+            prices=PriceRequest(today=day, as_of=day, region=region),
+            allow_unverified=scope.allow_unverified,
+        ).rows
         ids = next((row for row in again if row.is_baseline), again[0]).run_ids
         return next(row for row in kept if row.run_ids == ids)
 
-    own_rows, shipped_rows = compared(own), compared(shipped)
-    candidates = [row for row in own_rows.rows if gpu_of(row.setup, catalogue)]
-    comparison, source, warnings = own_rows, LEDGER, [*notes, *filter(None, [left_out])]
-    if not candidates:
-        comparison, source, candidates = shipped_rows, SHIPPED, [*shipped_rows.rows]
-        if candidates:
-            warnings.append(
-                f"the ledger has no run of {workload} on a GPU: the published figures and measurements that"
-                " come with fastlaunch stand for it"
-            )
-    reference = baseline(candidates)
+    origin, comparison = Origin.LEDGER, known.comparisons[Origin.LEDGER]
+    rows = [row for row in comparison.rows if gpu_of(row.setup, known.catalogue)]
+    if not rows:
+        origin, comparison = Origin.SHIPPED, known.comparisons[Origin.SHIPPED]
+        rows = [*comparison.rows]
+    reference = baseline(rows)
     factors = samples_to_train_as(reference, comparison) if reference else {}
-    reference = reference or baseline(own_rows.rows)
-    return _Rows(
-        rows=(*own_rows.rows, *shipped_rows.rows),
-        candidates=tuple(candidates),
+    reference = reference or baseline(known.comparisons[Origin.LEDGER].rows)
+    return _Candidates(
+        rows=tuple(rows),
+        origin=origin,
         reference=reference.setup if reference else None,
-        source=source,
         samples_factors=factors,
-        warnings=tuple(warnings),
     )
 
 
@@ -417,66 +398,45 @@ def _check_workload_file(workload: str) -> None:
 
 
 def _configurations(
-    found: _Rows,
-    workload: str,
-    catalogue: Catalogue,
+    known: "Known",
+    found: _Candidates,
     scope: "Scope",
+    scaling: float | None,
     left_out: "list[LeftOut]",
     warnings: list[str],
     bought: "Sequence[Purchase]",
-    *,
-    measured_only: bool,
 ) -> "list[Configuration]":
-    """Return what was measured on instance types, and predictions for the others unless only that counts."""
-    from fastlaunch.analysis.configurations import (
-        LeftOut,
-        anchor_of,
-        facts_of,
-        measured_configurations,
-        near_anchors,
-        predicted_configurations,
-        subject_of,
-    )
+    """Return the ways to train the workload, each with its rate."""
+    from fastlaunch.analysis.configurations import LeftOut, configurations
     from fastlaunch_train.workloads.registry import WorkloadError
 
-    measured: list[Configuration] = []
-    if found.reference is not None:
-        measured = measured_configurations(
-            found.candidates, found.reference, scope, left_out, found.samples_factors
-        )
-    if measured_only:
-        devices = {row.setup.device_name for row in found.candidates if row.setup.instance is None}
-        left_out += [
-            LeftOut(instance=None, recipe=None, reason=f"runs on {device}, of no instance type")
-            for device in sorted(filter(None, devices))
-        ]
-        return measured
     try:
-        subject = subject_of(workload, found.rows, found.reference, catalogue)
+        subject = known.subject(found.reference)
     except WorkloadError as error:
+        if scope.measured_only:
+            return []
         hint = "; of a script the name that `fastlaunch runs list` shows"
         raise UserError(error.message, f"{error.hint}{hint}") from None
-    if not subject.has_rows and subject.info is None:
+    if scope.measured_only:
+        pass
+    elif not subject.has_rows and subject.info is None:
         reason = "a script that ran on no GPU, of whose size nothing is known"
         left_out.append(LeftOut(instance=None, recipe=None, reason=reason))
     elif not subject.has_rows:
-        _check_workload_file(workload)
+        _check_workload_file(known.workload)
         warnings.append(
-            f"no run of {workload} on a GPU is known: predictions go by published models, with recipe bf16"
-            f" and a global batch of {subject.global_batch}"
+            f"no run of {known.workload} on a GPU is known: predictions go by published models, with recipe"
+            f" bf16 and a global batch of {subject.global_batch}"
         )
-    own = (anchor_of(row, subject, catalogue) for row in found.rows)
-    names = dict.fromkeys(each.price.instance for each in bought)
-    return [
-        *measured,
-        *predicted_configurations(
-            subject,
-            facts_of(found.rows, subject, catalogue),
-            measured,
-            [*filter(None, own), *near_anchors(published_anchors(), subject)],
-            [catalogue.instances[name] for name in names],
-            catalogue,
-            scope,
-            left_out,
-        ),
-    ]
+    return configurations(
+        known.finder(subject, scaling=scaling),
+        subject,
+        known.rows,
+        found.rows,
+        found.reference,
+        scope,
+        left_out,
+        found.samples_factors,
+        [known.catalogue.instances[name] for name in dict.fromkeys(each.price.instance for each in bought)],
+        known.catalogue,
+    )

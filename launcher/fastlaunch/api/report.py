@@ -161,5 +161,7 @@ def _predicted(workload: str, made: Report, *, most_usd: float) -> "list[Predict
             hours=choice.total.hours,
         )
         for choice in found.by_instance
-        if choice.configuration.row is None and choice.instance not in measured_on and choice.usd <= most_usd
+        if choice.configuration.rate.row is None
+        and choice.instance not in measured_on
+        and choice.usd <= most_usd
     ]

@@ -6,6 +6,7 @@ from typing import Any
 from fastlaunch.analysis.cost import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.cost_to_train import CostToTrain
 from fastlaunch.analysis.finish import WORDS
+from fastlaunch.analysis.rate import Rate
 from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import quantity_to_json
@@ -14,18 +15,27 @@ from fastlaunch.report.text import about, dollars, limits, number
 _BOUGHT = {"on-demand": "on demand", "spot": "on spot", "capacity-block": "in a capacity block"}
 
 
-def sentence(cost: CostToTrain, *, what: str, where: str, samples: Interval, unit: str, purchase: str) -> str:
+def sentence(
+    cost: CostToTrain, rate: Rate, *, what: str, where: str, samples: Interval, unit: str, purchase: str
+) -> str:
     """Return `100,000,000 images of vit-huge with bf16 on p5.48xlarge take 9.84 h ±0.3% and cost ...`."""
-    (steps,) = (part for part in cost.parts if part.name == "steps")
     text = (
         f"{about(samples.value)} {unit} of {what} on {where} take {number(cost.hours.value)} h"
         f"{_limits(cost.hours)} and cost {_usd(cost.usd)} {_BOUGHT[purchase]}"
     )
     if cost.fee_usd is not None:
         text += f" of {cost.block_hours:g} h; the hours used come to {_usd(cost.effective_usd)}"
-    if steps.evidence == "measured":
-        return f"{text}, by {steps.source}."
-    return f"{text}. The speed is {steps.evidence}: {steps.source}."
+    return f"{text}, {rate.evidence_text}: {rate.source}."
+
+
+def rate_to_json(rate: Rate) -> dict[str, Any]:
+    """Return how fast it is and how that is known, as plain data."""
+    return {
+        "samples_per_s": quantity_to_json(rate.samples_per_s),
+        "evidence": rate.evidence,
+        "prediction_class": rate.prediction_class,
+        "source": rate.source,
+    }
 
 
 def _limits(quantity: Interval) -> str:
@@ -87,9 +97,7 @@ def notes(cost: CostToTrain) -> Iterator[str]:
     elif cost.hours.low is None:
         yield "there is no interval: the speed has none"
     else:
-        (steps,) = (part for part in cost.parts if part.name == "steps")
-        what = "the range holds one run in 90%" if steps.evidence == "predicted" else "± is a 95% interval"
-        yield f"{what}, by the speed's; parts that come once have none"
+        yield "ranges and ± hold 90%, by the speed's; parts that come once have none"
 
 
 def cost_to_json(cost: CostToTrain) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastlaunch.analysis.configurations import MEASURED
 from fastlaunch.analysis.recommend import BreakEven, Choice, Experiment, Recommendation
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.cost_to_train import rate_to_json
 from fastlaunch.report.table import bulleted, tables, whose
 from fastlaunch.report.text import dollars, number
 
@@ -124,9 +124,9 @@ def _named(choice: Choice, found: Recommendation) -> str:
 
 
 def _costs(choice: Choice) -> str:
-    """Return `$577 in 5.9 h`, a prediction with its ranges."""
+    """Return `$577 in 5.9 h`, with its ranges if it has any."""
     usd, hours = choice.total.usd, choice.total.hours
-    if choice.configuration.evidence == MEASURED:
+    if usd.low is None:
         return f"${dollars(usd.value)} in {_hours(hours.value)}"
     in_time = f"{_hours(hours.value)} ({_range(hours, in_time=True)})"
     return f"${dollars(usd.value)} ({_range(usd)}) in {in_time}"
@@ -141,15 +141,12 @@ def _hours(hours: float) -> str:
 
 
 def _whose(choice: Choice) -> str:
-    row = choice.configuration.row
+    row = choice.configuration.rate.row
     return whose(row) if row is not None and row.shared_by else ""
 
 
 def _evidence(choice: Choice) -> str:
-    evidence, row = choice.configuration.evidence, choice.configuration.row
-    if row is not None and row.shared_by:
-        return f"{evidence}, {row.num_shared} of {counted(row.num_runs, 'run')} by {', '.join(row.shared_by)}"
-    return evidence if evidence == MEASURED else f"predicted (class {evidence})"
+    return choice.configuration.rate.evidence_text
 
 
 def _lines(found: Recommendation) -> list[Choice]:
@@ -198,9 +195,12 @@ def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
         "bought": [choice.rate[0] for choice in lines],
         "region": [choice.rate[1] for choice in lines],
         "$": [dollars(choice.usd) for choice in lines],
-        "range": [_span(choice.total.usd, choice) for choice in lines],
+        "range": [_range(choice.total.usd) if choice.total.usd.low else "" for choice in lines],
         "hours": [number(choice.hours) for choice in lines],
-        "evidence": [choice.configuration.evidence for choice in lines],
+        "evidence": [
+            " ".join(filter(None, (rate.evidence, rate.prediction_class)))
+            for rate in (choice.configuration.rate for choice in lines)
+        ],
         "whose": [_whose(choice) for choice in lines],
         "": [note(choice) for choice in lines],
     }
@@ -219,10 +219,6 @@ def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
     )
 
 
-def _span(usd: Interval, choice: Choice) -> str:
-    return "" if choice.configuration.evidence == MEASURED else _range(usd)
-
-
 def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
     notes = []
     if len(batches := {choice.configuration.global_batch for choice in lines}) == 1 and len(lines) > 1:
@@ -234,8 +230,12 @@ def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
             "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
             " global batch stays the same"
         )
-    assumptions = dict.fromkeys(each for choice in lines if (each := choice.configuration.assumption))
-    notes += assumptions
+    notes += dict.fromkeys(
+        text
+        for choice in lines
+        for text in (choice.configuration.assumption, choice.configuration.rate.assumption)
+        if text
+    )
     if lines and not found.job.steps_only:
         notes.append(
             "boot, image pull and start-up are as measured where runs on the instance type say it, and else"
@@ -327,9 +327,9 @@ def choice_json(choice: Choice) -> dict[str, Any]:
         "hours": whole.hours.value,
         "hours_low": whole.hours.low,
         "hours_high": whole.hours.high,
-        "evidence": configuration.evidence,
-        "shared_by": list(configuration.row.shared_by) if configuration.row else [],
-        "assumption": configuration.assumption,
+        "shared_by": list(configuration.rate.row.shared_by) if configuration.rate.row else [],
+        **rate_to_json(configuration.rate),
+        "assumption": configuration.assumption or configuration.rate.assumption,
     }
 
 

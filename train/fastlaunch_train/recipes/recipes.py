@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError, refuse
@@ -190,6 +191,24 @@ def resolve_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     )
     refuse(recipe_problem(recipe), f"recipe {recipe.name}")
     return recipe
+
+
+@cache
+def recipe_of(label: str) -> Recipe | None:
+    """Return the recipe whose label this is; None for another label, such as that of a script's variant."""
+    try:
+        return resolve_recipe(label.split(" ")[0], label.split()[1:])
+    except RecipeError:
+        return None
+
+
+def in_parts(recipe: Recipe, num_parts: int) -> Recipe | None:
+    """Return the recipe with so many micro-batches to a batch; None for one that cannot have them."""
+    overrides = {**dict(recipe.overrides), "grad_accumulation": str(num_parts)}
+    try:
+        return resolve_recipe(recipe.name, (f"{field}={text}" for field, text in overrides.items()))
+    except RecipeError:
+        return None
 
 
 def _parse(field: str, text: str) -> str | int | float | bool | None:

@@ -1,0 +1,575 @@
+"""How fast a workload trains with a recipe on machines of a type, and how that is known: one search.
+
+For each question the first of these answers: the user's own runs, on the instance type before on its GPU
+elsewhere; the runs that come with fastlaunch, likewise; a published figure; a prediction. A published figure
+is of other software: where newer runs of the recipe are known on whatever GPU, their prediction goes first
+and carries the figure along.
+"""
+
+import functools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from fastlaunch.analysis.anchors import Anchor, Config, config_of
+from fastlaunch.analysis.compare import Row, rate_on_type
+from fastlaunch.analysis.cost import accelerator_of, scaled
+from fastlaunch.analysis.differences import MACHINE
+from fastlaunch.analysis.pooling import BARE_STEP
+from fastlaunch.catalog.gpus import identify
+from fastlaunch.catalog.hardware import Accelerator, InstanceType
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.units import counted
+from fastlaunch.measure.summary import Interval, Setup
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import in_parts, recipe_of
+from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
+
+#: Ranges hold this part; the logarithm of their half is so many deviations.
+IN_RANGE, RANGE_DEVIATIONS = 0.9, 1.645
+#: K nodes give K x this to the power of log2 K, unless runs say otherwise.
+NODE_EFFICIENCY = 0.95
+#: Of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
+_NODE_DEVIATION = 0.06
+#: A step is assumed to take no less on a GPU, however small the model: launching its kernels.
+_MIN_STEP_S = 0.005
+#: A ViT takes about as many FLOPs per weight and image of 224 pixels; only the order matters.
+_FLOPS_PER_WEIGHT = {"images": 1200.0}
+#: Published runs that a prediction uses: of a model on a GPU in a precision, and of models of like size.
+_MOST_ALIKE, _NEAREST = 2, 80
+
+
+class Evidence(StrEnum):
+    """How a rate is known."""
+
+    MEASURED = "measured"  # on this instance type
+    SAME_GPU = "same GPU"  # measured on this GPU elsewhere: the range adds what machines differ by
+    PUBLISHED = "published"  # someone else's figure, of their software
+    PREDICTED = "predicted"
+
+    @property
+    def is_measured(self) -> bool:
+        return self in (Evidence.MEASURED, Evidence.SAME_GPU)
+
+
+class Origin(StrEnum):
+    """Who measured a row."""
+
+    LEDGER = "ledger"
+    SHIPPED = "shipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """How fast a workload trains on all nodes.
+
+    Samples are steps of a script that does not say its samples. The range holds 90%: of machines of the type
+    where it was measured, of runs where it is predicted. It is None for a published figure and a single run.
+    """
+
+    samples_per_s: Interval
+    evidence: Evidence
+    row: Row | None = None  # its runs, or the figure; None if it is predicted
+    origin: Origin | None = None  # of the row
+    prediction_class: str | None = None  # of `predict.CLASSES`
+    num_rows: int = 0  # of the recipe, that a prediction is by
+    num_other_rows: int = 0  # of the workload's other recipes
+    assumption: str | None = None
+    published: "Rate | None" = None  # the figure that is older than what a prediction is by
+
+    @property
+    def deviation(self) -> float:
+        """Return the deviation of the logarithm; what machines differ by where there is no range."""
+        low, high = self.samples_per_s.low, self.samples_per_s.high
+        return max(math.log(high / low) / (2 * RANGE_DEVIATIONS), MACHINE) if low and high else MACHINE
+
+    @property
+    def measured_on(self) -> str | None:
+        """Return the last day of the row's runs, ISO."""
+        return _measured_on(self.row) or None if self.row else None
+
+    @property
+    def evidence_text(self) -> str:
+        """Return `measured`, or `predicted (class A)`."""
+        by = f" (class {self.prediction_class})" if self.prediction_class else ""
+        return f"{self.evidence}{by}"
+
+    @functools.cached_property
+    def source(self) -> str:
+        """Return `3 of your runs, 2026-11-21`, who published it, or what a prediction is by."""
+        if self.row is None:
+            others = f", {self.num_other_rows} of other recipes" if self.num_other_rows else ""
+            by = f"by {counted(self.num_rows, 'row')} of it on other machines{others}"
+            return "; ".join(filter(None, (by, self.assumption)))
+        if self.row.sources:
+            by = self.row.sources[0].partition(",")[0]
+        else:
+            whose = "of your" if self.origin is Origin.LEDGER else "shipped"
+            by = f"{self.row.num_runs} {whose} {'run' if self.row.num_runs == 1 else 'runs'}"
+        if self.row.shared_by:
+            runs = counted(self.row.num_runs, "run")
+            by = f"{runs}, {self.row.num_shared} of them by {', '.join(self.row.shared_by)}"
+        return ", ".join(filter(None, (by, self.measured_on, self.assumption)))
+
+
+def _measured_on(row: Row) -> str:
+    return max(run.summary.environment.measured_on or "" for run in row.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """A way to train a workload on machines of a type, whose rate is asked for."""
+
+    instance: InstanceType
+    num_nodes: int
+    recipe: str  # its label, with the parts that a batch is taken in; of a script, its variant
+    batch_size_per_gpu: int | None  # None where a script does not say
+    precision: str
+    data: str | None = None  # as the header of a record says; None for any
+    sequence_length: int | None = None  # None for any
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_nodes * self.instance.num_accelerators
+
+    @property
+    def global_batch(self) -> int | None:
+        return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu * self.num_gpus
+
+
+@functools.cache
+def whole(recipe: str) -> tuple[str, int]:
+    """Return a recipe's label without the parts that a batch is taken in, and how many these are."""
+    known = recipe_of(recipe)
+    if known is None or known.grad_accumulation == 1:
+        return recipe, 1
+    undivided = in_parts(known, 1)
+    assert undivided is not None
+    return undivided.label, known.grad_accumulation
+
+
+def micro_batch(recipe: str, batch_size: int | None) -> int | None:
+    """Return the samples that a GPU computes at once."""
+    return None if batch_size is None else batch_size // whole(recipe)[1]
+
+
+def in_as_many_parts(setup: Setup, recipe: str) -> int | None:
+    """Return the batch per GPU of the recipe whose parts are as large as those of a row."""
+    micro = micro_batch(setup.recipe, setup.batch_size_per_gpu)
+    return None if micro is None else micro * whole(recipe)[1]
+
+
+def recipe_of_setup(setup: Setup) -> Recipe | None:
+    """Return the recipe of runs; None for a script's variant, and for a published name that is no recipe."""
+    return None if setup.is_script else recipe_of(setup.recipe)
+
+
+def precision_of(setup: Setup) -> str:
+    if not setup.is_script:
+        return setup.precision or ""
+    match = re.search(r"fp8|bf16|fp16|tf32|fp32", f"{setup.recipe} {' '.join(setup.variant.values())}")
+    return match[0] if match else ""
+
+
+def unit_of(row: Row) -> str:
+    """Return what `samples` counts: images, sequences, or steps of a script that does not say."""
+    return "steps" if row.group.measure == BARE_STEP else row.setup.sample_unit
+
+
+def gpu_of(setup: Setup, catalogue: Catalogue) -> str | None:
+    """Return the name of the GPU that a row ran on, as the anchors have it; None if it is not known."""
+    if setup.device_name is not None:
+        return setup.device_name if identify(setup.device_name) else None
+    accelerator = accelerator_of(setup, catalogue)
+    return name_of(accelerator) if accelerator else None
+
+
+def name_of(accelerator: Accelerator) -> str:
+    return next(iter(accelerator.device_names), accelerator.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is trained, as predictions see it."""
+
+    workload: str
+    info: WorkloadInfo | None  # None for a script
+    unit: str  # of the anchors, such as `images`
+    units_per_sample: float  # tokens of a sample where the unit is tokens, else 1
+    global_batch: int
+    sequence_length: int | None
+    params: float | None
+    flops_per_sample: float | None
+    task: str
+    has_rows: bool  # measured on some GPU
+
+    def model_of(self, recipe: str) -> str:
+        """Return the anchors' name of the workload by this recipe: each is a model of its own."""
+        return f"{self.workload} {whole(recipe)[0]}" if self.has_rows else _published_name(self.workload)
+
+    def config(self, recipe: str, *, sequence_length: int | None, **place: Any) -> Config:
+        """Return the workload by this recipe, as predictions see it. place: as `config_of` takes it."""
+        return config_of(
+            model=self.model_of(recipe),
+            unit=self.unit,
+            params=self.params,
+            sequence=sequence_length,
+            task=self.task,
+            **place,
+        )
+
+
+def subject_of(workload: str, rows: Sequence[Row], reference: Setup | None, catalogue: Catalogue) -> Subject:
+    """Return what is known of the workload by its rows and by its name.
+
+    rows: those with a speed, wherever they ran. reference: of the row that others have to train like; without
+    one the global batch is that of eight GPUs with the workload's own batch. Raises WorkloadError for a name
+    that is none and has no rows.
+    """
+    try:
+        info = workload_info(workload)
+    except WorkloadError:
+        if reference is None:
+            raise
+        info = None
+    on_gpu = [row for row in rows if gpu_of(row.setup, catalogue) is not None]
+    in_tokens = [row for row in rows if row.speed.tokens_per_s and row.speed.samples_per_s]
+    unit = reference.sample_unit if reference else info.sample_unit if info else "samples"
+    per_sample = 1.0
+    if in_tokens and unit != "tokens":
+        tokens_per_s, samples_per_s = in_tokens[0].speed.tokens_per_s, in_tokens[0].speed.samples_per_s
+        assert tokens_per_s is not None and samples_per_s is not None
+        unit, per_sample = "tokens", tokens_per_s.value / samples_per_s.value
+    flops = next((row.setup.flops_per_sample for row in rows if row.setup.flops_per_sample), None)
+    flops = flops or (info.flops_per_sample if info else None)
+    params = float(info.num_parameters) if info and info.num_parameters else None
+    if params is None and flops:
+        params = flops / per_sample / _FLOPS_PER_WEIGHT.get(unit, 6.0)
+    batch = reference.global_batch if reference else None
+    return Subject(
+        workload=workload,
+        info=info,
+        unit=unit,
+        units_per_sample=per_sample,
+        global_batch=batch or 8 * (info.batch_size if info else 1),
+        sequence_length=reference.sequence_length if reference else None,
+        params=params,
+        flops_per_sample=flops,
+        task={"images": "image classification (synthetic)", "tokens": "causal-LM pretrain"}.get(unit, ""),
+        has_rows=bool(on_gpu),
+    )
+
+
+def _published_name(workload: str) -> str:
+    return re.sub(r"^(timm|hf-clm):", "", workload).rpartition("/")[2]
+
+
+def near_anchors(published: Sequence[Anchor], subject: Subject) -> list[Anchor]:
+    """Return the published runs that tell most: of models on several generations, and of like size."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for anchor in published:
+        places[anchor.config.workload].add(anchor.config.generation)
+    num_alike: dict[tuple[str, ...], int] = defaultdict(int)
+    kept, others = [], []
+    name = _published_name(subject.workload).lower()
+    for anchor in published:
+        config = anchor.config
+        alike = config.workload, config.gpu_name, config.precision
+        num_alike[alike] += 1
+        if config.model == name or (len(places[config.workload]) > 1 and num_alike[alike] <= _MOST_ALIKE):
+            kept.append(anchor)
+        elif config.unit == subject.unit and config.params and num_alike[alike] <= _MOST_ALIKE:
+            others.append(anchor)
+    if subject.params is not None:
+        log_params = math.log(subject.params)
+        others.sort(key=lambda anchor: abs(math.log(anchor.config.params or 1.0) - log_params))
+    return [*kept, *others[:_NEAREST]]
+
+
+#: What two ways to train share that go at one speed: accelerator, recipe, micro-batch, nodes, GPUs.
+_Key = tuple[str, str, int | None, int, int]
+
+
+class Finder:
+    """Answers how fast a workload trains, by its rows wherever they ran."""
+
+    def __init__(
+        self,
+        rows: Mapping[Origin, Sequence[Row]],
+        subject: Subject,
+        catalogue: Catalogue,
+        published: Callable[[], Sequence[Anchor]],
+        *,
+        scaling: float | None = None,
+    ) -> None:
+        """rows: of the workload. published: other models' runs to predict from, read if they are needed.
+
+        scaling: of a GPU's throughput, what is kept on other numbers of GPUs; None if that is not given.
+        """
+        self._subject, self._catalogue, self._scaling = subject, catalogue, scaling
+        self._published = published
+        self._rows: dict[_Key, list[tuple[Origin, Row]]] = defaultdict(list)
+        self._newest_run: dict[str, str] = {}  # ISO day by recipe
+        for origin in Origin:
+            for row in rows.get(origin, ()):
+                accelerator = accelerator_of(row.setup, catalogue)
+                if accelerator is None or rate_on_type(row.group) is None:
+                    continue
+                setup = row.setup
+                recipe, batch = whole(setup.recipe)[0], micro_batch(setup.recipe, setup.batch_size_per_gpu)
+                key = (accelerator.name, recipe, batch, setup.num_nodes, setup.num_gpus)
+                self._rows[key].append((origin, row))
+                if setup.kind != "published":
+                    self._newest_run[recipe] = max(self._newest_run.get(recipe, ""), _measured_on(row))
+
+    @functools.cached_property
+    def _anchors(self) -> list[Anchor]:
+        """The workload's rows as predictions read them, without those that say nothing of a GPU's speed."""
+        anchors = []
+        for _, row in (each for rows in self._rows.values() for each in rows):
+            setup, gpu = row.setup, gpu_of(row.setup, self._catalogue)
+            is_in_tokens = self._subject.unit == "tokens"
+            speed = row.speed.tokens_per_s if is_in_tokens else row.speed.samples_per_s
+            if gpu is None or speed is None:
+                continue
+            config = self._subject.config(
+                setup.recipe,
+                precision=precision_of(setup),
+                gpu=gpu,
+                num_gpus=setup.num_gpus,
+                batch=micro_batch(setup.recipe, setup.batch_size_per_gpu),
+                sequence_length=setup.sequence_length,
+                date=_measured_on(row),
+            )
+            anchors.append(Anchor(config=config, per_s=speed.value))
+        return anchors
+
+    def rates(self, queries: Sequence[Query], *, predicts: bool = True) -> list[Rate | str]:
+        """Return the rate of each query, or the reason why it is not known. predicts: where it must."""
+        known = [self._known(query) for query in queries]
+        asked = [at for at, rate in enumerate(known) if rate is None or self._is_old(rate, queries[at])]
+        answers: list[Rate | str] = [rate or "nobody measured it" for rate in known]
+        if not predicts or not asked:
+            return answers
+        for at, rate in zip(asked, self._predicted([queries[at] for at in asked]), strict=True):
+            figure = known[at]
+            if figure is None:
+                answers[at] = rate
+            elif isinstance(rate, Rate):
+                answers[at] = replace(rate, published=figure)
+        return answers
+
+    def rate(self, query: Query) -> Rate | str:
+        """Return the rate of one query, or the reason why it is not known."""
+        return self.rates([query])[0]
+
+    def _is_old(self, rate: Rate, query: Query) -> bool:
+        """Return whether it is a published figure that is older than runs of the recipe."""
+        newest = self._newest_run.get(whole(query.recipe)[0], "")
+        return rate.evidence is Evidence.PUBLISHED and newest > (rate.measured_on or "")
+
+    def _known(self, query: Query) -> Rate | None:
+        """Return the rate as measured, or else as published."""
+        recipe, num_parts = whole(query.recipe)
+        batch = micro_batch(query.recipe, query.batch_size_per_gpu)
+        key = (query.instance.accelerator, recipe, batch, query.num_nodes, query.num_gpus)
+        fitting = [
+            (origin, row)
+            for origin, row in self._rows.get(key, ())
+            if (query.sequence_length in (None, row.setup.sequence_length))
+            and (query.data is None or row.setup.data in ("published", query.data))
+        ]
+        if not fitting:
+            return None
+
+        def rank(found: tuple[Origin, Row]) -> tuple[bool, bool, bool, bool, bool, str, int]:
+            origin, row = found
+            return (
+                row.setup.kind != "published",
+                not row.is_barred,
+                origin is Origin.LEDGER,
+                whole(row.setup.recipe)[1] == num_parts,
+                row.setup.instance == query.instance.name,
+                _measured_on(row),
+                row.num_runs,
+            )
+
+        origin, row = max(fitting, key=rank)
+        is_divided_alike = whole(row.setup.recipe)[1] == num_parts
+        is_on_type = row.setup.instance == query.instance.name and is_divided_alike
+        evidence = Evidence.MEASURED if is_on_type else Evidence.SAME_GPU
+        if row.setup.kind == "published":
+            evidence = Evidence.PUBLISHED
+        rate = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=evidence is Evidence.SAME_GPU)
+        assert rate is not None
+        assumption = None
+        if not is_divided_alike:
+            batch = row.setup.batch_size_per_gpu
+            assumption = f"measured at batch {batch} per GPU, each of {num_parts} parts taken as fast"
+        return Rate(samples_per_s=rate, evidence=evidence, row=row, origin=origin, assumption=assumption)
+
+    def _predicted(self, queries: Sequence[Query]) -> list[Rate | str]:
+        """Return what the anchors predict of each query, or the reason why they do not."""
+        one_node = [
+            self._known(replace(query, num_nodes=1)) if query.num_nodes > 1 else None for query in queries
+        ]
+        rest = {
+            _node(query): query
+            for query, rate in zip(queries, one_node, strict=True)
+            if rate is None or not rate.evidence.is_measured
+        }
+        of_node = dict(zip(rest, self._predicted_nodes([*rest.values()]), strict=True))
+        answers: list[Rate | str] = []
+        for query, single in zip(queries, one_node, strict=True):
+            if self._scaling is not None and (as_given := self._scaled(query)):
+                answers.append(as_given)
+                continue
+            rate: Rate | str = single if single and single.evidence.is_measured else of_node[_node(query)]
+            answers.append(rate if isinstance(rate, str) else self._on_nodes(rate, query))
+        return answers
+
+    def _predicted_nodes(self, queries: Sequence[Query]) -> list[Rate | str]:
+        """Return how fast one node of each query is, by published runs and the workload's own."""
+        if not queries:
+            return []
+        from fastlaunch.analysis.predict import Prediction, Predictor
+
+        subject = self._subject
+        anchors = [*self._anchors, *near_anchors(self._published(), subject)]
+        newest = max((anchor.config.year for anchor in anchors), default=0.0)
+        num_rows_of = Counter(anchor.config.model for anchor in self._anchors)
+        configs = []
+        for query in queries:
+            config = subject.config(
+                query.recipe,
+                precision=query.precision,
+                gpu=name_of(self._catalogue.accelerators[query.instance.accelerator]),
+                num_gpus=query.instance.num_accelerators,
+                batch=micro_batch(query.recipe, query.batch_size_per_gpu) or None,
+                sequence_length=query.sequence_length or subject.sequence_length,
+            )
+            configs.append(replace(config, year=newest))
+        rates: list[Rate | str] = []
+        for config, answer in zip(configs, Predictor(anchors).predict(configs), strict=True):
+            if not isinstance(answer, Prediction):
+                rates.append(answer)
+                continue
+            num_rows = num_rows_of[config.model]
+            low, high = (end / subject.units_per_sample for end in (answer.low, answer.high))
+            rates.append(
+                Rate(
+                    # The median of a lognormal number whose range of 90% this is.
+                    samples_per_s=Interval(value=math.sqrt(low * high), low=low, high=high),
+                    evidence=Evidence.PREDICTED,
+                    prediction_class=answer.evidence,
+                    num_rows=num_rows,
+                    num_other_rows=len(self._anchors) - num_rows,
+                )
+            )
+        return rates
+
+    def _on_nodes(self, node: Rate, query: Query) -> Rate:
+        """Return the rate of all nodes by that of one; the value is that of the expected time."""
+        rate, deviation, assumption = node.samples_per_s, node.deviation, None
+        if query.num_nodes > 1:
+            efficiency, source = self._node_efficiency
+            share = self._scaling or efficiency ** math.log2(query.num_nodes)
+            source = source if self._scaling is None else "as given"
+            times = query.num_nodes * share
+            rate = scaled(rate, times)
+            deviation = math.hypot(deviation, _NODE_DEVIATION)
+            assumption = f"{query.num_nodes} nodes train {times:.2f} times as fast as one, {source}"
+        most = self._limit(query)
+        half = math.exp(RANGE_DEVIATIONS * deviation)
+        num_rows = node.num_rows or (1 if node.row else 0)
+        return replace(
+            node,
+            samples_per_s=Interval(
+                value=min(rate.value / math.exp(deviation**2 / 2), most),
+                low=min(rate.value / half, most),
+                high=min(rate.value * half, most),
+            ),
+            evidence=Evidence.PREDICTED,
+            prediction_class=node.prediction_class or "A",
+            row=None,
+            num_rows=num_rows,
+            num_other_rows=node.num_other_rows,
+            assumption=assumption,
+        )
+
+    def _limit(self, query: Query) -> float:
+        """Return samples/s that nothing passes: by the GPUs' peak, launching kernels, and the network."""
+        subject, num_gpus = self._subject, query.num_gpus
+        limits = []
+        peaks = self._catalogue.accelerators[query.instance.accelerator].peak_tflops
+        if subject.flops_per_sample and peaks:
+            peak = peaks.get(query.precision) or max(peaks.values())
+            limits.append(peak * 1e12 * num_gpus / subject.flops_per_sample)
+        if micro := micro_batch(query.recipe, query.batch_size_per_gpu):
+            limits.append(micro * num_gpus / _MIN_STEP_S)
+        if query.num_nodes > 1 and subject.params is not None and query.global_batch:
+            # fp32 gradients, exchanged between the nodes.
+            sent_bytes = 2 * (query.num_nodes - 1) / query.num_nodes * 4 * subject.params
+            limits.append(query.global_batch * query.instance.network_gbps / 8 * 1e9 / sent_bytes)
+        return min(limits, default=math.inf)
+
+    def _scaled(self, query: Query) -> Rate | None:
+        """Return the rate by the nearest number of GPUs and the scaling that was given; it has no range."""
+        recipe = whole(query.recipe)[0]
+        batch = micro_batch(query.recipe, query.batch_size_per_gpu)
+        alike = [
+            (abs(math.log(num_gpus / query.num_gpus)), num_gpus, rows)
+            for (gpu, name, micro, _, num_gpus), rows in self._rows.items()
+            if (gpu, name, micro) == (query.instance.accelerator, recipe, batch)
+        ]
+        if not alike or self._scaling is None:
+            return None
+        _, num_gpus, rows = min(alike, key=lambda each: each[:2])
+        rate = rate_on_type(rows[0][1].group)
+        assert rate is not None
+        how = (
+            f"{self._scaling:.3g} times linear from {counted(num_gpus, 'GPU')} to {query.num_gpus}, as given"
+        )
+        return Rate(
+            samples_per_s=Interval(value=rate.value * query.num_gpus / num_gpus * self._scaling),
+            evidence=Evidence.PREDICTED,
+            prediction_class="A",
+            num_rows=len(rows),
+            assumption=how,
+        )
+
+    @functools.cached_property
+    def _node_efficiency(self) -> tuple[float, str]:
+        """By which factor each doubling of the nodes misses twice the speed, and who says so."""
+        logs = []
+        for (gpu, recipe, batch, num_nodes, num_gpus), rows in self._rows.items():
+            single = self._rows.get((gpu, recipe, batch, 1, num_gpus // num_nodes))
+            for _, row in rows if single and num_nodes > 1 else ():
+                rate = rate_on_type(row.group)
+                alike = [
+                    own
+                    for _, other in single or ()
+                    if other.setup.instance == row.setup.instance and (own := rate_on_type(other.group))
+                ]
+                if rate and alike:
+                    ratio = rate.value / alike[-1].value / num_nodes
+                    logs.append(math.log(ratio) / math.log2(num_nodes))
+        if not logs:
+            return NODE_EFFICIENCY, "an assumption"
+        return min(1.0, math.exp(sum(logs) / len(logs))), "as measured on other nodes"
+
+
+def _node(query: Query) -> tuple[object, ...]:
+    """Return what decides the speed of one of a query's nodes."""
+    return (
+        query.instance.accelerator,
+        query.instance.num_accelerators,
+        whole(query.recipe)[0],
+        micro_batch(query.recipe, query.batch_size_per_gpu),
+        query.precision,
+        query.sequence_length,
+    )

@@ -1,0 +1,95 @@
+"""What is known of how fast a workload trains: behind estimates, recommendations and dry runs."""
+
+import datetime
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastlaunch.analysis.anchors import published_anchors
+from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row, compare, rate_on_type
+from fastlaunch.analysis.cost import accelerator_of
+from fastlaunch.analysis.pooling import of_newest_version
+from fastlaunch.analysis.rate import Finder, Origin, Subject, subject_of
+from fastlaunch.api.comparison import evidence_of
+from fastlaunch.api.context import AppContext, reconcile_here
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.measure.published import shipped_runs
+
+if TYPE_CHECKING:
+    from fastlaunch.measure.summary import Setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """The rows of a workload, in the user's ledger and as they come with fastlaunch."""
+
+    workload: str
+    comparisons: Mapping[Origin, Comparison]
+    catalogue: Catalogue
+    warnings: tuple[str, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(row for comparison in self.comparisons.values() for row in comparison.rows)
+
+    @property
+    def on_gpus(self) -> tuple[tuple[Origin, Row], ...]:
+        """The rows with a speed on a GPU, and whose they are."""
+        return tuple(
+            (origin, row)
+            for origin, comparison in self.comparisons.items()
+            for row in comparison.rows
+            if rate_on_type(row.group) and accelerator_of(row.setup, self.catalogue)
+        )
+
+    def subject(self, reference: "Setup | None") -> Subject:
+        """Return what is trained. reference: of the row that others have to train like."""
+        return subject_of(self.workload, self.rows, reference, self.catalogue)
+
+    def finder(self, subject: Subject, *, scaling: float | None = None) -> Finder:
+        """Return what finds rates. scaling: as `Finder` takes it."""
+        rows = {origin: comparison.rows for origin, comparison in self.comparisons.items()}
+        return Finder(rows, subject, self.catalogue, published_anchors, scaling=scaling)
+
+
+def known_rows(
+    context: AppContext,
+    workload: str,
+    catalogue: Catalogue,
+    *,
+    day: datetime.date | None = None,
+    allow_unverified: bool = False,
+    reconciles: bool = False,
+    with_shared: bool = False,
+) -> Known:
+    """Return what was measured of the workload. reconciles: bring the ledger's runs up to date before.
+
+    with_shared: count the runs that others shared.
+    """
+    from fastlaunch.ledger.ledger import open_ledger
+
+    day, settings = day or context.today, context.settings
+    request = PriceRequest(today=day, as_of=day, region=settings.region)
+
+    def compared(runs: Sequence[MeasuredRun]) -> Comparison:
+        return compare(runs, catalogue=catalogue, prices=request, allow_unverified=allow_unverified)
+
+    left_out: list[str] = []
+    own: list[MeasuredRun] = []
+    if (settings.home / LEDGER_NAME).exists():
+        with open_ledger(settings, clock=context.now) as ledger:
+            if reconciles:
+                reconcile_here(ledger, context)
+            runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
+        measured, left_out = evidence_of(runs, settings.region, with_shared=with_shared)
+        own, older = of_newest_version(measured)
+        left_out += [older] if older else []
+    shipped = [MeasuredRun(run_id=id, summary=summary) for id, summary in shipped_runs(workload).items()]
+    return Known(
+        workload=workload,
+        comparisons={Origin.LEDGER: compared(own), Origin.SHIPPED: compared(shipped)},
+        catalogue=catalogue,
+        warnings=tuple(left_out),
+    )
