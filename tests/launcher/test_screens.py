@@ -73,7 +73,9 @@ def test_a_screen_is_the_golden_one(name: str, width: int, monkeypatch: pytest.M
     assert shown == golden(name, width).read_text(encoding="utf-8")
     lines = shown.splitlines()
     # A command is left whole, to be copied.
-    assert max(len(line) for line in lines if not line.startswith(("next: ", "train: ", "measure: "))) <= width
+    assert (
+        max(len(line) for line in lines if not line.startswith(("next: ", "train: ", "measure: "))) <= width
+    )
     assert len(lines) <= MAX_LINES or name == "submit-help"
 
 

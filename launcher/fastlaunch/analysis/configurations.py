@@ -32,6 +32,7 @@ from fastlaunch.measure.memory import USABLE_MEMORY, memory_line, peaks_by_batch
 from fastlaunch.measure.summary import RunSummary, Setup
 from fastlaunch_train.recipes.recipes import in_parts, recipe_of
 from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
+from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,16 +418,24 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     if largest == part:
         return None
     room_gib = USABLE_MEMORY * accelerator.memory_gib
-    most = int((room_gib - facts.fixed_gib) / facts.gib_per_sample)
-    if most < 1:
+    fits = _fitting_batch(query.recipe, num_parts * int((room_gib - facts.fixed_gib) / facts.gib_per_sample))
+    if fits is None:
         hint = "take an instance type whose GPUs have more memory"
     elif is_script:
-        hint = f"give --batch-size {most} or less"
+        hint = f"give --batch-size {fits} or less"
     else:
         parts = f"`fastlaunch recommend` predicts it with grad_accumulation={batch_size // largest}"
-        hint = f"give --batch-size {most * num_parts} or less; {parts}"
+        hint = f"give --batch-size {fits} or less; {parts}"
     raise UserError(
         f"a batch of {batch_size} per GPU does not fit in the memory of {accelerator.name}: it takes about"
         f" {facts.fixed_gib + part * facts.gib_per_sample:,.0f} GiB, and {room_gib:.3g} can be used",
         hint,
     )
+
+
+def _fitting_batch(label: str, most: int) -> int | None:
+    """Return the largest batch up to `most` that the recipe takes, better one that suits it; None if none."""
+    recipe = recipe_of(label)
+    parts = recipe.grad_accumulation if recipe else 1
+    sizes = [most // each * each for each in ((parts * batch_multiple(recipe), parts) if recipe else (1,))]
+    return next((size for size in sizes if size > 0 and not (recipe and batch_problem(recipe, size))), None)

@@ -12,7 +12,7 @@ a machine is lost and how often one can be had are inputs, too; means are carrie
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -210,6 +210,35 @@ class CostToTrain(Total):
     """The same part by part: `hours` is the sum of the parts' seconds, `usd` of their dollars."""
 
     parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedJob:
+    """A job, and how fast it is; jobs that differ in nothing but their seed are one."""
+
+    name: str
+    num_runs: int
+    step_time_s: float
+    rate: Rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What jobs take and cost on one machine, or on its nodes, one after another: with a range of 90%."""
+
+    hours: Interval  # from the request to the last step
+    usd: Interval
+    jobs: tuple[ExpectedJob, ...]
+
+
+def together(parts: Sequence[Interval]) -> Interval:
+    """Return the sum of quantities whose ranges move together."""
+    lows, highs = [part.low for part in parts], [part.high for part in parts]
+    return Interval(
+        value=sum(part.value for part in parts),
+        low=None if None in lows else sum(filter(None, lows)),
+        high=None if None in highs else sum(filter(None, highs)),
+    )
 
 
 class _Line(NamedTuple):

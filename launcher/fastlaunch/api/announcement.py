@@ -3,13 +3,13 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends.placements import Ec2Placement
 from fastlaunch.core.conventions import FIRST_LOOK
-from fastlaunch.core.units import counted, duration_text, in_ms, size_text
+from fastlaunch.core.units import counted, in_ms, size_text
 from fastlaunch.images.requirements import read_requirements
 from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
 from fastlaunch.jobs.option_rules import given_inputs
@@ -19,8 +19,9 @@ from fastlaunch.placement.cost_ceiling import block_of, type_name
 from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:
+    from fastlaunch.analysis.cost_to_train import Expected
     from fastlaunch.backends.placements import Placement
-    from fastlaunch.lifecycle.expected import Expected
+    from fastlaunch.measure.summary import Interval
 
 #: Of lists that may be long so many entries are shown.
 MOST = 4
@@ -139,37 +140,56 @@ def spot_text(jobs: Sequence[JobSpec]) -> list[str]:
 
 
 def expected_text(expected: "Expected | str", jobs: Sequence[JobSpec], *, max_minutes: int) -> str:
-    """Return `expected: about $12.30, for 2 h of ... training`, or why that is not known.
+    """Return `expected: probably $12.30 (11.9 to 12.8) in 2.2 h (...)`, or why that is not known.
 
     max_minutes: the limit of the machine's time, at which what is not done is stopped.
     """
+    from fastlaunch.report.text import dollars, number
+
     if isinstance(expected, str):
         return f"expected: not known, {expected}."
     rates = {"spot": ", at the most that spot may cost", "capacity-block": " of the block's fee"}
     rate = rates.get(jobs[0].terms.purchase, "")
-    runs = f" in {'all ' if jobs[0].max_rounds else ''}{len(jobs)} runs" if len(jobs) > 1 else ""
-    start = "; starting the machine, which was not measured, comes on top"
-    if expected.start_s is not None:
-        start = f", after {duration_text(expected.start_s)} in which the machine starts"
-    times = some([f"{in_ms(time_s)} for {name}, {which}" for name, time_s, which in expected.steps], "; ")
-    too_long = ""
-    if (expected.training_s + (expected.start_s or 0.0)) / 60 > max_minutes:
-        too_long = " That is longer than --max-hours: it would be stopped before its end."
-    return (
-        f"expected: about ${expected.usd:,.2f}{rate}, for {duration_text(expected.training_s)} of building, "
-        f"compiling and training{runs}{start}.{too_long} Step times: {times}."
+    runs = f" for {'all ' if jobs[0].max_rounds else ''}{len(jobs)} runs" if len(jobs) > 1 else ""
+    times = some(
+        [
+            f"{in_ms(job.step_time_s)} for {job.name}, {job.rate.evidence_text}: {job.rate.source}"
+            for job in expected.jobs
+        ],
+        "; ",
     )
+    too_long = ""
+    if expected.hours.value * 60 > max_minutes:
+        too_long = " That is longer than --max-hours: it would be stopped before its end."
+    usd = f"${dollars(expected.usd.value)}{range_in_brackets(expected.usd, dollars)}{rate}"
+    hours = f"{number(expected.hours.value)} h{range_in_brackets(expected.hours, number)}"
+    return f"expected: probably {usd} in {hours}{runs}, from boot to the end.{too_long} Step times: {times}."
+
+
+def range_in_brackets(quantity: "Interval", format_value: Callable[[float], str]) -> str:
+    text = quantity.range_text(format_value)
+    return f" ({text})" if text else ""
 
 
 def expected_json(expected: "Expected | str") -> dict[str, Any]:
     """Return the same as plain data."""
+    from fastlaunch.report.cost_to_train import rate_to_json
+
     if isinstance(expected, str):
         return {"usd": None, "unknown": expected}
-    steps = [
-        {"job": name, "step_time_s": step_time_s, "source": source}
-        for name, step_time_s, source in expected.steps
-    ]
-    return {**vars(expected), "steps": steps}
+    return {
+        "usd": vars(expected.usd),
+        "hours": vars(expected.hours),
+        "jobs": [
+            {
+                "job": job.name,
+                "runs": job.num_runs,
+                "step_time_s": job.step_time_s,
+                **rate_to_json(job.rate),
+            }
+            for job in expected.jobs
+        ],
+    }
 
 
 def some(names: Sequence[str], separator: str) -> str:

@@ -13,7 +13,6 @@ from fastlaunch.api.results import CloudDryRun, Runs, Submitted
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue, age_note, check_age
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import by_reason, parse_duration_s, utc_day
 from fastlaunch.images.working_directory import WorkingDirectory, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
@@ -32,10 +31,10 @@ from fastlaunch.placement.cost_ceiling import (
 from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, plan_at, resolve
 
 if TYPE_CHECKING:
+    from fastlaunch.analysis.cost_to_train import Expected
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.container_images import BaseImage
     from fastlaunch.ledger.ledger import Ledger
-    from fastlaunch.lifecycle.expected import Expected, Source
     from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.placement.prepare import Prepared
 
@@ -58,7 +57,7 @@ def submit_to_cloud(
     directory = directory_of(request, settings.home) if request.scripts else None
     request = with_contents_of(request, directory, settings.home)
     resolution = resolve_offline(context, request, catalogue)
-    check_add_to(context, options.add_to, _jobs_of(request, resolution.placements[0]))
+    check_add_to(context, options.add_to, jobs_of(request, resolution.placements[0]))
     ceiling = ceiling_of(request, resolution.placements)
     block = block_of(ceiling.dearest)
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
@@ -140,7 +139,7 @@ def price_dates(resolution: Resolution) -> list[datetime.date]:
     return [datetime.date.fromisoformat(place.price_as_of) for place in resolution.placements]
 
 
-def _jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
+def jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
     """Return the request's jobs as they are at the site."""
     return jobs_at(request, site.instance, site.region, image=site.image)
 
@@ -153,7 +152,7 @@ def ceiling_of(request: CloudRequest, placements: "Sequence[Placement]") -> Cost
 def check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> None:
     """Raise UserError if AWS would refuse the request at one of the placements."""
     for site in placements:
-        check_plan(site, _jobs_of(request, site), max_minutes=request.options.max_minutes)
+        check_plan(site, jobs_of(request, site), max_minutes=request.options.max_minutes)
 
 
 def _dry_run(
@@ -166,7 +165,7 @@ def _dry_run(
 ) -> CloudDryRun:
     """Return the plan at the first site, with what the dearest site may cost."""
     site = resolution.placements[0]
-    jobs = _jobs_of(request, site)
+    jobs = jobs_of(request, site)
     names = ["<run-id>", *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
     by_id = dict(zip(names, jobs, strict=True))
     plan = plan_at(by_id, site, attempt=1, max_minutes=request.options.max_minutes)
@@ -189,53 +188,15 @@ def _dry_run(
 def expected_at(
     context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
 ) -> "Expected | str":
-    """Return what the jobs will probably take at the site; in words why that is not known.
-
-    It warns of batches that will probably not fit in the memory of the site's GPUs.
-    """
-    from fastlaunch.lifecycle.expected import expected, too_large
+    """Return what the jobs will probably take at the site; in words why that is not known."""
+    from fastlaunch.api.expected import expected
 
     with context.advice.guard("the expected cost"):
-        sources = _measured(context, jobs)
-        for warning in too_large(jobs, site, sources=sources, catalogue=catalogue):
-            context.report(f"warning: {warning}")
-        return expected(jobs, site, sources=sources, catalogue=catalogue)
-    return "as it could not be computed"
-
-
-def expected_usd(
-    context: AppContext, request: CloudRequest, site: "Placement", catalogue: Catalogue
-) -> float | None:
-    """Return what the request's jobs will probably cost at the site; None if that is not known."""
-    from fastlaunch.lifecycle.expected import expected
-
-    jobs = _jobs_of(request, site)
-    with context.advice.guard("the expected cost"):
-        found = expected(jobs, site, sources=_measured(context, jobs), catalogue=catalogue)
-        return None if isinstance(found, str) else found.usd
-    return None
-
-
-def _measured(context: AppContext, jobs: Sequence[JobSpec]) -> "list[Source]":
-    """Return what was measured: in the user's ledger, if there is one, and what comes with fastlaunch."""
-    from fastlaunch.lifecycle.expected import Source, ledger_summaries
-    from fastlaunch.measure.published import read_published, shipped_figures, shipped_summaries
-
-    sources = [
-        Source(name="that come with fastlaunch", summaries=tuple(shipped_summaries().values())),
-        Source(
-            name="published", summaries=[row for path in shipped_figures() for row in read_published(path)]
-        ),
-    ]
-    if (context.settings.home / LEDGER_NAME).exists():
-        from fastlaunch.ledger.ledger import open_ledger
-
         try:
-            with open_ledger(context.settings, clock=context.now) as ledger:
-                sources.insert(0, Source(name="in your ledger", summaries=ledger_summaries(ledger, jobs)))
+            return expected(context, jobs, site, catalogue)
         except UserError as error:
-            context.report(f"warning: the ledger cannot be read: {error.message}")
-    return sources
+            return error.message
+    return "as it could not be computed"
 
 
 def _base_image(request: CloudRequest, today: datetime.date, catalogue: Catalogue) -> "BaseImage | None":
@@ -269,7 +230,7 @@ def _submit(
     from fastlaunch.placement.prepare import upload_code
 
     submission = submission_of(context, prepared)
-    jobs = _jobs_of(prepared.request, prepared.placements[0])
+    jobs = jobs_of(prepared.request, prepared.placements[0])
     expected = expected_text(
         expected_at(context, jobs, prepared.placements[0], catalogue),
         jobs,
@@ -290,7 +251,7 @@ def submission_of(context: AppContext, prepared: "Prepared") -> "Submission":
 
     return Submission(
         placements=prepared.placements,
-        jobs_at=lambda site: _jobs_of(prepared.request, site),
+        jobs_at=lambda site: jobs_of(prepared.request, site),
         max_minutes=prepared.request.options.max_minutes,
         max_replacements=prepared.request.options.max_replacements,
         detach=prepared.request.options.detach,
@@ -307,7 +268,7 @@ def _announcement(
     from fastlaunch.lifecycle.resume import slow_checkpoint
 
     first, *others = prepared.placements
-    jobs = _jobs_of(prepared.request, first)
+    jobs = jobs_of(prepared.request, first)
     lines = [in_words(jobs, first)]
     if directory:
         lines.append(f"travels: {' '.join(travels_text(directory))}")

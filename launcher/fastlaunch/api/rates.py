@@ -68,8 +68,6 @@ def known_rows(
 
     with_shared: count the runs that others shared.
     """
-    from fastlaunch.ledger.ledger import open_ledger
-
     day, settings = day or context.today, context.settings
     request = PriceRequest(today=day, as_of=day, region=settings.region)
 
@@ -79,6 +77,8 @@ def known_rows(
     left_out: list[str] = []
     own: list[MeasuredRun] = []
     if (settings.home / LEDGER_NAME).exists():
+        from fastlaunch.ledger.ledger import open_ledger
+
         with open_ledger(settings, clock=context.now) as ledger:
             if reconciles:
                 reconcile_here(ledger, context)

@@ -11,13 +11,13 @@ from fastlaunch.core.plan import Plan, RunState
 if TYPE_CHECKING:
     import pandas
 
+    from fastlaunch.analysis.cost_to_train import Expected
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.prices import Catalogue, Price
     from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.jobs.options import Options
     from fastlaunch.jobs.spec import JobSpec
     from fastlaunch.ledger.rows import Run
-    from fastlaunch.lifecycle.expected import Expected
     from fastlaunch.placement.cost_ceiling import CostCeiling
 
 Item = TypeVar("Item")

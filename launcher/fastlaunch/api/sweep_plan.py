@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from fastlaunch.api.announcement import travels_text
+from fastlaunch.api.announcement import range_in_brackets, travels_text
 from fastlaunch.api.context import AppContext
 from fastlaunch.api.submission import check_installed
 from fastlaunch.catalog.load import load_catalogue
@@ -29,6 +29,7 @@ from fastlaunch.ledger.ids import BATCH_SEARCH, is_batch_search
 from fastlaunch.placement.cost_ceiling import BUDGET, NOT_COUNTED, CostCeiling
 
 if TYPE_CHECKING:
+    from fastlaunch.analysis.cost_to_train import Expected
     from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.lifecycle.sweep import Part
@@ -47,8 +48,8 @@ class SweepPlan:
     make: "Callable[[Collection[str]], tuple[list[Part], dict[str, UserError]]]"
     #: By part, the most that it costs; empty on this machine.
     ceilings: "Mapping[str, CostCeiling]" = field(default_factory=dict)
-    #: By instance type, what its runs will probably cost, where runs like them were measured.
-    expected_usd: Mapping[str, float] = field(default_factory=dict)
+    #: By instance type, what its runs will probably take and cost, or why that is not known.
+    expected: "Mapping[str, Expected | str]" = field(default_factory=dict)
     #: The instance types on which the batch size is searched for.
     searched_on: tuple[str, ...] = ()
     #: Of all parts together.
@@ -102,7 +103,8 @@ def plan_on_aws(context: AppContext, options: Options) -> SweepPlan:
     from fastlaunch.api.cloud import (
         ceiling_of,
         directory_of,
-        expected_usd,
+        expected_at,
+        jobs_of,
         price_dates,
         resolve_offline,
         with_contents_of,
@@ -126,9 +128,9 @@ def plan_on_aws(context: AppContext, options: Options) -> SweepPlan:
     resolutions = {name: resolve_offline(context, request, catalogue) for name, request in requests.items()}
     ceilings = {name: ceiling_of(request, resolutions[name].placements) for name, request in requests.items()}
     expected = {
-        name: expected_usd(context, request, resolutions[name].placements[0], catalogue)
+        name: expected_at(context, jobs_of(request, site), site, catalogue)
         for name, request in requests.items()
-        if name in types
+        if name in types and (site := resolutions[name].placements[0])
     }
     old = age_note(chain(*map(price_dates, resolutions.values())), context.today)
     if max_cost_usd is not None:
@@ -148,7 +150,7 @@ def plan_on_aws(context: AppContext, options: Options) -> SweepPlan:
         warnings=(*dict.fromkeys(caveats), *([old] if old else ())),
         make=partial(_parts_on_aws, context, requests, catalogue, ceilings, directory),
         ceilings=ceilings,
-        expected_usd={name: usd for name, usd in expected.items() if usd is not None},
+        expected=expected,
         searched_on=tuple(searched),
         max_cost_usd=max_cost_usd,
         directory=directory,
@@ -235,6 +237,8 @@ def _parts_on_aws(
 
 def in_lines(plan: SweepPlan) -> list[str]:
     """Return what the matrix leaves out and why, and what each type and all of it may cost."""
+    from fastlaunch.report.text import dollars
+
     skipped = {
         (f"{cell.label} on {name}", cell.skipped)
         for name, swept in plan.types.items()
@@ -254,8 +258,13 @@ def in_lines(plan: SweepPlan) -> list[str]:
     if plan.directory:
         lines += [" ".join(["travels:", *travels_text(plan.directory)[:-1], "--output json lists all."])]
     for name, ceiling in plan.ceilings.items():
-        usd = plan.expected_usd.get(name)
-        lines.append(f"{name}: {ceiling}" + ("" if usd is None else f"; expected: about ${usd:,.2f}"))
+        expected = plan.expected.get(name)
+        probably = ""
+        if expected is not None and not isinstance(expected, str):
+            evidence = " and ".join(dict.fromkeys(job.rate.evidence_text for job in expected.jobs))
+            usd = f"${dollars(expected.usd.value)}{range_in_brackets(expected.usd, dollars)}"
+            probably = f"; expected: probably {usd}, {evidence}"
+        lines.append(f"{name}: {ceiling}{probably}")
     if plan.ceilings:
         total = f"all together: at most ${plan.total_usd:,.2f}"
         if plan.max_cost_usd is not None and plan.total_usd > plan.max_cost_usd:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.api import sweep as api
+from fastlaunch.api.announcement import expected_json
 from fastlaunch.api.compared import Swept
 from fastlaunch.api.sweep_plan import SweepPlan, in_lines
 from fastlaunch.cli.context import app_context
@@ -118,7 +119,7 @@ def _print_plan(plan: SweepPlan, *, output: str) -> None:
         data = {
             "cells": cells,
             "ceilings_usd": ceilings,
-            "expected_usd": plan.expected_usd,
+            "expected": {name: expected_json(each) for name, each in plan.expected.items()},
             "max_cost_usd": plan.max_cost_usd,
             **files,
         }

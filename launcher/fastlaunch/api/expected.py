@@ -1,0 +1,129 @@
+"""What a submission will probably take and cost, as `estimate` has it. No network."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fastlaunch.api.context import AppContext
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.units import parse_date, utc_day
+from fastlaunch.jobs.options import ML
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.measure.summary import Interval
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.cost_to_train import Expected, Purchase, Total
+    from fastlaunch.analysis.rate import Query
+    from fastlaunch.api.rates import Known
+    from fastlaunch.backends.placements import Placement
+    from fastlaunch.measure.summary import Setup
+
+
+def expected(
+    context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
+) -> "Expected | str":
+    """Return what the jobs will probably take at the site, or why that is not known.
+
+    It warns of batches that will probably not fit in the memory of the site's GPUs.
+    """
+    from fastlaunch.analysis.configurations import check_memory
+    from fastlaunch.analysis.cost_to_train import (
+        Assumptions,
+        Expected,
+        ExpectedJob,
+        together,
+        total,
+        training_of,
+    )
+    from fastlaunch.api.rates import known_rows
+
+    if any(job.script for job in jobs):
+        return "as only the script says how long it runs"
+    bought = _purchase(context, jobs[0], site, catalogue)
+    known = {
+        name: known_rows(context, name, catalogue) for name in dict.fromkeys(job.workload for job in jobs)
+    }
+    first = Assumptions()
+    next_one = replace(first, boot_s=0.0, pull_s=0.0, given=frozenset({"boot_s", "pull_s"}))
+    totals: list[Total] = []
+    named: list[ExpectedJob] = []
+    unknown: list[str] = []
+    for kind in dict.fromkeys(job.without_seed for job in jobs):
+        name = f"{kind.recipe.label} on {kind.workload} at batch {kind.batch_size or 'auto'}"
+        query, rows = _query(kind, site), known[kind.workload]
+        subject = rows.subject(_reference(rows, kind))
+        try:
+            check_memory(query, rows.rows, subject, catalogue)
+        except UserError as error:
+            context.report(f"warning: {kind.recipe.label} on {kind.workload}: {error.message}: {error.hint}")
+        # Another model than the workload's own, and a batch that is searched for, are of unknown speed.
+        rate = None
+        if kind.batch_size and kind.steps and kind.inputs.model is None:
+            rate = rows.finder(subject).rate(query)
+        if rate is None or isinstance(rate, str):
+            unknown.append(f"{name}{f' ({rate})' if rate else ''}")
+            continue
+        assert kind.steps and kind.batch_size
+        batch = kind.batch_size * kind.num_gpus
+        samples = Interval(value=float(kind.steps * batch))
+        training = training_of(
+            rate, kind.recipe.label, samples, num_nodes=kind.num_nodes, global_batch=float(batch)
+        )
+        num_runs = sum(job.without_seed == kind for job in jobs)
+        for number in range(num_runs):
+            # The machine starts once.
+            assumptions = next_one if totals or number else first
+            totals.append(total(training, bought, assumptions=assumptions))
+        step_time_s = batch / rate.samples_per_s.value
+        named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))
+    if all(job.epochs is not None for job in jobs):
+        return "how many steps an epoch has is known when the data are read"
+    if unknown:
+        more = f", nor of {len(unknown) - 2} more of these" if len(unknown) > 2 else ""
+        return f"no speed of {' or '.join(unknown[:2])} is{more}"
+    return Expected(
+        hours=together([each.hours for each in totals]),
+        usd=together([each.usd for each in totals]),
+        jobs=tuple(named),
+    )
+
+
+def _query(job: JobSpec, site: "Placement") -> "Query":
+    from fastlaunch.analysis.rate import Query
+
+    return Query(
+        instance=site.instance,
+        num_nodes=job.num_nodes,
+        recipe=job.recipe.label,
+        batch_size_per_gpu=job.batch_size,
+        precision=job.recipe.precision,
+        data=job.inputs.data.partition(":")[0],
+        sequence_length=job.inputs.sequence_length,
+    )
+
+
+def _reference(rows: "Known", job: JobSpec) -> "Setup | None":
+    """Return what predictions take unit and length of a sample from."""
+    alike = [row for _, row in rows.on_gpus if row.setup.recipe == job.recipe.label]
+    return next((row.setup for row in alike or rows.rows), None)
+
+
+def _purchase(context: AppContext, job: JobSpec, site: "Placement", catalogue: Catalogue) -> "Purchase":
+    """Return how the machine is bought: by the hour, spot at the most that it may cost and without a loss."""
+    from fastlaunch.analysis.cost_to_train import Purchase
+
+    price = Price(
+        instance=site.instance.name,
+        service=site.backend,
+        region=site.region,
+        usd_per_hour=site.usd_per_hour or 1.0,
+        as_of=parse_date(site.price_as_of),
+        source="the request's",
+    )
+    paid = site.usd_per_hour
+    if job.terms.purchase == "on-demand":
+        name = f"{ML if site.backend == 'sagemaker' else ''}{site.instance.name}"
+        paid = context.settings.paid_usd_per_hour(name, site.usd_per_hour)
+    volume = catalogue.find_volume_price(site.region, on=utc_day(context.now()))
+    return Purchase(price=price, usd_per_hour=paid, volume=volume if site.backend == "ec2" else None)
