@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_records import write_run
-from fake_summaries import TODAY, by_recipe, changed, compared, runs
+from fake_summaries import CATALOGUE, TODAY, by_recipe, changed, compared, runs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -507,4 +507,4 @@ def test_any_finite_positive_times_have_an_answer(
         quantities = (*vars(row.speed).values(), *vars(row.cost).values(), *ratios)
         values = [each for known in quantities if known for each in vars(known).values()]
         assert not any(each is not None and math.isnan(each) for each in values)
-    assert as_json(comparison) and as_overview(comparison) and finish_json(comparison, 1000.0)
+    assert as_json(comparison) and as_overview(comparison) and finish_json(comparison, 1000.0, CATALOGUE)

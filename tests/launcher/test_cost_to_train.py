@@ -7,6 +7,7 @@ from statistics import quantiles
 
 import pytest
 
+from fastlaunch.analysis.account import Account, Repeated, account_of_run
 from fastlaunch.analysis.cost_to_train import (
     Assumptions,
     CostToTrain,
@@ -15,7 +16,6 @@ from fastlaunch.analysis.cost_to_train import (
     cost_to_train,
     total,
 )
-from fastlaunch.analysis.finish import Account, Repeated, account_of_run
 from fastlaunch.analysis.rate import Evidence, Rate
 from fastlaunch.analysis.spot import (
     SpotJob,

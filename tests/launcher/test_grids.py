@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fake_summaries import PLAIN, changed, evaluated
+from fake_summaries import CATALOGUE, PLAIN, changed, evaluated
 
 from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, compare
 from fastlaunch.catalog.load import load_catalogue
@@ -81,10 +81,10 @@ def test_no_table_is_wider_than_the_terminal(width: int) -> None:
         for seed in (0, 1, 2)
     ]
     comparison = compared(*candidates, usd_per_hour=7.5)
-    parts = [as_table(comparison, width=width), finish_table(comparison, 10_000, width=width)]
+    parts = [as_table(comparison, width=width), finish_table(comparison, 10_000, CATALOGUE, width=width)]
     text = "\n".join([*parts, target_table(comparison, "loss=3", width=width)])
     assert max(map(len, text.splitlines())) <= width
-    for heading in ("% peak", "verdict", "convergence", "warm-up s", "total $", "mean $"):
+    for heading in ("% peak", "verdict", "convergence", "evidence", "mean $"):
         assert heading in text
 
 

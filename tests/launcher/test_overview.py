@@ -154,7 +154,11 @@ def test_limits_that_say_nothing_are_words_wherever_they_are_shown() -> None:
     assert ratio is not None and ratio.is_boundless
     shown = [
         *(answer(comparison), as_overview(comparison), all_notes(comparison), as_markdown(comparison)),
-        *(as_table(comparison), finish_table(comparison, 100), str(RowVerdict(kind="better", ratio=ratio))),
+        *(
+            as_table(comparison),
+            finish_table(comparison, 100, CATALOGUE),
+            str(RowVerdict(kind="better", ratio=ratio)),
+        ),
         *(why(comparison, recipe) for recipe in ("bf16", "compile", "te-fp8")),
     ]
     for text in shown:

@@ -10,16 +10,18 @@ interval, measured or assumed. Without an interval of samples per second a total
 a machine is lost and how often one can be had are inputs, too; means are carried, not one training's luck.
 """
 
+import datetime
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from fastlaunch.analysis.account import ONCE, Account, account_of_row
 from fastlaunch.analysis.cost import SECONDS_PER_HOUR
-from fastlaunch.analysis.finish import ONCE, Account, account_of_row
-from fastlaunch.analysis.pooling import samples_per_step
-from fastlaunch.analysis.rate import Evidence, Rate
+from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
+from fastlaunch.analysis.rate import Evidence, Rate, rate_of_row
+from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.prices import Price, VolumePrice
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import parse_duration_s
@@ -27,6 +29,7 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch_train.recipes.recipes import recipe_of
 
 if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.spot import SpotJob, SpotMarket
 
 HOW_TO_GIVE_LOSSES = "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8"
@@ -213,6 +216,17 @@ class CostToTrain(Total):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Finish:
+    """A job on one row of a comparison, of as many samples as the baseline's steps have."""
+
+    row: "Row"
+    steps: float
+    rate: Rate | None  # None if its runs give no speed
+    cost: CostToTrain | None
+    has_price: bool  # its dollars are no price's otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpectedJob:
     """A job, and how fast it is; jobs that differ in nothing but their seed are one."""
 
@@ -278,6 +292,59 @@ class _Inputs(NamedTuple):
         return Interval(
             value=factor * value, low=factor * max(fixed, value - below), high=factor * (value + above)
         )
+
+
+#: What a row without a price costs, so that its hours are known.
+_UNPRICED = Price(
+    instance="none", service="ec2", region="none", usd_per_hour=1.0, as_of=datetime.date.min, source="none"
+)
+
+
+def to_finish(
+    rows: Sequence["Row"], steps: float, volume_of: Callable[[str], VolumePrice | None]
+) -> list[Finish]:
+    """Return what a job of `steps` steps of the baseline costs on each row of a workload.
+
+    The machine is charged by the hour, spot without a loss. volume_of: the price of volumes in a region.
+    Raises UserError for a number of steps that is not above 0.
+    """
+    if not (math.isfinite(steps) and steps > 0):
+        raise UserError(f"{steps:g} steps are no job", "give a number of steps above 0")
+    # If all rows are barred none is called the baseline, yet one is what the others are compared with.
+    base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
+    samples = steps * _samples_of_step(base)
+    finishes = []
+    for row in rows:
+        rate, cost = rate_of_row(row), None
+        if rate is not None:
+            batch = _samples_of_step(row)
+            training = training_of(
+                rate,
+                row.setup.recipe,
+                Interval(value=samples),
+                num_nodes=row.setup.num_nodes,
+                global_batch=batch,
+            )
+            price = replace(row.price or _UNPRICED, purchase="on-demand")
+            bought = Purchase(price=price, volume=volume_of(price.region) if row.price else None)
+            cost = cost_to_train(training, bought, assumptions=Assumptions())
+        finishes.append(
+            Finish(
+                row=row,
+                steps=samples / _samples_of_step(row),
+                rate=rate,
+                cost=cost,
+                has_price=row.price is not None,
+            )
+        )
+    return finishes
+
+
+def _samples_of_step(row: "Row") -> float:
+    """Return samples of a step, as counted or published. One whose samples are not known stands for one."""
+    if row.group.measure in (STEP, BARE_STEP):
+        return samples_per_step(row.group)
+    return float(row.setup.global_batch or 1)
 
 
 def total(

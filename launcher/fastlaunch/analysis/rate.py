@@ -116,6 +116,13 @@ class Rate:
         return ", ".join(filter(None, (by, self.measured_on, self.assumption)))
 
 
+def rate_of_row(row: Row) -> Rate | None:
+    """Return how fast a row is where it ran; None if it gives no speed."""
+    speed = rate_on_type(row.group, 1 - IN_RANGE)
+    evidence = Evidence.PUBLISHED if row.setup.kind == "published" else Evidence.MEASURED
+    return Rate(samples_per_s=speed, evidence=evidence, row=row, origin=Origin.LEDGER) if speed else None
+
+
 def _measured_on(row: Row) -> str:
     return max(run.summary.environment.measured_on or "" for run in row.runs)
 

@@ -255,7 +255,7 @@ def comparison_text(
     if output == "json":
         further = {
             **beside,
-            **({} if finish is None else {"finish": finish_json(comparison, finish)}),
+            **({} if finish is None else {"finish": finish_json(comparison, finish, comparison.catalogue)}),
             **({} if target is None else {"target": target_json(comparison, target)}),
         }
         return as_json(comparison, further)
@@ -267,7 +267,7 @@ def comparison_text(
     else:
         parts.append(as_overview(comparison, width=width))
     if finish is not None:
-        parts.append(finish_table(comparison, finish, width=width))
+        parts.append(finish_table(comparison, finish, comparison.catalogue, width=width))
     if target is not None:
         parts.append(target_table(comparison, target, width=width))
     if not in_full:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from fastlaunch.analysis.account import WORDS
 from fastlaunch.analysis.cost import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.cost_to_train import CostToTrain
-from fastlaunch.analysis.finish import WORDS
 from fastlaunch.analysis.rate import Rate
 from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from fastlaunch.analysis.account import WORDS
 from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.analysis.finish import WORDS
 from fastlaunch.analysis.target import (
     Margin,
     RowToTarget,
