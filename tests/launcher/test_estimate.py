@@ -23,6 +23,7 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.published import shipped_runs
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.cost_to_train import notes
 from fastlaunch_train.records.records import Eval
@@ -171,7 +172,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_refused() -> None:
     assert of_batch(131).batch_size == 131
     with pytest.raises(UserError, match="74 GiB") as error:
         of_batch(132)
-    assert "--batch-size 131 " in str(error.value.hint) and "grad_accumulation=2" in str(error.value.hint)
+    assert "--batch-size 128 " in str(error.value.hint) and "grad_accumulation=2" in str(error.value.hint)
     with pytest.raises(UserError, match="memory of L4"):
         of_batch(None, "g6.xlarge")
 
@@ -489,3 +490,11 @@ def test_assumptions_are_read_with_their_units() -> None:
             parse_assumptions([text])
     with pytest.raises(UnknownName):
         parse_assumptions(["boots=3"])
+
+
+def test_shipped_runs_that_were_imported_count_once() -> None:
+    before = estimate(batch_size=32).rate
+    imported(*shipped_runs("vit-huge").values())
+    after = estimate(batch_size=32).rate
+    assert (after.num_rows, after.num_other_rows) == (before.num_rows, before.num_other_rows)
+    assert after.samples_per_s.value == pytest.approx(before.samples_per_s.value, rel=1e-6)

@@ -10,6 +10,7 @@ from fastlaunch.analysis.pooling import newest_version
 from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.measure.summary import Setup
+from fastlaunch_train.recipes.recipes import recipe_of
 
 
 def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
@@ -59,7 +60,8 @@ def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = 
 
 def _terms(setup: Setup) -> tuple[object, ...]:
     """Return what one command can give to several recipes alike."""
-    overrides = setup.recipe.split()[1:]
+    recipe = recipe_of(setup.recipe)
+    overrides = recipe.overrides if recipe else ()
     return overrides, setup.batch_size_per_gpu, setup.num_gpus, setup.data, setup.sequence_length
 
 

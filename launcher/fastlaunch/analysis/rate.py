@@ -497,7 +497,7 @@ class Finder:
             node,
             samples_per_s=Interval(
                 value=min(rate.value / math.exp(deviation**2 / 2), most),
-                low=min(rate.value / half, most),
+                low=min(rate.value, most) / half,
                 high=min(rate.value * half, most),
             ),
             evidence=Evidence.PREDICTED,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fastlaunch.analysis.convergence import curve
 from fastlaunch.analysis.pooling import MeasuredRun
 from fastlaunch.measure.summary import RunSummary
+from fastlaunch_train.recipes.recipes import recipe_of
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
 #: On spot `submit` asks for the steps between checkpoints. For runs that made none we propose a quarter of
@@ -48,13 +49,14 @@ def submit_command(
     say where data lie, nor which capacity block it was: the user fills in PATH and cr-....
     """
     like = runs[0]
-    names = [label.split()[0] for label in recipes]
+    known = [recipe_of(label) for label in recipes]
+    names = [recipe.name if recipe else label for recipe, label in zip(known, recipes, strict=True)]
     words = ["--local"] if like.setup.instance is None else list(rented(runs, like.setup.instance, place))
     words += ["--workload", like.setup.workload, "--recipe", ",".join(names)]
     for argument in shlex.split(like.setup.fingerprint.get("arguments", "")):
         words += ["--set-workload", argument]
-    for override in recipes[0].split()[1:]:
-        words += ["--set", override]
+    for field, text in known[0].overrides if known[0] else ():
+        words += ["--set", f"{field}={text}"]
     words += ["--batch-size", str(like.setup.batch_size_per_gpu)]
     if like.setup.instance is None and (like.setup.num_gpus > 1 or _is_of_gpu(like)):
         words += ["--nproc", str(like.setup.num_gpus)]

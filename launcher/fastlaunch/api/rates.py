@@ -18,7 +18,9 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.measure.published import shipped_runs
 
 if TYPE_CHECKING:
-    from fastlaunch.measure.summary import Setup
+    from collections.abc import Hashable
+
+    from fastlaunch.measure.summary import RunSummary, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +88,21 @@ def known_rows(
         measured, left_out = evidence_of(runs, settings.region, with_shared=with_shared)
         own, older = of_newest_version(measured)
         left_out += [older] if older else []
-    shipped = [MeasuredRun(run_id=id, summary=summary) for id, summary in shipped_runs(workload).items()]
+    # What was imported from the shipped records counts once.
+    imported = {_identity(run.summary) for run in own}
+    shipped = [
+        MeasuredRun(run_id=id, summary=summary)
+        for id, summary in shipped_runs(workload).items()
+        if _identity(summary) not in imported
+    ]
     return Known(
         workload=workload,
         comparisons={Origin.LEDGER: compared(own), Origin.SHIPPED: compared(shipped)},
         catalogue=catalogue,
         warnings=tuple(left_out),
     )
+
+
+def _identity(summary: "RunSummary") -> "Hashable":
+    """Return what only a run and its copy share."""
+    return summary.setup.recipe, summary.setup.num_gpus, summary.timing, summary.figures
