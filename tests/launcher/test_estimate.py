@@ -13,7 +13,7 @@ from attempt_builders import add_attempt
 from fake_summaries import CATALOGUE, PLAIN, changed, compared
 
 import fastlaunch
-from fastlaunch.analysis.cost_to_train import ASSUMED, parse_assumptions
+from fastlaunch.analysis.cost import ASSUMED, parse_assumptions
 from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, subject_of
 from fastlaunch.api.estimation import Estimate
 from fastlaunch.backends.ec2.plan import plan_ec2
@@ -25,7 +25,7 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.published import shipped_runs
 from fastlaunch.measure.summary import Interval, RunSummary
-from fastlaunch.report.cost_to_train import notes
+from fastlaunch.report.cost import notes
 from fastlaunch_train.records.records import Eval
 
 THEN = "2023-11-15"

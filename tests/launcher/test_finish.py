@@ -10,7 +10,7 @@ from fake_summaries import CATALOGUE, PLAIN, changed, compared
 
 from fastlaunch.analysis.account import Account, account_of_row, account_of_run
 from fastlaunch.analysis.compare import Comparison
-from fastlaunch.analysis.cost_to_train import Finish, to_finish
+from fastlaunch.analysis.cost import Finish, to_finish
 from fastlaunch.analysis.rate import Evidence
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summarize import summarize

@@ -16,7 +16,7 @@ from fake_summaries import CATALOGUE, PLAIN, changed, compared, evaluated
 
 import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
-from fastlaunch.analysis.cost_to_train import Assumptions, Purchase, cost_to_train, training_of
+from fastlaunch.analysis.cost import Assumptions, Purchase, cost_of, training_of
 from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, subject_of
 from fastlaunch.analysis.recommend import (
     Choices,
@@ -282,7 +282,7 @@ def test_the_totals_of_a_grid_are_those_of_the_costs_part_by_part() -> None:
         choices = choices_of(ways, rates, job)
         assert len(choices) == 2 * len(ways)
         for at, choice in enumerate(map(choices.__getitem__, range(len(choices)))):
-            parts = cost_to_train(
+            parts = cost_of(
                 training_of(
                     choice.configuration.rate,
                     choice.configuration.recipe,

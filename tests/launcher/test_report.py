@@ -14,7 +14,7 @@ import pytest
 from fake_summaries import TODAY, compared
 
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
-from fastlaunch.analysis.cost import ChargedAs
+from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
 from fastlaunch.report.table import as_table

@@ -19,7 +19,7 @@ from fake_cloud import Clock, FakeAws, FakeNode
 from test_rounds import settled_after
 
 from fastlaunch.analysis.compare import compare
-from fastlaunch.analysis.cost import PriceRequest
+from fastlaunch.analysis.pricing import PriceRequest
 from fastlaunch.api.comparison import measured_run
 from fastlaunch.api.context import AppContext
 from fastlaunch.api.sweep_plan import SweepPlan

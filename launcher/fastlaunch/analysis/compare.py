@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
 
-from fastlaunch.analysis import cost
-from fastlaunch.analysis.cost import PriceRequest, accelerator_of, price_row
+from fastlaunch.analysis import pricing
 from fastlaunch.analysis.differences import FLOOR, MACHINE, MACHINE_DOF, Differences
 from fastlaunch.analysis.notes import schema_warnings, script_warnings
 from fastlaunch.analysis.pooling import (
@@ -30,6 +29,7 @@ from fastlaunch.analysis.pooling import (
     run_times,
     without_version,
 )
+from fastlaunch.analysis.pricing import PriceRequest, accelerator_of, price_row
 from fastlaunch.analysis.statistics import LEVEL, Variance, half_width, mean_of, summed
 from fastlaunch.analysis.validity import Validity, judge_validity
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH, PricedGroup, Verdict, exp, judge
@@ -58,7 +58,7 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class UnitCost:
     """What a row's training costs on any machine of its type; all with 95% intervals."""
 
     usd_per_million_samples: Interval | None = None
@@ -89,7 +89,7 @@ class Row:
     group: Group
     price: Price | None  # of one node
     speed: Speed
-    cost: Cost
+    cost: UnitCost
     overhead: Overhead
     verdict: Verdict  # beside the baseline
     validity: Validity
@@ -407,16 +407,16 @@ def _speed(group: Group, catalogue: Catalogue) -> Speed:
     setup = group.setup
     sample_time_s = _mean_of_logs(_log_sample_times(group))
     assert sample_time_s is not None
-    rate = cost.samples_per_s(sample_time_s, 1.0)
+    rate = pricing.samples_per_s(sample_time_s, 1.0)
     tflops = None
     if setup.flops_per_sample:
-        tflops = cost.tflops_per_gpu(rate, setup.num_gpus, setup.flops_per_sample)
+        tflops = pricing.tflops_per_gpu(rate, setup.num_gpus, setup.flops_per_sample)
     accelerator = accelerator_of(setup, catalogue)
     peaks = accelerator.peak_tflops if accelerator else {}
 
     def percent(precision: str | None) -> Interval | None:
         peak = peaks.get(precision or "")
-        return cost.percent_of_peak(tflops, peak) if tflops and peak else None
+        return pricing.percent_of_peak(tflops, peak) if tflops and peak else None
 
     return Speed(
         step_time_s=time_s if group.measure == STEP else None,
@@ -429,15 +429,15 @@ def _speed(group: Group, catalogue: Catalogue) -> Speed:
     )
 
 
-def _cost(group: Group, price: Price | None) -> Cost:
+def _cost(group: Group, price: Price | None) -> UnitCost:
     rate, num_nodes = rate_on_type(group), group.setup.num_nodes
     if price is None or rate is None or group.measure == BARE_STEP:
-        return Cost()
+        return UnitCost()
     tokens = _tokens_per_s(group, time_on_type_s(group), rate)
-    return Cost(
-        samples_per_usd=cost.samples_per_usd(rate, price, num_nodes),
-        usd_per_million_samples=cost.usd_per_million(rate, price, num_nodes),
-        usd_per_billion_tokens=tokens and cost.usd_per_billion(tokens, price, num_nodes),
+    return UnitCost(
+        samples_per_usd=pricing.samples_per_usd(rate, price, num_nodes),
+        usd_per_million_samples=pricing.usd_per_million(rate, price, num_nodes),
+        usd_per_billion_tokens=tokens and pricing.usd_per_billion(tokens, price, num_nodes),
     )
 
 
@@ -468,7 +468,7 @@ def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = Fa
     time_s = _interval(times, variances, level)
     if time_s is None or group.measure not in (STEP, SAMPLE, BARE_STEP):
         return None
-    return cost.samples_per_s(time_s, 1.0)
+    return pricing.samples_per_s(time_s, 1.0)
 
 
 def _log_sample_times(group: Group) -> list[float]:
@@ -503,5 +503,5 @@ def _interval(
 def _tokens_per_s(group: Group, time_s: Interval | None, rate: Interval) -> Interval | None:
     tokens = mean_of([candidate.summary.timing.tokens_per_step for candidate in group.runs])
     if tokens and time_s and group.measure == STEP:
-        return cost.samples_per_s(time_s, tokens)
+        return pricing.samples_per_s(time_s, tokens)
     return rate if group.setup.sample_unit == "tokens" else None

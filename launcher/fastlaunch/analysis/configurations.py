@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import at_end
-from fastlaunch.analysis.cost import accelerator_of
 from fastlaunch.analysis.pooling import STEP, data_of, samples_per_step
+from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import (
     Finder,
     Query,

@@ -1,234 +1,835 @@
-"""Turn seconds into rates and rates into dollars; choose the price of a row.
+"""What a training takes and costs from the request to the last step: hours and dollars, part by part.
 
-Every function carries an interval through, if there is one.
+Every part says whether its seconds were measured, predicted or assumed; dollars that buy no time are listed
+or assumed. Waiting for capacity takes time and is not billed.
+
+Intervals: samples and samples per second are the inputs that have one. An input moves all parts that depend
+on it together, and the inputs are independent of each other. So the deviation of a total is the root of the
+sum of squares, over the inputs, of what each moves it, above and below separately. One-off parts have no
+interval, measured or assumed. Without an interval of samples per second a total has none. On spot, how often
+a machine is lost and how often one can be had are inputs, too; means are carried, not one training's luck.
 """
 
 import datetime
 import math
-from dataclasses import dataclass, replace
-from fractions import Fraction
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fastlaunch.analysis.pooling import Group
-from fastlaunch.catalog.hardware import Accelerator, check_positive
-from fastlaunch.catalog.prices import Catalogue, Price
-from fastlaunch.core.errors import UserError
-from fastlaunch.measure.summary import Interval, Setup
+from fastlaunch.analysis.account import ONCE, Account, account_of_row
+from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
+from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
+from fastlaunch.analysis.rate import Evidence, Rate, rate_of_row
+from fastlaunch.analysis.verdicts import TRAINING
+from fastlaunch.catalog.prices import Price, VolumePrice
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.units import parse_duration_s
+from fastlaunch.measure.summary import Interval
+from fastlaunch_train.recipes.recipes import recipe_of
 
-SECONDS_PER_HOUR = 3600.0
-PER_MILLION = 1e6
-PER_BILLION = 1e9
+if TYPE_CHECKING:
+    from fastlaunch.analysis.compare import Row
+    from fastlaunch.analysis.spot import SpotJob, SpotMarket
 
+HOW_TO_GIVE_LOSSES = "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8"
 
-def scaled(quantity: Interval, factor: float) -> Interval:
-    """Return `quantity` x `factor`, which is above 0."""
-    return Interval(
-        value=quantity.value * factor,
-        low=None if quantity.low is None else quantity.low * factor,
-        high=None if quantity.high is None else quantity.high * factor,
-    )
+#: How a part is known: as a rate is, or by a price list, or not at all.
+PartEvidence = Evidence | Literal["listed", "assumed"]
+#: A training that takes spot machines for longer, because of losses, is refused.
+_MOST_TIMES_ITS_WORK = 50.0
+CAPACITY_BLOCK, SPOT = "capacity-block", "spot"
 
+#: EC2 ends the instances of a capacity block half an hour before the block ends.
+#: docs.aws.amazon.com/AWSEC2, "Capacity Blocks for ML", as are the lengths below, read 2026-11.
+BLOCK_END_HOURS = 0.5
+_BLOCK_DAYS: tuple[int, ...] = (*range(1, 15), *range(21, 183, 7))
 
-def reciprocal(quantity: Interval, numerator: float = 1.0) -> Interval:
-    """Return `numerator` / `quantity`, both above 0: the longest time is the lowest rate."""
-    return Interval(
-        value=_divided(numerator, quantity.value),
-        low=None if quantity.high is None else _divided(numerator, quantity.high),
-        high=None if quantity.low is None else _divided(numerator, quantity.low),
-    )
-
-
-def _divided(numerator: float, denominator: float) -> float:
-    """Return infinity if an absurd record made the denominator 0; a report shows that as unknown."""
-    return numerator / denominator if denominator else math.inf
-
-
-def samples_per_s(step_time_s: Interval, samples_per_step: float) -> Interval:
-    """Return samples per second of all ranks. samples_per_step: of all ranks together."""
-    return reciprocal(step_time_s, samples_per_step)
+_NEVER_MEASURED = "a guess, not measured"
+_SHIPPED = "90% of the shipped runs took less (H100 and H200, 2026-11)"
 
 
-def usd_per_second(price: Price, num_nodes: int) -> float:
-    """Return what a second of all nodes costs. price: of one node, as everywhere here."""
-    return price.usd_per_hour * num_nodes / SECONDS_PER_HOUR
-
-
-def samples_per_usd(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
-    """Return how many samples (or tokens) a dollar buys."""
-    return scaled(rate_per_s, SECONDS_PER_HOUR / (price.usd_per_hour * num_nodes))
-
-
-def usd_per_million(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
-    """Return what a million samples cost; linear in the step time."""
-    return reciprocal(samples_per_usd(rate_per_s, price, num_nodes), PER_MILLION)
-
-
-def usd_per_billion(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
-    """Return what a billion tokens cost."""
-    return reciprocal(samples_per_usd(rate_per_s, price, num_nodes), PER_BILLION)
-
-
-def tflops_per_gpu(rate_per_s: Interval, num_gpus: int, flops_per_sample: float) -> Interval:
-    """Return the model TFLOP/s of one GPU. num_gpus: over all nodes."""
-    return scaled(rate_per_s, flops_per_sample / num_gpus / 1e12)
-
-
-def percent_of_peak(tflops: Interval, peak_tflops: float) -> Interval:
-    """Return the fraction of the dense peak, in percent."""
-    return scaled(tflops, 100.0 / peak_tflops)
+def _assumed(default: float | None, what: str, source: str) -> Any:
+    """Return a field of Assumptions. source: where its default is from."""
+    return field(default=default, metadata={"what": what, "source": source})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChargedAs:
-    """An instance type at whose price a run is charged."""
+class Assumptions:
+    """What is taken for granted where nothing was measured; a field named in `given` counts before that.
 
-    instance: str
-    share: Fraction | None = None  # the fraction of the instance that is charged: a hypothetical price
-
-    def __post_init__(self) -> None:
-        if self.share is not None and not 0 < self.share <= 1:
-            raise UserError(
-                f"{self.share} of {self.instance} is no share", "give more than 0 and at most 1, such as 1/8"
-            )
-
-    def __str__(self) -> str:
-        return self.instance if self.share is None else f"{self.instance}:{self.share}"
-
-    @classmethod
-    def parse(cls, text: str) -> "ChargedAs":
-        """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
-        instance, colon, share = text.partition(":")
-        return cls(instance=instance, share=parse_share(share) if colon else None)
-
-
-def parse_share(text: str) -> Fraction:
-    """Return `1/8` or `0.125`. Raises UserError for other text."""
-    try:
-        # An exponent of a few digits makes a number of as many million.
-        if len(text) <= 20 and "e" not in text.lower():
-            return Fraction(text.strip())
-    except (ValueError, ZeroDivisionError):
-        pass
-    raise UserError(f"{text[:40]!r} is no share of an instance", "give one such as 1/8 or 0.125")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PriceRequest:
-    """How the user wants runs to be priced."""
-
-    today: datetime.date  # whose prices hold unless `as_of` is given
-    as_of: datetime.date | None = None  # price every row as of this day, even runs that were billed
-    usd_per_hour: float | None = None  # of a node, for every row
-    price_as: tuple[ChargedAs, ...] = ()  # charge rows as this; of several, as the smallest with their GPUs
-    region: str = "us-east-1"  # of `price_as`
-
-    def __post_init__(self) -> None:
-        if self.usd_per_hour is not None:
-            check_positive("--usd-per-hour", self.usd_per_hour)
-        if self.usd_per_hour is not None and (self.price_as or self.as_of is not None):
-            raise UserError(
-                "--usd-per-hour says the price itself", "leave out --price-as and --prices-as-of, or it"
-            )
-
-
-def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tuple[Price | None, str | None]:
-    """Return the price of a row's node, or None if none is known, and a warning if there is one.
-
-    Raises UserError for a row that cannot be charged as the request says.
+    Units are the names' endings. Raises UserError for a negative or infinite number.
     """
-    service, region, purchase = group.runs[0].offer
-    if request.usd_per_hour is not None:
-        given = Price(
-            instance=group.setup.instance or "",
-            service=service,
-            region=region,
-            purchase=purchase,
-            usd_per_hour=request.usd_per_hour,
-            as_of=request.today,
-            source="given",
-            basis="given",
-        )
-        return given, None
-    if request.price_as:
-        return _priced_as(group, request, _charge_of(group, request, catalogue), catalogue), None
-    stored = {c.price for c in group.runs if c.price is not None}
-    if stored and request.as_of is None:
-        latest = max(stored, key=lambda price: price.as_of)
-        warning = None
-        if len({price.usd_per_hour for price in stored}) > 1:
-            warning = (
-                f"{group.setup.recipe}: the runs were billed at {len(stored)} prices; the one of"
-                f" {latest.as_of} is used for all (--prices-as-of DATE picks another)"
-            )
-        return replace(latest, basis="billed"), warning
-    instance = group.setup.instance or next((price.instance for price in stored), None)
-    if instance is None:
-        return None, None
-    try:
-        price = catalogue.price(
-            instance, service=service, region=region, purchase=purchase, on=request.as_of or request.today
-        )
-    except UserError as error:
-        return None, f"{group.setup.recipe} on {instance} has no price: {error.message}"
-    return price, None
 
-
-def accelerator_of(setup: Setup, catalogue: Catalogue) -> Accelerator | None:
-    """Return the accelerator that a run used, by its device name or else its instance; None if unknown."""
-    if setup.device_name is not None:
-        return catalogue.accelerator_of_device(setup.device_name)
-    instance = catalogue.instances.get(setup.instance or "")
-    return catalogue.accelerators[instance.accelerator] if instance else None
-
-
-def _charge_of(group: Group, request: PriceRequest, catalogue: Catalogue) -> ChargedAs:
-    """Choose the instance of `request` that a row is charged as."""
-    charges = request.price_as
-    if len(charges) == 1:
-        return charges[0]
-    num_gpus, used = _ran_on(group, catalogue)
-    fitting: list[tuple[Fraction, ChargedAs]] = []
-    for charge in charges:
-        instance = catalogue.instance(charge.instance)
-        number = (charge.share or Fraction(1)) * instance.num_accelerators
-        is_large_enough = number == num_gpus or (charge.share is not None and number > num_gpus)
-        if catalogue.accelerators[instance.accelerator].name == used and is_large_enough:
-            fitting.append((number, charge))
-    if not fitting:
-        raise UserError(
-            f"{group.setup.recipe} ran on {num_gpus} x {used}, which none of"
-            f" {', '.join(map(str, charges))} has",
-            "name one that has, too: --price-as INSTANCE, or a part of it, --price-as INSTANCE:1/8",
-        )
-    return min(fitting, key=lambda fit: fit[0])[1]
-
-
-def _ran_on(group: Group, catalogue: Catalogue) -> tuple[int, str]:
-    """Return the number of GPUs of a node, and their name."""
-    accelerator = accelerator_of(group.setup, catalogue)
-    used = accelerator.name if accelerator else group.setup.device_name or "an unknown device"
-    return group.setup.num_gpus // group.setup.num_nodes, used
-
-
-def _priced_as(group: Group, request: PriceRequest, charge: ChargedAs, catalogue: Catalogue) -> Price:
-    name = charge.instance
-    instance = catalogue.instance(name)
-    price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
-    charged = catalogue.accelerators[instance.accelerator].name
-    num_gpus, used = _ran_on(group, catalogue)
-    ran = f"{group.setup.recipe} ran on {num_gpus} x {used}"
-    used_share = min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
-    hint = f"choose other runs, or charge the share that they used: --price-share {used_share}"
-    if charge.share is None:
-        if used != charged or num_gpus != instance.num_accelerators:
-            raise UserError(f"{ran}; {name} is {instance.num_accelerators} x {charged}", hint)
-        return replace(price, basis="named")
-    whole = charge.share * instance.num_accelerators
-    if used == charged and num_gpus > whole:
-        raise UserError(f"{ran}; {charge.share} of {name} is {float(whole):g}", hint)
-    of = f" ({charged}), though it ran on {used}" if used != charged else ""
-    return replace(
-        price,
-        usd_per_hour=price.usd_per_hour * float(charge.share),
-        basis="named",
-        hypothetical=f"{charge.share} of {name}{of}",
+    waiting_s: float = _assumed(0.0, "waiting for capacity, not billed", "AWS has it at once")
+    boot_s: float = _assumed(180.0, "from the start of a machine to its first script", _NEVER_MEASURED)
+    pull_s: float = _assumed(300.0, "fetching code, image and inputs", _NEVER_MEASURED)
+    build_s: float = _assumed(23.0, "building model and data", _SHIPPED)
+    compile_s: float = _assumed(16.0, "compiling, by a recipe that compiles", _SHIPPED)
+    warmup_s: float = _assumed(2.5, "by how much the first steps are slower, together", _SHIPPED)
+    evaluation_s: float = _assumed(0.0, "one evaluation on held-out data", _NEVER_MEASURED)
+    evaluations: float = _assumed(0.0, "how many of them", "none is asked for")
+    checkpoint_s: float = _assumed(30.0, "writing one checkpoint", _NEVER_MEASURED)
+    checkpoint_every_s: float = _assumed(0.0, "from one to the next; 0 for none", "none is asked for")
+    scaling: float = _assumed(
+        1.0,
+        "of a GPU's throughput, what is kept on other numbers of GPUs than measured",
+        "linear, and 0.95 for each doubling of the nodes",
     )
+    volume_gib: float = _assumed(200.0, "root volume of a node", "what submit asks for")
+    volume_mibps: float = _assumed(500.0, "its throughput in MiB/s", "what submit asks for")
+    storage_gib: float = _assumed(0.0, "data and checkpoints kept in S3", "nothing is kept")
+    storage_months: float = _assumed(1.0, "for how long", "a month")
+    storage_usd_per_gib_month: float = _assumed(
+        0.023, "price of that", "S3 Standard, us-east-1, first 50 TB: aws.amazon.com/s3/pricing"
+    )
+    transfer_gb: float = _assumed(0.0, "data out of AWS", "nothing is brought home")
+    transfer_usd_per_gb: float = _assumed(
+        0.09, "price of that", "to the internet, us-east-1, first 10 TB: aws.amazon.com/ec2/pricing/on-demand"
+    )
+    spot_losses_per_hour: float | None = _assumed(
+        None, "of an instance on spot", "your own runs, or --spot-trace"
+    )
+    spot_available: float = _assumed(1.0, "share of time in which spot can be had", "given with the losses")
+    restart_s: float = _assumed(0.0, "start of the next machine on spot; 0: as the first", "as measured")
+    deadline_s: float = _assumed(0.0, "on spot: on demand in time to end by then; 0 for never", "none")
+    block_hours: float = _assumed(
+        0.0, "length of the capacity block; 0 for the shortest that fits", "AWS sells whole days"
+    )
+    given: frozenset[str] = frozenset()  # the fields that the user has set
+
+    def __post_init__(self) -> None:
+        for name in ASSUMED:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise UserError(f"{name.removesuffix('_s')} is assumed to be {value:g}", "give 0 or more")
+        if not self.scaling:
+            raise UserError("no throughput is kept with a scaling of 0", "give more, such as 0.95")
+
+
+#: What can be assumed: field -> (what it is, where the default is from).
+ASSUMED: Mapping[str, tuple[str, str]] = {
+    each.name: (each.metadata["what"], each.metadata["source"])
+    for each in fields(Assumptions)
+    if each.metadata
+}
+
+
+def parse_assumptions(texts: Iterable[str]) -> Assumptions:
+    """Return what `boot=300s`, `waiting=2h` or `storage_gib=500` says; times are seconds without a unit.
+
+    Raises UserError for other text, UnknownName for a name that nothing has.
+    """
+    by_name = {name.removesuffix("_s"): name for name in ASSUMED}
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{text!r} is not NAME=VALUE", "give one such as boot=300s")
+        if name not in by_name:
+            raise UnknownName("assumption", name, by_name)
+        values[by_name[name]] = _number(value, is_time=by_name[name].endswith("_s"))
+    return Assumptions(**values, given=frozenset(values))
+
+
+def _number(text: str, *, is_time: bool) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        if is_time:
+            return parse_duration_s(text)
+        raise UserError(f"{text!r} is not a number", "give one such as 12 or 0.5") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is to be trained on one candidate, and how fast that goes."""
+
+    samples: Interval  # without low and high: exactly so many
+    rate: Rate
+    num_nodes: int = 1
+    #: Of runs like it: the seconds before, and between, the steps. None if only the speed is known.
+    account: Account | None = None
+    samples_per_step: float = 1.0  # of all nodes, as in the account
+    compiles: bool = True  # whether compiling is assumed where it was not measured
+
+
+def training_of(
+    rate: Rate, recipe: str, samples: Interval, *, num_nodes: int, global_batch: float
+) -> Training:
+    """Return the training of so many samples at the rate. global_batch: where its runs do not say."""
+    known = recipe_of(recipe)
+    return Training(
+        samples=samples,
+        rate=rate,
+        num_nodes=num_nodes,
+        account=account_of_row(rate.row) if rate.row else None,
+        samples_per_step=samples_per_step(rate.row.group) if rate.row else global_batch,
+        compiles=known is None or known.compiles,  # a script may
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purchase:
+    """How the machines are bought."""
+
+    price: Price  # of one node
+    #: What an hour of a node costs this account if that is not the price; 0 where it is sunk.
+    usd_per_hour: float | None = None
+    volume: VolumePrice | None = None  # None if not known: volumes are not counted then
+    market: "SpotMarket | None" = None  # of spot: how often it is lost, and can be had
+    on_demand_usd_per_hour: float | None = None  # of a node, where a deadline ends the search for spot
+
+    @property
+    def paid_usd_per_hour(self) -> float:
+        return self.price.usd_per_hour if self.usd_per_hour is None else self.usd_per_hour
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a training: wall-clock seconds, dollars, and how these are known."""
+
+    name: str
+    seconds: Interval | None  # None where dollars buy no time of the training
+    usd: Interval
+    evidence: PartEvidence
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """Hours from the request to the end, and dollars. A capacity block is paid as a whole."""
+
+    hours: Interval
+    usd: Interval
+    block_hours: float | None = None  # of the capacity block that is bought
+    fee_usd: float | None = None  # of the whole block: sunk, once it is bought
+    effective_usd: Interval  # without the part of the block that is not used
+    checkpoint_every_s: float | None = None  # on spot: work between two, measured, given or Young's; or none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost(Total):
+    """The same part by part: `hours` is the sum of the parts' seconds, `usd` of their dollars."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """A job on one row of a comparison, of as many samples as the baseline's steps have."""
+
+    row: "Row"
+    steps: float
+    rate: Rate | None  # None if its runs give no speed
+    cost: Cost | None
+    has_price: bool  # its dollars are no price's otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedJob:
+    """A job, and how fast it is; jobs that differ in nothing but their seed are one."""
+
+    name: str
+    num_runs: int
+    step_time_s: float
+    rate: Rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What jobs take and cost on one machine, or on its nodes, one after another: with a range of 90%."""
+
+    hours: Interval  # from the request to the last step
+    usd: Interval
+    jobs: tuple[ExpectedJob, ...]
+
+
+def together(parts: Sequence[Interval]) -> Interval:
+    """Return the sum of quantities whose ranges move together."""
+    lows, highs = [part.low for part in parts], [part.high for part in parts]
+    return Interval(
+        value=sum(part.value for part in parts),
+        low=None if None in lows else sum(filter(None, lows)),
+        high=None if None in highs else sum(filter(None, highs)),
+    )
+
+
+class _Line(NamedTuple):
+    """A part in numbers: fixed + samples x (per_sample + per_step_time / samples per second), in seconds."""
+
+    name: str
+    fixed_s: float
+    per_sample_s: float
+    per_step_time: float
+    evidence: PartEvidence
+    source: str
+
+
+class _Inputs(NamedTuple):
+    """What has an interval, as numbers: NaN where there is none."""
+
+    samples: float
+    fewest: float
+    most: float
+    s_per_sample: float
+    shortest: float
+    longest: float
+
+    def spread(self, fixed: float, per_sample: float, per_step_time: float, factor: float = 1.0) -> Interval:
+        """Return factor x (fixed + samples x (per_sample + per_step_time x s_per_sample))."""
+        slope = per_sample + per_step_time * self.s_per_sample
+        value = fixed + self.samples * slope
+        if not per_sample and not per_step_time:
+            return Interval(value=factor * value, low=factor * value, high=factor * value)
+        by_speed = self.samples * per_step_time
+        below = math.hypot(
+            (self.samples - self.fewest) * slope, by_speed * (self.s_per_sample - self.shortest)
+        )
+        above = math.hypot((self.most - self.samples) * slope, by_speed * (self.longest - self.s_per_sample))
+        if math.isnan(below) or math.isnan(above):
+            return Interval(value=factor * value)
+        return Interval(
+            value=factor * value, low=factor * max(fixed, value - below), high=factor * (value + above)
+        )
+
+
+#: What a row without a price costs, so that its hours are known.
+_UNPRICED = Price(
+    instance="none", service="ec2", region="none", usd_per_hour=1.0, as_of=datetime.date.min, source="none"
+)
+
+
+def to_finish(
+    rows: Sequence["Row"], steps: float, volume_of: Callable[[str], VolumePrice | None]
+) -> list[Finish]:
+    """Return what a job of `steps` steps of the baseline costs on each row of a workload.
+
+    The machine is charged by the hour, spot without a loss. volume_of: the price of volumes in a region.
+    Raises UserError for a number of steps that is not above 0.
+    """
+    if not (math.isfinite(steps) and steps > 0):
+        raise UserError(f"{steps:g} steps are no job", "give a number of steps above 0")
+    # If all rows are barred none is called the baseline, yet one is what the others are compared with.
+    base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
+    samples = steps * _samples_of_step(base)
+    finishes = []
+    for row in rows:
+        rate, cost = rate_of_row(row), None
+        if rate is not None:
+            batch = _samples_of_step(row)
+            training = training_of(
+                rate,
+                row.setup.recipe,
+                Interval(value=samples),
+                num_nodes=row.setup.num_nodes,
+                global_batch=batch,
+            )
+            price = replace(row.price or _UNPRICED, purchase="on-demand")
+            bought = Purchase(price=price, volume=volume_of(price.region) if row.price else None)
+            cost = cost_of(training, bought, assumptions=Assumptions())
+        finishes.append(
+            Finish(
+                row=row,
+                steps=samples / _samples_of_step(row),
+                rate=rate,
+                cost=cost,
+                has_price=row.price is not None,
+            )
+        )
+    return finishes
+
+
+def _samples_of_step(row: "Row") -> float:
+    """Return samples of a step, as counted or published. One whose samples are not known stands for one."""
+    if row.group.measure in (STEP, BARE_STEP):
+        return samples_per_step(row.group)
+    return float(row.setup.global_batch or 1)
+
+
+def total(
+    training: Training,
+    purchase: Purchase,
+    *,
+    assumptions: Assumptions,
+    steps_only: bool = False,
+    with_interval: bool = True,
+) -> Total:
+    """Return what `cost_of` does without its parts, by the same lines: for thousands of candidates.
+
+    It adds up the lines' numbers and makes no object of a part, which takes a fifth of the time. On spot an
+    interval takes five times as long as the mean; a deadline is simulated, which takes milliseconds.
+    """
+    lines = _lines(training, assumptions, steps_only)
+    if purchase.price.purchase == SPOT and not steps_only:
+        return _OnSpot(lines, training, purchase, assumptions, with_interval).total()
+    return _total(lines, training, purchase, assumptions, steps_only)
+
+
+def cost_of(
+    training: Training, purchase: Purchase, *, assumptions: Assumptions, steps_only: bool = False
+) -> Cost:
+    """Return hours and dollars of a training, part by part.
+
+    steps_only: without waiting, boot and all else that is not a step, as published figures are compared; a
+    capacity block is then charged by the hour.
+    Raises UserError for a training that no capacity block is long enough for, and on spot where losses are
+    not known, or come too often for a training without checkpoints.
+    """
+    lines = _lines(training, assumptions, steps_only)
+    if purchase.price.purchase == SPOT and not steps_only:
+        return _OnSpot(lines, training, purchase, assumptions).cost()
+    whole = _total(lines, training, purchase, assumptions, steps_only)
+    inputs = _inputs(training)
+    usd_per_s = _usd_per_s(training, purchase)
+    parts = [
+        Part(
+            name=line.name,
+            seconds=inputs.spread(*line[1:4]),
+            usd=inputs.spread(*line[1:4], factor=0.0 if line.name == "waiting" else usd_per_s),
+            evidence=line.evidence,
+            source=line.source,
+        )
+        for line in lines
+    ]
+    if not steps_only:
+        volumes = inputs.spread(
+            *_sums(_billed(lines)), factor=_volume_usd_per_s(training, purchase, assumptions)
+        )
+        parts += _other_parts(volumes, purchase, assumptions)
+    if whole.fee_usd is not None:
+        used = inputs.spread(*_sums(_billed(lines)), factor=usd_per_s)
+        unused = Part(
+            name="unused block",
+            seconds=None,
+            usd=Interval(
+                value=whole.fee_usd - used.value,
+                low=None if used.high is None else whole.fee_usd - used.high,
+                high=None if used.low is None else whole.fee_usd - used.low,
+            ),
+            evidence="assumed" if "block_hours" in assumptions.given else "listed",
+            source=f"block of {whole.block_hours:g} h, paid as a whole",
+        )
+        parts.append(unused)
+    return Cost(**vars(whole), parts=tuple(parts))
+
+
+def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> list[_Line]:
+    """Return the parts that take time, in their order."""
+    steps = _Line("steps", 0.0, 0.0, 1.0, training.rate.evidence, training.rate.source)
+    if steps_only:
+        return [steps]
+    account, given = training.account, assumptions.given
+    lines = [_assumed_line("waiting", "waiting_s", assumptions.waiting_s, given)]
+    for name in ONCE:
+        key = f"{name}_s"
+        measured = account.once_s[name] if account else None
+        if measured is not None and key not in given:
+            lines.append(_Line(name, measured, 0.0, 0.0, training.rate.evidence, training.rate.source))
+        elif name == "compile" and not training.compiles and key not in given:
+            lines.append(_Line(name, 0.0, 0.0, 0.0, "assumed", "the recipe does not compile"))
+        else:
+            lines.append(_assumed_line(name, key, getattr(assumptions, key), given))
+    return [
+        *lines,
+        steps,
+        _between(
+            "evaluations",
+            ("evaluation_s", "evaluations"),
+            fixed_s=assumptions.evaluation_s * assumptions.evaluations,
+            training=training,
+            assumptions=assumptions,
+        ),
+        _between(
+            "checkpoints",
+            ("checkpoint_s", "checkpoint_every_s"),
+            per_step_time=_ratio(assumptions.checkpoint_s, assumptions.checkpoint_every_s),
+            training=training,
+            assumptions=assumptions,
+        ),
+    ]
+
+
+def _between(
+    name: str,
+    keys: tuple[str, str],
+    *,
+    fixed_s: float = 0.0,
+    per_step_time: float = 0.0,
+    training: Training,
+    assumptions: Assumptions,
+) -> _Line:
+    """Return what recurs between the steps: as measured, unless the user has set one of `keys`."""
+    given = assumptions.given.intersection(keys)
+    measured = training.account.between[name] if training.account else None
+    if measured is not None and not given:
+        per_sample_s = measured.s_per_step / training.samples_per_step
+        return _Line(name, measured.once_s, per_sample_s, 0.0, training.rate.evidence, training.rate.source)
+    source = "as given" if given else ASSUMED[keys[1]][1]
+    return _Line(name, fixed_s, 0.0, per_step_time, "assumed", source)
+
+
+def _assumed_line(name: str, key: str, seconds: float, given: frozenset[str]) -> _Line:
+    return _Line(name, seconds, 0.0, 0.0, "assumed", "as given" if key in given else ASSUMED[key][1])
+
+
+def _ratio(seconds: float, every_s: float) -> float:
+    return seconds / every_s if every_s else 0.0
+
+
+def _inputs(training: Training) -> _Inputs:
+    samples, rate = training.samples, training.rate.samples_per_s
+    exact = samples.low is None and samples.high is None
+    return _Inputs(
+        samples.value,
+        samples.value if exact else _or_nan(samples.low),
+        samples.value if exact else _or_nan(samples.high),
+        1 / rate.value,
+        1 / _or_nan(rate.high),
+        1 / _or_nan(rate.low),
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _billed(lines: list[_Line]) -> list[_Line]:
+    return [line for line in lines if line.name != "waiting"]
+
+
+def _sums(lines: list[_Line]) -> tuple[float, float, float]:
+    """Return fixed seconds, seconds per sample and multiples of the step time, of all lines together."""
+    fixed_s = per_sample_s = per_step_time = 0.0
+    for line in lines:
+        fixed_s += line.fixed_s
+        per_sample_s += line.per_sample_s
+        per_step_time += line.per_step_time
+    return fixed_s, per_sample_s, per_step_time
+
+
+def _usd_per_s(training: Training, purchase: Purchase) -> float:
+    """Return what a second of all nodes costs."""
+    return purchase.paid_usd_per_hour * training.num_nodes / SECONDS_PER_HOUR
+
+
+def _volume_usd_per_s(training: Training, purchase: Purchase, assumptions: Assumptions) -> float:
+    """Return what a second of all nodes' volumes costs; 0 where no price is known."""
+    if purchase.volume is None:
+        return 0.0
+    per_hour = purchase.volume.usd_per_hour(gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps)
+    return per_hour * training.num_nodes / SECONDS_PER_HOUR
+
+
+def _total(
+    lines: list[_Line],
+    training: Training,
+    purchase: Purchase,
+    assumptions: Assumptions,
+    steps_only: bool,
+) -> Total:
+    inputs = _inputs(training)
+    fixed_s, per_sample_s, per_step_time = _sums(lines)
+    hours = inputs.spread(fixed_s, per_sample_s, per_step_time, 1 / SECONDS_PER_HOUR)
+    usd_per_s = _usd_per_s(training, purchase)
+    if steps_only:
+        usd = inputs.spread(fixed_s, per_sample_s, per_step_time, usd_per_s)
+        return Total(hours=hours, usd=usd, effective_usd=usd)
+    billed_s = fixed_s - lines[0].fixed_s
+    volume_usd_per_s = _volume_usd_per_s(training, purchase, assumptions)
+    kept_usd = _storage_usd(assumptions) + _transfer_usd(assumptions)
+    used = inputs.spread(billed_s, per_sample_s, per_step_time, usd_per_s + volume_usd_per_s)
+    effective_usd = _plus(used, kept_usd)
+    if purchase.price.purchase != CAPACITY_BLOCK:
+        return Total(hours=hours, usd=effective_usd, effective_usd=effective_usd)
+    billed = inputs.spread(billed_s, per_sample_s, per_step_time, 1 / SECONDS_PER_HOUR)
+    block_hours = _block_hours(billed, assumptions)
+    fee_usd = block_hours * SECONDS_PER_HOUR * usd_per_s
+    volumes = inputs.spread(billed_s, per_sample_s, per_step_time, volume_usd_per_s)
+    return Total(
+        hours=hours,
+        usd=_plus(volumes, kept_usd + fee_usd),
+        block_hours=block_hours,
+        fee_usd=fee_usd,
+        effective_usd=effective_usd,
+    )
+
+
+def _plus(quantity: Interval, usd: float) -> Interval:
+    return Interval(
+        value=quantity.value + usd,
+        low=None if quantity.low is None else quantity.low + usd,
+        high=None if quantity.high is None else quantity.high + usd,
+    )
+
+
+def _block_hours(billed_hours: Interval, assumptions: Assumptions) -> float:
+    """Return the length of the block that holds the training, even at the upper end of its interval.
+
+    Raises UserError where there is none, or where the one that was given is too short.
+    """
+    needed = (billed_hours.value if billed_hours.high is None else billed_hours.high) + BLOCK_END_HOURS
+    if assumptions.block_hours:
+        if assumptions.block_hours < needed:
+            raise UserError(
+                f"the training may take {needed:.3g} h of a block of {assumptions.block_hours:g} h, with the"
+                " half hour at its end in which EC2 ends its machines",
+                "give a longer block: --assume block_hours=N",
+            )
+        return assumptions.block_hours
+    for days in _BLOCK_DAYS:
+        if days * 24 >= needed:
+            return 24.0 * days
+    raise UserError(
+        f"the training may take {needed / 24:,.0f} days, and the longest block has {_BLOCK_DAYS[-1]}",
+        "use more nodes, or buy it on demand",
+    )
+
+
+def _storage_usd(assumptions: Assumptions) -> float:
+    return assumptions.storage_gib * assumptions.storage_months * assumptions.storage_usd_per_gib_month
+
+
+def _transfer_usd(assumptions: Assumptions) -> float:
+    return assumptions.transfer_gb * assumptions.transfer_usd_per_gb
+
+
+def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions) -> list[Part]:
+    """Return what costs money and takes no time: volumes, storage, transfer."""
+    volume = purchase.volume
+    return [
+        Part(
+            name="volumes",
+            seconds=None,
+            usd=volumes,
+            evidence="listed" if volume else "assumed",
+            source=f"{volume.source}, {volume.as_of}" if volume else "not counted: no price is known",
+        ),
+        *(
+            Part(name=name, seconds=None, usd=_exactly(usd), evidence="assumed", source=source)
+            for name, usd, source in (
+                ("storage", _storage_usd(assumptions), _source(assumptions, "storage_gib")),
+                ("transfer", _transfer_usd(assumptions), _source(assumptions, "transfer_gb")),
+            )
+        ),
+    ]
+
+
+def _source(assumptions: Assumptions, key: str) -> str:
+    return "as given" if key in assumptions.given else ASSUMED[key][1]
+
+
+def spot_job(training: Training, purchase: Purchase, assumptions: Assumptions) -> "SpotJob":
+    """Return the training as `spot.forecast_spot` simulates it."""
+    return _OnSpot(_lines(training, assumptions, False), training, purchase, assumptions).job
+
+
+class _OnSpot:
+    """A training on spot in numbers: mean seconds by part, and how far each input moves them.
+
+    Raises UserError if losses are not known, or come too often for a training without checkpoints.
+    """
+
+    #: What losses change, in seconds. Of the last, EC2 bills nothing.
+    parts = ("steps", "evaluations", "checkpoints", "rework", "restarts", "no capacity", "on demand", "free")
+
+    def __init__(
+        self,
+        lines: list[_Line],
+        training: Training,
+        purchase: Purchase,
+        assumptions: Assumptions,
+        with_interval: bool = True,
+    ) -> None:
+        from fastlaunch.analysis.spot import check_checkpoints
+
+        if purchase.market is None:
+            raise UserError(
+                "how often spot is lost is not known: no run of yours had spot of this type",
+                HOW_TO_GIVE_LOSSES,
+            )
+        self.market = purchase.market
+        self.training, self.purchase, self.assumptions = training, purchase, assumptions
+        self.waiting, *self.start, self.steps, self.evaluations, _ = lines
+        self.start_s = sum(line.fixed_s for line in self.start)
+        self.checkpoint_s, self.every_s, self.how_often = self._checkpoints()
+        inputs = _inputs(training)
+        losses, available = self.market.losses_per_hour, self.market.available
+        at = (inputs.samples, inputs.s_per_sample, losses.value, self.market.wait_s)
+        self.job = self._job(inputs.samples, inputs.s_per_sample)
+        check_checkpoints(self.job, self.market, training.samples_per_step * inputs.s_per_sample)
+        self.mean = self._seconds(*at)
+        *on_spot_s, waiting_s, _, _ = self.mean
+        endless_s = _MOST_TIMES_ITS_WORK * (self.start_s + self.job.run_s)
+        if sum(on_spot_s) > endless_s or not math.isfinite(waiting_s):
+            raise UserError(
+                "on spot that is lost so often the training would hardly ever end: it takes more than"
+                f" {_MOST_TIMES_ITS_WORK:g} times its work",
+                "take --purchase on-demand",
+            )
+        #: Seconds at both ends of each input that has an interval; None without one of speed.
+        self.moved: list[tuple[tuple[float, ...], tuple[float, ...]]] | None = []
+        ranges = (
+            (inputs.fewest, inputs.most),
+            (inputs.shortest, inputs.longest),
+            (losses.low, losses.high),
+            (_wait_s(losses.value, available.high), _wait_s(losses.value, available.low)),
+        )
+        if not with_interval or any(map(math.isnan, (*ranges[0], *ranges[1]))):
+            self.moved = None
+            return
+        for number, (low, high) in enumerate(ranges):
+            if low is not None and high is not None and low != high:
+                ends = [[*at[:number], end, *at[number + 1 :]] for end in (low, high)]
+                self.moved.append((self._seconds(*ends[0]), self._seconds(*ends[1])))
+
+    def _checkpoints(self) -> tuple[float, float | None, str]:
+        """Return seconds of a checkpoint, work between two, None for none, and where that is from."""
+        from fastlaunch.analysis.spot import young_interval_s
+
+        assumptions, account = self.assumptions, self.training.account
+        measured = account.between["checkpoints"] if account else None
+        seconds = assumptions.checkpoint_s
+        if measured and measured.every and "checkpoint_s" not in assumptions.given:
+            seconds = measured.s_per_step * measured.every
+        if "checkpoint_every_s" in assumptions.given:
+            return seconds, assumptions.checkpoint_every_s or None, "as given"
+        losses = self.market.losses_per_hour.value
+        every_s = young_interval_s(seconds, losses, self.training.num_nodes)
+        if math.isinf(every_s):
+            return seconds, None, "none: nothing is lost"
+        return seconds, every_s, f"every {every_s / 60:.3g} min of work: Young's interval"
+
+    def _job(self, samples: float, s_per_sample: float) -> "SpotJob":
+        from fastlaunch.analysis.spot import SpotJob
+
+        evaluations_s = self.evaluations.fixed_s + samples * self.evaluations.per_sample_s
+        # SageMaker promises no notice, and bills every second.
+        is_sagemaker = self.purchase.price.service == "sagemaker"
+        terms = {"notice_s": 0.0, "free_within_s": 0.0} if is_sagemaker else {}
+        return SpotJob(
+            **terms,
+            work_s=samples * s_per_sample + evaluations_s,
+            restart_s=self.assumptions.restart_s or self.start_s,
+            checkpoint_s=self.checkpoint_s,
+            every_s=self.every_s,
+            num_nodes=self.training.num_nodes,
+        )
+
+    def _seconds(
+        self, samples: float, s_per_sample: float, losses_per_hour: float, wait_s: float
+    ) -> tuple[float, ...]:
+        """Return mean seconds of `parts`. wait_s: how long it is until there is capacity again."""
+        from fastlaunch.analysis.spot import Fallback, expected_spot, forecast_spot
+
+        job, deadline_s = self._job(samples, s_per_sample), self.assumptions.deadline_s
+        market = replace(
+            self.market,
+            losses_per_hour=Interval(value=losses_per_hour),
+            available=Interval(value=1 / (1 + losses_per_hour * wait_s / SECONDS_PER_HOUR)),
+        )
+        if deadline_s:
+            fallback = Fallback(deadline_s=deadline_s - self.waiting.fixed_s, start_s=self.start_s)
+            forecast = forecast_spot(job, market, fallback=fallback)
+            if not math.isfinite(forecast.time_s().value):
+                return (math.inf,) * len(self.parts)
+            time = forecast.mean
+        else:
+            time = expected_spot(job, market)
+        steps_s = samples * s_per_sample * time.work_s / job.work_s
+        return (
+            steps_s,
+            time.work_s - steps_s,
+            *(time.checkpoints_s, time.rework_s, time.restarts_s, time.waiting_s, time.on_demand_s),
+            time.free_s,
+        )
+
+    def _sum(self, *weights: float, fixed: float = 0.0) -> Interval:
+        """Return fixed + the sum of weights x seconds of `parts`, with its interval."""
+
+        def weighted(seconds: tuple[float, ...]) -> float:
+            return fixed + sum(weight * each for weight, each in zip(weights, seconds, strict=True) if weight)
+
+        value = weighted(self.mean)
+        if self.moved is None:
+            return Interval(value=value)
+        off = [(weighted(low) - value, weighted(high) - value) for low, high in self.moved]
+        below = math.hypot(*(min(0.0, *each) for each in off))
+        above = math.hypot(*(max(0.0, *each) for each in off))
+        return Interval(value=value, low=value - below, high=value + above)
+
+    def _usd_per_s(self) -> tuple[float, ...]:
+        """Return what a second of each of `parts` costs on all nodes, without volumes."""
+        spot, fallback = _usd_per_s(self.training, self.purchase), self.purchase.on_demand_usd_per_hour
+        if self.assumptions.deadline_s and fallback is None:
+            raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")
+        on_demand = (fallback or 0.0) * self.training.num_nodes / SECONDS_PER_HOUR
+        # The first start is charged as spot's, even to a training that never gets spot.
+        return (spot,) * 5 + (0.0, on_demand, -spot)
+
+    def _volumes_usd_per_s(self) -> tuple[float, ...]:
+        per_s = _volume_usd_per_s(self.training, self.purchase, self.assumptions)
+        return (per_s,) * 5 + (0.0, per_s, 0.0)
+
+    def total(self) -> Total:
+        hour = 1 / SECONDS_PER_HOUR
+        usd_per_s = (*map(operator.add, self._usd_per_s(), self._volumes_usd_per_s()),)
+        kept_usd = _storage_usd(self.assumptions) + _transfer_usd(self.assumptions)
+        usd = self._sum(*usd_per_s, fixed=kept_usd + usd_per_s[0] * self.start_s)
+        return Total(
+            hours=self._sum(*(hour,) * 7, 0.0, fixed=hour * (self.waiting.fixed_s + self.start_s)),
+            usd=usd,
+            effective_usd=usd,
+            checkpoint_every_s=self.every_s,
+        )
+
+    def cost(self) -> Cost:
+        usd_per_s = self._usd_per_s()
+        market: tuple[PartEvidence, str] = (
+            "assumed" if self.market.evidence == "given" else Evidence.MEASURED,
+            f"spot by {self.market.source}",
+        )
+        known: list[tuple[PartEvidence, str]] = [
+            (self.steps.evidence, self.steps.source),
+            (self.evaluations.evidence, self.evaluations.source),
+            ("assumed", self.how_often),
+            *(market,) * 5,
+        ]
+        parts = [
+            Part(
+                name=line.name,
+                seconds=_exactly(line.fixed_s),
+                usd=_exactly(0.0 if line is self.waiting else line.fixed_s * usd_per_s[0]),
+                evidence=line.evidence,
+                source=line.source,
+            )
+            for line in (self.waiting, *self.start)
+        ]
+        for number, (name, (evidence, source)) in enumerate(zip(self.parts, known, strict=True)):
+            alone = [float(each == number) for each in range(len(self.parts))]
+            parts.append(
+                Part(
+                    name="not billed" if name == "free" else name,
+                    seconds=None if name == "free" else self._sum(*alone),
+                    usd=self._sum(*map(operator.mul, alone, usd_per_s)),
+                    evidence=evidence,
+                    source="EC2 bills no machine that it takes in its first hour"
+                    if name == "free"
+                    else source,
+                )
+            )
+        volumes = self._volumes_usd_per_s()
+        volumes_usd = self._sum(*volumes, fixed=volumes[0] * self.start_s)
+        parts += _other_parts(volumes_usd, self.purchase, self.assumptions)
+        return Cost(**vars(self.total()), parts=tuple(parts))
+
+
+def _wait_s(losses_per_hour: float, available: float | None) -> float | None:
+    """Return how long a spell without capacity lasts, as many as losses, at this share of time with it."""
+    if available is None:
+        return None
+    return (1 / available - 1) / losses_per_hour * SECONDS_PER_HOUR if losses_per_hour else 0.0
+
+
+def _exactly(value: float) -> Interval:
+    return Interval(value=value, low=value, high=value)

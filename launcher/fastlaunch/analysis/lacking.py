@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from fastlaunch.analysis.compare import Row
-from fastlaunch.analysis.cost import ChargedAs, PriceRequest
 from fastlaunch.analysis.pooling import newest_version
+from fastlaunch.analysis.pricing import ChargedAs, PriceRequest
 from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.measure.summary import Setup

@@ -17,9 +17,9 @@ from typing import Any
 
 from fastlaunch.analysis.anchors import Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
-from fastlaunch.analysis.cost import accelerator_of, scaled
 from fastlaunch.analysis.differences import MACHINE
 from fastlaunch.analysis.pooling import BARE_STEP
+from fastlaunch.analysis.pricing import accelerator_of, scaled
 from fastlaunch.catalog.gpus import identify
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue

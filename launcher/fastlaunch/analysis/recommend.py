@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlaunch.analysis.configurations import Configuration, LeftOut
-from fastlaunch.analysis.cost import SECONDS_PER_HOUR
-from fastlaunch.analysis.cost_to_train import (
+from fastlaunch.analysis.cost import (
     SPOT,
     Assumptions,
     Purchase,
@@ -26,6 +25,7 @@ from fastlaunch.analysis.cost_to_train import (
     total,
     training_of,
 )
+from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
 from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, Rate, whole
 from fastlaunch.analysis.spot import forecast_spot, steps_between
 from fastlaunch.analysis.suggest import Place, rented, submit_command

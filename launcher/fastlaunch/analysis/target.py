@@ -16,10 +16,10 @@ from statistics import stdev
 from fastlaunch.analysis.account import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import curve, mean_if_all
-from fastlaunch.analysis.cost import scaled, usd_per_second
 from fastlaunch.analysis.differences import FLOOR, Differences, RunTime
 from fastlaunch.analysis.looks import Looked, look_through
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key
+from fastlaunch.analysis.pricing import scaled, usd_per_second
 from fastlaunch.analysis.statistics import Difference, t_quantile
 from fastlaunch.analysis.suggest import seeds
 from fastlaunch.analysis.verdicts import exp

@@ -19,7 +19,7 @@ from fastlaunch.placement.cost_ceiling import block_of, type_name
 from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.cost_to_train import Expected
+    from fastlaunch.analysis.cost import Expected
     from fastlaunch.backends.placements import Placement
     from fastlaunch.measure.summary import Interval
 
@@ -173,7 +173,7 @@ def range_in_brackets(quantity: "Interval", format_value: Callable[[float], str]
 
 def expected_json(expected: "Expected | str") -> dict[str, Any]:
     """Return the same as plain data."""
-    from fastlaunch.report.cost_to_train import rate_to_json
+    from fastlaunch.report.cost import rate_to_json
 
     if isinstance(expected, str):
         return {"usd": None, "unknown": expected}

@@ -31,7 +31,7 @@ from fastlaunch.placement.cost_ceiling import (
 from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, plan_at, resolve
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.cost_to_train import Expected
+    from fastlaunch.analysis.cost import Expected
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.container_images import BaseImage
     from fastlaunch.ledger.ledger import Ledger

@@ -12,7 +12,7 @@ from fastlaunch.core.errors import UserError
 if TYPE_CHECKING:
     import pandas
 
-    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.pricing import PriceRequest
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.sweep import Saved
 

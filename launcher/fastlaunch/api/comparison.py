@@ -17,7 +17,7 @@ from fastlaunch.measure.summary import WORDS
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import MeasuredRun
-    from fastlaunch.analysis.cost import ChargedAs, PriceRequest
+    from fastlaunch.analysis.pricing import ChargedAs, PriceRequest
     from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.jobs.options import Options
     from fastlaunch.ledger.ledger import Run
@@ -54,7 +54,7 @@ def compare(
 
     Raises UserError if there is nothing to compare, or what is named is not there.
     """
-    from fastlaunch.analysis.cost import ChargedAs, PriceRequest, parse_share
+    from fastlaunch.analysis.pricing import ChargedAs, PriceRequest, parse_share
     from fastlaunch.catalog.load import load_catalogue
 
     for selector in selectors:
@@ -101,7 +101,7 @@ def compare_at_own_prices(
     context: "AppContext", runs: "Sequence[Run]", baseline: str | None = None
 ) -> Comparison:
     """Return the runs compared at their own prices. Raises UserError if nothing was measured."""
-    from fastlaunch.analysis.cost import PriceRequest
+    from fastlaunch.analysis.pricing import PriceRequest
     from fastlaunch.catalog.load import load_catalogue
 
     settings = context.settings
@@ -175,8 +175,8 @@ def looks_of(context: "AppContext", options: "Options") -> "Verdicts | None":
     if not options.until_resolved:
         return None
     from fastlaunch.analysis.compare import compare as compare_runs
-    from fastlaunch.analysis.cost import PriceRequest
     from fastlaunch.analysis.pooling import newest_version
+    from fastlaunch.analysis.pricing import PriceRequest
     from fastlaunch.analysis.statistics import UNRESOLVED
     from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
     from fastlaunch.catalog.load import load_catalogue

@@ -19,7 +19,7 @@ from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
-    from fastlaunch.analysis.cost_to_train import Assumptions, CostToTrain, Purchase, Training
+    from fastlaunch.analysis.cost import Assumptions, Cost, Purchase, Training
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, Rate
     from fastlaunch.analysis.spot import SpotMarket
@@ -46,7 +46,7 @@ class Estimate:
     samples: "Interval"
     sample_unit: str
     rate: "Rate"
-    cost: "CostToTrain"
+    cost: "Cost"
     price: Price
     paid_usd_per_hour: float
     assumptions: "Assumptions"
@@ -55,7 +55,7 @@ class Estimate:
     @property
     def answer(self) -> str:
         """Hours and dollars in a sentence."""
-        from fastlaunch.report.cost_to_train import sentence
+        from fastlaunch.report.cost import sentence
 
         return sentence(self.cost, self.rate, **self._names)
 
@@ -78,7 +78,7 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, the shape of `fastlaunch estimate --output json`."""
-        from fastlaunch.report.cost_to_train import cost_to_json, rate_to_json
+        from fastlaunch.report.cost import cost_to_json, rate_to_json
 
         return {
             "schema": 1,
@@ -155,7 +155,7 @@ def estimate(
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
     from fastlaunch.analysis.configurations import check_memory
-    from fastlaunch.analysis.cost_to_train import Purchase, cost_to_train, parse_assumptions, training_of
+    from fastlaunch.analysis.cost import Purchase, cost_of, parse_assumptions, training_of
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, in_as_many_parts, precision_of, unit_of
     from fastlaunch.api.rates import known_rows
@@ -235,7 +235,7 @@ def estimate(
         else None,
         on_demand_usd_per_hour=paid_usd_per_hour(on_demand, settings),
     )
-    cost = cost_to_train(training, bought, assumptions=assumptions, steps_only=steps_only)
+    cost = cost_of(training, bought, assumptions=assumptions, steps_only=steps_only)
     return Estimate(
         workload=workload,
         recipe=query.recipe,
@@ -300,7 +300,7 @@ def spot_market(
 
     Raises UserError if both a trace and an assumption say it.
     """
-    from fastlaunch.analysis.cost_to_train import HOW_TO_GIVE_LOSSES
+    from fastlaunch.analysis.cost import HOW_TO_GIVE_LOSSES
     from fastlaunch.analysis.spot import market_of_rates
     from fastlaunch.api import spot_market as observed
 
@@ -326,7 +326,7 @@ def spot_market(
 
 def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumptions") -> Iterator[str]:
     """Yield how often to write checkpoints, and between what nine of ten such trainings lie."""
-    from fastlaunch.analysis.cost_to_train import spot_job
+    from fastlaunch.analysis.cost import spot_job
     from fastlaunch.analysis.spot import Fallback, forecast_spot, steps_between
 
     assert bought.market is not None
@@ -426,7 +426,7 @@ def _most_like(known: "Known", like: _Like) -> "Row":
 
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
     """
-    from fastlaunch.analysis.cost import accelerator_of
+    from fastlaunch.analysis.pricing import accelerator_of
     from fastlaunch.analysis.rate import whole
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
@@ -569,8 +569,8 @@ def _samples_of_epoch(context: AppContext, row: "Row") -> float:
 
 def _samples_to(target: str, known: "Known", row: "Row") -> "Interval":
     """Return how many samples the row's seeds took to the target. Raises UserError unless all reached it."""
-    from fastlaunch.analysis.cost import scaled
     from fastlaunch.analysis.pooling import samples_per_step
+    from fastlaunch.analysis.pricing import scaled
     from fastlaunch.analysis.rate import unit_of
     from fastlaunch.analysis.target import mean_over_seeds, parse_target, usd_to_target
 

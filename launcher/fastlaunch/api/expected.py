@@ -13,7 +13,7 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.summary import Interval
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.cost_to_train import Expected, Purchase, Total
+    from fastlaunch.analysis.cost import Expected, Purchase, Total
     from fastlaunch.analysis.rate import Query
     from fastlaunch.api.rates import Known
     from fastlaunch.backends.placements import Placement
@@ -28,7 +28,7 @@ def expected(
     It warns of batches that will probably not fit in the memory of the site's GPUs.
     """
     from fastlaunch.analysis.configurations import check_memory
-    from fastlaunch.analysis.cost_to_train import (
+    from fastlaunch.analysis.cost import (
         Assumptions,
         Expected,
         ExpectedJob,
@@ -111,7 +111,7 @@ def _reference(rows: "Known", job: JobSpec) -> "Setup | None":
 
 def _purchase(context: AppContext, job: JobSpec, site: "Placement", catalogue: Catalogue) -> "Purchase":
     """Return how the machine is bought: by the hour, spot at the most that it may cost and without a loss."""
-    from fastlaunch.analysis.cost_to_train import Purchase
+    from fastlaunch.analysis.cost import Purchase
 
     price = Price(
         instance=site.instance.name,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.anchors import published_anchors
 from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row, compare, rate_on_type
-from fastlaunch.analysis.cost import accelerator_of
 from fastlaunch.analysis.pooling import of_newest_version
+from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Subject, subject_of
 from fastlaunch.api.comparison import evidence_of
 from fastlaunch.api.context import AppContext, reconcile_here

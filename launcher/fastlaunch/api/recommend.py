@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.configurations import Configuration, LeftOut, Scope
-    from fastlaunch.analysis.cost_to_train import Assumptions, Purchase
+    from fastlaunch.analysis.cost import Assumptions, Purchase
     from fastlaunch.analysis.rate import Origin
     from fastlaunch.api.rates import Known
     from fastlaunch.measure.summary import RunSummary, Setup
@@ -99,7 +99,7 @@ def recommend(
     Raises UserError for options that make no sense, and UnknownName for a workload that is none.
     """
     from fastlaunch.analysis.configurations import Scope
-    from fastlaunch.analysis.cost_to_train import parse_assumptions
+    from fastlaunch.analysis.cost import parse_assumptions
     from fastlaunch.analysis.rate import Origin, whole
     from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
@@ -340,7 +340,7 @@ def _purchases(
 ) -> "list[Purchase]":
     """Return how each instance type can be bought: of several zones in the cheapest."""
     from fastlaunch.analysis.configurations import LeftOut
-    from fastlaunch.analysis.cost_to_train import Purchase
+    from fastlaunch.analysis.cost import Purchase
     from fastlaunch.api.listing import MAX_MARKET_AGE
     from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
 

@@ -12,7 +12,7 @@ from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.core.errors import UserError
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.cost import ChargedAs
+    from fastlaunch.analysis.pricing import ChargedAs
     from fastlaunch.api.compared import Comparison
     from fastlaunch.report.page.page import PageInput, Predicted
 

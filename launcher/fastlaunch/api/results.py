@@ -11,7 +11,7 @@ from fastlaunch.core.plan import Plan, RunState
 if TYPE_CHECKING:
     import pandas
 
-    from fastlaunch.analysis.cost_to_train import Expected
+    from fastlaunch.analysis.cost import Expected
     from fastlaunch.backends.placements import Placement
     from fastlaunch.catalog.prices import Catalogue, Price
     from fastlaunch.images.working_directory import WorkingDirectory

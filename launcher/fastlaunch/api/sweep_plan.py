@@ -29,7 +29,7 @@ from fastlaunch.ledger.ids import BATCH_SEARCH, is_batch_search
 from fastlaunch.placement.cost_ceiling import BUDGET, NOT_COUNTED, CostCeiling
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.cost_to_train import Expected
+    from fastlaunch.analysis.cost import Expected
     from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.lifecycle.sweep import Part

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.analysis.cost import ChargedAs, parse_share
+from fastlaunch.analysis.pricing import ChargedAs, parse_share
 from fastlaunch.api import comparison as api
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (

@@ -154,7 +154,7 @@ def compared_measurements(
 ) -> "Comparison":
     """Compare measurements of one H200, by run id, charged as an eighth of an instance."""
     from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
-    from fastlaunch.analysis.cost import ChargedAs
+    from fastlaunch.analysis.pricing import ChargedAs
 
     return compare(
         [MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],

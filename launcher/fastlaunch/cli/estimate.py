@@ -137,7 +137,7 @@ def estimate(
 
 
 def _print(found: Estimate, output: str) -> None:
-    from fastlaunch.report.cost_to_train import cells, notes, part_rows
+    from fastlaunch.report.cost import cells, notes, part_rows
     from fastlaunch.report.table import bulleted
 
     if output == "json":
@@ -155,7 +155,7 @@ def _print(found: Estimate, output: str) -> None:
 
 def _default(name: str) -> str:
     """Return the default of an assumption with its unit; nothing where it is never guessed."""
-    from fastlaunch.analysis.cost_to_train import Assumptions
+    from fastlaunch.analysis.cost import Assumptions
 
     value = getattr(Assumptions(), name)
     return "" if value is None else f"{value:g}{' s' if name.endswith('_s') else ''}"
@@ -163,7 +163,7 @@ def _default(name: str) -> str:
 
 def _print_assumptions(output: str) -> None:
     """Print what --assume can set, the default and where that is from."""
-    from fastlaunch.analysis.cost_to_train import ASSUMED
+    from fastlaunch.analysis.cost import ASSUMED
 
     rows = [
         {

@@ -312,8 +312,8 @@ def _export_tracked(chosen: Sequence[Run], context: AppContext, destination: str
 
 def _tracked_runs(chosen: Sequence[Run], context: AppContext) -> "Iterator[TrackedRun]":
     """Yield the runs, which have a summary, as trackers take them; priced as `compare` prices them."""
-    from fastlaunch.analysis.cost import PriceRequest, price_row
     from fastlaunch.analysis.pooling import Group
+    from fastlaunch.analysis.pricing import PriceRequest, price_row
     from fastlaunch.api.comparison import measured_run
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.lifecycle.export import record_files

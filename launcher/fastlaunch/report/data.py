@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from fastlaunch.analysis.compare import Comparison, Cost, Row, Speed
+from fastlaunch.analysis.compare import Comparison, Row, Speed, UnitCost
 from fastlaunch.analysis.convergence import UNKNOWN, Difference, HeldOut
 from fastlaunch.core.terminal import printable
 from fastlaunch.measure.summary import Interval
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 
 #: The measured quantities of a row, each `{"value", "low", "high"}` or null.
 QUANTITIES = (
-    *(of.name for of in (*fields(Speed), *fields(Cost))),
+    *(of.name for of in (*fields(Speed), *fields(UnitCost))),
     *("ratio_to_baseline", "speed_ratio_to_baseline", "ratio_in_batch"),
 )
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison
-from fastlaunch.analysis.cost_to_train import Finish, to_finish
+from fastlaunch.analysis.cost import Finish, to_finish
 from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.report.cost_to_train import cost_to_json, rate_to_json
+from fastlaunch.report.cost import cost_to_json, rate_to_json
 from fastlaunch.report.data import place_to_json
 from fastlaunch.report.table import WIDTH, bulleted, grid
 from fastlaunch.report.text import about, dollars, name_of, number, with_range

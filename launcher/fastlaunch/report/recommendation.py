@@ -8,7 +8,7 @@ from typing import Any
 from fastlaunch.analysis.recommend import BreakEven, Choice, Experiment, Recommendation
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.cost_to_train import rate_to_json
+from fastlaunch.report.cost import rate_to_json
 from fastlaunch.report.table import bulleted, tables, whose
 from fastlaunch.report.text import dollars, number
 

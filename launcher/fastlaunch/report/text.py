@@ -6,8 +6,8 @@ from typing import Any
 
 from fastlaunch.analysis.best import at_home, best_of, ratio_of
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
-from fastlaunch.analysis.cost import reciprocal
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
+from fastlaunch.analysis.pricing import reciprocal
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT
 from fastlaunch.measure.summary import VERSION, Interval

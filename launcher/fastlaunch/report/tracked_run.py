@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from fastlaunch.analysis.cost import samples_per_s, usd_per_million
+from fastlaunch.analysis.pricing import samples_per_s, usd_per_million
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.steptime import wall_times_s
 from fastlaunch.measure.summary import RunSummary, StepProfile

@@ -14,8 +14,8 @@ from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import curve, is_finite
-from fastlaunch.analysis.cost import reciprocal, scaled
 from fastlaunch.analysis.lacking import script_command
+from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.suggest import place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError

@@ -8,12 +8,12 @@ from statistics import quantiles
 import pytest
 
 from fastlaunch.analysis.account import Account, Repeated, account_of_run
-from fastlaunch.analysis.cost_to_train import (
+from fastlaunch.analysis.cost import (
     Assumptions,
-    CostToTrain,
+    Cost,
     Purchase,
     Training,
-    cost_to_train,
+    cost_of,
     total,
 )
 from fastlaunch.analysis.rate import Evidence, Rate
@@ -75,11 +75,11 @@ ACCOUNT = Account(
 )
 
 
-def seconds(cost: CostToTrain) -> dict[str, float]:
+def seconds(cost: Cost) -> dict[str, float]:
     return {part.name: part.seconds.value for part in cost.parts if part.seconds}
 
 
-def dollars(cost: CostToTrain) -> dict[str, float]:
+def dollars(cost: Cost) -> dict[str, float]:
     return {part.name: part.usd.value for part in cost.parts}
 
 
@@ -89,7 +89,7 @@ def interval(quantity: Interval) -> tuple[float | None, float | None, float | No
 
 def test_steps_alone_cost_their_time_on_all_nodes() -> None:
     training = replace(TRAINING, num_nodes=2)
-    cost = cost_to_train(training, ON_DEMAND, assumptions=Assumptions(), steps_only=True)
+    cost = cost_of(training, ON_DEMAND, assumptions=Assumptions(), steps_only=True)
     (part,) = cost.parts
     assert part.name == "steps" and part.evidence is Evidence.PREDICTED and "3 rows" in part.source
     assert interval(cost.hours) == pytest.approx((1000 / 3600, 900 / 3600, 1250 / 3600))
@@ -99,7 +99,7 @@ def test_steps_alone_cost_their_time_on_all_nodes() -> None:
 def test_what_was_measured_counts_before_what_is_assumed_and_what_is_given_before_both() -> None:
     training = replace(TRAINING, account=ACCOUNT, samples_per_step=1000)
     assumptions = Assumptions(waiting_s=40, build_s=11, pull_s=13, given=frozenset({"build_s"}))
-    cost = cost_to_train(training, ON_DEMAND, assumptions=assumptions)
+    cost = cost_of(training, ON_DEMAND, assumptions=assumptions)
     # 100 steps: evaluations take 3 + 100 x 0.5 s, checkpoints 100 x 0.25 s.
     expected = {
         **{"waiting": 40, "boot": 60, "pull": 13, "build": 11, "compile": 7, "warmup": 2},
@@ -120,7 +120,7 @@ def test_the_parts_sum_to_the_total_and_the_plain_total_is_the_same() -> None:
     assumptions = Assumptions(waiting_s=60, storage_gib=100, transfer_gb=10)
     for purchase in (ON_DEMAND, BLOCK):
         bought = replace(purchase, volume=VOLUME)
-        cost = cost_to_train(training, bought, assumptions=assumptions)
+        cost = cost_of(training, bought, assumptions=assumptions)
         assert sum(seconds(cost).values()) == pytest.approx(cost.hours.value * 3600)
         assert sum(dollars(cost).values()) == pytest.approx(cost.usd.value)
         plain = total(training, bought, assumptions=assumptions)
@@ -129,15 +129,13 @@ def test_the_parts_sum_to_the_total_and_the_plain_total_is_the_same() -> None:
 
 def test_compiling_is_assumed_of_a_recipe_that_compiles_alone() -> None:
     for compiles, expected in ((True, 20), (False, 0)):
-        cost = cost_to_train(
-            replace(TRAINING, compiles=compiles), ON_DEMAND, assumptions=Assumptions(compile_s=20)
-        )
+        cost = cost_of(replace(TRAINING, compiles=compiles), ON_DEMAND, assumptions=Assumptions(compile_s=20))
         assert seconds(cost)["compile"] == expected
 
 
 def test_checkpoints_come_once_in_every_so_much_training_and_evaluations_so_often() -> None:
     assumptions = replace(NOTHING, checkpoint_s=5, checkpoint_every_s=100, evaluation_s=7, evaluations=3)
-    cost = cost_to_train(TRAINING, ON_DEMAND, assumptions=assumptions)
+    cost = cost_of(TRAINING, ON_DEMAND, assumptions=assumptions)
     assert seconds(cost)["checkpoints"] == pytest.approx(50) and seconds(cost)["evaluations"] == 21
     # Checkpoints grow with the time of the steps: 5% more, also at the ends of the interval.
     assert interval(cost.usd) == pytest.approx((1071, 21 + 1.05 * 900, 21 + 1.05 * 1250))
@@ -152,7 +150,7 @@ def test_two_inputs_with_an_interval_are_independent() -> None:
 
 def test_a_speed_without_an_interval_gives_none() -> None:
     training = replace(TRAINING, rate=at(100))
-    cost = cost_to_train(training, ON_DEMAND, assumptions=NOTHING)
+    cost = cost_of(training, ON_DEMAND, assumptions=NOTHING)
     assert interval(cost.usd) == (1000, None, None)
 
 
@@ -163,7 +161,7 @@ def test_volumes_cost_their_month_s_part_and_storage_and_transfer_their_price() 
         **{"storage_gib": 1000, "storage_months": 2, "storage_usd_per_gib_month": 0.02},
         **{"transfer_gb": 50, "transfer_usd_per_gb": 0.1},
     )
-    cost = cost_to_train(
+    cost = cost_of(
         replace(TRAINING, num_nodes=2), Purchase(price=DOLLAR, volume=VOLUME), assumptions=assumptions
     )
     assert dollars(cost)["volumes"] == pytest.approx(2 * 1000 / 3600 * 31 / 730)
@@ -184,7 +182,7 @@ def test_an_hour_costs_what_the_account_pays_and_nothing_where_that_is_sunk() ->
 )
 def test_a_capacity_block_is_the_shortest_that_fits_and_is_paid_as_a_whole(hours: float, days: int) -> None:
     training = replace(TRAINING, samples=Interval(value=hours * 360_000), rate=at(100))
-    cost = cost_to_train(training, BLOCK, assumptions=NOTHING)
+    cost = cost_of(training, BLOCK, assumptions=NOTHING)
     assert cost.block_hours == 24 * days
     assert cost.fee_usd == cost.usd.value == pytest.approx(24 * days * 3600)
     assert cost.effective_usd.value == pytest.approx(hours * 3600)
@@ -193,7 +191,7 @@ def test_a_capacity_block_is_the_shortest_that_fits_and_is_paid_as_a_whole(hours
 
 def test_a_capacity_block_holds_the_upper_end_of_the_interval() -> None:
     training = replace(TRAINING, samples=Interval(value=20 * 360_000), rate=at(100, low=80, high=125))
-    cost = cost_to_train(training, BLOCK, assumptions=NOTHING)
+    cost = cost_of(training, BLOCK, assumptions=NOTHING)
     # 16 to 25 h.
     assert cost.block_hours == 48
     # The fee is the same, however long the training takes.
@@ -203,7 +201,7 @@ def test_a_capacity_block_holds_the_upper_end_of_the_interval() -> None:
 
 
 def test_steps_only_charges_a_capacity_block_by_the_hour() -> None:
-    cost = cost_to_train(TRAINING, BLOCK, assumptions=NOTHING, steps_only=True)
+    cost = cost_of(TRAINING, BLOCK, assumptions=NOTHING, steps_only=True)
     assert cost.usd.value == 1000 and cost.fee_usd is None
 
 
@@ -235,7 +233,7 @@ def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work() -> None:
     )
     job = SpotJob(work_s=1000, restart_s=100, checkpoint_s=90, every_s=600)
     time = expected_spot(job, spot_market(0.5))
-    cost = cost_to_train(TRAINING, ON_SPOT, assumptions=assumptions)
+    cost = cost_of(TRAINING, ON_SPOT, assumptions=assumptions)
     parts = seconds(cost)
     assert parts["steps"] == pytest.approx(1000) and time.rework_s > 0
     assert (parts["rework"], parts["restarts"]) == pytest.approx((time.rework_s, time.restarts_s))
@@ -250,9 +248,9 @@ def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work() -> None:
 def test_sagemaker_bills_every_second_of_spot_and_gives_no_notice() -> None:
     assumptions = replace(NOTHING, checkpoint_s=8)
     on_sagemaker = replace(ON_SPOT, price=replace(ON_SPOT.price, service="sagemaker"))
-    cost = cost_to_train(TRAINING, on_sagemaker, assumptions=assumptions)
+    cost = cost_of(TRAINING, on_sagemaker, assumptions=assumptions)
     assert dollars(cost)["not billed"] == 0 and seconds(cost)["rework"] > 0
-    assert seconds(cost_to_train(TRAINING, ON_SPOT, assumptions=assumptions))["rework"] == 0
+    assert seconds(cost_of(TRAINING, ON_SPOT, assumptions=assumptions))["rework"] == 0
 
 
 def test_spot_s_checkpoints_come_at_young_s_interval_unless_it_is_given() -> None:
@@ -274,7 +272,7 @@ def test_spot_without_checkpoints_is_refused_beyond_the_mean_time_to_a_loss() ->
 def test_a_training_that_losses_make_many_times_as_long_is_refused(losses_per_hour: float) -> None:
     purchase = replace(ON_SPOT, market=spot_market(losses_per_hour, 0.6))
     with pytest.raises(UserError, match="50 times"):
-        cost_to_train(TRAINING, purchase, assumptions=Assumptions(restart_s=1800))
+        cost_of(TRAINING, purchase, assumptions=Assumptions(restart_s=1800))
 
 
 def test_spot_whose_losses_are_not_known_is_refused() -> None:
@@ -300,7 +298,7 @@ def test_what_is_not_known_of_losses_widens_the_interval() -> None:
 def test_with_a_deadline_the_rest_is_done_on_demand() -> None:
     scarce = replace(ON_SPOT, market=spot_market(2.0, 0.1), on_demand_usd_per_hour=3600.0)
     assumptions = replace(NOTHING, boot_s=60, deadline_s=2000)
-    cost = cost_to_train(replace(TRAINING, rate=at(100)), scarce, assumptions=assumptions)
+    cost = cost_of(replace(TRAINING, rate=at(100)), scarce, assumptions=assumptions)
     assert seconds(cost)["on demand"] > 100
     assert dollars(cost)["on demand"] == pytest.approx(seconds(cost)["on demand"])
     assert cost.hours.value < total(TRAINING, scarce, assumptions=replace(NOTHING, boot_s=60)).hours.value
@@ -341,7 +339,7 @@ def test_what_a_restart_takes_can_be_set() -> None:
     assumptions = replace(NOTHING, boot_s=100, restart_s=500, checkpoint_s=90)
     every_s = total(TRAINING, ON_SPOT, assumptions=assumptions).checkpoint_every_s
     job = SpotJob(work_s=1000, restart_s=500, checkpoint_s=90, every_s=every_s)
-    cost = cost_to_train(TRAINING, ON_SPOT, assumptions=assumptions)
+    cost = cost_of(TRAINING, ON_SPOT, assumptions=assumptions)
     assert seconds(cost)["boot"] == 100
     assert seconds(cost)["restarts"] == pytest.approx(expected_spot(job, spot_market(0.5)).restarts_s)
 
@@ -350,6 +348,6 @@ def test_waiting_is_a_part_of_the_time_to_a_deadline() -> None:
     scarce = replace(ON_SPOT, market=spot_market(2.0, 0.1), on_demand_usd_per_hour=3600.0)
     at_once = replace(NOTHING, boot_s=60, deadline_s=2000)
     later = replace(at_once, waiting_s=500, deadline_s=2500)
-    first, second = (cost_to_train(TRAINING, scarce, assumptions=each) for each in (at_once, later))
+    first, second = (cost_of(TRAINING, scarce, assumptions=each) for each in (at_once, later))
     assert second.usd.value == pytest.approx(first.usd.value)
     assert second.hours.value == pytest.approx(first.hours.value + 500 / 3600)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastlaunch.analysis.account import WORDS
-from fastlaunch.analysis.cost import SECONDS_PER_HOUR, scaled
-from fastlaunch.analysis.cost_to_train import CostToTrain
+from fastlaunch.analysis.cost import Cost
+from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.rate import Rate
 from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
@@ -16,7 +16,7 @@ _BOUGHT = {"on-demand": "on demand", "spot": "on spot", "capacity-block": "in a 
 
 
 def sentence(
-    cost: CostToTrain, rate: Rate, *, what: str, where: str, samples: Interval, unit: str, purchase: str
+    cost: Cost, rate: Rate, *, what: str, where: str, samples: Interval, unit: str, purchase: str
 ) -> str:
     """Return `100,000,000 images of vit-huge with bf16 on p5.48xlarge take 9.84 h ±0.3% and cost ...`."""
     text = (
@@ -46,7 +46,7 @@ def _usd(quantity: Interval) -> str:
     return f"${dollars(quantity.value)}{limits(quantity, 1.0, dollars) if quantity.value else ''}"
 
 
-def part_rows(cost: CostToTrain) -> list[dict[str, Any]]:
+def part_rows(cost: Cost) -> list[dict[str, Any]]:
     """Return a row for each part and one for the total, as numbers."""
     rows = [
         {
@@ -68,7 +68,7 @@ def _limited(name: str, quantity: Interval | None) -> dict[str, float | None]:
     return {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
 
 
-def cells(cost: CostToTrain) -> list[dict[str, str]]:
+def cells(cost: Cost) -> list[dict[str, str]]:
     """Return the rows as words, without the parts that take nothing."""
     return [
         {
@@ -83,7 +83,7 @@ def cells(cost: CostToTrain) -> list[dict[str, str]]:
     ]
 
 
-def notes(cost: CostToTrain) -> Iterator[str]:
+def notes(cost: Cost) -> Iterator[str]:
     """Yield what the table leaves out: parts of which none is taken for granted, intervals."""
     none = [
         WORDS.get(part.name, part.name)
@@ -100,7 +100,7 @@ def notes(cost: CostToTrain) -> Iterator[str]:
         yield "ranges and ± hold 90%, by the speed's; parts that come once have none"
 
 
-def cost_to_json(cost: CostToTrain) -> dict[str, Any]:
+def cost_to_json(cost: Cost) -> dict[str, Any]:
     """Return plain data: hours and dollars, and the parts, each with its interval."""
     return {
         "hours": quantity_to_json(cost.hours),

@@ -1,0 +1,234 @@
+"""Turn seconds into rates and rates into dollars; choose the price of a row.
+
+Every function carries an interval through, if there is one.
+"""
+
+import datetime
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from fastlaunch.analysis.pooling import Group
+from fastlaunch.catalog.hardware import Accelerator, check_positive
+from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.errors import UserError
+from fastlaunch.measure.summary import Interval, Setup
+
+SECONDS_PER_HOUR = 3600.0
+PER_MILLION = 1e6
+PER_BILLION = 1e9
+
+
+def scaled(quantity: Interval, factor: float) -> Interval:
+    """Return `quantity` x `factor`, which is above 0."""
+    return Interval(
+        value=quantity.value * factor,
+        low=None if quantity.low is None else quantity.low * factor,
+        high=None if quantity.high is None else quantity.high * factor,
+    )
+
+
+def reciprocal(quantity: Interval, numerator: float = 1.0) -> Interval:
+    """Return `numerator` / `quantity`, both above 0: the longest time is the lowest rate."""
+    return Interval(
+        value=_divided(numerator, quantity.value),
+        low=None if quantity.high is None else _divided(numerator, quantity.high),
+        high=None if quantity.low is None else _divided(numerator, quantity.low),
+    )
+
+
+def _divided(numerator: float, denominator: float) -> float:
+    """Return infinity if an absurd record made the denominator 0; a report shows that as unknown."""
+    return numerator / denominator if denominator else math.inf
+
+
+def samples_per_s(step_time_s: Interval, samples_per_step: float) -> Interval:
+    """Return samples per second of all ranks. samples_per_step: of all ranks together."""
+    return reciprocal(step_time_s, samples_per_step)
+
+
+def usd_per_second(price: Price, num_nodes: int) -> float:
+    """Return what a second of all nodes costs. price: of one node, as everywhere here."""
+    return price.usd_per_hour * num_nodes / SECONDS_PER_HOUR
+
+
+def samples_per_usd(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
+    """Return how many samples (or tokens) a dollar buys."""
+    return scaled(rate_per_s, SECONDS_PER_HOUR / (price.usd_per_hour * num_nodes))
+
+
+def usd_per_million(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
+    """Return what a million samples cost; linear in the step time."""
+    return reciprocal(samples_per_usd(rate_per_s, price, num_nodes), PER_MILLION)
+
+
+def usd_per_billion(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
+    """Return what a billion tokens cost."""
+    return reciprocal(samples_per_usd(rate_per_s, price, num_nodes), PER_BILLION)
+
+
+def tflops_per_gpu(rate_per_s: Interval, num_gpus: int, flops_per_sample: float) -> Interval:
+    """Return the model TFLOP/s of one GPU. num_gpus: over all nodes."""
+    return scaled(rate_per_s, flops_per_sample / num_gpus / 1e12)
+
+
+def percent_of_peak(tflops: Interval, peak_tflops: float) -> Interval:
+    """Return the fraction of the dense peak, in percent."""
+    return scaled(tflops, 100.0 / peak_tflops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChargedAs:
+    """An instance type at whose price a run is charged."""
+
+    instance: str
+    share: Fraction | None = None  # the fraction of the instance that is charged: a hypothetical price
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0 < self.share <= 1:
+            raise UserError(
+                f"{self.share} of {self.instance} is no share", "give more than 0 and at most 1, such as 1/8"
+            )
+
+    def __str__(self) -> str:
+        return self.instance if self.share is None else f"{self.instance}:{self.share}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ChargedAs":
+        """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
+        instance, colon, share = text.partition(":")
+        return cls(instance=instance, share=parse_share(share) if colon else None)
+
+
+def parse_share(text: str) -> Fraction:
+    """Return `1/8` or `0.125`. Raises UserError for other text."""
+    try:
+        # An exponent of a few digits makes a number of as many million.
+        if len(text) <= 20 and "e" not in text.lower():
+            return Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise UserError(f"{text[:40]!r} is no share of an instance", "give one such as 1/8 or 0.125")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceRequest:
+    """How the user wants runs to be priced."""
+
+    today: datetime.date  # whose prices hold unless `as_of` is given
+    as_of: datetime.date | None = None  # price every row as of this day, even runs that were billed
+    usd_per_hour: float | None = None  # of a node, for every row
+    price_as: tuple[ChargedAs, ...] = ()  # charge rows as this; of several, as the smallest with their GPUs
+    region: str = "us-east-1"  # of `price_as`
+
+    def __post_init__(self) -> None:
+        if self.usd_per_hour is not None:
+            check_positive("--usd-per-hour", self.usd_per_hour)
+        if self.usd_per_hour is not None and (self.price_as or self.as_of is not None):
+            raise UserError(
+                "--usd-per-hour says the price itself", "leave out --price-as and --prices-as-of, or it"
+            )
+
+
+def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tuple[Price | None, str | None]:
+    """Return the price of a row's node, or None if none is known, and a warning if there is one.
+
+    Raises UserError for a row that cannot be charged as the request says.
+    """
+    service, region, purchase = group.runs[0].offer
+    if request.usd_per_hour is not None:
+        given = Price(
+            instance=group.setup.instance or "",
+            service=service,
+            region=region,
+            purchase=purchase,
+            usd_per_hour=request.usd_per_hour,
+            as_of=request.today,
+            source="given",
+            basis="given",
+        )
+        return given, None
+    if request.price_as:
+        return _priced_as(group, request, _charge_of(group, request, catalogue), catalogue), None
+    stored = {c.price for c in group.runs if c.price is not None}
+    if stored and request.as_of is None:
+        latest = max(stored, key=lambda price: price.as_of)
+        warning = None
+        if len({price.usd_per_hour for price in stored}) > 1:
+            warning = (
+                f"{group.setup.recipe}: the runs were billed at {len(stored)} prices; the one of"
+                f" {latest.as_of} is used for all (--prices-as-of DATE picks another)"
+            )
+        return replace(latest, basis="billed"), warning
+    instance = group.setup.instance or next((price.instance for price in stored), None)
+    if instance is None:
+        return None, None
+    try:
+        price = catalogue.price(
+            instance, service=service, region=region, purchase=purchase, on=request.as_of or request.today
+        )
+    except UserError as error:
+        return None, f"{group.setup.recipe} on {instance} has no price: {error.message}"
+    return price, None
+
+
+def accelerator_of(setup: Setup, catalogue: Catalogue) -> Accelerator | None:
+    """Return the accelerator that a run used, by its device name or else its instance; None if unknown."""
+    if setup.device_name is not None:
+        return catalogue.accelerator_of_device(setup.device_name)
+    instance = catalogue.instances.get(setup.instance or "")
+    return catalogue.accelerators[instance.accelerator] if instance else None
+
+
+def _charge_of(group: Group, request: PriceRequest, catalogue: Catalogue) -> ChargedAs:
+    """Choose the instance of `request` that a row is charged as."""
+    charges = request.price_as
+    if len(charges) == 1:
+        return charges[0]
+    num_gpus, used = _ran_on(group, catalogue)
+    fitting: list[tuple[Fraction, ChargedAs]] = []
+    for charge in charges:
+        instance = catalogue.instance(charge.instance)
+        number = (charge.share or Fraction(1)) * instance.num_accelerators
+        is_large_enough = number == num_gpus or (charge.share is not None and number > num_gpus)
+        if catalogue.accelerators[instance.accelerator].name == used and is_large_enough:
+            fitting.append((number, charge))
+    if not fitting:
+        raise UserError(
+            f"{group.setup.recipe} ran on {num_gpus} x {used}, which none of"
+            f" {', '.join(map(str, charges))} has",
+            "name one that has, too: --price-as INSTANCE, or a part of it, --price-as INSTANCE:1/8",
+        )
+    return min(fitting, key=lambda fit: fit[0])[1]
+
+
+def _ran_on(group: Group, catalogue: Catalogue) -> tuple[int, str]:
+    """Return the number of GPUs of a node, and their name."""
+    accelerator = accelerator_of(group.setup, catalogue)
+    used = accelerator.name if accelerator else group.setup.device_name or "an unknown device"
+    return group.setup.num_gpus // group.setup.num_nodes, used
+
+
+def _priced_as(group: Group, request: PriceRequest, charge: ChargedAs, catalogue: Catalogue) -> Price:
+    name = charge.instance
+    instance = catalogue.instance(name)
+    price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
+    charged = catalogue.accelerators[instance.accelerator].name
+    num_gpus, used = _ran_on(group, catalogue)
+    ran = f"{group.setup.recipe} ran on {num_gpus} x {used}"
+    used_share = min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
+    hint = f"choose other runs, or charge the share that they used: --price-share {used_share}"
+    if charge.share is None:
+        if used != charged or num_gpus != instance.num_accelerators:
+            raise UserError(f"{ran}; {name} is {instance.num_accelerators} x {charged}", hint)
+        return replace(price, basis="named")
+    whole = charge.share * instance.num_accelerators
+    if used == charged and num_gpus > whole:
+        raise UserError(f"{ran}; {charge.share} of {name} is {float(whole):g}", hint)
+    of = f" ({charged}), though it ran on {used}" if used != charged else ""
+    return replace(
+        price,
+        usd_per_hour=price.usd_per_hour * float(charge.share),
+        basis="named",
+        hypothetical=f"{charge.share} of {name}{of}",
+    )
