@@ -321,10 +321,11 @@ class Finder:
         self._published = published
         self._rows: dict[_Key, list[tuple[Origin, Row]]] = defaultdict(list)
         self._newest_run: dict[str, str] = {}  # ISO day by recipe
+        self._ranges: dict[tuple[int, bool], Interval] = {}  # by row, and whether it ran elsewhere
         for origin in Origin:
             for row in rows.get(origin, ()):
                 accelerator = accelerator_of(row.setup, catalogue)
-                if accelerator is None or rate_on_type(row.group) is None:
+                if accelerator is None or not (row.speed.samples_per_s or row.speed.step_time_s):
                     continue
                 setup = row.setup
                 recipe, batch = whole(setup.recipe)[0], micro_batch(setup.recipe, setup.batch_size_per_gpu)
@@ -357,7 +358,7 @@ class Finder:
 
     def rates(self, queries: Sequence[Query], *, predicts: bool = True) -> list[Rate | str]:
         """Return the rate of each query, or the reason why it is not known. predicts: where it must."""
-        known = [self._known(query) for query in queries]
+        known = [self._known(query, query.num_nodes) for query in queries]
         asked = [at for at, rate in enumerate(known) if rate is None or self._is_old(rate, queries[at])]
         answers: list[Rate | str] = [rate or "nobody measured it" for rate in known]
         if not predicts or not asked:
@@ -379,14 +380,17 @@ class Finder:
         newest = self._newest_run.get(whole(query.recipe)[0], "")
         return rate.evidence is Evidence.PUBLISHED and newest > (rate.measured_on or "")
 
-    def _known(self, query: Query) -> Rate | None:
-        """Return the rate as measured, or else as published."""
+    def _known(self, query: Query, num_nodes: int) -> Rate | None:
+        """Return the rate on so many nodes as measured, or else as published."""
         recipe, num_parts = whole(query.recipe)
         batch = micro_batch(query.recipe, query.batch_size_per_gpu)
-        key = (query.instance.accelerator, recipe, batch, query.num_nodes, query.num_gpus)
+        num_gpus = num_nodes * query.instance.num_accelerators
+        key = (query.instance.accelerator, recipe, batch, num_nodes, num_gpus)
+        if key not in self._rows:
+            return None
         fitting = [
             (origin, row)
-            for origin, row in self._rows.get(key, ())
+            for origin, row in self._rows[key]
             if (query.sequence_length in (None, row.setup.sequence_length))
             and (query.data is None or row.setup.data in ("published", query.data))
         ]
@@ -411,8 +415,12 @@ class Finder:
         evidence = Evidence.MEASURED if is_on_type else Evidence.SAME_GPU
         if row.setup.kind == "published":
             evidence = Evidence.PUBLISHED
-        rate = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=evidence is Evidence.SAME_GPU)
-        assert rate is not None
+        kind = id(row), evidence is Evidence.SAME_GPU
+        rate = self._ranges.get(kind)
+        if rate is None:
+            rate = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=kind[1])
+            assert rate is not None
+            self._ranges[kind] = rate
         assumption = None
         if not is_divided_alike:
             batch = row.setup.batch_size_per_gpu
@@ -421,9 +429,7 @@ class Finder:
 
     def _predicted(self, queries: Sequence[Query]) -> list[Rate | str]:
         """Return what the anchors predict of each query, or the reason why they do not."""
-        one_node = [
-            self._known(replace(query, num_nodes=1)) if query.num_nodes > 1 else None for query in queries
-        ]
+        one_node = [self._known(query, 1) if query.num_nodes > 1 else None for query in queries]
         rest = {
             _node(query): query
             for query, rate in zip(queries, one_node, strict=True)
@@ -492,9 +498,7 @@ class Finder:
             assumption = f"{query.num_nodes} nodes train {times:.2f} times as fast as one, {source}"
         most = self._limit(query)
         half = math.exp(RANGE_DEVIATIONS * deviation)
-        num_rows = node.num_rows or (1 if node.row else 0)
-        return replace(
-            node,
+        return Rate(
             samples_per_s=Interval(
                 value=min(rate.value / math.exp(deviation**2 / 2), most),
                 low=min(rate.value, most) / half,
@@ -502,8 +506,7 @@ class Finder:
             ),
             evidence=Evidence.PREDICTED,
             prediction_class=node.prediction_class or "A",
-            row=None,
-            num_rows=num_rows,
+            num_rows=node.num_rows or (1 if node.row else 0),
             num_other_rows=node.num_other_rows,
             assumption=assumption,
         )
