@@ -57,20 +57,6 @@ class Account:
             },
         }
 
-    def total_s(self, steps: float) -> Interval:
-        """Return the seconds of a job of so many steps, without the parts that are unknown.
-
-        The interval is that of the step time: the one-off parts have none.
-        """
-        parts_s = self.parts_s(steps)
-        rest = sum(seconds for name, seconds in parts_s.items() if name != "steps" and seconds is not None)
-        time = self.step_time_s
-        return Interval(
-            value=rest + steps * time.value,
-            low=None if time.low is None else rest + steps * time.low,
-            high=None if time.high is None else rest + steps * time.high,
-        )
-
 
 NEVER = Repeated(s_per_step=0.0)
 
