@@ -14,8 +14,8 @@ from moto_gaps import machine_image_id
 from fastlaunch.api.context import AppContext
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, Placement
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine
@@ -89,7 +89,7 @@ def start(context: AppContext, words: Sequence[str]) -> int:
     return 0
 
 
-def _place(name: str, context: AppContext) -> Placement:
+def _place(name: str, context: AppContext) -> Site:
     instance, region, *rest = name.split("/")
     own = context.settings.aws[region]
     assert own.bucket and own.instance_profile
@@ -100,9 +100,9 @@ def _place(name: str, context: AppContext) -> Placement:
     changes: dict[str, Any] = {
         "region": region,
         "zone": rest[0],
-        "subnet": own.subnets[rest[0]],
+        "subnets": (own.subnets[rest[0]],),
         "security_groups": own.security_groups,
-        "instance_profile": own.instance_profile,
+        "role": own.instance_profile,
         "bucket": own.bucket,
         "ami": machine_image_id(region),
     }
@@ -114,7 +114,7 @@ def _place(name: str, context: AppContext) -> Placement:
     return ec2_builders.block_site(instance, block, **changes)
 
 
-def _jobs_at(place: Placement, num_nodes: int, *, is_spot: bool) -> tuple[JobSpec, ...]:
+def _jobs_at(place: Site, num_nodes: int, *, is_spot: bool) -> tuple[JobSpec, ...]:
     changes: dict[str, Any] = {
         "backend": place.backend,
         "instance": place.instance.name,
@@ -127,7 +127,7 @@ def _jobs_at(place: Placement, num_nodes: int, *, is_spot: bool) -> tuple[JobSpe
         changes["purchase"] = "spot"
         if place.backend == "ec2":
             changes |= {"steps": 40, "checkpoint_every": 10}
-    if isinstance(place, Ec2Placement) and place.block:
+    if place.block:
         changes |= {"purchase": "capacity-block", "reservation": place.block.reservation}
     return tuple(ec2_builders.job(recipe, **changes) for recipe in ("bf16", "fp32"))
 

@@ -14,7 +14,7 @@ from cloud_commands import aws
 from fake_records import write_run
 
 from fastlaunch.backends.ec2.plan import plan_ec2
-from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.backends.site import Site
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 
@@ -87,7 +87,7 @@ def start_run(
     )
 
 
-def set_up(server: "MotoServer") -> Ec2Placement:
+def set_up(server: "MotoServer") -> Site:
     """A p5.48xlarge in us-east-1, with all that it needs there."""
     import moto_gaps
     from moto_server import backend
@@ -97,21 +97,21 @@ def set_up(server: "MotoServer") -> Ec2Placement:
     return ec2_builders.site(
         bucket=BUCKET,
         ami=moto_gaps.machine_image_id("us-east-1"),
-        subnet=None,
+        subnets=(),
         zone=None,
         security_groups=(),
     )
 
 
 def add_rows(
-    ledger: Ledger, site: Ec2Placement, recipes: Sequence[str] = ("bf16",)
+    ledger: Ledger, site: Site, recipes: Sequence[str] = ("bf16",)
 ) -> tuple[int, str, tuple[str, ...]]:
     """Id and token of a new attempt at a run of each recipe, and the runs."""
     attempt = add_attempt(
         ledger,
         *(ec2_builders.job(recipe, steps=20) for recipe in recipes),
         plan=lambda jobs, n: plan_ec2(
-            jobs, attempt=n, placement=site, max_minutes=60, render=ec2_builders.bootstrap_as_text
+            jobs, attempt=n, site=site, max_minutes=60, render=ec2_builders.bootstrap_as_text
         ),
         max_minutes=60,
         usd_per_hour=60.0,

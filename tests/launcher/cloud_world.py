@@ -15,8 +15,8 @@ from ec2_builders import site
 from fake_cloud import NUM_STEPS, Clock, FakeAws
 
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.placements import Placement
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER, CloudBackend
+from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
@@ -30,10 +30,10 @@ from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.stop_request import StopRequest
 
-A = site(zone="us-east-1a", subnet="subnet-a")
-B = site(zone="us-east-1b", subnet="subnet-b")
-WEST = site(region="us-west-2", zone="us-west-2a", subnet="subnet-w", bucket="acme-west")
-P5EN = site("p5en.48xlarge", zone="us-east-1a", subnet="subnet-a")
+A = site(zone="us-east-1a", subnets=("subnet-a",))
+B = site(zone="us-east-1b", subnets=("subnet-b",))
+WEST = site(region="us-west-2", zone="us-west-2a", subnets=("subnet-w",), bucket="acme-west")
+P5EN = site("p5en.48xlarge", zone="us-east-1a", subnets=("subnet-a",))
 AFTER_FORGETTING_S = FORGOTTEN_AFTER.total_seconds() + 1
 
 job = partial(ec2_builders.job, steps=NUM_STEPS)
@@ -50,7 +50,7 @@ class World:
     aws: Any
     backend_type: type[CloudBackend] = Ec2Backend
     #: Where `submit` goes, unless told otherwise.
-    placement: Placement = A
+    site: Site = A
     stop: StopRequest = field(default_factory=StopRequest)
     reports: list[str] = field(default_factory=list)
     shown: io.StringIO = field(default_factory=io.StringIO)
@@ -96,21 +96,21 @@ class World:
 
     def submit(
         self,
-        *placements: Placement,
+        *placements: Site,
         jobs: tuple[JobSpec, ...] | None = None,
         max_minutes: int = 120,
         detach: bool = False,
         account_timer: bool = True,
         verdicts: Verdicts | None = None,
     ) -> list[Run]:
-        given = jobs or ((job() if self.placement.backend == "ec2" else training_job()),)
+        given = jobs or ((job() if self.site.backend == "ec2" else training_job()),)
 
-        def jobs_at(at: Placement) -> tuple[JobSpec, ...]:
+        def jobs_at(at: Site) -> tuple[JobSpec, ...]:
             placed = {"instance": at.instance.name, "region": at.region, "max_minutes": max_minutes}
             return tuple(JobSpec.from_json({**each.to_json(), **placed}) for each in given)
 
         submission = Submission(
-            placements=placements or (self.placement,),
+            placements=placements or (self.site,),
             jobs_at=jobs_at,
             max_minutes=max_minutes,
             detach=detach,

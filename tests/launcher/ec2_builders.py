@@ -9,12 +9,13 @@ from typing import Any
 
 from fastlaunch.backends.ec2.plan import plan_ec2
 from fastlaunch.backends.ec2.user_data import Bootstrap
-from fastlaunch.backends.placements import CapacityBlock, Ec2Placement
+from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script, Terms
+from fastlaunch.placement.capacity_block import block_price
 from fastlaunch_train.node.protocol import program_from_json
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
@@ -35,25 +36,29 @@ def catalogue() -> Catalogue:
     return load_catalogue()
 
 
-def site(instance: str = "p5.48xlarge", **changes: Any) -> Ec2Placement:
+def site(instance: str = "p5.48xlarge", *, usd_per_hour: float | None = None, **changes: Any) -> Site:
     """A site in us-east-1a with everything looked up, its volume free; p5e at $30, others at their price."""
-    price = None if instance == "p5e.48xlarge" else catalogue().price(instance, on=date(2026, 11, 21))
-    usual = Ec2Placement(
+    day = date(2026, 11, 21)
+    if (price := catalogue().find_price(instance, region="us-east-1", on=day)) is None:
+        price = Price(
+            instance=instance, service="ec2", region="us-east-1", usd_per_hour=30.0, as_of=day, source="x"
+        )
+    usual = Site(
+        backend="ec2",
         instance=catalogue().instance(instance),
         region="us-east-1",
         zone="us-east-1a",
-        subnet="subnet-0a1b2c3d",
+        subnets=("subnet-0a1b2c3d",),
         security_groups=("sg-0123abcd",),
-        instance_profile="fastlaunch-node",
+        role="fastlaunch-node",
         bucket="acme-training",
         prefix="fastlaunch",
         ami="ami-0123456789abcdef0",
         root_device="/dev/sda1",
-        root_gib=200,
+        volume_gib=200,
         image=IMAGE,
         code=CodeBundle(key="fastlaunch/code/c0de.tar.gz", sha256="c0de", commit="ab" * 20),
-        usd_per_hour=price.usd_per_hour if price else 30.0,
-        price_as_of=price.as_of.isoformat() if price else "2026-11-21",
+        price=price if usd_per_hour is None else replace(price, usd_per_hour=usd_per_hour),
         volume_usd_per_hour=0.0,
     )
     return replace(usual, **changes)
@@ -109,9 +114,10 @@ def script_job(script: Script, backend: str = "ec2", **changes: Any) -> JobSpec:
     return script_spec(script, backend=backend, **{**where, **changes})
 
 
-def block_site(instance: str = "p5.48xlarge", block: CapacityBlock = BLOCK, **changes: Any) -> Ec2Placement:
+def block_site(instance: str = "p5.48xlarge", block: CapacityBlock = BLOCK, **changes: Any) -> Site:
     """The site in a capacity block, at what an hour of it costs effectively."""
-    return site(instance, block=block, usd_per_hour=block.usd_per_hour, **changes)
+    place = site(instance, block=block, **changes)
+    return replace(place, price=block_price(block, place.instance, place.region, date(2026, 11, 21)))
 
 
 #: Of no node agent, so that golden plans outlive changes of ours.
@@ -132,7 +138,7 @@ def program_of(plan: Plan) -> dict[str, Any]:
 
 def plan(
     *jobs: JobSpec,
-    at: Ec2Placement | None = None,
+    at: Site | None = None,
     attempt: int = 1,
     max_minutes: int = 120,
     render: Callable[[Bootstrap], str] = bootstrap_as_text,
@@ -143,7 +149,7 @@ def plan(
     return plan_ec2(
         dict(zip(run_ids, jobs or (job(),), strict=False)),
         attempt=attempt,
-        placement=at,
+        site=at,
         max_minutes=max_minutes,
         render=render,
         agent=AGENT,

@@ -7,9 +7,8 @@ from typing import Any
 from ec2_builders import AGENT, IMAGE, RUN_ID, catalogue
 from ec2_builders import job as ec2_job
 
-from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
-from fastlaunch.core.errors import UserError
+from fastlaunch.backends.site import Site
 from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.spec import JobSpec
 
@@ -18,10 +17,11 @@ DIGEST = "c0de" * 16
 TRAINING_PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/december"
 
 
-def training_site(instance: str = "p5.48xlarge", **changes: Any) -> SageMakerPlacement:
-    """A site in us-east-1 with everything looked up; $30 an hour where no price is known."""
-    usd, as_of = _price(instance)
-    usual = SageMakerPlacement(
+def training_site(instance: str = "p5.48xlarge", **changes: Any) -> Site:
+    """A site in us-east-1 with everything looked up."""
+    day = date(2026, 11, 21)
+    usual = Site(
+        backend="sagemaker",
         instance=catalogue().instance(instance),
         region="us-east-1",
         role=ROLE,
@@ -29,20 +29,11 @@ def training_site(instance: str = "p5.48xlarge", **changes: Any) -> SageMakerPla
         prefix="fastlaunch",
         image=IMAGE,
         code=CodeBundle.under("fastlaunch", sha256=DIGEST, commit="ab" * 20),
-        usd_per_hour=usd,
-        price_as_of=as_of,
+        price=catalogue().find_price(instance, service="sagemaker", region="us-east-1", on=day),
         volume_usd_per_hour=0.0,
         volume_gib=200,
     )
     return replace(usual, **changes)
-
-
-def _price(instance: str) -> tuple[float, str]:
-    try:
-        price = catalogue().price(instance, service="sagemaker", on=date(2026, 11, 21))
-    except UserError:
-        return 30.0, "2026-11-21"
-    return price.usd_per_hour, price.as_of.isoformat()
 
 
 def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> JobSpec:
@@ -52,7 +43,7 @@ def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **change
 
 def training_plan_of(
     *jobs: JobSpec,
-    at: SageMakerPlacement | None = None,
+    at: Site | None = None,
     attempt: int = 1,
     max_minutes: int = 120,
     root: str | None = None,
@@ -62,7 +53,7 @@ def training_plan_of(
     return plan_sagemaker(
         dict(zip(run_ids, jobs or (training_job(),), strict=False)),
         attempt=attempt,
-        placement=at or training_site(),
+        site=at or training_site(),
         max_minutes=max_minutes,
         root=root,
         agent=AGENT,

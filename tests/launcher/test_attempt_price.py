@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from attempt_builders import add_attempt
-from ec2_builders import BLOCK, block_site, job, site
+from ec2_builders import block_site, job, site
 from fake_cloud import Clock, FakeAws
 from sagemaker_builders import training_job, training_site
 
@@ -22,7 +22,6 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.attempt_price import (
-    list_price,
     managed_spot_price,
     note_machines,
     paid_usd_per_hour,
@@ -55,31 +54,8 @@ def note(ledger: Ledger, aws: FakeAws, *seen: tuple[Attempt, AttemptStatus]) -> 
     note_machines(ledger, backend, seen)
 
 
-def test_every_service_has_its_own_price() -> None:
-    on_ec2 = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
-    trained = list_price(training_site(), "on-demand", settings=SETTINGS, today=TODAY)
-    assert on_ec2 is not None and trained is not None
-    assert (on_ec2.service, on_ec2.usd_per_hour) == ("ec2", 55.04)
-    assert (trained.service, trained.usd_per_hour) == ("sagemaker", 63.296)
-
-
-def test_spot_on_sagemaker_is_billed_at_the_on_demand_price() -> None:
-    assert list_price(site(), "spot", settings=SETTINGS, today=TODAY) is None
-    on_demand = list_price(training_site(), "on-demand", settings=SETTINGS, today=TODAY)
-    assert list_price(training_site(), "spot", settings=SETTINGS, today=TODAY) == on_demand
-
-
-def test_a_block_has_its_effective_price_and_is_never_free() -> None:
-    price = list_price(block_site(), "capacity-block", settings=SETTINGS, today=TODAY)
-    assert price is not None
-    # $3,840 for four instances and 24 hours.
-    assert (price.usd_per_hour, price.purchase) == (40.0, "capacity-block")
-    assert "$3,840.00" in price.source and BLOCK.reservation in price.source
-
-
 def test_a_discount_is_one_on_list_prices_only() -> None:
-    on_demand = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
-    in_block = list_price(block_site(), "capacity-block", settings=SETTINGS, today=TODAY)
+    on_demand, in_block = site().price, block_site().price
     assert on_demand is not None
     assert paid_usd_per_hour(on_demand, SETTINGS) == pytest.approx(49.536)
     assert paid_usd_per_hour(in_block, SETTINGS) == 40.0
@@ -146,8 +122,7 @@ def test_a_job_that_waits_has_no_machine_and_says_what_it_waits_for(ledger: Ledg
 
 
 def test_managed_spot_costs_the_share_that_was_billed() -> None:
-    listed = list_price(training_site(), "spot", settings=SETTINGS, today=TODAY)
-    on_ec2 = list_price(site(), "on-demand", settings=SETTINGS, today=TODAY)
+    listed, on_ec2 = training_site().price, site().price
     assert listed is not None and on_ec2 is not None
     aws_status = AttemptStatus(has_ended=True, is_spot=True, billable_s=300.0, training_s=1000.0)
     price = managed_spot_price(listed, aws_status)

@@ -7,8 +7,9 @@ import pytest
 from stubbed_aws import StubbedAws
 
 from fastlaunch.aws import errors as aws_errors
-from fastlaunch.aws.errors import ApiCall, is_spot_interruption, refusal, state_reason_problem, unanswered
+from fastlaunch.aws.errors import ApiCall, ending_of, refusal, state_reason_problem, unanswered
 from fastlaunch.aws.types import Instance
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     EXIT_CLOUD_REFUSED,
     BadConfiguration,
@@ -195,18 +196,19 @@ def ended(reason: str | None) -> Instance:
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind", "hint"),
+    ("reason", "kind", "hint", "ending"),
     [
-        ("Client.InternalError: Client error on launch", BadConfiguration, "key"),
-        ("Client.VolumeLimitExceeded: Volume limit exceeded", QuotaExceeded, "Amazon EBS"),
-        ("Server.InsufficientInstanceCapacity: Insufficient capacity", NoCapacity, "--region"),
-        ("Server.SpotInstanceTermination: Spot instance termination", NoCapacity, "fastlaunch resume"),
-        ("Server.InternalError: Internal error on launch", NoCapacity, "fastlaunch resume"),
-        ("Server.SomethingNew: why", NoCapacity, "fastlaunch resume"),
-        ("Client.SomethingNew: why", BadConfiguration, "config file"),
+        ("Client.InternalError: Client error on launch", BadConfiguration, "key", None),
+        ("Client.VolumeLimitExceeded: Volume limit exceeded", QuotaExceeded, "Amazon EBS", None),
+        ("Server.InsufficientInstanceCapacity: none", NoCapacity, "--region", Ending.NO_CAPACITY),
+        ("Server.SpotInstanceTermination: taken", NoCapacity, "fastlaunch resume", Ending.RECLAIMED),
+        ("Server.InternalError: Internal error on launch", NoCapacity, "fastlaunch resume", None),
+        ("Server.SomethingNew: why", NoCapacity, "fastlaunch resume", None),
+        ("Client.SomethingNew: why", BadConfiguration, "config file", None),
     ],
 )
-def test_reasons_of_an_end(reason: str, kind: type[CloudRefused], hint: str) -> None:
+def test_reasons_of_an_end(reason: str, kind: type[CloudRefused], hint: str, ending: Ending | None) -> None:
+    assert ending_of(ended(reason)) is ending
     error = state_reason_problem(ended(reason))
     assert type(error) is kind and error.code == reason.partition(":")[0]
     assert error.message.startswith("instance i-1 ") and error.message.endswith(reason)
@@ -217,4 +219,4 @@ def test_reasons_of_an_end(reason: str, kind: type[CloudRefused], hint: str) -> 
     "reason", [None, "Client.InstanceInitiatedShutdown: x", "Client.UserInitiatedShutdown: x"]
 )
 def test_an_end_of_its_own_is_no_problem(reason: str | None) -> None:
-    assert state_reason_problem(ended(reason)) is None and not is_spot_interruption(ended(reason))
+    assert state_reason_problem(ended(reason)) is None and ending_of(ended(reason)) is None

@@ -10,10 +10,11 @@ from fake_cloud import FakeAws
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import Billed
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NotAuthorised
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
-from fastlaunch.lifecycle.finish import CANCELLED, note_stop
+from fastlaunch.lifecycle.cancel import BY_CANCEL
 from fastlaunch.lifecycle.resume import is_undone
 
 
@@ -24,14 +25,15 @@ def cancel_elsewhere(world: World) -> None:
     handle = attempt.handle or world.backend.find(world.plan_of(run))
     assert handle is not None
     world.ledger.set_handle(attempt.id, handle)
-    world.ledger.explain_attempt(attempt.id, CANCELLED)
+    world.ledger.note_stop(attempt.id, BY_CANCEL, ending=Ending.CANCELLED)
     world.backend.kill(handle)
 
 
 def assert_cancelled(world: World, run: Run) -> None:
     """It is over, and `sweep --resume` leaves it so."""
     now = world.ledger.get(run.id)
-    assert now.state in (RunState.CANCELLED, RunState.INTERRUPTED) and CANCELLED in (now.reason or "")
+    assert now.state in (RunState.CANCELLED, RunState.INTERRUPTED)
+    assert now.ending is Ending.CANCELLED and BY_CANCEL in (now.reason or "")
     assert not is_undone(now, world.ledger.attempts_of(run.id))
     assert world.aws.live() == [] and len({token for _, token in world.tokens()}) == 1
 
@@ -114,7 +116,7 @@ def test_cancel_stops_the_attempt_that_a_launcher_begins_meanwhile(tmp_path: Pat
             if self.calls["identity"] == 0:
                 self._called("identity")
                 self.end("i-0001", "Server.SpotInstanceTermination: taken", "Server.SpotInstanceTermination")
-                world.ledger.end_attempt(world.attempt(run).id, RunState.INTERRUPTED, reason="EC2 took it")
+                world.ledger.end_attempt(world.attempt(run).id, RunState.INTERRUPTED, ending=Ending.RECLAIMED)
                 world.launcher()._provisioner().place((A,), lambda at: {run.id: job()}, max_minutes=60)
             return super().identity()
 
@@ -127,9 +129,12 @@ def test_cancel_stops_the_attempt_that_a_launcher_begins_meanwhile(tmp_path: Pat
 
 @pytest.mark.parametrize("later", ["Ctrl-C", "fastlaunch reap, it is over its time"])
 def test_whoever_stops_it_after_a_cancel_leaves_that_noted(world: World, later: str) -> None:
-    attempt = world.attempt(world.add())
-    note_stop(world.ledger, attempt.id, later)
-    assert later in (world.ledger.attempt(attempt.id).reason or "")
-    world.ledger.explain_attempt(attempt.id, CANCELLED)
-    note_stop(world.ledger, attempt.id, later)
-    assert world.ledger.attempt(attempt.id).reason == CANCELLED
+    run = world.add()
+    attempt = world.attempt(run)
+    world.ledger.note_stop(attempt.id, later)
+    assert world.attempt(run).ending is Ending.STOPPED and later in (world.attempt(run).reason or "")
+    world.ledger.note_stop(attempt.id, BY_CANCEL, ending=Ending.CANCELLED)
+    world.ledger.note_stop(attempt.id, later)
+    world.ledger.explain_attempt(attempt.id, "no answer")
+    now = world.attempt(run)
+    assert (now.ending, now.reason) == (Ending.CANCELLED, "stopped by fastlaunch cancel")

@@ -118,8 +118,8 @@ def test_what_sagemaker_needs_is_checked_instead(
     assert "needs 2 instances of 1: ml.p5.48xlarge for training job usage" in results["quota"]["told"]
     account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 2
     assert list(checks(capsys, *argv)) == [
-        *("price", "price file", "quota", "stored code", "bucket", "role", "container image", "region"),
-        *("config", "login", "config file"),
+        *("quota", "stored code", "bucket", "role", "container image", "price", "region", "config"),
+        *("price file", "login", "config file"),
     ]
     capsys.readouterr()
     assert doctor(*argv) == 0

@@ -229,7 +229,7 @@ def test_what_cannot_be_resolved_is_left_out_by_name(
 ) -> None:
     # us-east-2 is not configured: no bucket, no profile.
     assert submit("--yes", "--region", "us-east-2,us-east-1") == 0
-    assert "left out: g5.xlarge in us-east-2: no bucket" in capsys.readouterr().err
+    assert "left out: g5.xlarge in us-east-2: neither bucket nor instance profile" in capsys.readouterr().err
     assert [sent.region for sent in region.sent("RunInstances")] == ["us-east-1"]
 
 

@@ -6,7 +6,7 @@ import pytest
 from cloud_world import WEST, A, B, World, job
 from fake_cloud import HALF, REST, FakeNode
 
-from fastlaunch.backends.placements import Placement
+from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import total_cost
@@ -58,7 +58,7 @@ def test_no_more_machines_are_replaced_than_are_allowed(
 
 
 @pytest.mark.parametrize("at", [B, WEST])
-def test_of_a_detached_submission_the_next_look_replaces_it(world: World, at: Placement) -> None:
+def test_of_a_detached_submission_the_next_look_replaces_it(world: World, at: Site) -> None:
     world.aws.node = faulty(1)
     runs = world.submit(A, at, jobs=(job(), job()), detach=True)
     world.clock.sleep(400)

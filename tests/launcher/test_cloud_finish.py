@@ -16,7 +16,8 @@ from fake_records import write_run
 from fastlaunch.backends.node_report import in_words
 from fastlaunch.backends.protocol import AttemptStatus, Billed, CloudBackend
 from fastlaunch.backends.s3_sync import SyncResult, run_folder
-from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
+from fastlaunch.core.ending import Ending
+from fastlaunch.core.errors import BadConfiguration, CloudRefused
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
@@ -28,21 +29,19 @@ GONE = AttemptStatus(has_ended=True)
 ATTEMPT = attempt_with(backend="sagemaker", handle={"launched_at": START.isoformat()})
 
 
-def gone(code: str | None = None, *, detail: str | None = None, taken: bool = False) -> AttemptStatus:
-    """What AWS shows in the end. code: of the problem that it tells, as its message."""
-    problem: CloudRefused | None = None
-    if code:
-        problem = NoCapacity(code) if code != "AlgorithmError" else CloudRefused(code)
-        problem.code = code
-    return replace(GONE, problem=problem, detail=detail, is_taken=taken)
+def gone(problem: str | None = None, ending: Ending | None = None, **more: Any) -> AttemptStatus:
+    """What AWS shows in the end."""
+    return replace(GONE, problem=problem and CloudRefused(problem), ending=ending, **more)
 
 
 INTERRUPTED = AttemptResult(state=RunState.INTERRUPTED)
 FAILED = AttemptResult(state=RunState.FAILED)
-SPOT = replace(INTERRUPTED, reason="SageMaker took the spot instance back", can_go_on=True)
-TIME_UP = replace(INTERRUPTED, reason="its 60 minutes were up")
+SPOT = replace(INTERRUPTED, ending=Ending.RECLAIMED, reason="SageMaker took the spot instance back")
+TIME_UP = replace(INTERRUPTED, ending=Ending.TIME_LIMIT, reason="its 60 minutes were up")
+STOPPED = replace(INTERRUPTED, ending=Ending.STOPPED, reason="by x")
+AT_SERVICE = replace(STOPPED, reason="someone stopped it at SageMaker")
 FAULTY = AttemptResult(
-    state=RunState.INTERRUPTED, reason="its machine is faulty: GPU 3: x", can_go_on=True, is_faulty=True
+    state=RunState.INTERRUPTED, ending=Ending.FAULTY_GPU, reason="its machine is faulty: GPU 3: x"
 )
 SILENT = {"outcome": "failed", "reason": "node 1 ended without a last word", "missing": [1]}
 
@@ -52,34 +51,36 @@ SILENT = {"outcome": "failed", "reason": "node 1 ended without a last word", "mi
     [
         # What the nodes said comes before what AWS says.
         (gone("AlgorithmError"), {"outcome": "completed"}, None, AttemptResult(state=RunState.COMPLETED)),
-        (GONE, {"outcome": "completed"}, "stopped by x", AttemptResult(state=RunState.COMPLETED)),
+        (GONE, {"outcome": "completed"}, Ending.STOPPED, AttemptResult(state=RunState.COMPLETED)),
         (gone("AlgorithmError"), {"outcome": "failed", "reason": "x"}, None, replace(FAILED, reason="x")),
         (GONE, {"outcome": "configuration", "reason": "x"}, None, replace(FAILED, reason="x")),
         # Whoever stopped it comes before what ended it; another note is none of a stop.
-        (gone(detail="Stopped: x"), {}, "stopped by x", replace(INTERRUPTED, reason="stopped by x")),
-        (gone(detail="Stopped: x"), {}, "y", replace(INTERRUPTED, reason="someone stopped it at SageMaker")),
-        (gone(taken=True), {}, None, SPOT),
+        (gone(ending=Ending.STOPPED), {}, Ending.STOPPED, STOPPED),
+        (gone(ending=Ending.RECLAIMED), {}, Ending.CANCELLED, replace(STOPPED, ending=Ending.CANCELLED)),
+        (gone(ending=Ending.STOPPED), {}, None, AT_SERVICE),
+        (gone(ending=Ending.RECLAIMED), {}, None, SPOT),
         (gone("AlgorithmError"), {"outcome": "hardware", "reason": "GPU 3: x"}, None, FAULTY),
         (GONE, {"outcome": "interrupted", "reason": "spot"}, None, SPOT),
         (GONE, {"outcome": "interrupted", "reason": "watchdog"}, None, TIME_UP),
-        (gone(detail="MaxRuntimeExceeded: x"), {}, None, TIME_UP),
+        (gone(ending=Ending.TIME_LIMIT), {}, None, TIME_UP),
         # Its container was told to stop by the same.
-        (gone(detail="MaxRuntimeExceeded"), {"outcome": "interrupted", "reason": "stop"}, None, TIME_UP),
+        (gone(ending=Ending.TIME_LIMIT), {"outcome": "interrupted", "reason": "stop"}, None, TIME_UP),
         # AWS knows more of a silent node than the others do.
         (gone("Server.InternalError"), SILENT, None, replace(FAILED, reason="Server.InternalError")),
         (GONE, SILENT, None, replace(FAILED, reason=SILENT["reason"])),
     ],
 )
 def test_how_an_attempt_ended(
-    aws_status: AttemptStatus, status: Mapping[str, Any], noted: str | None, result: AttemptResult
+    aws_status: AttemptStatus, status: Mapping[str, Any], noted: Ending | None, result: AttemptResult
 ) -> None:
-    attempt = replace(ATTEMPT, reason=noted)
+    attempt = replace(ATTEMPT, ending=noted, reason="by x")
     assert how_it_ended(attempt, aws_status, status or None, service="SageMaker") == result
 
 
 def test_of_several_nodes_one_was_taken() -> None:
     cluster = replace(ATTEMPT, num_nodes=2)
-    result = how_it_ended(cluster, gone(taken=True), {"outcome": "failed", "reason": "peer"}, service="EC2")
+    said = {"outcome": "failed", "reason": "peer"}
+    result = how_it_ended(cluster, gone(ending=Ending.RECLAIMED), said, service="EC2")
     assert (result.reason, result.can_go_on) == ("EC2 took a spot instance back", True)
     said = {"outcome": "hardware", "reason": "fabric manager", "node": 1}
     assert "the machine of node 1 is faulty" in str(how_it_ended(cluster, GONE, said, service="EC2").reason)
@@ -88,15 +89,10 @@ def test_of_several_nodes_one_was_taken() -> None:
 @pytest.mark.parametrize(
     ("aws_status", "begun", "try_next"),
     [
-        (gone("CapacityError", detail="failed"), False, True),
-        (gone("CapacityError", detail="failed"), True, False),
-        (gone("MaxWaitTimeExceeded", detail="MaxWaitTimeExceeded: x"), False, True),
-        # SageMaker calls a job that waited too long for machines stopped, as if somebody had done it.
-        (gone("MaxPendingTimeExceeded", detail="Stopped: someone asked it to stop"), False, True),
-        (gone("Server.InsufficientInstanceCapacity"), False, True),
+        (gone("CapacityError", Ending.NO_CAPACITY), False, True),
+        (gone("CapacityError", Ending.NO_CAPACITY), True, False),
         # A host that failed says nothing of another one's capacity, nor does a program that failed early.
         (gone("Server.InternalError"), False, False),
-        (gone("AlgorithmError"), False, False),
     ],
 )
 def test_only_what_never_had_machines_is_tried_elsewhere(
@@ -110,9 +106,9 @@ def test_only_what_never_had_machines_is_tried_elsewhere(
 
 
 def test_spot_that_did_not_come_back_can_go_on() -> None:
-    waited = gone("MaxWaitTimeExceeded", detail="MaxWaitTimeExceeded: x")
+    waited = gone("there were none", Ending.NO_CAPACITY, is_spot=True)
     result = how_it_ended(ATTEMPT, waited, None, service="SageMaker")
-    assert (result.state, result.can_go_on) == (RunState.INTERRUPTED, True)
+    assert (result.state, result.ending) == (RunState.INTERRUPTED, Ending.RECLAIMED)
 
 
 def test_everything_that_a_node_cannot_do_is_explained() -> None:
@@ -228,7 +224,7 @@ def test_without_a_bucket_records_are_told_by_their_number(scene: Scene) -> None
 
 
 def test_runs_of_a_job_without_capacity_wait_for_another_place(scene: Scene) -> None:
-    result = scene.finish(gone("CapacityError"), go_on=True)
+    result = scene.finish(gone("CapacityError", Ending.NO_CAPACITY), go_on=True)
     assert result.left == scene.attempt.run_ids and result.try_next
     assert scene.ended() == (RunState.RUNNING, "CapacityError; to be tried elsewhere")
     assert scene.ledger.attempt(scene.attempt.id).state is RunState.FAILED

@@ -14,15 +14,15 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.attempt_cost import attempt_cost
 
-A = site(zone="us-east-1a", subnet="subnet-a", placement_group="fastlaunch-us-east-1a")
-B = site(zone="us-east-1b", subnet="subnet-b", placement_group="fastlaunch-us-east-1b")
+A = site(zone="us-east-1a", subnets=("subnet-a",), placement_group="fastlaunch-us-east-1a")
+B = site(zone="us-east-1b", subnets=("subnet-b",), placement_group="fastlaunch-us-east-1b")
 #: What the records of two machines say.
 TWO = {"num_nodes": 2, "world_size": 16}
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path, placement=A) as opened:
+    with opened_world(tmp_path, site=A) as opened:
         opened.aws.node = lambda node: node.train(how=lambda run_id: TWO)
         yield opened
 

@@ -22,7 +22,7 @@ WEST = training_site(region="us-west-2", bucket="acme-west")
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, placement=EAST) as opened:
+    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, site=EAST) as opened:
         yield opened
 
 

@@ -1,11 +1,13 @@
 """A submission on EC2 that is stopped, at any moment."""
 
 import sqlite3
+from functools import partial
 
 import pytest
 from cloud_world import A, B, World, job
 from fake_cloud import HALF, FakeNode
 
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NoCapacity, NotAuthorised
 from fastlaunch.core.plan import RunState
 
@@ -115,8 +117,8 @@ def test_ctrl_c_after_a_cancel_that_did_not_stop_it_stops_it(world: World) -> No
     def cancel_in_vain(node: FakeNode) -> None:
         node.train(upto=0)
         (attempt,) = world.ledger.unfinished_attempts("ec2")
-        note = "stopped by fastlaunch cancel"
-        world.clock.at(90, lambda: world.ledger.explain_attempt(attempt.id, note))
+        stop = partial(world.ledger.note_stop, attempt.id, "fastlaunch cancel", ending=Ending.CANCELLED)
+        world.clock.at(90, stop)
         world.clock.at(120, lambda: ctrl_c(world))
 
     world.aws.node = cancel_in_vain

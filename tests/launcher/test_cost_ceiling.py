@@ -4,10 +4,10 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from ec2_builders import catalogue, site
+from ec2_builders import block_site, catalogue, site
 from sagemaker_builders import training_site
 
-from fastlaunch.backends.placements import CapacityBlock
+from fastlaunch.backends.site import CapacityBlock
 from fastlaunch.catalog.rates import dearest_rate, max_cost_usd
 from fastlaunch.core.errors import UserError
 from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
@@ -131,7 +131,7 @@ def test_a_training_job_has_prices_of_its_own() -> None:
 
 
 def test_a_block_costs_two_ways_and_never_nothing() -> None:
-    place = site(block=BLOCK, usd_per_hour=BLOCK.usd_per_hour)
+    place = block_site(block=BLOCK)
     # Known answer: $1,887.84 over 48 instance hours are $39.33; twice 130 min of it.
     ceiling = cost_ceiling([place], num_nodes=2, max_minutes=120)
     assert ceiling.usd == pytest.approx(170.43)

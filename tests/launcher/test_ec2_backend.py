@@ -16,6 +16,7 @@ from stubbed_aws import StubbedAws
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -248,7 +249,7 @@ def test_an_attempt_is_up_when_all_its_machines_run_and_has_ended_when_all_have(
 
     def status() -> tuple[bool, bool, bool, bool]:
         (shown,) = backend.describe([handle])
-        return shown.is_up, shown.is_live, shown.is_taken, shown.has_ended
+        return shown.is_up, shown.is_live, shown.ending is Ending.RECLAIMED, shown.has_ended
 
     aws.change(first, state="running")
     assert status() == (False, True, False, False)

@@ -39,7 +39,6 @@ from hypothesis import strategies as st
 from fastlaunch.backends.ec2.plan import _decimal, interfaces_of, plan_ec2
 from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
 from fastlaunch.backends.validate import request_problems
-from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 
 GOLDEN = Path(__file__).parents[1] / "plans"
@@ -69,8 +68,8 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
     """The plans that are kept, by the name of their file: one of each shape."""
     plan, of = partial(ec2_builders.plan, render=render), partial(nodes, render=render)
     gov = "151742754352.dkr.ecr.us-gov-west-1.amazonaws.com/mine@sha256:" + "f" * 64
-    limit = {"max_price_usd": 25.5, "usd_per_hour": 25.5, "price_as_of": "2026-11-21"}
-    anywhere = {"zone": None, "subnet": None, "security_groups": ()}
+    limit = {"max_price_usd": 25.5, "usd_per_hour": 25.5}
+    anywhere = {"zone": None, "subnets": (), "security_groups": ()}
     block = "capacity-block"
     return {
         "ec2-g5.xlarge-on-demand": of("g5.xlarge"),
@@ -100,7 +99,7 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
         # An image built here holds the code, and may lie in another region's registry than the machine.
         "ec2-built-image": plan(
             job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
-            at=site(code=None, image=gov, instance_profile="arn:aws:iam::1:instance-profile/x"),
+            at=site(code=None, image=gov, role="arn:aws:iam::1:instance-profile/x"),
         ),
         "ec2-script": plan(*map(script_job, SCRIPTS), at=site(**NEEDS)),
         "ec2-account-with-rules": plan(
@@ -232,11 +231,13 @@ def test_the_image_says_in_which_region_its_registry_is(image: str, region: str)
 
 def test_placeholders_are_those_that_the_request_holds() -> None:
     assert plan().placeholders == ()
-    at = site(ami="<ami-id>", bucket="<bucket>", subnet="<subnet-id>", image="host.example/x@<image-digest>")
+    at = site(
+        ami="<ami-id>", bucket="<bucket>", subnets=("<subnet-id>",), image="host.example/x@<image-digest>"
+    )
     open_plan = plan_ec2(
         {"<run-id>": job(), "<run-id-2>": job()},
         attempt=1,
-        placement=at,
+        site=at,
         max_minutes=120,
         render=bootstrap_as_text,
     )
@@ -271,7 +272,7 @@ def test_a_run_is_told_its_session_and_its_round() -> None:
 def test_the_request_does_not_grow_with_its_runs() -> None:
     def size(number: int) -> int:
         jobs = {f"20261121-090312-{n:04d}": job() for n in range(number)}
-        return len(plan_ec2(jobs, attempt=1, placement=site(), max_minutes=600).request["UserData"].encode())
+        return len(plan_ec2(jobs, attempt=1, site=site(), max_minutes=600).request["UserData"].encode())
 
     assert size(1) == size(500) < 6000
 
@@ -297,33 +298,9 @@ def test_what_is_bought_otherwise_has_no_block() -> None:
 
 def test_a_block_without_a_subnet_says_its_zone() -> None:
     one = job(**BLOCK)
-    assert plan(one, at=ec2_builders.block_site(subnet=None)).request["Placement"] == {
+    assert plan(one, at=ec2_builders.block_site(subnets=())).request["Placement"] == {
         "AvailabilityZone": "us-east-1a"
     }
-
-
-TWO = {"num_nodes": 2, "num_gpus": 16}
-
-
-@pytest.mark.parametrize(
-    ("changes", "place", "told"),
-    [
-        (BLOCK, {}, "no capacity block is named"),
-        (
-            {**BLOCK, "num_nodes": 5, "num_gpus": 40},
-            {"block": ec2_builders.BLOCK},
-            "holds 4 instances, and the job has 5",
-        ),
-        (TWO, {"subnet": None}, "has no subnet of its own"),
-        (TWO, {"security_groups": ()}, "has no security group of its own"),
-        ({**TWO, "instance": "g5.xlarge"}, {}, "g5.xlarge has no EFA for 2 nodes"),
-    ],
-)
-def test_what_would_start_in_vain_is_refused(
-    changes: dict[str, Any], place: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(UserError, match=re.escape(told)):
-        plan(job(**changes), at=site(changes.get("instance", "p5.48xlarge"), **place))
 
 
 def test_nvswitch_is_where_eight_large_gpus_are() -> None:

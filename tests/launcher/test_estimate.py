@@ -441,7 +441,7 @@ def test_spot_by_one_s_own_runs_and_never_by_a_guess() -> None:
             plan=lambda jobs, n: plan_ec2(
                 jobs,
                 attempt=n,
-                placement=ec2_builders.site(),
+                site=ec2_builders.site(),
                 max_minutes=60,
                 render=ec2_builders.bootstrap_as_text,
             ),

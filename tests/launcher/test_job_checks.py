@@ -28,7 +28,6 @@ from sagemaker_builders import TRAINING_PLAN, training_site
 from fastlaunch.aws.ec2 import PlacementGroup
 from fastlaunch.aws.iam import Role
 from fastlaunch.aws.quotas import Quota
-from fastlaunch.backends.placements import Placement
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import (
     BadConfiguration,
@@ -51,7 +50,7 @@ FRESH = replace(
         for price in catalogue().prices
     ),
 )
-SPOT: dict[str, Any] = {"purchase": "spot", "checkpoint_every": 50}
+SPOT: dict[str, Any] = {"purchase": "spot"}
 
 
 def run(
@@ -59,13 +58,12 @@ def run(
     *instances: str,
     here: RegionSettings | None = None,
     looked_up: dict[str, Any] | None = None,
-    placements: Sequence[Placement] = (),
     **changes: Any,
 ) -> list[Check]:
     """Every check of a job in us-east-1, whose part of the config file is `here`."""
     config = {"settings": settings(us_east_1=here)} if here else {}
     found = lookup(aws, **{"catalogue": FRESH, **config, **(looked_up or {})})
-    return checks(context(found, *instances, **changes), placements)
+    return checks(context(found, *instances, **changes))
 
 
 def first(name: str, found: list[Check]) -> Check:
@@ -84,20 +82,12 @@ def results(found: list[Check]) -> dict[str, str]:
 
 def test_where_all_is_well_every_check_says_so() -> None:
     aws = FakeAws()
-    found = run(aws, max_minutes=120, max_cost_usd=200.0, placements=[site()])
+    found = run(aws)
     assert results(found) == {}
     assert [each.name for each in found] == [
-        *(
-            "login",
-            "config",
-            "region",
-            "machine image",
-            "container image",
-            "instance profile",
-            "scheduler role",
-        ),
-        *("bucket", "stored code"),
-        *("security group", "subnet", "subnet", "subnet", "offered", "quota", "price file", "price", "cost"),
+        *("login", "price file", "config", "region", "price", "machine image", "container image"),
+        *("instance profile", "scheduler role", "bucket", "stored code"),
+        *("security group", "subnet", "subnet", "subnet", "offered", "quota"),
     ]
     assert first("login", found).message == "arn:aws:iam::123456789012:user/ada (account 123456789012)"
 
@@ -243,7 +233,7 @@ def test_some_zones_without_the_type_are_a_warning() -> None:
 
 def test_a_wrong_subnet_concerns_its_zone_alone() -> None:
     found = run(FakeAws(subnets=subnets(subnet_a={"zone": "us-east-1f"})))
-    placements = [site(), site(zone="us-east-1b", subnet="subnet-b")]
+    placements = [site(), site(zone="us-east-1b", subnets=("subnet-b",))]
     left = usable(placements, found)
     assert left.placements == (placements[1],)
     ((name, why),) = left.skipped
@@ -286,24 +276,10 @@ def test_a_price_that_is_not_known_fails() -> None:
     assert check("price", None, "p5e.48xlarge", **SPOT, max_price_usd=30.0).result is Result.OK
 
 
-def test_spot_wants_checkpoints() -> None:
-    assert check("checkpoints", purchase="spot", checkpoint_every=0).result is Result.FAILED
-    assert check("checkpoints", **SPOT).result is Result.OK
-    for others in ({"purchase": "spot"}, {"checkpoint_every": 0}):
-        assert "checkpoints" not in {each.name for each in run(**others)}
-
-
 def test_spot_above_the_limit_is_a_warning() -> None:
     found = check("spot price", **SPOT, max_price_usd=10.0)
     assert found.result is Result.WARNING and "--max-price 10" in found.message
     assert check("spot price", **SPOT).result is Result.OK
-
-
-def test_a_cost_above_the_budget_fails_for_every_placement() -> None:
-    found = run(max_minutes=120, max_cost_usd=100.0, placements=[site()])
-    assert first("cost", found).result is Result.FAILED
-    with pytest.raises(UserError, match=r"above the budget .* of .100"):
-        usable([site()], found)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +321,7 @@ def test_without_an_instance_type_the_account_is_checked() -> None:
         ({}, None, Result.FAILED),
         ({"may_pass": denied("it")}, ROLE, Result.NOT_CHECKED),
         ({"may_pass": lambda role, service: service != "scheduler.amazonaws.com"}, ROLE, Result.WARNING),
-        ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, ROLE, Result.WARNING),
+        ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, ROLE, Result.FAILED),
     ],
 )
 def test_without_the_timers_role_nothing_starts_and_with_it_the_timer_holds_up_nothing(
@@ -482,8 +458,8 @@ def test_where_all_is_well_a_training_job_may_start() -> None:
     found = train()
     assert results(found) == {}
     assert [each.name for each in found] == [
-        *("login", "config", "region", "container image", "role", "bucket", "stored code"),
-        *("quota", "price file", "price"),
+        *("login", "price file", "config", "region", "price", "container image", "role", "bucket"),
+        *("stored code", "quota"),
     ]
     assert "needs 1 instance of 2: ml.p5.48xlarge for training job" in first("quota", found).message
     # SageMaker's price, not EC2's.
@@ -562,7 +538,7 @@ def test_of_several_types_those_with_room_are_left() -> None:
         {"quotas_by_name": quotas(p5_48xlarge=0.0, p4d_24xlarge=2.0)}, "p5.48xlarge", "p4d.24xlarge"
     )
     left = usable([training_site("p5.48xlarge"), training_site("p4d.24xlarge")], found)
-    assert [placement.name for placement in left.placements] == ["ml.p4d.24xlarge in us-east-1"]
+    assert [site.name for site in left.placements] == ["ml.p4d.24xlarge in us-east-1"]
     assert [name for name, _ in left.skipped] == ["ml.p5.48xlarge in us-east-1"]
     with pytest.raises(QuotaExceeded):
         usable([training_site("p5.48xlarge")], found)

@@ -12,8 +12,9 @@ from fastlaunch.analysis.best import best_of
 from fastlaunch.analysis.compare import MeasuredRun
 from fastlaunch.cli.demo import compared_measurements
 from fastlaunch.cli.main import run
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UnknownName
-from fastlaunch.core.plan import NOT_NEEDED, RunState
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.lifecycle.rounds import RowVerdict
@@ -189,12 +190,12 @@ def test_what_there_is_to_know_of_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"),
-    [("by Ctrl-C", 1), (f"{NOT_NEEDED}it was settled", 0)],
+    ("ending", "code"),
+    [(Ending.STOPPED, 1), (Ending.NOT_NEEDED, 0)],
     ids=["cancelled", "settled without it"],
 )
 def test_a_row_that_measured_nothing_fails(
-    reason: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ending: Ending, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fake_records import write_run
 
@@ -206,7 +207,7 @@ def test_a_row_that_measured_nothing_fails(
         ledger.add_run(
             submission, "lost", backend="local", workload="vit-huge", recipe="compile", spec={}, plan={}
         )
-        ledger.set_state("lost", RunState.CANCELLED, reason)
+        ledger.set_state("lost", RunState.CANCELLED, ending=ending)
     capsys.readouterr()
     assert run(["compare", "--fail-if-worse", "5"]) == code
     assert ("compile on vit-huge" in capsys.readouterr().err.splitlines()[-1]) == bool(code)

@@ -28,12 +28,14 @@ from sagemaker_builders import training_job, training_site
 from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.aws.iam import Role
 from fastlaunch.aws.types import Identity
-from fastlaunch.backends.placements import Ec2Placement, SageMakerPlacement
+from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.jobs.build import jobs_at
+from fastlaunch.jobs.options import Options
 from fastlaunch.placement.aws_lookup import fitted
+from fastlaunch.placement.prepare import place
 from fastlaunch.placement.resolve import (
     OfflineLookup,
     Resolution,
@@ -45,6 +47,8 @@ from fastlaunch.placement.resolve import (
 )
 
 NO_SUBNETS = usual(subnets={})
+#: Machines with several network interfaces have no other way out.
+BY_NAT = {None: "nat-1"}
 
 
 def resolved(
@@ -57,13 +61,12 @@ def resolved(
         "eu_west_3": usual("eu-west-3", "a"),
     }
     own = {"base": None, "bundle": None} if changes.get("image") else {}
-    return resolve(request(*instances, **changes), lookup(aws, settings=settings(**regions), **own))
+    left, _ = place(request(*instances, **changes), lookup(aws, settings=settings(**regions), **own))
+    return left
 
 
-def on_ec2(*arguments: Any, **changes: Any) -> tuple[Ec2Placement, ...]:
-    placements = resolved(*arguments, **changes).placements
-    assert all(isinstance(placement, Ec2Placement) for placement in placements)
-    return placements  # type: ignore[return-value]
+def on_ec2(*arguments: Any, **changes: Any) -> tuple[Site, ...]:
+    return resolved(*arguments, **changes).placements
 
 
 # In which order
@@ -75,7 +78,8 @@ def test_all_zones_then_the_next_region_then_the_next_type() -> None:
         us_west_2=RegionSettings(bucket="acme"),
     )
     types = [catalogue().instance(name) for name in ("p5.48xlarge", "p5en.48xlarge")]
-    found = candidates(types, ["us-east-1", "us-west-2", "eu-west-1"], config)
+    options = Options(instances=(), regions=("us-east-1", "us-west-2", "eu-west-1"))
+    found = candidates(types, options, config)
     assert [(one.name, one.subnet) for one in found] == [
         (f"{name} in {place}", subnet)
         for name in ("p5.48xlarge", "p5en.48xlarge")
@@ -95,10 +99,10 @@ def test_a_placement_holds_all_that_a_request_names() -> None:
     found = on_ec2()
     assert [one.name for one in found] == [f"p5.48xlarge in us-east-1{zone}" for zone in "abc"]
     one = found[0]
-    assert (one.ami, one.root_device, one.root_gib) == ("ami-1", "/dev/sda1", 200)
+    assert (one.ami, one.root_device, one.volume_gib) == ("ami-1", "/dev/sda1", 200)
     assert one.image == f"763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@{DIGEST}"
     assert (one.subnet, one.security_groups, one.bucket) == ("subnet-a", ("sg-1",), "acme")
-    assert (one.usd_per_hour, one.price_as_of) == (55.04, "2026-07-20")
+    assert one.price == catalogue().price("p5.48xlarge", on=NOW.date())
     assert one.code is not None and one.code.key == "fastlaunch/code/c0de.tar.gz"
     assert one.placeholders == () and resolved().skipped == ()
 
@@ -111,7 +115,7 @@ def test_a_fact_of_a_region_is_asked_for_once() -> None:
     for region in ("us-east-1", "us-west-2"):
         assert {aws.asked[fact, region] for fact in facts} == {1}
         assert aws.asked["zones_offering", region] == 2  # one for each type
-    assert aws.asked["put_object", "us-east-1"] == 0
+    assert aws.asked["put_object", "us-east-1"] == 1
     refused = FakeAws(parameter=denied("ssm:GetParameter"))
     with pytest.raises(NotAuthorised):
         resolved(refused)
@@ -120,7 +124,7 @@ def test_a_fact_of_a_region_is_asked_for_once() -> None:
 
 def test_without_subnets_ec2_chooses_the_zone() -> None:
     aws = FakeAws()
-    (one,) = on_ec2(aws, here=RegionSettings(bucket="acme", instance_profile="node"))
+    (one,) = on_ec2(aws, here=RegionSettings(bucket="acme", instance_profile="node", scheduler_role=ROLE))
     assert (one.zone, one.subnet, one.security_groups) == (None, None, ())
     assert aws.asked["subnets", "us-east-1"] == aws.asked["security_group_vpcs", "us-east-1"] == 0
     assert on_ec2(here=NO_SUBNETS)[0].security_groups == ("sg-1",)
@@ -153,7 +157,7 @@ def test_a_region_that_does_not_serve_is_left_out() -> None:
     assert [one.zone for one in left.placements] == ["us-east-1a"]
     assert ("p5.48xlarge in us-west-2x", "no answer") in left.skipped
     # No other region's price is taken.
-    unpriced = resolved(regions=("eu-west-3", "us-east-1"))
+    unpriced = resolved(FakeAws(regions={"eu-west-3", "us-east-1"}), regions=("eu-west-3", "us-east-1"))
     assert {one.region for one in unpriced.placements} == {"us-east-1"}
     assert "price of p5.48xlarge in eu-west-3" in unpriced.skipped[0][1]
 
@@ -191,7 +195,8 @@ def test_a_bucket_that_may_not_be_listed_may_be_one_to_write_to() -> None:
 def test_spot_is_bounded_by_the_on_demand_price_or_the_limit() -> None:
     assert on_ec2(purchase="spot")[0].usd_per_hour == 55.04
     limited = on_ec2(purchase="spot", max_price_usd=20.0)[0]
-    assert (limited.usd_per_hour, limited.max_price_usd, limited.price_as_of) == (20.0, 20.0, "2026-11-21")
+    assert (limited.usd_per_hour, limited.max_price_usd) == (20.0, 20.0)
+    assert limited.price is not None and (limited.price.basis, limited.price.as_of) == ("given", NOW.date())
     with pytest.raises(UserError) as caught:
         resolved(None, "p5e.48xlarge", purchase="spot")
     assert "--max-price" in (caught.value.hint or "")
@@ -199,7 +204,7 @@ def test_spot_is_bounded_by_the_on_demand_price_or_the_limit() -> None:
 
 def test_a_large_machine_image_has_its_own_size() -> None:
     large = replace(FakeAws().facts["machine_image"], root_gib=500)
-    assert on_ec2(FakeAws(machine_image=large))[0].root_gib == 500
+    assert on_ec2(FakeAws(machine_image=large))[0].volume_gib == 500
 
 
 def test_an_image_of_ones_own_brings_the_code_and_has_to_be_there() -> None:
@@ -222,11 +227,13 @@ def test_none_left_is_the_first_error_with_every_reason() -> None:
 
 
 def test_several_nodes_want_a_subnet_by_name_and_stand_in_its_zones_group() -> None:
-    with pytest.raises(BadConfiguration, match="several network interfaces on 2 nodes"):
+    with pytest.raises(BadConfiguration, match="no subnet is named"):
         resolved(here=NO_SUBNETS, num_nodes=2)
     assert on_ec2(None, "g5.xlarge", here=NO_SUBNETS, allow_tcp=True, num_nodes=2)
     here = usual(placement_groups={"us-east-1b": "close"})
-    assert [one.placement_group for one in on_ec2(here=here, num_nodes=2)] == [None, "close", None]
+    assert [
+        one.placement_group for one in on_ec2(FakeAws(default_routes=BY_NAT), here=here, num_nodes=2)
+    ] == [None, "close", None]
     assert {one.placement_group for one in on_ec2(here=here)} == {None}
 
 
@@ -235,8 +242,8 @@ def test_several_nodes_want_a_subnet_by_name_and_stand_in_its_zones_group() -> N
 
 def in_block(
     block: Reservation | None = BLOCK, *, here: RegionSettings | None = None, **changes: Any
-) -> Ec2Placement:
-    (found,) = on_ec2(FakeAws(reservation=block), here=here, **{**IN_BLOCK, **changes})
+) -> Site:
+    (found,) = on_ec2(FakeAws(reservation=block, default_routes=BY_NAT), here=here, **{**IN_BLOCK, **changes})
     return found
 
 
@@ -298,7 +305,7 @@ def test_the_price_file_says_what_a_block_cost_where_nothing_else_does() -> None
     own = replace(catalogue(), prices=(*catalogue().prices, price))
     without_fee = request(**{**IN_BLOCK, "block_fee_usd": None})
     (found,) = resolve(without_fee, lookup(catalogue=own)).placements
-    assert isinstance(found, Ec2Placement) and found.block is not None
+    assert found.block is not None
     # Known answer: two for 24 h at $40.
     assert (found.usd_per_hour, found.block.fee_usd) == (40.0, 1920.0)
     with pytest.raises(UserError, match="cost is not known"):
@@ -317,13 +324,12 @@ def trains(
 
 def test_a_placement_holds_all_that_a_training_job_names() -> None:
     (found,) = trains(num_nodes=2).placements
-    assert isinstance(found, SageMakerPlacement)
     assert (found.name, found.region, found.role) == ("ml.p5.48xlarge in us-east-1", "us-east-1", ROLE)
     assert (found.bucket, found.prefix) == ("acme", "fastlaunch")
     # The image of jobs on EC2, in the region, by digest: runs on both can be compared.
     assert found.image == f"763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@{DIGEST}"
     assert found.code is not None and found.code.key == "fastlaunch/code/c0de.tar.gz"
-    assert (found.usd_per_hour, found.price_as_of) == (63.296, "2026-09-01")
+    assert found.price == catalogue().price("p5.48xlarge", service="sagemaker", on=NOW.date())
 
 
 def test_several_training_types_ask_for_what_they_share_once() -> None:
@@ -345,7 +351,6 @@ def test_a_training_job_stands_where_the_config_says_with_its_keys() -> None:
         role=ROLE, volume_kms_key="key-v", output_kms_key="key-o", encrypt_between_containers=True, **IN_VPC
     )
     (found,) = trains(here=here, num_nodes=2).placements
-    assert isinstance(found, SageMakerPlacement)
     assert (found.subnets, found.security_groups) == (("subnet-a", "subnet-b"), ("sg-1",))
     assert (found.volume_kms_key, found.output_kms_key, found.encrypts_traffic) == ("key-v", "key-o", True)
     assert on_ec2(here=here)[0].volume_kms_key == "key-v"
@@ -461,9 +466,8 @@ def offline(here: RegionSettings | None = None, **changes: Any) -> Resolution:
     return resolve(request(**changes), looking)
 
 
-def offline_ec2(here: RegionSettings | None = None, **changes: Any) -> Ec2Placement:
+def offline_ec2(here: RegionSettings | None = None, **changes: Any) -> Site:
     (found,) = offline(here, **changes).placements
-    assert isinstance(found, Ec2Placement)
     return found
 
 
@@ -473,7 +477,7 @@ def test_without_settings_everything_is_to_be_looked_up() -> None:
         *("ami-id", "bucket", "code-sha256", "image-digest", "instance-profile", "owner", "root-device"),
     )
     assert (found.zone, found.subnet, found.security_groups) == (None, None, ())
-    assert (found.usd_per_hour, found.price_as_of) == (55.04, "2026-07-20")
+    assert found.price == catalogue().price("p5.48xlarge", on=NOW.date())
     assert found.code is not None
     assert (found.code.key, found.code.commit) == ("fastlaunch/code/<code-sha256>.tar.gz", "c0ffee")
 
@@ -481,7 +485,7 @@ def test_without_settings_everything_is_to_be_looked_up() -> None:
 def test_settings_and_an_own_image_fill_the_placeholders() -> None:
     found = offline_ec2(usual(letters="a", prefix="a/b"))
     assert found.placeholders == ("ami-id", "code-sha256", "image-digest", "owner", "root-device")
-    assert (found.bucket, found.prefix, found.instance_profile) == ("acme", "a/b", "fastlaunch-node")
+    assert (found.bucket, found.prefix, found.role) == ("acme", "a/b", "fastlaunch-node")
     assert (found.zone, found.subnet, found.security_groups) == ("us-east-1a", "subnet-a", ("sg-1",))
     own = offline_ec2(image=IMAGE)
     assert own.code is None and own.image == IMAGE and "code-sha256" not in own.placeholders
@@ -529,9 +533,9 @@ def test_offline_a_block_is_dear_and_never_free() -> None:
 def test_a_plan_that_aws_would_refuse_is_refused_before() -> None:
     # The request does not grow with its runs.
     check_plan(ec2_builders.site(), [ec2_builders.job()] * 900, max_minutes=120)
-    for placement, job, word in (
+    for site, job, word in (
         (ec2_builders.site(prefix="p" * 250), ec2_builders.job(), "EC2 would refuse"),
         (training_site(prefix="p" * 1000), training_job(), "SageMaker would refuse"),
     ):
         with pytest.raises(UserError, match=word):
-            check_plan(placement, [job], max_minutes=120)
+            check_plan(site, [job], max_minutes=120)

@@ -194,7 +194,7 @@ def test_a_bucket_that_takes_nothing_for_a_moment_loses_no_verdict(world: World)
 
 def test_a_training_job_is_stopped_when_all_is_settled(tmp_path: Path) -> None:
     site = training_site()
-    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, placement=site) as world:
+    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, site=site) as world:
         jobs = planned(training_job(), training_job("te-fp8"), training_job("te-bf16"))
         world.aws.job = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
         runs = world.submit(jobs=jobs, verdicts=settled_after({"te-fp8": 3, "te-bf16": 4}))
@@ -253,7 +253,7 @@ def test_a_verdict_that_fails_ends_no_machine_and_leaves_nothing_out(
 
 def test_a_verdict_that_fails_ends_no_training_job(tmp_path: Path) -> None:
     site = training_site()
-    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, placement=site) as world:
+    with opened_world(tmp_path, FakeTrainingAws, backend_type=SageMakerBackend, site=site) as world:
         world.aws.job = lambda node: node.train(how=lambda run_id: recorded(world, run_id))
         runs = world.submit(jobs=planned(training_job(), training_job("te-fp8")), verdicts=overflow)
     assert made(runs) == {"bf16": 6, "te-fp8": 6}

@@ -20,6 +20,7 @@ from fake_summaries import PLAIN, changed, price_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
@@ -467,6 +468,26 @@ def test_a_ledger_of_version_1_keeps_everything(path: Path) -> None:
         assert (attempt.reason, attempt.instance, attempt.billing) == (None, None, Billing())
         assert ledger.plan_of(7) is None
         assert ledger.sites_of("sub-1") == []
+
+
+def test_a_ledger_from_before_endings_knows_what_ended_its_runs(path: Path) -> None:
+    why = {
+        "not needed: better after round 3": Ending.NOT_NEEDED,
+        "an earlier run of this recipe failed": Ending.EARLIER_FAILED,
+        "stopped by fastlaunch cancel before it started": Ending.CANCELLED,
+        "stopped by Ctrl-C": None,
+    }
+    file = LedgerFile(path, migrations=MIGRATIONS[:-1])
+    file.write("INSERT INTO submissions (id, created_at, command) VALUES ('sub-1', '2026-11-20', 'x')")
+    for reason in why:
+        run = {"id": reason, "submission_id": "sub-1", "created_at": "2026-11-20", "backend": "ec2"}
+        file.insert("runs", **run, state="cancelled", reason=reason, workload="vit", recipe="bf16")
+    attempt = {"token": "a1", "n": 1, "backend": "ec2", "started_at": "2026-11-20", "state": "interrupted"}
+    number = file.insert("attempts", **attempt, reason="EC2 took the spot instance back")
+    file.close()
+    with Ledger(path) as ledger:
+        assert {run.id: run.ending for run in ledger.select()} == why
+        assert ledger.attempt(number).ending is Ending.RECLAIMED
 
 
 def test_half_a_character_is_stored_as_far_as_it_can_be(ledger: Ledger) -> None:

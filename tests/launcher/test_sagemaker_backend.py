@@ -74,8 +74,8 @@ def test_exactly_the_plans_request_is_sent(backend: SageMakerBackend, aws_server
 
 
 def test_a_later_attempt_writes_under_the_first_ones_root(backend: SageMakerBackend) -> None:
-    assert backend.placement is not None
-    later = backend.at(backend.placement, 60, root="20261120-000000-root")
+    assert backend.site is not None
+    later = backend.at(backend.site, 60, root="20261120-000000-root")
     assert plan(later, attempt=2).request["StoppingCondition"]["MaxRuntimeInSeconds"] == 3600
     output = later.execute(plan(later, attempt=2))["output"]
     assert backend.checkpoint_folder(output, RUN_ID) == (
@@ -108,8 +108,8 @@ def test_a_job_is_found_by_its_name_once_it_is_shown(backend: SageMakerBackend, 
 
 
 def test_a_job_of_our_name_that_uploads_elsewhere_is_not_ours(backend: SageMakerBackend) -> None:
-    assert backend.placement is not None
-    theirs = backend.at(backend.placement, 60, root="20261120-000000-root")
+    assert backend.site is not None
+    theirs = backend.at(backend.site, 60, root="20261120-000000-root")
     theirs.execute(plan(theirs))
     assert backend.find(plan(backend)) is None and backend.find_all([plan(backend)]) == {}
     assert theirs.find(plan(theirs)) is not None

@@ -9,6 +9,7 @@ import pytest
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.backends.protocol import AttemptStatus, Billed
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
 
 THEN = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -89,7 +90,8 @@ def test_a_job_that_is_not_shown_has_not_ended() -> None:
     ],
 )
 def test_what_went_wrong(reason: str | None, kind: type, code: str) -> None:
-    problem = failed(reason).problem
+    problem, ending = failed(reason).problem, failed(reason).ending
+    assert (ending is Ending.NO_CAPACITY) is (kind is NoCapacity)
     assert type(problem) is kind and problem.code == code
     assert (reason or "does not say why") in problem.message and problem.hint
 
@@ -97,8 +99,9 @@ def test_what_went_wrong(reason: str | None, kind: type, code: str) -> None:
 def test_a_time_that_was_up() -> None:
     over = attempt_status(job(status="Stopped", secondary_status="MaxRuntimeExceeded"))
     assert type(over.problem) is CloudRefused and over.problem.code == "MaxRuntimeExceeded"
+    assert over.ending is Ending.TIME_LIMIT
     waited = attempt_status(job(status="Stopped", secondary_status="MaxWaitTimeExceeded"))
-    assert type(waited.problem) is NoCapacity and "MaxWaitTimeExceeded" in (waited.detail or "")
+    assert type(waited.problem) is NoCapacity and waited.ending is Ending.NO_CAPACITY
 
 
 @pytest.mark.parametrize(
@@ -116,8 +119,10 @@ def test_a_job_that_waited_as_long_as_it_may_found_no_capacity(
     ended_at = THEN + timedelta(seconds=waited_s)
     ended = {"status": "Stopped", "secondary_status": "Stopped", "started_at": None, "ended_at": ended_at}
     waited = job(**{**ended, **changes})
-    problem = attempt_status(waited).problem
+    problem, ending = attempt_status(waited).problem, attempt_status(waited).ending
     assert isinstance(problem, NoCapacity) is is_capacity
+    # SageMaker calls it stopped, as if somebody had done it.
+    assert ending is (Ending.NO_CAPACITY if is_capacity else Ending.STOPPED)
     if problem is not None:
         assert problem.code == "MaxPendingTimeExceeded" and "no machines for 30 minutes" in problem.message
 

@@ -23,7 +23,6 @@ from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_pla
 
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S, plan_sagemaker
 from fastlaunch.backends.validate import request_problems
-from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
 from fastlaunch_train.node.protocol import program_from_json
@@ -276,39 +275,19 @@ def test_placeholders_are_those_that_the_request_holds() -> None:
     assert training_plan_of().placeholders == ()
     at = training_site(role="<role>", bucket="<bucket>", image="host.example/x@<image-digest>")
     jobs = {"<run-id>": training_job(), "<run-id-2>": training_job()}
-    open_plan = plan_sagemaker(jobs, attempt=1, placement=at, max_minutes=120)
+    open_plan = plan_sagemaker(jobs, attempt=1, site=at, max_minutes=120)
     assert open_plan.placeholders == (
         *("bucket", "image-digest", "role", "run-id", "run-id-2", "runs-sha256"),
     )
     # Where only placeholders are in the way, nothing is refused.
     at = training_site(role="<role>", bucket="<bucket>", image="<image-digest>")
-    assert request_problems(plan_sagemaker(jobs, attempt=1, placement=at, max_minutes=120)) == []
-
-
-@pytest.mark.parametrize(
-    ("jobs", "at", "told", "hint"),
-    [
-        (
-            [of("p5.48xlarge", purchase="capacity-block")],
-            training_site(),
-            "capacity block",
-            "--training-plan",
-        ),
-        ([training_job(**SPOT)], training_site(training_plan=TRAINING_PLAN), "not spot", "--training-plan"),
-        ([training_job(max_price_usd=5, **SPOT)], training_site(), "no limit for its price", "--max-price"),
-        ([of("g5.xlarge", 2)], training_site("g5.xlarge"), "g5.xlarge has no EFA", "--allow-tcp"),
-    ],
-)
-def test_what_cannot_be_asked_of_sagemaker(jobs: list[JobSpec], at: Any, told: str, hint: str) -> None:
-    with pytest.raises(UserError, match=re.escape(told)) as error:
-        training_plan_of(*jobs, at=at)
-    assert error.value.hint is not None and hint in error.value.hint
+    assert request_problems(plan_sagemaker(jobs, attempt=1, site=at, max_minutes=120)) == []
 
 
 def test_the_request_does_not_grow_with_its_runs() -> None:
     def size(number: int) -> int:
         jobs = {f"20261121-090312-{n:04d}": training_job() for n in range(number)}
-        plan = plan_sagemaker(jobs, attempt=1, placement=training_site(), max_minutes=600)
+        plan = plan_sagemaker(jobs, attempt=1, site=training_site(), max_minutes=600)
         check(plan)
         return len(json.dumps(plan.request))
 

@@ -10,15 +10,14 @@ from ec2_builders import job
 
 from fastlaunch.api.context import AppContext
 from fastlaunch.api.spot_market import spot_market
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import Terms
 from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.lifecycle.finish import TAKEN_BY_EC2
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
-NO_CAPACITY = "AWS refused ec2:RunInstances: InsufficientInstanceCapacity"
 
 
 class Scene:
@@ -30,7 +29,12 @@ class Scene:
         self.ledger = Ledger(self.context.settings.home / "ledger.sqlite", clock=lambda: self.now)
 
     def ask(
-        self, reason: str, *, lived_h: float | None = None, purchase: str = "spot", of: str | None = None
+        self,
+        ending: Ending | None = None,
+        *,
+        lived_h: float | None = None,
+        purchase: str = "spot",
+        of: str | None = None,
     ) -> str:
         """Note an attempt that ended so, of a new run or at run `of`; return the run's id."""
         machines = {"InstanceType": "p5.48xlarge", "MaxCount": 2}
@@ -43,7 +47,7 @@ class Scene:
         if lived_h is not None:
             self.ledger.set_handle(attempt_id, {"token": "x"})
         lived_s = None if lived_h is None else lived_h * 3600
-        self.ledger.end_attempt(attempt_id, RunState.INTERRUPTED, reason=reason, lived_s=lived_s)
+        self.ledger.end_attempt(attempt_id, RunState.INTERRUPTED, ending=ending, lived_s=lived_s)
         return self.ledger.attempt(attempt_id).run_ids[0]
 
 
@@ -53,18 +57,18 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_own_runs_tell_losses_and_whether_first_requests_are_met(scene: Scene) -> None:
-    taken = scene.ask(f"{TAKEN_BY_EC2}its machine back", lived_h=3)
-    scene.ask(NO_CAPACITY, of=taken)
+    taken = scene.ask(Ending.RECLAIMED, lived_h=3)
+    scene.ask(Ending.NO_CAPACITY, of=taken)
     scene.now += timedelta(minutes=30)
-    scene.ask("completed", lived_h=2, of=taken)
+    scene.ask(lived_h=2, of=taken)
     # Another zone had it; later would have been too late.
-    scene.ask("completed", lived_h=5, of=scene.ask(NO_CAPACITY))
-    late = scene.ask(NO_CAPACITY)
+    scene.ask(lived_h=5, of=scene.ask(Ending.NO_CAPACITY))
+    late = scene.ask(Ending.NO_CAPACITY)
     scene.now += timedelta(minutes=30)
-    scene.ask("completed", lived_h=0, of=late)
+    scene.ask(lived_h=0, of=late)
     # Neither says anything of spot's capacity.
-    scene.ask("AWS refused ec2:RunInstances: VcpuLimitExceeded")
-    scene.ask("completed", lived_h=90, purchase="on-demand")
+    scene.ask()
+    scene.ask(lived_h=90, purchase="on-demand")
     market = spot_market("p5.48xlarge", context=scene.context)
     assert market.losses_per_hour.value == pytest.approx(1 / 20)
     assert market.available.value == pytest.approx(2 / 3)

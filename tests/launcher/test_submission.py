@@ -12,6 +12,7 @@ import pytest
 from fake_records import write_run
 
 from fastlaunch.core import locks
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
@@ -316,7 +317,7 @@ def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted
     backend.ledger.set_state(run_id, RunState.RUNNING)
     attempt, _ = backend.ledger.add_attempt([run_id])
     if cancelled:
-        backend.ledger.end_attempt(attempt, RunState.CANCELLED)
+        backend.ledger.end_attempt(attempt, RunState.CANCELLED, ending=Ending.CANCELLED)
     handle = {"directory": str(backend.home / run_id)}
     backend.ledger.set_handle(attempt, handle)
     finish_run(backend.ledger.get(run_id), handle, backend=backend, ledger=backend.ledger)

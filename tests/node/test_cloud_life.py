@@ -33,7 +33,7 @@ from wheel_builder import make_wheel
 from fastlaunch.api.context import default_context
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
-from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import registry, training_base
 from fastlaunch.cli.main import run as cli
 from fastlaunch.core.plan import CodeBundle, RunState
@@ -79,7 +79,7 @@ class World:
     home: Path
     ledger: Ledger
     stop: StopRequest
-    site: Ec2Placement
+    site: Site
     region: RegionSettings
     messages: list[str]
     events: Callable[[int, SimulatedInstance], None] = lambda number, instance: None
@@ -140,9 +140,9 @@ def world(tmp_path: Path, aws_server: MotoServer) -> Iterator[World]:
     place = site(
         "g5.xlarge",
         zone=zone,
-        subnet=subnet,
+        subnets=(subnet,),
         bucket=BUCKET,
-        instance_profile=settings.instance_profile,
+        role=settings.instance_profile or "",
         security_groups=settings.security_groups,
         ami=Aws().parameter(REGION, settings.ami_parameter),
         image=IMAGE,

@@ -30,7 +30,7 @@ def training_plan(
         code=CodeBundle.under("fastlaunch", sha256=code_bundle()[1], commit="ab" * 20),
     )
     by_run = dict(zip((FIRST, SECOND), jobs or (tiny_job(),), strict=False))
-    plan = plan_sagemaker(by_run, attempt=attempt, placement=site, max_minutes=60, root=root)
+    plan = plan_sagemaker(by_run, attempt=attempt, site=site, max_minutes=60, root=root)
     both = {**plan.request["Environment"], **(environment or {})}
     return replace(plan, request={**plan.request, "Environment": both})
 

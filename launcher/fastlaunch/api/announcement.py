@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.backends.placements import Ec2Placement
+from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.units import counted, in_ms, size_text
 from fastlaunch.images.requirements import read_requirements
@@ -15,12 +15,10 @@ from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, s
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.placement.cost_ceiling import block_of, type_name
 from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
-    from fastlaunch.backends.placements import Placement
     from fastlaunch.measure.summary import Interval
 
 #: Of lists that may be long so many entries are shown.
@@ -29,7 +27,7 @@ MOST = 4
 _PRIVATE = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|ed25519|ecdsa)|.*\.(pem|key)|credentials")
 
 
-def in_words(jobs: Sequence[JobSpec], site: "Placement") -> str:
+def in_words(jobs: Sequence[JobSpec], site: Site) -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
     # The recipes that share all else; in an experiment not all do.
     shared: dict[str, list[str]] = {}
@@ -59,16 +57,16 @@ def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
     return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
 
 
-def _machines(job: JobSpec, site: "Placement") -> str:
+def _machines(job: JobSpec, site: Site) -> str:
     """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`."""
     instance = site.instance
     count = "one" if job.num_nodes == 1 else f"{job.num_nodes} x"
     each = " each" if job.num_nodes > 1 else ""
-    named = f"{count} {type_name(site)} ({instance.num_accelerators} x {instance.accelerator}{each})"
+    named = f"{count} {site.type_name} ({instance.num_accelerators} x {instance.accelerator}{each})"
     return f"{named}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
 
 
-def _where(job: JobSpec, site: "Placement") -> str:
+def _where(job: JobSpec, site: Site) -> str:
     if site.backend == "sagemaker":
         return f"of SageMaker in {site.region}"
     if site.zone:
@@ -76,21 +74,21 @@ def _where(job: JobSpec, site: "Placement") -> str:
     if job.terms.purchase == "capacity-block":
         return f"in {site.region}, in the block's zone"
     # A subnet is named, though not yet known, where there has to be one.
-    if isinstance(site, Ec2Placement) and site.subnet:
+    if site.backend == "ec2" and site.subnet:
         return f"in {site.region}, in a subnet of yours"
     return f"in {site.region}, in a zone of EC2's choice"
 
 
-def _stand_anywhere(job: JobSpec, site: "Placement") -> bool:
+def _stand_anywhere(job: JobSpec, site: Site) -> bool:
     """Return whether neither a placement group nor a capacity block keeps the nodes close together."""
-    if job.num_nodes == 1 or not isinstance(site, Ec2Placement):
+    if job.num_nodes == 1 or site.backend != "ec2":
         return False
     return site.block is None and site.placement_group is None
 
 
-def _bought(job: JobSpec, site: "Placement") -> str:
+def _bought(job: JobSpec, site: Site) -> str:
     """`on-demand`, `capacity block cr-0a1b`, `training plan NAME`."""
-    block = block_of(site)
+    block = site.block
     if job.terms.training_plan:
         return f"training plan {job.terms.training_plan.rpartition('/')[2]}"
     return job.terms.purchase if block is None else f"capacity block {block.reservation}"

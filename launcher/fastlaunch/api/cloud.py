@@ -23,7 +23,6 @@ from fastlaunch.placement.cost_ceiling import (
     BUDGET,
     NOT_COUNTED,
     CostCeiling,
-    block_of,
     check_budget,
     cost_ceiling,
     is_known,
@@ -32,7 +31,7 @@ from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, 
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
-    from fastlaunch.backends.placements import Placement
+    from fastlaunch.backends.site import Site
     from fastlaunch.catalog.container_images import BaseImage
     from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.lifecycle.launcher import Submission
@@ -59,7 +58,7 @@ def submit_to_cloud(
     resolution = resolve_offline(context, request, catalogue)
     check_add_to(context, options.add_to, jobs_of(request, resolution.placements[0]))
     ceiling = ceiling_of(request, resolution.placements)
-    block = block_of(ceiling.dearest)
+    block = ceiling.dearest.block
     # What an hour of a block costs is known once AWS has said how long it is: `prepare` checks it.
     if block is None or is_known(block):
         check_budget(ceiling, options.max_cost_usd if dry_run else budget_usd)
@@ -136,20 +135,20 @@ def resolve_offline(context: AppContext, request: CloudRequest, catalogue: Catal
 
 
 def price_dates(resolution: Resolution) -> list[datetime.date]:
-    return [datetime.date.fromisoformat(place.price_as_of) for place in resolution.placements]
+    return [place.price.as_of for place in resolution.placements if place.price]
 
 
-def jobs_of(request: CloudRequest, site: "Placement") -> tuple[JobSpec, ...]:
+def jobs_of(request: CloudRequest, site: "Site") -> tuple[JobSpec, ...]:
     """Return the request's jobs as they are at the site."""
     return jobs_at(request, site.instance, site.region, image=site.image)
 
 
-def ceiling_of(request: CloudRequest, placements: "Sequence[Placement]") -> CostCeiling:
+def ceiling_of(request: CloudRequest, placements: "Sequence[Site]") -> CostCeiling:
     options = request.options
     return cost_ceiling(placements, num_nodes=options.num_nodes, max_minutes=options.max_minutes)
 
 
-def check_plans(request: CloudRequest, placements: "Sequence[Placement]") -> None:
+def check_plans(request: CloudRequest, placements: "Sequence[Site]") -> None:
     """Raise UserError if AWS would refuse the request at one of the placements."""
     for site in placements:
         check_plan(site, jobs_of(request, site), max_minutes=request.options.max_minutes)
@@ -186,7 +185,7 @@ def _dry_run(
 
 
 def expected_at(
-    context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
+    context: AppContext, jobs: Sequence[JobSpec], site: "Site", catalogue: Catalogue
 ) -> "Expected | str":
     """Return what the jobs will probably take at the site; in words why that is not known."""
     from fastlaunch.api.expected import expected
@@ -302,7 +301,7 @@ def warnings_of(prepared: "Prepared") -> list[str]:
     return [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
 
 
-def _timers(request: CloudRequest, site: "Placement") -> str:
+def _timers(request: CloudRequest, site: "Site") -> str:
     """What ends a job at a place that nobody follows."""
     if site.backend == "sagemaker":
         return "SageMaker ends it at its limit"

@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import which
 
 from fastlaunch.api.context import AppContext, local_settings
-from fastlaunch.backends.placements import SageMakerPlacement
+from fastlaunch.backends.site import Site
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import CodeBundle
@@ -54,22 +54,20 @@ def containers(
         path, separator, _ = specs[0].workload.rpartition(".py:")
         user_file = Path(f"{path}.py") if separator else None
         image, code, stored = _image_and_code(context, options.base_image, user_file)
-    site = SageMakerPlacement(
+    site = Site(
         instance=_HERE,
         region=context.settings.region,
+        backend="sagemaker",
         role="<role>",
         bucket="rehearsal",
         prefix="",
         image=image,
         code=stored,
-        # Nothing is billed.
-        usd_per_hour=0.0,
-        price_as_of=context.today.isoformat(),
         volume_gib=1,
     )
     backend = RehearsalBackend(
         local_settings(context.settings.home, context.machine, os.environ),
-        placement=site,
+        site=site,
         code=code,
         max_minutes=options.max_minutes,
         has_gpus=bool(context.machine.devices),

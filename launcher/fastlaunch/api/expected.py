@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.context import AppContext
-from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.units import parse_date, utc_day
+from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.options import ML
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.summary import Interval
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected, Purchase, Total
     from fastlaunch.analysis.rate import Query
     from fastlaunch.api.rates import Known
-    from fastlaunch.backends.placements import Placement
+    from fastlaunch.backends.site import Site
     from fastlaunch.measure.summary import Setup
 
 
 def expected(
-    context: AppContext, jobs: Sequence[JobSpec], site: "Placement", catalogue: Catalogue
+    context: AppContext, jobs: Sequence[JobSpec], site: "Site", catalogue: Catalogue
 ) -> "Expected | str":
     """Return what the jobs will probably take at the site, or why that is not known.
 
@@ -89,7 +89,7 @@ def expected(
     )
 
 
-def _query(job: JobSpec, site: "Placement") -> "Query":
+def _query(job: JobSpec, site: "Site") -> "Query":
     from fastlaunch.analysis.rate import Query
 
     return Query(
@@ -109,21 +109,14 @@ def _reference(rows: "Known", job: JobSpec) -> "Setup | None":
     return next((row.setup for row in alike or rows.rows), None)
 
 
-def _purchase(context: AppContext, job: JobSpec, site: "Placement", catalogue: Catalogue) -> "Purchase":
+def _purchase(context: AppContext, job: JobSpec, site: "Site", catalogue: Catalogue) -> "Purchase":
     """Return how the machine is bought: by the hour, spot at the most that it may cost and without a loss."""
     from fastlaunch.analysis.cost import Purchase
 
-    price = Price(
-        instance=site.instance.name,
-        service=site.backend,
-        region=site.region,
-        usd_per_hour=site.usd_per_hour or 1.0,
-        as_of=parse_date(site.price_as_of),
-        source="the request's",
-    )
-    paid = site.usd_per_hour
+    assert site.price
+    paid = site.price.usd_per_hour
     if job.terms.purchase == "on-demand":
         name = f"{ML if site.backend == 'sagemaker' else ''}{site.instance.name}"
-        paid = context.settings.paid_usd_per_hour(name, site.usd_per_hour)
+        paid = context.settings.paid_usd_per_hour(name, paid)
     volume = catalogue.find_volume_price(site.region, on=utc_day(context.now()))
-    return Purchase(price=price, usd_per_hour=paid, volume=volume if site.backend == "ec2" else None)
+    return Purchase(price=site.price, usd_per_hour=paid, volume=volume if site.backend == "ec2" else None)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas
 
     from fastlaunch.analysis.cost import Expected
-    from fastlaunch.backends.placements import Placement
+    from fastlaunch.backends.site import Site
     from fastlaunch.catalog.prices import Catalogue, Price
     from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.jobs.options import Options
@@ -154,7 +154,7 @@ class CloudDryRun(DryRun):
     """And where on AWS, and for how much."""
 
     #: Where it may run, in the order to try.
-    sites: "Sequence[Placement]" = field(repr=False)
+    sites: "Sequence[Site]" = field(repr=False)
     #: Places that were left out, and why.
     skipped: Sequence[tuple[str, str]]
     ceiling: "CostCeiling"

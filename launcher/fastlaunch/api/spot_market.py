@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.context import AppContext, default_context
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.paths import read_text
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.spot import SpotMarket
     from fastlaunch.ledger.rows import Attempt
 
-#: AWS's codes for a request that meets no capacity, as they stand in an attempt's reason.
-_NO_CAPACITY = ("InsufficientInstanceCapacity", "SpotMaxPriceTooLow")
 #: A job that gets its machines in another zone meanwhile has them at once.
 _AT_ONCE = timedelta(minutes=5)
 
@@ -49,12 +48,11 @@ def spot_market(
 def _of_attempts(attempts: Sequence["Attempt"], source: str) -> "SpotMarket":
     """Return what attempts say, the oldest first."""
     from fastlaunch.analysis.spot import HOUR_S, market_of_runs
-    from fastlaunch.lifecycle.resume import is_taken
 
     asked: dict[str, Attempt] = {}  # by run, the attempt with which its job first asked for machines
     at_once: set[int] = set()
     for attempt in attempts:
-        lacks = any(code in (attempt.reason or "") for code in _NO_CAPACITY)
+        lacks = attempt.ending is Ending.NO_CAPACITY
         if not attempt.handle and not lacks:
             continue
         first = next((asked[run_id] for run_id in attempt.run_ids if run_id in asked), attempt)
@@ -64,7 +62,7 @@ def _of_attempts(attempts: Sequence["Attempt"], source: str) -> "SpotMarket":
             at_once.add(first.id)
     return market_of_runs(
         instance_hours=sum((each.billing.lived_s or 0.0) * each.num_nodes for each in attempts) / HOUR_S,
-        num_losses=sum(is_taken(each) for each in attempts),
+        num_losses=sum(each.ending is Ending.RECLAIMED for each in attempts),
         num_asked=len({first.id for first in asked.values()}),
         num_granted=len(at_once),
         source=source,

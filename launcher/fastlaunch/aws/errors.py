@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws.quota_codes import quota_code, quota_page
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -284,7 +285,12 @@ _ON_PURPOSE = (
 #: The right that an action needs, where it has another name.
 _RIGHTS = {"HeadBucket": "ListBucket", "HeadObject": "GetObject", "ListObjectsV2": "ListBucket"}
 
-SPOT_INTERRUPTIONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
+#: What ended an instance, by the code of its StateReason.
+_ENDINGS: Mapping[str | None, Ending] = {
+    "Server.InsufficientInstanceCapacity": Ending.NO_CAPACITY,
+    "Server.SpotInstanceTermination": Ending.RECLAIMED,
+    "Server.SpotInstanceShutdown": Ending.RECLAIMED,
+}
 
 
 def refusal(api_call: ApiCall, code: str, message: str, *, status: int = 0) -> CloudRefused:
@@ -381,9 +387,9 @@ def reason_code(instance: "Instance") -> str | None:
     return instance.state_reason.partition(":")[0] if instance.state_reason else None
 
 
-def is_spot_interruption(instance: "Instance") -> bool:
-    """Return whether EC2 took the spot instance back."""
-    return reason_code(instance) in SPOT_INTERRUPTIONS
+def ending_of(instance: "Instance") -> Ending | None:
+    """Return what ended the instance; None where EC2 does not say, or it ended itself."""
+    return _ENDINGS.get(reason_code(instance))
 
 
 def _by_shape(code: str, status: int) -> tuple[type[CloudRefused], str]:

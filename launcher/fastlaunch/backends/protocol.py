@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Protocol, Self
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends import s3_sync
-from fastlaunch.backends.placements import Placement
 from fastlaunch.backends.s3_sync import SyncResult
+from fastlaunch.backends.site import Site
 from fastlaunch.core.activity import note_wait
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.spec import JobSpec
@@ -76,8 +77,8 @@ class AttemptStatus:
     num_ended: int = 0
     # Bought as spot.
     is_spot: bool = False
-    # AWS took one back.
-    is_taken: bool = False
+    # What ended them, by what AWS says.
+    ending: Ending | None = None
     # Without `ml.`
     instance_type: str | None = None
     # Of the first machine.
@@ -135,8 +136,8 @@ class CloudBackend(ABC):
         return SERVICES[self.name]
 
     @abstractmethod
-    def at(self, placement: Placement, max_minutes: int, *, root: str | None = None) -> Self:
-        """Return this backend for plans at `placement`. root: id of the run whose attempts wrote earlier."""
+    def at(self, site: Site, max_minutes: int, *, root: str | None = None) -> Self:
+        """Return this backend for plans at `site`. root: id of the run whose attempts wrote earlier."""
 
     @abstractmethod
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:

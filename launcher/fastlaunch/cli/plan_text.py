@@ -34,7 +34,7 @@ from fastlaunch.placement.config_checks import setup_command
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.placements import Placement
+    from fastlaunch.backends.site import Site
 
 _USER_DATA = "UserData"
 #: Longer lines are hard to read.
@@ -131,7 +131,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     )
 
 
-def _ends(site: "Placement", options: Options, *, lacks_scheduler: bool) -> str:
+def _ends(site: "Site", options: Options, *, lacks_scheduler: bool) -> str:
     hours = hours_text(options.max_minutes)
     if site.backend == "sagemaker":
         return f"with its last run, or by SageMaker {hours} after it began to train."
@@ -146,7 +146,7 @@ def to_be_given(plan: Plan) -> list[str]:
     return [name for name in plan.placeholders if name in _TO_BE_GIVEN]
 
 
-def _missing(plan: Plan, site: "Placement", width: int, *, lacks_scheduler: bool) -> list[str]:
+def _missing(plan: Plan, site: "Site", width: int, *, lacks_scheduler: bool) -> list[str]:
     """Return what has to be named, how, and the commands that make it."""
     rows = [f"{name:<18} {_TO_BE_GIVEN[name]}" for name in to_be_given(plan)]
     rows += [f"{'scheduler-role':<18} or --no-account-timer"] * lacks_scheduler

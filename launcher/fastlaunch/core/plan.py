@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-#: The reason of a cancelled run begins so if its row was settled without it.
-NOT_NEEDED = "not needed: "
-
 
 class RunState(StrEnum):
     """Where a run stands. The states from `COMPLETED` on are final."""

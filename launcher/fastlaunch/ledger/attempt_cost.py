@@ -24,6 +24,8 @@ class Cost:
     is_final: bool
     #: In words, such as `$3.10 so far`.
     text: str
+    #: Whether it is the most that it may be.
+    is_limit: bool = False
     #: Paid before for the capacity block, whatever is done in it; None without one.
     sunk_usd: float | None = None
 
@@ -61,7 +63,7 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
         return Cost(usd=None, is_final=is_final, text="n/a: the price is not known", sunk_usd=sunk_usd)
     text = _text(
         sum(known),
-        is_limit=any(cost.text.startswith("at most") for cost in costs),
+        is_limit=any(cost.is_limit for cost in costs),
         when=_when(
             is_over=all(attempt.ended_at is not None for attempt in attempts),
             is_bound=any(_may_have_ended(attempt, now) for attempt in attempts),
@@ -119,13 +121,14 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool, is_bound: bool = 
         text = f"n/a: {seconds / 60:.0f} min of {machines} whose price is not known"
         return Cost(usd=None, is_final=is_final, text=text, sunk_usd=billing.sunk_usd)
     usd = seconds / 3600 * billing.usd_per_hour * attempt.num_nodes
+    is_limit = is_bound or (is_final and billing.source == "limit")
     text = _text(
         usd,
-        is_limit=is_bound or (is_final and billing.source == "limit"),
+        is_limit=is_limit,
         when=_when(is_over=is_final, is_bound=is_bound),
         sunk_usd=billing.sunk_usd,
     )
-    return Cost(usd=usd, is_final=is_final, text=text, sunk_usd=billing.sunk_usd)
+    return Cost(usd=usd, is_final=is_final, text=text, is_limit=is_limit, sunk_usd=billing.sunk_usd)
 
 
 def _when(*, is_over: bool, is_bound: bool) -> str:

@@ -138,6 +138,27 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # And its id where it was made, which is not its own here.
     ("ALTER TABLE runs ADD COLUMN origin_id TEXT",),
+    # What runs and attempts ended by; until then only their reasons told.
+    (
+        "ALTER TABLE runs ADD COLUMN ending TEXT",
+        "ALTER TABLE attempts ADD COLUMN ending TEXT",
+        """
+        UPDATE runs SET ending = CASE
+            WHEN state = 'cancelled' AND reason LIKE 'not needed: %' THEN 'not-needed'
+            WHEN state = 'cancelled' AND reason LIKE 'an earlier run of this %' THEN 'earlier-failed'
+            WHEN reason LIKE '%fastlaunch cancel%' OR reason = 'cancelled before it started' THEN 'cancelled'
+        END
+        """,
+        """
+        UPDATE attempts SET ending = CASE
+            WHEN reason LIKE 'stopped by fastlaunch cancel%' THEN 'cancelled'
+            WHEN reason LIKE 'stopped by %' THEN 'stopped'
+            WHEN reason LIKE 'EC2 took %' THEN 'reclaimed'
+            WHEN reason LIKE '% is faulty: %' THEN 'faulty-gpu'
+            WHEN reason LIKE '%InsufficientInstanceCapacity%' THEN 'no-capacity'
+        END
+        """,
+    ),
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (

@@ -8,7 +8,7 @@ changes it is a method of one class: what is final stays final, and whoever come
 import json
 import random
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core import locks
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder
 from fastlaunch.core.ownership import OUTPUT_TAG
@@ -292,6 +293,7 @@ class Ledger:
             is_open = self._file.update(
                 *("runs", run_id, f"state IN ({states})"),
                 state=RunState.PLANNED,
+                ending=None,
                 reason=reason,
             )
             if is_open:
@@ -314,7 +316,9 @@ class Ledger:
         except (ValueError, TypeError) as error:
             raise damaged(self.path, f"how runs go on: {error}") from None
 
-    def set_state(self, run_id: str, state: RunState, reason: str | None = None) -> bool:
+    def set_state(
+        self, run_id: str, state: RunState, reason: str | None = None, *, ending: Ending | None = None
+    ) -> bool:
         """Let the run enter `state`, and add that to its history; return whether it did.
 
         False if it is there already, or would leave a final state or go back to `planned`: a launcher and
@@ -326,7 +330,7 @@ class Ledger:
             before = RunState(row[0])
             if before == state or before.is_final or state == RunState.PLANNED:
                 return False
-            self._file.update("runs", run_id, state=state, reason=reason)
+            self._file.update("runs", run_id, state=state, ending=ending, reason=reason)
             self._add_event(run_id, state, reason)
         return True
 
@@ -403,7 +407,8 @@ class Ledger:
         since, such as that it was cancelled, stays.
         """
         with self.transaction():
-            self._file.update("attempts", attempt_id, "handle IS NULL AND ended_at IS NULL", reason=None)
+            is_news = "handle IS NULL AND ended_at IS NULL AND ending IS NULL"
+            self._file.update("attempts", attempt_id, is_news, reason=None)
             self._file.update("attempts", attempt_id, handle=dumps(handle))
             self._file.update("attempts", attempt_id, "ended_at IS NULL", state=RunState.RUNNING)
 
@@ -435,19 +440,17 @@ class Ledger:
         Return whether it was lost.
         """
         with self.transaction():
-            why = self.attempt(attempt_id).reason
             was_lost = self._file.update(
                 *("attempts", attempt_id, "state = 'lost'"),
-                **{"state": RunState.RUNNING, "reason": None, "ended_at": None, "absences": None},
+                **{"state": RunState.RUNNING, "ending": None, "reason": None, "ended_at": None},
+                **{"absences": None},
                 **{"billed_seconds": None, "billing": None, "lived_s": None},
             )
             for run_id in self.attempt(attempt_id).run_ids if was_lost else ():
                 run, is_last = self.get(run_id), self.attempts_of(run_id)[-1].id == attempt_id
-                # A run whose attempt never seemed to start has failed for the attempt's reason.
-                if is_last and (
-                    run.state is RunState.LOST or (run.state is RunState.FAILED and run.reason == why)
-                ):
-                    self._file.update("runs", run_id, state=RunState.RUNNING, reason=reason)
+                # A run whose attempt never seemed to start has failed.
+                if is_last and (run.state is RunState.LOST or run.ending is Ending.NEVER_STARTED):
+                    self._file.update("runs", run_id, state=RunState.RUNNING, ending=None, reason=reason)
                     self._add_event(run_id, RunState.RUNNING, reason)
         return was_lost
 
@@ -455,30 +458,30 @@ class Ledger:
         """Store what is known of the schedule that ends the attempt's machines; None once it is deleted."""
         self._file.update("attempts", attempt_id, schedule=dumps(schedule) if schedule else None)
 
-    def explain_attempt(
-        self, attempt_id: int, reason: str | None, *, instead_of: Collection[str | None] | None = None
-    ) -> bool:
-        """Store what is to be known of an attempt, unless it has ended; return whether that was stored.
+    def explain_attempt(self, attempt_id: int, reason: str) -> None:
+        """Store what is to be known of an attempt, unless it has ended or somebody asked it to stop."""
+        self._file.update("attempts", attempt_id, "ended_at IS NULL AND ending IS NULL", reason=reason)
 
-        instead_of: the only reasons that it may replace; another one was written by another process, since
-        the caller looked, and stays. None for any.
+    def note_stop(self, attempt_id: int, by: str, *, ending: Ending = Ending.STOPPED) -> None:
+        """Note that somebody asked an attempt to stop, unless it has ended or was cancelled.
+
+        by: such as `Ctrl-C`. ending: `CANCELLED` where that was `cancel`.
         """
-        with self.transaction():
-            if instead_of is not None and self.attempt(attempt_id).reason not in instead_of:
-                return False
-            return self._file.update("attempts", attempt_id, "ended_at IS NULL", reason=reason)
+        is_open = f"ended_at IS NULL AND ending IS NOT '{Ending.CANCELLED}'"
+        self._file.update("attempts", attempt_id, is_open, ending=ending, reason=f"stopped by {by}")
 
     def end_attempt(
         self,
         attempt_id: int,
         state: RunState,
         *,
+        ending: Ending | None = None,
         reason: str | None = None,
         billed_seconds: float | None = None,
         billing: str | None = None,
         lived_s: float | None = None,
     ) -> bool:
-        """End the attempt; return False if it had ended before. reason: replaces what was noted meanwhile."""
+        """End the attempt; return False if it had ended before. ending, reason: replace what was noted."""
         assert state.is_final
         return self._file.update(
             *("attempts", attempt_id, "ended_at IS NULL"),
@@ -487,6 +490,7 @@ class Ledger:
             billed_seconds=billed_seconds,
             billing=billing,
             lived_s=lived_s,
+            ending=ending,
             reason=reason,
         )
 

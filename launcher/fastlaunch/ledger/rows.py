@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch.catalog.prices import Price
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.plan import NOT_NEEDED, Plan, RunState
+from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.terminal import printable
 from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.measure.summary import RunSummary
 
 _COLUMNS = (
-    *("id", "token", "n", "backend", "region", "handle", "state", "reason", "started_at", "ended_at"),
+    *("id", "token", "n", "backend", "region", "handle", "state", "ending", "reason"),
+    *("started_at", "ended_at"),
     *("instance", "zone", "output", "max_minutes", "usd_per_hour", "launched_at", "lived_s"),
     *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd"),
     *("account", "partition", "absences"),
@@ -39,6 +41,8 @@ class Run:
     created_at: str
     backend: str
     state: RunState
+    ending: Ending | None = None
+    #: What is to be known of it, in words.
     reason: str | None
     workload: str
     #: The label, overrides included.
@@ -72,7 +76,7 @@ class Run:
     @property
     def is_unneeded(self) -> bool:
         """Whether its row was settled without it."""
-        return self.state is RunState.CANCELLED and (self.reason or "").startswith(NOT_NEEDED)
+        return self.ending is Ending.NOT_NEEDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +102,8 @@ class Event:
 
 #: Column of Run -> what is selected for it.
 _RUN_COLUMNS = {
-    **{name: name for name in ("id", "submission_id", "created_at", "backend", "state", "reason")},
-    **{name: name for name in ("workload", "recipe", "instance", "directory", "price", "summary")},
+    **{name: name for name in ("id", "submission_id", "created_at", "backend", "state", "ending")},
+    **{name: name for name in ("reason", "workload", "recipe", "instance", "directory", "price", "summary")},
     **{name: name for name in ("owner", "account", "origin_id")},
     "region": "json_extract(spec, '$.region')",
     "purchase": "json_extract(spec, '$.purchase')",
@@ -121,6 +125,7 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
             if price not in prices:
                 prices[price] = Price.from_json(json.loads(price))
             columns["state"] = RunState(columns["state"])
+            columns["ending"] = columns["ending"] and Ending(columns["ending"])
             columns["price"] = prices[price]
             columns["summary"] = RunSummary.from_json(json.loads(summary)) if summary else None
             columns["script"] = script and Script.from_json(json.loads(script))
@@ -179,7 +184,9 @@ class Attempt:
     region: str | None
     run_ids: tuple[str, ...]
     state: RunState
-    #: Why it ended, or what is to be known of it meanwhile.
+    #: What ended it; of an open attempt, that somebody asked it to stop.
+    ending: Ending | None = None
+    #: Why it ended, or what is to be known of it meanwhile, in words.
     reason: str | None = None
     started_at: str
     ended_at: str | None
@@ -245,6 +252,7 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
                 columns[name] = json.loads(columns[name]) if columns[name] else None
             columns["absences"] = tuple(json.loads(columns["absences"] or "[]"))
             columns["state"] = RunState(columns["state"])
+            columns["ending"] = columns["ending"] and Ending(columns["ending"])
             if columns["handle"] is not None:
                 columns["handle"]["run_ids"] = members[columns["id"]]
         except (ValueError, TypeError) as error:

@@ -10,40 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fastlaunch.aws.client import Aws
-from fastlaunch.backends.placements import Ec2Placement, Placement
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
-from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
-from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.errors import CloudRefused
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_day
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.placement.capacity_block import block_price
-
-
-def list_price(
-    placement: Placement, purchase: str, *, settings: Settings, today: datetime.date
-) -> Price | None:
-    """Return the price of one machine by its service's catalogue; of a capacity block, the effective one.
-
-    None if the catalogue has none, and for spot on EC2, which AWS is asked for once the machine is there.
-    """
-    if isinstance(placement, Ec2Placement) and placement.block is not None:
-        return block_price(placement.block, placement.instance, placement.region, today)
-    if placement.backend == "sagemaker":
-        purchase = "on-demand"
-    elif purchase == "spot":
-        return None
-    with suppress(UserError):
-        return load_catalogue(*settings.price_files()).price(
-            placement.instance.name,
-            service=placement.backend,
-            region=placement.region,
-            purchase=purchase,
-            on=today,
-        )
-    return None
 
 
 def paid_usd_per_hour(price: Price | None, settings: Settings) -> float | None:

@@ -7,6 +7,7 @@ from typing import cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
 from fastlaunch.core.activity import note_wait
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import report_line
@@ -15,12 +16,14 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of
-from fastlaunch.lifecycle.finish import CANCELLED, CANCELLED_BEFORE, finish_attempt, settle_run
+from fastlaunch.lifecycle.finish import finish_attempt, settle_run
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, finish_run
 from fastlaunch.lifecycle.monitor import SHUTDOWN_WAIT
 from fastlaunch.lifecycle.reconcile import adopt, handle_of
 from fastlaunch.lifecycle.sight import check_account, look
 
+#: Who asked attempts to stop, and the reason of a run that was kept from starting.
+BY_CANCEL, BEFORE_START = "fastlaunch cancel", "cancelled before it started"
 #: How long a launcher that lives may take to note what it started, here and on AWS.
 _GRACE_S = 10.0
 _CLOUD_GRACE_S = 60.0
@@ -43,7 +46,7 @@ def cancel(
         return _cancel_cloud(run, backend=cast(CloudBackend, backend), ledger=ledger, report=report)
     backend = cast(Backend, backend)
     if ledger.get(run.id).state is RunState.PLANNED:
-        ledger.set_state(run.id, RunState.CANCELLED, CANCELLED_BEFORE)
+        ledger.set_state(run.id, RunState.CANCELLED, BEFORE_START, ending=Ending.CANCELLED)
     if ledger.get(run.id).state.is_final:
         return ledger.get(run.id).state
     handle = handle_of(run, ledger=ledger, backend=backend)
@@ -57,7 +60,7 @@ def cancel(
         return ledger.get(run.id).state
     for attempt in ledger.attempts_of(run.id):
         # A note for its launcher, which may be the first to see the job end.
-        ledger.end_attempt(attempt.id, RunState.CANCELLED)
+        ledger.end_attempt(attempt.id, RunState.CANCELLED, ending=Ending.CANCELLED)
     backend.stop(handle)
     return finish_run(run, handle, backend=backend, ledger=ledger)
 
@@ -90,7 +93,7 @@ def _stop(
     # A note for its launcher, which may be the first to see the machine end. A full disk must not keep the
     # machine alive.
     with suppress(UserError):
-        ledger.explain_attempt(attempt.id, CANCELLED)
+        ledger.note_stop(attempt.id, BY_CANCEL, ending=Ending.CANCELLED)
     try:
         backend.stop(attempt.handle)
     except KeyboardInterrupt:
@@ -131,8 +134,8 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt
             unfinished = [attempt for attempt in attempts if attempt.ended_at is None]
             if not unfinished:
                 had_machine = any(attempt.handle for attempt in attempts)
-                why = CANCELLED if had_machine else CANCELLED_BEFORE
-                settle_run(ledger, run.id, why, stopped=True)
+                why = f"stopped by {BY_CANCEL}" if had_machine else BEFORE_START
+                settle_run(ledger, run.id, why, Ending.CANCELLED)
                 return None
         if unfinished[-1].handle is not None:
             return unfinished[-1]

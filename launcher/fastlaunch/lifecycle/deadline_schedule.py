@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastlaunch.aws.client import Aws
-from fastlaunch.backends.placements import Placement
+from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import SCHEDULE_PREFIX
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
@@ -31,12 +31,12 @@ _ONLY_NODE = "only the node's own timer protects"
 _RETRY = {"MaximumEventAgeInSeconds": 3600, "MaximumRetryAttempts": 10}
 
 
-def check_timers(settings: Settings, placements: Sequence[Placement], *, account_timer: bool) -> None:
-    """Raise UserError if machines at a placement could get no timer, and none was declined."""
-    for placement in placements:
-        region = placement.region
+def check_timers(settings: Settings, placements: Sequence[Site], *, account_timer: bool) -> None:
+    """Raise UserError if machines at a site could get no timer, and none was declined."""
+    for site in placements:
+        region = site.region
         is_named = settings.region_settings(region).scheduler_role is not None
-        if account_timer and placement.backend == "ec2" and not is_named:
+        if account_timer and site.backend == "ec2" and not is_named:
             raise UserError(
                 f"no `scheduler_role` is in the config file for {region}: nothing in the account would end a "
                 "machine that is forgotten",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import in_words, merged
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
-from fastlaunch.core.errors import BadConfiguration, NoCapacity
+from fastlaunch.core.ending import Ending
+from fastlaunch.core.errors import BadConfiguration
 from fastlaunch.core.log_file import LOG, last_words
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import printable
@@ -18,29 +19,13 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.attempt_price import managed_spot_price
 from fastlaunch.lifecycle.collect import run_entries, summarize_run, with_start
 from fastlaunch.measure.outcome import Outcome, outcome_of, read_records
-from fastlaunch_train.node.protocol import HARDWARE
+from fastlaunch_train.node.protocol import BLOCK, HARDWARE, PEER, SPOT, STOP, WATCHDOG
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
 
-#: The ledger's `reason` of an attempt that someone asked to stop begins so; that of one that was cancelled.
-STOPPED_BY = "stopped by "
-CANCELLED = f"{STOPPED_BY}fastlaunch cancel"
-#: That of a run that `cancel` kept from starting.
-CANCELLED_BEFORE = "cancelled before it started"
-#: That of an attempt on EC2 whose spot machine was taken begins so.
-TAKEN_BY_EC2 = "EC2 took "
-#: That of an attempt one of whose machines has a faulty GPU contains this.
-FAULTY = " is faulty: "
 #: Exit code of a training that was asked for what the machines cannot do, such as EFA.
 CONFIGURATION_EXIT = 78
-#: AWS's words for machines that it never had, after which another place may have some.
-_NEVER_HAD = (
-    "InsufficientInstanceCapacity",
-    "CapacityError",
-    "MaxWaitTimeExceeded",
-    "MaxPendingTimeExceeded",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +33,24 @@ class AttemptResult:
     """How an attempt ended, and what is left of it."""
 
     state: RunState
+    ending: Ending | None = None
     reason: str | None = None
-    #: AWS took a machine, or one is faulty, and another one may do the rest.
-    can_go_on: bool = False
-    #: A GPU of a machine is.
-    is_faulty: bool = False
-    #: There was no capacity and nothing began: another placement may be tried.
-    try_next: bool = False
     #: Ids of the runs that another attempt may go on with.
     left: tuple[str, ...] = ()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another machine may do the rest."""
+        return self.ending is not None and self.ending.can_go_on
+
+    @property
+    def try_next(self) -> bool:
+        """Whether nothing began for want of capacity: another site may be tried."""
+        return self.ending is Ending.NO_CAPACITY
+
+    def outcome(self, state: RunState) -> Outcome:
+        """Return the outcome of a run that ended by what ended the attempt."""
+        return Outcome(state=state, ending=self.ending, reason=self.reason)
 
 
 def finish_attempt(
@@ -108,7 +102,7 @@ def finish_attempt(
     with ledger.transaction():
         # Another command may have ended the attempt since, and gone on with its runs; or asked it to stop.
         now = ledger.attempt(attempt.id)
-        is_outdated = now.ended_at is None and now.reason != attempt.reason
+        is_outdated = now.ended_at is None and now.ending != attempt.ending
         is_open = now.ended_at is None and not is_outdated
         undecided = {run.id for run in _undecided(ledger, attempt)} if is_open else set()
         for run, outcome, summary in results:
@@ -120,12 +114,13 @@ def finish_attempt(
                 further = "tried elsewhere" if result.try_next else "resumed on another"
                 ledger.explain(run.id, f"{result.reason}; to be {further}")
                 left.append(run.id)
-            elif ledger.set_state(run.id, outcome.state, outcome.reason) and summary:
+            elif ledger.set_state(run.id, outcome.state, outcome.reason, ending=outcome.ending) and summary:
                 ledger.set_summary(run.id, summary)
         if aws_status.has_ended and not is_outdated:
             ledger.end_attempt(
                 attempt.id,
                 result.state,
+                ending=result.ending,
                 reason=result.reason,
                 billed_seconds=billed.billed_s,
                 billing=billed.billing,
@@ -154,40 +149,40 @@ def how_it_ended(
     `finish_attempt`.
     """
     outcome, reason = (printable(str((status or {}).get(name) or "")) for name in ("outcome", "reason"))
-    stopped = attempt.reason if (attempt.reason or "").startswith(STOPPED_BY) else None
     if outcome == "completed":
         return AttemptResult(state=RunState.COMPLETED)
-    if stopped:
-        return AttemptResult(state=RunState.INTERRUPTED, reason=stopped)
-    if reason == "spot" or aws_status.is_taken:
+    if attempt.ending is not None:
+        return AttemptResult(state=RunState.INTERRUPTED, ending=attempt.ending, reason=attempt.reason)
+    if reason == SPOT or aws_status.ending is Ending.RECLAIMED:
         which = "the spot instance" if attempt.num_nodes == 1 else "a spot instance"
-        return AttemptResult(
-            state=RunState.INTERRUPTED, reason=f"{service} took {which} back", can_go_on=True
-        )
-    if not has_begun and _is_without_capacity(aws_status):
+        return _interrupted(f"{service} took {which} back", Ending.RECLAIMED)
+    if not has_begun and aws_status.ending is Ending.NO_CAPACITY:
         assert aws_status.problem is not None
-        return AttemptResult(state=RunState.FAILED, reason=aws_status.problem.message, try_next=True)
+        return AttemptResult(
+            state=RunState.FAILED, ending=Ending.NO_CAPACITY, reason=aws_status.problem.message
+        )
     if outcome == HARDWARE:
         which = (
             "its machine" if attempt.num_nodes == 1 else f"the machine of node {(status or {}).get('node')}"
         )
-        return AttemptResult(
-            state=RunState.INTERRUPTED,
-            reason=f"{which}{FAULTY}{in_words(reason)}",
-            can_go_on=True,
-            is_faulty=True,
-        )
-    if ended_by_aws := _ended_by_service(attempt, aws_status, service):
-        return ended_by_aws
+        return _interrupted(f"{which} is faulty: {in_words(reason)}", Ending.FAULTY_GPU)
+    time_is_up = _interrupted(f"its {attempt.max_minutes} minutes were up", Ending.TIME_LIMIT)
+    if aws_status.ending is Ending.TIME_LIMIT:
+        return time_is_up
+    if aws_status.ending is Ending.NO_CAPACITY and aws_status.is_spot:
+        reason = f"{service} took the spot instances back, and had no others in time"
+        return _interrupted(reason, Ending.RECLAIMED)
+    if aws_status.ending is Ending.STOPPED:
+        return _interrupted(f"someone stopped it at {service}", Ending.STOPPED)
+    if outcome == "interrupted" and reason == WATCHDOG:
+        return time_is_up
     if outcome == "interrupted":
         reasons = {
-            "watchdog": f"its {attempt.max_minutes} minutes were up",
-            "stop": "it was asked to stop" + (" through its bucket" if service == "EC2" else ""),
-            "block": "the capacity block is about to end",
-            "peer": "another of its nodes ended first",
+            STOP: "it was asked to stop" + (" through its bucket" if service == "EC2" else ""),
+            BLOCK: "the capacity block is about to end",
+            PEER: "another of its nodes ended first",
         }
-        reason = reasons.get(reason, f"the node was stopped: {reason}")
-        return AttemptResult(state=RunState.INTERRUPTED, reason=reason)
+        return _interrupted(reasons.get(reason, f"the node was stopped: {reason}"))
     if outcome == "configuration" and reason == "fabric":
         return AttemptResult(state=RunState.FAILED, reason=in_words(reason))
     # What AWS says of a node that said nothing is more than what the others noticed.
@@ -205,36 +200,11 @@ def how_it_ended(
     )
 
 
-def _is_without_capacity(aws_status: AttemptStatus) -> bool:
-    """Whether AWS never had the machines: others may be had elsewhere."""
-    code = (aws_status.problem.code or "") if aws_status.problem else ""
-    return isinstance(aws_status.problem, NoCapacity) and code.endswith(_NEVER_HAD)
+def _interrupted(reason: str, ending: Ending | None = None) -> AttemptResult:
+    return AttemptResult(state=RunState.INTERRUPTED, ending=ending, reason=reason)
 
 
-def _ended_by_service(attempt: Attempt, aws_status: AttemptStatus, service: str) -> AttemptResult | None:
-    """Return the end that SageMaker itself made to a job that had begun; None otherwise, and on EC2."""
-    detail = (aws_status.detail or "").partition(":")[0]
-    if detail == "MaxRuntimeExceeded":
-        return AttemptResult(state=RunState.INTERRUPTED, reason=f"its {attempt.max_minutes} minutes were up")
-    if detail == "MaxWaitTimeExceeded":
-        reason = f"{service} took the spot instances back, and had no others in time"
-        return AttemptResult(state=RunState.INTERRUPTED, reason=reason, can_go_on=True)
-    if detail == "Stopped":
-        return AttemptResult(state=RunState.INTERRUPTED, reason=f"someone stopped it at {service}")
-    return None
-
-
-def note_stop(ledger: Ledger, attempt_id: int, by: str) -> None:
-    """Note who asked an attempt to stop; that the user cancelled it stays, whoever else does.
-
-    by: such as `Ctrl-C`.
-    """
-    with ledger.transaction():
-        if ledger.attempt(attempt_id).reason != CANCELLED:
-            ledger.explain_attempt(attempt_id, f"{STOPPED_BY}{by}")
-
-
-def settle_run(ledger: Ledger, run_id: str, why: str, *, stopped: bool = False) -> None:
+def settle_run(ledger: Ledger, run_id: str, why: str, ending: Ending | None = None) -> None:
     """End a run that no attempt holds: it never started, was refused, or was interrupted for good."""
     run = ledger.get(run_id)
     if run.state.is_final:
@@ -242,11 +212,12 @@ def settle_run(ledger: Ledger, run_id: str, why: str, *, stopped: bool = False) 
     attempts = ledger.attempts_of(run_id)
     # An attempt that never got its machines did nothing, and counts as refused.
     if any(attempt.handle and attempt.billing.lived_s != 0 for attempt in attempts):
-        ledger.set_state(run_id, RunState.INTERRUPTED, why)
-    elif stopped or not attempts:
-        ledger.set_state(run_id, RunState.CANCELLED, why)
+        state = RunState.INTERRUPTED
+    elif not attempts or ending in (Ending.STOPPED, Ending.CANCELLED):
+        state = RunState.CANCELLED
     else:
-        ledger.set_state(run_id, RunState.FAILED, why)
+        state = RunState.FAILED
+    ledger.set_state(run_id, state, why, ending=ending)
 
 
 def held_runs(ledger: Ledger, backends: Collection[str], *, without: Collection[int] = ()) -> set[str]:
@@ -280,11 +251,11 @@ def _run_result(
         has_begun = bool(records) or (folder / LOG).exists()
         words = None if own else last_words(folder)
         outcome = _outcome_by_node(outcome, node, result, has_begun=has_begun, words=words, records=own)
-    if result.is_faulty and node.get("state") == "interrupted":
+    if result.ending is Ending.FAULTY_GPU and node.get("state") == "interrupted":
         # The run's own words are of what the fault did to it.
-        outcome = Outcome(state=RunState.INTERRUPTED, reason=result.reason)
+        outcome = result.outcome(RunState.INTERRUPTED)
     if node.get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
-        outcome = Outcome(state=RunState.FAILED, reason=result.reason)
+        outcome = result.outcome(RunState.FAILED)
     if unreadable and outcome.state is not RunState.COMPLETED:
         outcome = replace(
             outcome,
@@ -317,15 +288,15 @@ def _outcome_by_node(
         return replace(outcome, reason=f"{outcome.reason}: {words}") if words else outcome
     if result.state is RunState.INTERRUPTED:
         if not has_begun and not result.can_go_on:
-            return Outcome(state=RunState.CANCELLED, reason=f"{result.reason} before it started")
-        return Outcome(state=RunState.INTERRUPTED, reason=result.reason)
+            return replace(result.outcome(RunState.CANCELLED), reason=f"{result.reason} before it started")
+        return result.outcome(RunState.INTERRUPTED)
     if state == "not-started" and result.state is not RunState.FAILED:
         return Outcome(state=RunState.CANCELLED, reason=result.reason or "the node did not start it")
     if by_records.state is RunState.INTERRUPTED:
         return by_records
     if result.state is RunState.FAILED:
         # The node failed, or the launcher ended it, before this run could say anything itself.
-        return Outcome(state=RunState.FAILED, reason=result.reason)
+        return result.outcome(RunState.FAILED)
     reason = by_records.reason if result.state is RunState.COMPLETED or records else result.reason
     return Outcome(state=RunState.LOST, reason=reason)
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from fastlaunch.backends import s3_sync
-from fastlaunch.backends.placements import Placement, placement_from_json, placement_to_json
 from fastlaunch.backends.protocol import Backend, CloudBackend
+from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
 from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
@@ -41,7 +42,6 @@ from fastlaunch.lifecycle.resume import (
     Resumable,
     can_go_on,
     has_begun,
-    is_faulty,
     is_too_soon,
     is_undone,
     left_runs,
@@ -62,10 +62,10 @@ _SETTLE_INTERVAL_S = 30.0
 class Submission:
     """Jobs to run, and where."""
 
-    #: The jobs as they are at a placement, which is None on this machine.
+    #: The jobs as they are at a site, which is None on this machine.
     jobs_at: Callable[[Any], tuple[JobSpec, ...]]
     #: Where on AWS, in the order to try, all of one backend; empty on this machine.
-    placements: tuple[Placement, ...] = ()
+    placements: tuple[Site, ...] = ()
     #: Machine time over all attempts; on this machine there is no limit.
     max_minutes: int = 0
     #: How often a machine with a faulty GPU is replaced, within these minutes.
@@ -117,15 +117,15 @@ class Launcher:
         machine, or where that is not known.
         """
         check_timers(self.settings, submission.placements, account_timer=submission.account_timer)
-        for placement in submission.placements[:1]:
+        for site in submission.placements[:1]:
             # A login that has expired is told before anything is stored.
-            self.cloud_backends[placement.backend].aws.identity()
+            self.cloud_backends[site.backend].aws.identity()
         submission_id = self.ledger.add_submission(
             command, adds_to=submission.adds_to, sweep=sweep, part=part
         )
 
-        def jobs_at(placement: Placement | None) -> tuple[JobSpec, ...]:
-            return tuple(replace(job, session=submission_id) for job in submission.jobs_at(placement))
+        def jobs_at(site: Site | None) -> tuple[JobSpec, ...]:
+            return tuple(replace(job, session=submission_id) for job in submission.jobs_at(site))
 
         with self._launching(submission_id):
             run_ids = self._add_rows(submission_id, replace(submission, jobs_at=jobs_at))
@@ -134,7 +134,7 @@ class Launcher:
                 self._run_on_aws(
                     self._needed(run_ids, looks),
                     submission.placements,
-                    lambda placement: dict(zip(run_ids, jobs_at(placement), strict=True)),
+                    lambda site: dict(zip(run_ids, jobs_at(site), strict=True)),
                     max_minutes=submission.max_minutes,
                     max_replacements=submission.max_replacements,
                     detach=submission.detach,
@@ -154,7 +154,7 @@ class Launcher:
         runs = self._seen_elsewhere(submission_id)
         run_ids, attempts = [run.id for run in runs], self._attempts_of(runs)
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
-        placements = tuple(map(placement_from_json, self.ledger.sites_of(submission_id)))
+        placements = tuple(map(Site.from_json, self.ledger.sites_of(submission_id)))
         looks = self._looks(submission, run_ids)
         follow = partial(
             self._run_on_aws,
@@ -296,8 +296,8 @@ class Launcher:
         account_timer = bool(agreed.get("account_timer", True))
         max_replacements = int(agreed.get("max_replacements", MAX_REPLACEMENTS))
         attempts = [attempt for attempt in self.ledger.attempts_of(first.id) if attempt.handle]
-        why = attempts[-1].reason
-        if is_faulty(attempts[-1]) and sum(map(is_faulty, attempts)) > max_replacements:
+        why, num_faulty = attempts[-1].reason, sum(each.ending is Ending.FAULTY_GPU for each in attempts)
+        if attempts[-1].ending is Ending.FAULTY_GPU and num_faulty > max_replacements:
             raise UserError(f"{why}; --max-replacements {max_replacements} allows no other")
         plan = self._resumable(first, account_timer=account_timer)
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
@@ -373,7 +373,7 @@ class Launcher:
             why = f"stopped by {self.stop.by}" if self.stop.by else leftover.why
             # Runs that have ended may have been removed meanwhile.
             for run_id in self.ledger.existing(run_ids) - held:
-                settle_run(self.ledger, run_id, why, stopped=bool(self.stop.by))
+                settle_run(self.ledger, run_id, why, Ending.STOPPED if self.stop.by else None)
 
     def _add_rows(self, submission_id: str, submission: Submission) -> list[str]:
         first = next(iter(submission.placements), None)
@@ -381,7 +381,7 @@ class Launcher:
         run_ids = []
         with self.ledger.transaction():
             if submission.placements:
-                self.ledger.set_sites(submission_id, list(map(placement_to_json, submission.placements)))
+                self.ledger.set_sites(submission_id, [site.to_json() for site in submission.placements])
             for job in submission.jobs_at(first):
                 run_id = self.ledger.new_run_id()
                 run_ids.append(run_id)
@@ -412,7 +412,7 @@ class Launcher:
         """Cancel the runs that need no machine by what is known before there is one; return the others."""
         unneeded = looks.unneeded() if looks and looks.elimination else {}
         for run_id in unneeded:
-            self.ledger.set_state(run_id, RunState.CANCELLED, unneeded[run_id])
+            self.ledger.set_state(run_id, RunState.CANCELLED, unneeded[run_id], ending=Ending.NOT_NEEDED)
         return [run_id for run_id in run_ids if run_id not in unneeded]
 
     def _looks(self, submission: Submission, run_ids: Sequence[str]) -> PlannedLooks | None:
@@ -436,7 +436,7 @@ class Launcher:
                 if self.stop.by:
                     return
                 for unneeded, why in (looks.unneeded() if looks else {}).items():
-                    self.ledger.set_state(unneeded, RunState.CANCELLED, why)
+                    self.ledger.set_state(unneeded, RunState.CANCELLED, why, ending=Ending.NOT_NEEDED)
                 # Another command may have cancelled and removed it while it waited for its turn.
                 if not self.ledger.existing([run_id]) or self.ledger.get(run_id).state.is_final:
                     continue
@@ -446,7 +446,7 @@ class Launcher:
                     of_jobs = zip(run_ids, jobs, strict=True)
                     alike = [other for other, of in of_jobs if of.without_seed == job.without_seed]
                     for other in self.ledger.existing(alike):
-                        self.ledger.set_state(other, RunState.CANCELLED, why)
+                        self.ledger.set_state(other, RunState.CANCELLED, why, ending=Ending.EARLIER_FAILED)
             if looks:
                 looks.unneeded()
 
@@ -465,8 +465,8 @@ class Launcher:
     def _run_on_aws(
         self,
         run_ids: Sequence[str],
-        placements: Sequence[Placement],
-        jobs_at: Callable[[Placement], Mapping[str, JobSpec]],
+        placements: Sequence[Site],
+        jobs_at: Callable[[Site], Mapping[str, JobSpec]],
         *,
         max_minutes: int,
         detach: bool,
@@ -492,7 +492,7 @@ class Launcher:
                     self.report(f"{leftover.why}: not resumed")
                     return
                 if under_way:
-                    attempt, placement, under_way = under_way, _place_of(under_way, placements), None
+                    attempt, site, under_way = under_way, _place_of(under_way, placements), None
                 else:
                     started = provisioner.place(
                         placements,
@@ -502,33 +502,33 @@ class Launcher:
                     )
                     if started is None:
                         return
-                    attempt, placement = started
+                    attempt, site = started
                     timer = self._protect(attempt, account_timer=account_timer)
                     if detach and self._leave(attempt, timer):
                         return
                 result = self._monitor(attempt, run_ids, looks).follow()
                 if looks:
                     looks.unneeded()
-                remaining = result.left
+                remaining, is_faulty = result.left, result.ending is Ending.FAULTY_GPU
                 leftover.followed.add(attempt.id)
                 if remaining and result.try_next:
-                    provisioner.refuse(placement, NoCapacity(result.reason or "it got no machines"))
-                elif remaining and result.is_faulty and num_faulty == max_replacements:
+                    provisioner.refuse(site, NoCapacity(result.reason or "it got no machines"))
+                elif remaining and is_faulty and num_faulty == max_replacements:
                     leftover.why = f"{result.reason}; --max-replacements {max_replacements} allows no other"
                     self.report(f"{leftover.why}: not resumed")
                     return
                 elif remaining:
-                    num_faulty += result.is_faulty
-                    # From the first placement again: there may be capacity by now.
+                    num_faulty += is_faulty
+                    # From the first site again: there may be capacity by now.
                     provisioner = self._provisioner()
                     self.report(f"{result.reason}: going on, on another, from the last checkpoint")
                 placements = self._placements_to_go_on(placements, attempt)
 
-    def _placements_to_go_on(self, placements: Sequence[Placement], attempt: Attempt) -> Sequence[Placement]:
+    def _placements_to_go_on(self, placements: Sequence[Site], attempt: Attempt) -> Sequence[Site]:
         """Return all placements; once a run has begun, only those with its checkpoints and instance type."""
         if not has_begun(attempt, self.settings.home):
             return placements
-        return [placement for placement in placements if can_go_on(attempt, placement)]
+        return [site for site in placements if can_go_on(attempt, site)]
 
     def _backend(self, attempt: Attempt) -> CloudBackend:
         return self.cloud_backends[attempt.backend]
@@ -607,8 +607,8 @@ class Launcher:
         return True
 
 
-def _place_of(attempt: Attempt, placements: Sequence[Placement]) -> Placement:
-    """Return the placement that the attempt was started at."""
+def _place_of(attempt: Attempt, placements: Sequence[Site]) -> Site:
+    """Return the site that the attempt was started at."""
     fits = (
         each for each in placements if (each.instance.name, each.region) == (attempt.instance, attempt.region)
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch.backends.protocol import Backend
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
@@ -184,18 +185,20 @@ def finish_run(
     if not records and run.directory and (words := last_words(run.directory)):
         reason = f"{reason}: {words}"
     summary, contradiction = summarize_run(run.spec, records)
+    ending = Ending.STOPPED if stopped_by else None
     with ledger.transaction():
-        if any(attempt.ended_at for attempt in ledger.attempts_of(run.id)[-1:]):
-            # Only `cancel` ends an attempt before its run.
-            stopped_by = "fastlaunch cancel"
+        if any(attempt.ending is Ending.CANCELLED for attempt in ledger.attempts_of(run.id)[-1:]):
+            stopped_by, ending = "fastlaunch cancel", Ending.CANCELLED
         if stopped_by and outcome.state in (RunState.LOST, RunState.INTERRUPTED):
             state, reason = RunState.INTERRUPTED, f"stopped by {stopped_by}"
         # Why a run failed is worth more.
         if contradiction and state is not RunState.FAILED:
             state, reason = RunState.FAILED, contradiction
-        if ledger.set_state(run.id, state, reason):
+        if state is not RunState.INTERRUPTED:
+            ending = None
+        if ledger.set_state(run.id, state, reason, ending=ending):
             if summary:
                 ledger.set_summary(run.id, summary)
             for attempt in ledger.attempts_of(run.id):
-                ledger.end_attempt(attempt.id, state)
+                ledger.end_attempt(attempt.id, state, ending=ending)
     return ledger.get(run.id).state

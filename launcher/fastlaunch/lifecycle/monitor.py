@@ -8,6 +8,7 @@ from typing import Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import RunState
@@ -18,7 +19,7 @@ from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
 from fastlaunch.lifecycle.display import AttemptDisplay
-from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt, note_stop
+from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt
 from fastlaunch.lifecycle.rounds import PlannedLooks
 from fastlaunch.lifecycle.sight import look
 from fastlaunch.lifecycle.stop_request import StopRequest
@@ -187,9 +188,9 @@ class AttemptMonitor:
         if not can_skip and not self.looks.are_all_settled:
             return
         for run_id, why in unneeded.items():
-            self.ledger.set_state(run_id, RunState.CANCELLED, why)
+            self.ledger.set_state(run_id, RunState.CANCELLED, why, ending=Ending.NOT_NEEDED)
         if not can_skip:
-            note_stop(self.ledger, self.attempt.id, "fastlaunch: all rows are settled")
+            self.ledger.note_stop(self.attempt.id, "fastlaunch: all rows are settled")
             self._is_stopping = True
             self.backend.stop(self._handle)
 
@@ -253,7 +254,7 @@ class AttemptMonitor:
     def _note_stop(self) -> None:
         # A full disk must not keep the machine alive.
         with suppress(UserError):
-            note_stop(self.ledger, self.attempt.id, str(self.stop.by))
+            self.ledger.note_stop(self.attempt.id, str(self.stop.by))
 
     def _kill(self) -> None:
         """End the machine at once; where that fails, say what may be running."""

@@ -1,6 +1,6 @@
-"""Tries one placement after another until AWS starts machines for the runs, or has refused them all.
+"""Tries one site after another until AWS starts machines for the runs, or has refused them all.
 
-Only a definite refusal permits the next placement. Without an answer the same request is sent again; while it
+Only a definite refusal permits the next site. Without an answer the same request is sent again; while it
 is unknown whether a machine runs, nothing else is tried, and the ledger and the user are told so.
 """
 
@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from fastlaunch.backends.placements import Placement
 from fastlaunch.backends.protocol import CloudBackend
+from fastlaunch.backends.site import Site
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -26,11 +27,10 @@ from fastlaunch.core.errors import (
 )
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.attempt_price import list_price, paid_usd_per_hour
+from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 from fastlaunch.lifecycle.stop_request import StopRequest
 
 #: How long the same request is sent again after no answer, or after too many requests.
@@ -45,7 +45,7 @@ _NAME_IN_USE = "ResourceInUse"
 
 @dataclass(frozen=True, kw_only=True)
 class Provisioner:
-    """Starts machines. It remembers what refused: each placement is asked once."""
+    """Starts machines. It remembers what refused: each site is asked once."""
 
     backends: Mapping[str, CloudBackend]
     ledger: Ledger
@@ -54,56 +54,55 @@ class Provisioner:
     #: Called with a line for the user.
     report: Callable[[str], None]
     _refused: dict[str, CloudRefused] = field(default_factory=dict)
-    _over_quota: list[Placement] = field(default_factory=list)
+    _over_quota: list[Site] = field(default_factory=list)
 
     def place(
         self,
-        placements: Sequence[Placement],
-        jobs_at: Callable[[Placement], Mapping[str, JobSpec]],
+        placements: Sequence[Site],
+        jobs_at: Callable[[Site], Mapping[str, JobSpec]],
         *,
         max_minutes: int,
         root: str | None = None,
-    ) -> tuple[Attempt, Placement] | None:
-        """Return the attempt at the first of `placements` that accepts its request, and that placement.
+    ) -> tuple[Attempt, Site] | None:
+        """Return the attempt at the first of `placements` that accepts its request, and that site.
 
         None if the user asked to stop, or cancelled all the runs, before any did. jobs_at: the jobs by run
-        id, as they are at a placement. root: see `CloudBackend.at`. Raises CloudRefused's kinds if all
+        id, as they are at a site. root: see `CloudBackend.at`. Raises CloudRefused's kinds if all
         refuse, and Unreachable if it is not known whether one accepted.
         """
-        for placement in placements:
+        for site in placements:
             if self.stop.by:
                 return None
-            if placement.name in self._refused:
+            if site.name in self._refused:
                 continue
-            if any(_shares_quota(placement, refused) for refused in self._over_quota):
-                self._refused[placement.name] = QuotaExceeded("the quota does not allow it")
+            if any(_shares_quota(site, refused) for refused in self._over_quota):
+                self._refused[site.name] = QuotaExceeded("the quota does not allow it")
                 continue
             try:
-                attempt = self._try(placement, jobs_at(placement), max_minutes, root)
-                return (attempt, placement) if attempt else None
+                attempt = self._try(site, jobs_at(site), max_minutes, root)
+                return (attempt, site) if attempt else None
             except (QuotaExceeded, NoCapacity, BadConfiguration) as error:
-                if isinstance(error, BadConfiguration) and not _is_of_place(error, placement):
+                if isinstance(error, BadConfiguration) and not _is_of_place(error, site):
                     raise
                 if isinstance(error, QuotaExceeded):
-                    self._over_quota.append(placement)
-                self.refuse(placement, error)
+                    self._over_quota.append(site)
+                self.refuse(site, error)
         raise self._nowhere()
 
-    def refuse(self, placement: Placement, error: CloudRefused) -> None:
-        """Note and report that the placement does not have it; another one may be tried."""
-        self._refused[placement.name] = error
-        self.report(f"{placement.name}: {error.message}")
+    def refuse(self, site: Site, error: CloudRefused) -> None:
+        """Note and report that the site does not have it; another one may be tried."""
+        self._refused[site.name] = error
+        self.report(f"{site.name}: {error.message}")
 
     def _try(
-        self, placement: Placement, jobs: Mapping[str, JobSpec], max_minutes: int, root: str | None
+        self, site: Site, jobs: Mapping[str, JobSpec], max_minutes: int, root: str | None
     ) -> Attempt | None:
         """Return the attempt once its request was accepted; None if all its runs were cancelled meanwhile."""
-        backend = self.backends[placement.backend].at(placement, max_minutes, root=root)
+        backend = self.backends[site.backend].at(site, max_minutes, root=root)
         identity = backend.aws.identity()
         job = next(iter(jobs.values()))
-        price = list_price(
-            placement, job.terms.purchase, settings=self.settings, today=utc_day(backend.now())
-        )
+        # AWS is asked for EC2's spot price once the machine is there.
+        price = None if site.backend == "ec2" and job.terms.purchase == "spot" else site.price
         # In one transaction: the rows say where the attempt that is about to be sent would put the runs.
         with self.ledger.transaction():
             # Another command may have cancelled them since: nothing is started for a run that has ended.
@@ -111,7 +110,7 @@ class Provisioner:
             if not jobs:
                 return None
             for run_id, spec in jobs.items():
-                self.ledger.place(run_id, spec=spec.to_json(), instance=placement.instance.name, price=price)
+                self.ledger.place(run_id, spec=spec.to_json(), instance=site.instance.name, price=price)
             attempt_id, _ = self.ledger.add_attempt(
                 list(jobs),
                 max_minutes=max_minutes,
@@ -128,7 +127,8 @@ class Provisioner:
         except Unreachable:
             raise self._unknown(attempt_id, plan, unanswered(plan)) from None
         except CloudRefused as error:
-            self.ledger.end_attempt(attempt_id, RunState.FAILED, reason=error.message)
+            ending = Ending.NO_CAPACITY if isinstance(error, NoCapacity) else None
+            self.ledger.end_attempt(attempt_id, RunState.FAILED, ending=ending, reason=error.message)
             raise
         except BaseException:
             # A second Ctrl-C, a ledger that cannot be written, or a bug, while the request was on its way.
@@ -155,7 +155,7 @@ class Provisioner:
             except (Throttled, Unreachable) as error:
                 if isinstance(error, Unreachable):
                     unknown = True
-                    self.ledger.explain_attempt(attempt_id, unanswered(plan), instead_of=[None])
+                    self.ledger.explain_attempt(attempt_id, unanswered(plan))
                 if self.stop.by or backend.now() >= deadline or isinstance(error, TlsFailed):
                     handle = _find(plan, backend) if unknown else None
                     if handle is not None:
@@ -181,7 +181,7 @@ class Provisioner:
         attempt = self.ledger.attempt(attempt_id)
         # On a full disk this cannot be noted; the user is told all the same.
         with suppress(UserError), self.ledger.transaction():
-            self.ledger.explain_attempt(attempt_id, why, instead_of=[None, unanswered(plan)])
+            self.ledger.explain_attempt(attempt_id, why)
             for run_id in attempt.run_ids:
                 self.ledger.set_state(run_id, RunState.RUNNING, why)
                 self.ledger.explain(run_id, why)
@@ -223,24 +223,24 @@ def _find(plan: Plan, backend: CloudBackend) -> Mapping[str, Any] | None:
     return None
 
 
-def _shares_quota(placement: Placement, refused: Placement) -> bool:
-    """Whether the quota that refused one placement refuses this one as well.
+def _shares_quota(site: Site, refused: Site) -> bool:
+    """Whether the quota that refused one site refuses this one as well.
 
     EC2 has a quota for a family in a region, counted in vCPUs; SageMaker one for a type in a region.
     """
-    if (placement.backend, placement.region) != (refused.backend, refused.region):
+    if (site.backend, site.region) != (refused.backend, refused.region):
         return False
-    if placement.backend != "ec2":
-        return placement.instance.name == refused.instance.name
-    return _family(placement) == _family(refused) and placement.instance.vcpus >= refused.instance.vcpus
+    if site.backend != "ec2":
+        return site.instance.name == refused.instance.name
+    return _family(site) == _family(refused) and site.instance.vcpus >= refused.instance.vcpus
 
 
-def _family(placement: Placement) -> str:
+def _family(site: Site) -> str:
     """`p5` for p5, p5e and p5en: no quota is for less."""
-    family = re.match(r"[a-z]+\d*", placement.instance.name)
-    return family[0] if family else placement.instance.name
+    family = re.match(r"[a-z]+\d*", site.instance.name)
+    return family[0] if family else site.instance.name
 
 
-def _is_of_place(error: BadConfiguration, placement: Placement) -> bool:
-    """Whether what is wrong is the placement's own: another may be right."""
-    return any(name in error.message for name in placement.own_names)
+def _is_of_place(error: BadConfiguration, site: Site) -> bool:
+    """Whether what is wrong is the site's own: another may be right."""
+    return any(name in error.message for name in site.own_names)

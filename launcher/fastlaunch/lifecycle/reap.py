@@ -31,7 +31,6 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.deadline_schedule import schedule_token
-from fastlaunch.lifecycle.finish import note_stop
 
 #: A younger schedule may be of machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)
@@ -297,7 +296,7 @@ def note_ends(ledger: Ledger, orphans: Sequence[Orphan]) -> None:
     """Note in the ledger why the instances and jobs among `orphans` end."""
     for orphan in orphans:
         if orphan.known:
-            note_stop(ledger, orphan.known.id, f"fastlaunch reap, {orphan.why}")
+            ledger.note_stop(orphan.known.id, f"fastlaunch reap, {orphan.why}")
 
 
 def known_attempts(

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
@@ -170,7 +171,9 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
                     ledger.set_state(run_id, RunState.RUNNING)
                     ledger.explain(run_id, None)
             elif plan is None or is_old:
-                ledger.end_attempt(attempt.id, RunState.LOST, reason=NEVER_STARTED)
+                ledger.end_attempt(
+                    attempt.id, RunState.LOST, ending=Ending.NEVER_STARTED, reason=NEVER_STARTED
+                )
             else:
                 minutes = FORGOTTEN_AFTER.total_seconds() / 60
                 ledger.explain_attempt(
@@ -245,7 +248,9 @@ def _settle_unheld(ledger: Ledger, backends: Collection[str]) -> None:
     with ledger.transaction():
         for run in _unheld(ledger, backends):
             attempts = ledger.attempts_of(run.id)
-            settle_run(ledger, run.id, (attempts[-1].reason if attempts else None) or NEVER_STARTED)
+            last = attempts[-1] if attempts else None
+            why = (last and last.reason) or NEVER_STARTED
+            settle_run(ledger, run.id, why, last.ending if last else Ending.NEVER_STARTED)
 
 
 def _unheld(ledger: Ledger, backends: Collection[str]) -> list[Run]:

@@ -30,8 +30,8 @@ from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.node_agent import agent_archive
-from fastlaunch.backends.placements import SageMakerPlacement
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
+from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
@@ -58,14 +58,14 @@ class RehearsalBackend(LocalBackend):
         self,
         settings: LocalSettings,
         *,
-        placement: SageMakerPlacement,
+        site: Site,
         code: Path | None,
         max_minutes: int,
         has_gpus: bool,
     ) -> None:
         """code: the bundle, under the name that the request looks for; None if the image holds the code."""
         super().__init__(settings)
-        self._placement = placement
+        self._site = site
         self._code = code
         self._max_minutes = max_minutes
         self._machine = LOCAL_TYPES[has_gpus]
@@ -73,9 +73,7 @@ class RehearsalBackend(LocalBackend):
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         """Return the command line that carries out the request SageMaker would get, but for the machine."""
         here = super().plan(jobs, attempt=attempt)
-        planned = plan_sagemaker(
-            jobs, attempt=attempt, placement=self._placement, max_minutes=self._max_minutes
-        )
+        planned = plan_sagemaker(jobs, attempt=attempt, site=self._site, max_minutes=self._max_minutes)
         nodes = next(iter(jobs.values())).num_nodes
         resources = {"InstanceType": self._machine, "InstanceCount": nodes}
         job = json.dumps({**planned.request, "ResourceConfig": resources})

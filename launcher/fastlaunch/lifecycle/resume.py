@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from fastlaunch.backends import s3_sync
-from fastlaunch.backends.placements import Placement, placement_from_json
 from fastlaunch.backends.protocol import CloudBackend
+from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import MIN_MINUTES
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec
@@ -19,7 +20,6 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints
-from fastlaunch.lifecycle.finish import CANCELLED_BEFORE, FAULTY, TAKEN_BY_EC2
 from fastlaunch.lifecycle.local import check_has_stopped
 
 #: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
@@ -42,9 +42,9 @@ _CONSEQUENCES = {
 class Resumable:
     """How another attempt can go on with a run."""
 
-    placements: tuple[Placement, ...]
-    #: The job by run id, as it is at a placement.
-    jobs_at: Callable[[Placement], Mapping[str, JobSpec]]
+    placements: tuple[Site, ...]
+    #: The job by run id, as it is at a site.
+    jobs_at: Callable[[Site], Mapping[str, JobSpec]]
     #: Machines that it takes.
     num_nodes: int
     #: Over all attempts, and what is left of it.
@@ -80,17 +80,17 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
             "submit it again with a larger --max-hours",
         )
     last = attempts[-1]
-    stored = map(placement_from_json, ledger.sites_of(run.submission_id))
+    stored = map(Site.from_json, ledger.sites_of(run.submission_id))
     saved = checkpoints(run, [last], backends)
     newest = saved.newest if saved else None
     is_fresh = newest is None and not has_begun(last, backend.home)
     placements = tuple(
-        placement
-        for placement in stored
-        if can_go_on(last, placement) or (is_fresh and placement.instance.name == last.instance)
+        site for site in stored if can_go_on(last, site) or (is_fresh and site.instance.name == last.instance)
     )
     # Whether a script saves anything is not known before: on spot it starts anew if it has not.
-    is_anew = is_faulty(last) or (spec.script is not None and is_taken(last))
+    is_anew = last.ending is Ending.FAULTY_GPU or (
+        spec.script is not None and last.ending is Ending.RECLAIMED
+    )
     if newest is None and not is_anew:
         how = "and have the script save in $FASTLAUNCH_OUTPUT" if spec.script else "with --checkpoint-every"
         raise UserError(f"run {run.id} saved no checkpoint", f"submit it again, {how}")
@@ -100,7 +100,7 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         )
     return Resumable(
         placements=placements,
-        jobs_at=lambda placement: {run.id: replace(spec, region=placement.region, image=placement.image)},
+        jobs_at=lambda site: {run.id: replace(spec, region=site.region, image=site.image)},
         num_nodes=spec.num_nodes,
         max_minutes=limit,
         minutes_left=minutes,
@@ -115,7 +115,7 @@ def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
         attempts = ledger.attempts_of(run.id)
         last = next((attempt for attempt in reversed(attempts) if attempt.handle), None)
         has_ended = all(attempt.ended_at for attempt in attempts) and not ledger.launcher_lives(run)
-        if has_ended and last and (is_taken(last) or is_faulty(last)):
+        if has_ended and last and last.ending and last.ending.can_go_on:
             by_attempt.setdefault(last.id, []).append(run)
     return [tuple(runs) for runs in by_attempt.values()]
 
@@ -125,22 +125,9 @@ def is_too_soon(attempt: Attempt, now: datetime) -> bool:
     return attempt.handle is None and now - datetime.fromisoformat(attempt.started_at) < _RETRY_AFTER
 
 
-def is_taken(attempt: Attempt) -> bool:
-    """Whether EC2 took the attempt's machine back."""
-    return (attempt.reason or "").startswith(TAKEN_BY_EC2)
-
-
-def is_faulty(attempt: Attempt) -> bool:
-    """Whether a GPU of one of the attempt's machines was."""
-    return FAULTY in (attempt.reason or "")
-
-
 def is_undone(run: Run, attempts: Sequence[Attempt]) -> bool:
     """Whether the run ended before it was done, and neither by a failure of its own nor by `cancel`."""
-    reason = run.reason or ""
-    if run.is_unneeded or "fastlaunch cancel" in reason or reason == CANCELLED_BEFORE:
-        return False
-    if run.state is RunState.CANCELLED and reason.startswith("an earlier run of this "):
+    if run.ending in (Ending.CANCELLED, Ending.NOT_NEEDED, Ending.EARLIER_FAILED):
         return False
     if run.state is RunState.FAILED:
         # On AWS: no place had a machine for it, or its request was never sent.
@@ -153,11 +140,11 @@ def has_begun(attempt: Attempt, home: Path) -> bool:
     return any(s3_sync.record_paths(home, run_id) for run_id in attempt.run_ids)
 
 
-def can_go_on(attempt: Attempt, placement: Placement) -> bool:
-    """Whether `placement` has the attempt's instance type, and the bucket with its checkpoints."""
-    folder = f"s3://{placement.bucket}/" + (f"{placement.prefix}/" if placement.prefix else "")
+def can_go_on(attempt: Attempt, site: Site) -> bool:
+    """Whether `site` has the attempt's instance type, and the bucket with its checkpoints."""
+    folder = f"s3://{site.bucket}/" + (f"{site.prefix}/" if site.prefix else "")
     has_bucket = (attempt.output or "").startswith(f"{folder}runs/")
-    return has_bucket and placement.instance.name == attempt.instance
+    return has_bucket and site.instance.name == attempt.instance
 
 
 def root_of(attempts: Sequence[Attempt]) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.conventions import FIRST_LOOK
-from fastlaunch.core.plan import NOT_NEEDED, RunState
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -38,6 +38,7 @@ class RowVerdict:
         return f"{self.ratio.value:.3g}x{f' ({limits})' if limits else ''}, {self.kind}"
 
 
+NOT_NEEDED = "not needed: "
 #: Returns the verdict on each run's row, by the id of the run.
 Verdicts = Callable[[Sequence[Run]], Mapping[str, RowVerdict]]
 #: Returns which of the runs, some of which have ended, need not begin any more, each with why.

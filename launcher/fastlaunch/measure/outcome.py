@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadFile
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import JobSpec, Script
@@ -32,6 +33,8 @@ class Outcome:
     """A final state and, unless the run completed, why."""
 
     state: RunState
+    #: What ended the attempt, where that ended the run too.
+    ending: Ending | None = None
     reason: str | None = None
 
 

@@ -3,36 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, timedelta
-from typing import Protocol
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.aws.types import MachineImage
+from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised
+from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
+from fastlaunch.images.code_bundle import Bundle
 from fastlaunch.jobs.build import CloudRequest
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.capacity_block import check_reservation, max_minutes_in
-from fastlaunch.placement.config_checks import SAGEMAKER, SCHEDULER, check_bucket, check_role, configured
-from fastlaunch.placement.network import (
-    check_default_vpc,
-    check_subnet,
-    check_training_network,
-    find_subnet,
-    group_vpcs,
-)
-from fastlaunch.placement.resolve import Candidate, Lookup, candidates, has_several_interfaces
-
-
-class BundleAddress(Protocol):
-    """What a placement says of the code bundle; see `fastlaunch.images.code_bundle`."""
-
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def commit(self) -> str | None: ...
+from fastlaunch.placement.config_checks import configured
+from fastlaunch.placement.resolve import Lookup, candidates, has_several_interfaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +27,12 @@ class AwsLookup(Lookup):
     #: Asks each question once; see `aws.cache.cached`.
     aws: Aws
     #: The code that is going to be uploaded; None if the image holds it.
-    bundle: BundleAddress | None = None
+    bundle: Bundle | None = None
     #: What pip installs there, which is going to be uploaded as well.
-    wheels: BundleAddress | None = None
+    wheels: Bundle | None = None
 
-    def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
-        known = candidates(request.instances, request.options.regions, self.settings)
+    def candidates(self, request: CloudRequest) -> tuple[Site, ...]:
+        known = candidates(request.instances, request.options, self.settings)
         if request.options.reservation is None:
             return known
         (instance,), (region,) = request.instances, request.options.regions
@@ -66,8 +51,8 @@ class AwsLookup(Lookup):
             now=self.now,
         )
 
-    def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
-        block = self.reservation(request.options, candidate.instance, candidate.region)
+    def block_size(self, request: CloudRequest, site: Site) -> tuple[str, float, int]:
+        block = self.reservation(request.options, site.instance, site.region)
         assert block.starts_at is not None and block.ends_at is not None
         ends_at = block.ends_at.astimezone(UTC).isoformat(timespec="seconds")
         return ends_at, (block.ends_at - block.starts_at) / timedelta(hours=1), block.num_instances
@@ -77,22 +62,6 @@ class AwsLookup(Lookup):
 
     def setting(self, region: str, name: str) -> str:
         return configured(self.settings, region, name)
-
-    def check(self, request: CloudRequest, candidate: Candidate) -> None:
-        """Raise UserError if the zone lacks the type, or network, role or bucket do not serve the job."""
-        region = candidate.region
-        if request.options.service == "sagemaker":
-            check_role(self.aws, region, self.setting(region, "role"), SAGEMAKER)
-            by_efa = has_several_interfaces(candidate.instance, request.options.num_nodes)
-            check_training_network(self.aws, region, self.settings.region_settings(region), by_efa=by_efa)
-        else:
-            if request.options.account_timer and (
-                timer := self.settings.region_settings(region).scheduler_role
-            ):
-                check_role(self.aws, region, timer, SCHEDULER)
-            check_offered(candidate, self.aws.zones_offering(region, candidate.instance.name))
-            self._check_network(request, candidate)
-        check_bucket(self.aws, region, self.setting(region, "bucket"))
 
     def machine_image(self, region: str) -> MachineImage:
         """Return the AMI that the region's parameter names, with its own root device."""
@@ -141,29 +110,11 @@ class AwsLookup(Lookup):
     def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
         return self._address(region, self.wheels)
 
-    def _address(self, region: str, bundle: BundleAddress | None) -> CodeBundle | None:
+    def _address(self, region: str, bundle: Bundle | None) -> CodeBundle | None:
         if bundle is None:
             return None
         prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
-
-    def _check_network(self, request: CloudRequest, candidate: Candidate) -> None:
-        aws, region = self.aws, candidate.region
-        here = self.settings.region_settings(region)
-        vpcs = group_vpcs(aws, region, here.security_groups)
-        if candidate.subnet is not None:
-            # All of a region's subnets are one request.
-            subnet = find_subnet(aws, region, candidate.subnet, tuple(here.subnets.values()))
-            check_subnet(subnet, region=region, zone=candidate.zone, group_vpcs=vpcs)
-            return
-        if has_several_interfaces(candidate.instance, request.options.num_nodes):
-            raise BadConfiguration(
-                f"{candidate.instance.name} has several network interfaces on {request.options.num_nodes} "
-                "nodes, which get no public address, and no subnet is named",
-                f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file, of "
-                "subnets with a NAT or endpoints for S3 and ECR, or give --subnet ZONE=ID",
-            )
-        check_default_vpc(aws, region, vpcs)
 
 
 def fitted(request: CloudRequest, lookup: AwsLookup) -> tuple[CloudRequest, tuple[str, ...]]:
@@ -185,9 +136,9 @@ def fitted(request: CloudRequest, lookup: AwsLookup) -> tuple[CloudRequest, tupl
     return replace(request, options=replace(request.options, max_minutes=longest)), (change,)
 
 
-def in_zone_of(block: Reservation, known: Sequence[Candidate], *, num_nodes: int) -> tuple[Candidate, ...]:
+def in_zone_of(block: Reservation, known: Sequence[Site], *, num_nodes: int) -> tuple[Site, ...]:
     """Return the candidates in the block's zone. Raises BadConfiguration if no subnet of it is named."""
-    if in_zone := tuple(candidate for candidate in known if candidate.zone == block.zone):
+    if in_zone := tuple(site for site in known if site.zone == block.zone):
         return in_zone
     first = known[0]
     if first.subnet is None and not has_several_interfaces(first.instance, num_nodes):
@@ -198,15 +149,3 @@ def in_zone_of(block: Reservation, known: Sequence[Candidate], *, num_nodes: int
         f"write `subnets: {{{block.zone}: subnet-...}}` under `aws: {first.region}:` in the config file, or "
         f"give --subnet {block.zone}=ID",
     )
-
-
-def check_offered(candidate: Candidate, zones: Sequence[str]) -> None:
-    """Raise NoCapacity if none of the zones that have the type serves the candidate."""
-    name, region = candidate.instance.name, candidate.region
-    if not zones:
-        raise NoCapacity(f"{region} has no {name}", "allow another region or instance type")
-    if candidate.zone is not None and candidate.zone not in zones:
-        raise NoCapacity(
-            f"{candidate.zone} has no {name}",
-            f"name a subnet in {' or '.join(zones)}: `aws.{region}.subnets` in the config file",
-        )

@@ -4,7 +4,7 @@ import datetime
 from datetime import timedelta
 
 from fastlaunch.aws.ec2 import Reservation
-from fastlaunch.backends.placements import CapacityBlock
+from fastlaunch.backends.site import CapacityBlock
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.conventions import MIN_MINUTES

@@ -1,15 +1,14 @@
 """One check before money is spent: what it looks at, what came of it, and what to do about it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
-from fastlaunch.placement.cost_ceiling import type_name
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.placements import Placement
+    from fastlaunch.backends.site import Site
 
 
 class Result(StrEnum):
@@ -28,6 +27,8 @@ class Finding:
     result: Result
     message: str
     hint: str | None = None
+    #: Why sites in these zones, and in these alone, cannot be used.
+    errors_by_zone: Mapping[str, UserError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +45,14 @@ class Check:
     zone: str | None = None
     #: What `submit` ends with if the check failed, None otherwise.
     error: UserError | None = None
+    errors_by_zone: Mapping[str, UserError] = field(default_factory=dict)
 
-    def concerns(self, placement: "Placement") -> bool:
-        """Return whether it is about this placement."""
-        return (
-            self.region in (None, placement.region)
-            and self.instance in (None, type_name(placement))
-            and self.zone in (None, placement.zone)
-        )
+    def error_at(self, site: "Site") -> UserError | None:
+        """Return why the site cannot be used; None if the check has nothing against it."""
+        if self.region not in (None, site.region) or self.instance not in (None, site.type_name):
+            return None
+        at_zone = self.error if self.zone in (None, site.zone) else None
+        return at_zone or self.errors_by_zone.get(site.zone or "")
 
 
 def run_check(
@@ -80,6 +81,7 @@ def run_check(
             instance=instance,
             zone=zone,
             error=error,
+            errors_by_zone=finding.errors_by_zone,
         )
 
     if obstacle is not None:

@@ -5,14 +5,15 @@ nothing that the job itself needs, says so and holds up nothing.
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.backends.protocol import SERVICES
+from fastlaunch.backends.site import Site
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import OLD_PRICE_DAYS, UPDATE_COMMAND
 from fastlaunch.catalog.rates import dearest_rate
@@ -22,7 +23,7 @@ from fastlaunch.core.settings import RegionSettings
 from fastlaunch.images.code_bundle import Bundle
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
-from fastlaunch.placement.aws_lookup import AwsLookup, check_offered
+from fastlaunch.placement.aws_lookup import AwsLookup
 from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
 from fastlaunch.placement.check import Check, Finding, Result, run_check
 from fastlaunch.placement.config_checks import (
@@ -36,7 +37,6 @@ from fastlaunch.placement.config_checks import (
     missing_rights,
     setup_command,
 )
-from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
 from fastlaunch.placement.network import (
     check_default_vpc,
     check_open_groups,
@@ -51,24 +51,17 @@ from fastlaunch.placement.network import (
 from fastlaunch.placement.quota_checks import quota_use
 from fastlaunch.placement.resolve import (
     Resolution,
-    candidates,
     has_several_interfaces,
     nowhere,
     resolution,
 )
 
-if TYPE_CHECKING:
-    from fastlaunch.backends.placements import Placement
-
-#: What a job does without: where AWS does not let it be looked at, the check says so and does not fail.
-_NOT_NEEDED = ("quota", "spot price", "between nodes", "placement group", "input", "stored code")
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
 DOCTOR_KEY = "runs/written-by-doctor"
 
 _ROLES = {"ec2": "the machine's role", "sagemaker": "SageMaker's execution role"}
 
-#: Checks to run: what each is called and is about (`name`, `instance`, `zone`), and the check itself.
-_Pending = Iterator[tuple[Mapping[str, str], Callable[[], str | Finding]]]
+_Each = Iterable[tuple[Mapping[str, str], tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +74,6 @@ class CheckContext:
     instances: tuple[InstanceType, ...]
     #: What is uploaded for it: its code, as far as that is known here, and what pip installs.
     bundles: tuple[Bundle, ...] = ()
-    #: In steps, 0 for none; None where no job is planned yet.
-    checkpoint_every: int | None = None
-    #: The budget.
-    max_cost_usd: float | None = None
 
     @property
     def aws(self) -> Aws:
@@ -106,53 +95,107 @@ class CheckContext:
         return f"ml.{instance.name}" if self.options.service == "sagemaker" else instance.name
 
 
-def checks(job: CheckContext, placements: "Sequence[Placement]" = ()) -> list[Check]:
-    """Run every check, in the order in which a job needs it. Raises nothing that AWS or the config says.
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """One of the checks: what it is called, what it asks, and what it is run for."""
 
-    placements: where the job may run, for its cost.
+    name: str
+    #: Called with the job and what `each` gives.
+    call: Callable[..., str | Finding]
+    #: Yields what it is about (`instance`, `zone`) and what to call it with, in a region.
+    each: "Callable[[CheckContext, str], _Each]"
+    #: The backends that it is for, and for which of their jobs.
+    on: tuple[str, ...] = ("ec2", "sagemaker")
+    when: Callable[[Options], bool] = lambda options: True
+    #: Whether it asks AWS; offline it is run without a login too.
+    asks_aws: bool = True
+    #: Whether a job cannot do without what is looked at: it fails where that may not be looked at.
+    needed: bool = True
+
+
+def checks(job: CheckContext) -> list[Check]:
+    """Run every check, in the order in which a job needs it. Raises nothing that AWS or the config says."""
+    login = run_check("login", partial(_login, job))
+    results = [login, run_check("price file", partial(_price_file, job))]
+    for region in job.options.regions:
+        obstacle = None if login.error is None else "not asked, for want of a login"
+        for listed in _IN_REGION:
+            is_due = job.options.service in listed.on and listed.when(job.options)
+            for about, arguments in listed.each(job, region) if is_due else ():
+                check = run_check(
+                    listed.name,
+                    partial(listed.call, job, *arguments),
+                    region=region,
+                    needed=listed.needed,
+                    obstacle=obstacle if listed.asks_aws else None,
+                    **about,
+                )
+                results.append(check)
+                if listed.call is _region and check.error:
+                    obstacle = f"{region} cannot be used"
+    return results
+
+
+def usable(sites: Sequence[Site], results: Sequence[Check]) -> Resolution:
+    """Return the sites that no failed check is about, and the others with why.
+
+    Raises the first error of the checks if no site is left.
     """
-    return [run_check("login", partial(_login, job)), *_region_checks(job), *_money_checks(job, placements)]
-
-
-def usable(placements: "Sequence[Placement]", results: Sequence[Check]) -> Resolution:
-    """Return the placements that no failed check is about, and the others with why.
-
-    Raises the first error of the checks if no placement is left.
-    """
-    failed = [check for check in results if check.error is not None]
     skipped: list[tuple[str, UserError]] = []
-    left: list[Placement] = []
-    for placement in placements:
-        error = next((check.error for check in failed if check.concerns(placement)), None)
+    left: list[Site] = []
+    for site in sites:
+        error = next(filter(None, (check.error_at(site) for check in results)), None)
         if error is None:
-            left.append(placement)
+            left.append(site)
         else:
-            skipped.append((placement.name, error))
+            skipped.append((site.name, error))
     return resolution(left, skipped)
 
 
-def _region_checks(job: CheckContext) -> Iterator[Check]:
-    service_checks = _sagemaker_checks if job.options.service == "sagemaker" else _ec2_checks
-    no_login = None if _has_login(job) else "not asked, for want of a login"
-    for region in job.options.regions:
-        yield run_check("config", partial(_config, job, region), region=region)
-        obstacle = no_login
-        if obstacle is None:
-            check = run_check("region", partial(_region, job, region), region=region, needed=False)
-            yield check
-            obstacle = f"{region} cannot be used" if check.error else None
-        for about, call in service_checks(job, region):
-            # What a job needs fails where it may not be looked at; the rest is then not known.
-            needed = about["name"] not in _NOT_NEEDED
-            yield run_check(**about, call=call, region=region, needed=needed, obstacle=obstacle)
+# What a check is run for
 
 
-def _has_login(job: CheckContext) -> bool:
-    try:
-        job.aws.identity()
-    except CloudRefused:
-        return False
-    return True
+def _once(job: CheckContext, region: str) -> _Each:
+    yield {}, (region,)
+
+
+def _each_type(job: CheckContext, region: str) -> _Each:
+    for instance in job.instances:
+        yield {"instance": job.name_of(instance)}, (instance, region)
+
+
+def _each_zone(job: CheckContext, region: str) -> _Each:
+    for zone in job.region_settings(region).subnets:
+        yield {"zone": zone}, (region, zone)
+
+
+def _each_subnet(job: CheckContext, region: str) -> _Each:
+    yield from _each_zone(job, region) if job.region_settings(region).subnets else [({}, (region, None))]
+
+
+def _each_training_network(job: CheckContext, region: str) -> _Each:
+    if job.region_settings(region).sagemaker_subnets:
+        yield {}, (region,)
+
+
+def _each_input(job: CheckContext, region: str) -> _Each:
+    for uri in given_inputs(job.options).values():
+        yield {}, (region, uri)
+
+
+def _each_stored_object(job: CheckContext, region: str) -> _Each:
+    """Yield the objects that the machines fetch and that are the same for many jobs."""
+    bucket, prefix = job.region_settings(region).bucket, job.region_settings(region).prefix
+    if bucket is None:
+        return
+    objects = {agent_object(bucket, prefix, agent_sha256()).key: agent_archive()}
+    for bundle in job.bundles:
+        objects[CodeBundle.under(prefix, sha256=bundle.sha256, commit=None).key] = bundle.data
+    for key, data in objects.items():
+        yield {}, (region, bucket, key, data)
+
+
+# The checks
 
 
 def _login(job: CheckContext) -> str:
@@ -224,56 +267,11 @@ def _bucket(job: CheckContext, region: str) -> str | Finding:
     return f"s3://{name}/{prefix} can be written"
 
 
-def _code_checks(job: CheckContext, region: str) -> _Pending:
-    """Yield a check for each object that the machines fetch and that is the same for many jobs."""
-    bucket, prefix = job.region_settings(region).bucket, job.region_settings(region).prefix
-    if bucket is None:
-        return
-    objects = {agent_object(bucket, prefix, agent_sha256()).key: agent_archive()}
-    for bundle in job.bundles:
-        objects[CodeBundle.under(prefix, sha256=bundle.sha256, commit=None).key] = bundle.data
-    for key, data in objects.items():
-        yield {"name": "stored code"}, partial(_stored_code, job, region, bucket, key, data)
-
-
 def _stored_code(job: CheckContext, region: str, bucket: str, key: str, data: bytes) -> str:
     """Check that nothing else lies at the object's address. Raises BadConfiguration if there does."""
     if job.aws.is_stored(region, bucket, key, data):
         return f"s3://{bucket}/{key} is what belongs there"
     return f"s3://{bucket}/{key} is not there yet: submit uploads it"
-
-
-def _ec2_checks(job: CheckContext, region: str) -> _Pending:
-    """Yield a region's checks, in the order in which a job needs them."""
-    yield {"name": "machine image"}, partial(_machine_image, job, region)
-    yield {"name": "container image"}, partial(_container, job, region)
-    yield {"name": "instance profile"}, partial(_profile, job, region)
-    if job.options.account_timer:
-        yield {"name": "scheduler role"}, partial(_scheduler_role, job, region)
-    yield {"name": "bucket"}, partial(_bucket, job, region)
-    yield from _code_checks(job, region)
-    yield from _input_checks(job, region)
-    yield from _network_checks(job, region)
-    for instance in job.instances:
-        yield {"name": "offered", "instance": instance.name}, partial(_offered, job, instance, region)
-        if job.options.purchase == "capacity-block":
-            # No quota: a block's instances were granted when it was bought.
-            yield (
-                {"name": "capacity block", "instance": instance.name},
-                partial(_block, job, instance, region),
-            )
-            continue
-        yield {"name": "quota", "instance": instance.name}, partial(_quota, job, instance, region)
-        if job.options.purchase == "spot":
-            yield (
-                {"name": "spot price", "instance": instance.name},
-                partial(_spot_price, job, instance, region),
-            )
-
-
-def _input_checks(job: CheckContext, region: str) -> _Pending:
-    for uri in given_inputs(job.options).values():
-        yield {"name": "input"}, partial(_input, job, region, uri)
 
 
 def _input(job: CheckContext, region: str, uri: str) -> str:
@@ -317,7 +315,7 @@ def _role(job: CheckContext, region: str) -> str | Finding:
 
 
 def _scheduler_role(job: CheckContext, region: str) -> str | Finding:
-    """Check the role of the timer in the account. A refusal by IAM only warns: the launch will show it."""
+    """Check the role of the timer in the account. That it may not be passed only warns."""
     arn = job.region_settings(region).scheduler_role
     alone = "without it only the machines' own timers end what is forgotten"
     if arn is None:
@@ -326,8 +324,8 @@ def _scheduler_role(job: CheckContext, region: str) -> str | Finding:
             f"no scheduler role is named: {alone}",
             f"{write}; this makes one: {setup_command(region)}; or go without it: --no-account-timer",
         )
+    check_role(job.aws, region, arn, SCHEDULER)
     try:
-        check_role(job.aws, region, arn, SCHEDULER)
         return _passed(job, region, arn, SCHEDULER)
     except CloudRefused as error:
         return Finding(Result.WARNING, f"{error.message}: {alone}", error.hint)
@@ -359,20 +357,19 @@ def _passed(job: CheckContext, region: str, role: str, service: str) -> str | Fi
 
 
 def _offered(job: CheckContext, instance: InstanceType, region: str) -> str | Finding:
-    zones = job.aws.zones_offering(region, instance.name)
-    refused: list[tuple[str, UserError]] = []
-    where = candidates([instance], [region], job.lookup.settings)
-    for candidate in where:
-        try:
-            check_offered(candidate, zones)
-        except NoCapacity as error:
-            refused.append((candidate.name, error))
-    if len(refused) == len(where):
-        raise nowhere(refused)
-    message = f"{instance.name} is in {', '.join(zones)}"
-    if refused:
-        left = ", ".join(candidate.zone or "" for candidate in where if candidate.zone not in zones)
-        return Finding(Result.WARNING, f"{message}; {left} will be left out")
+    """Check in which of the region's zones the type is: sites in other zones are left out."""
+    name, zones = instance.name, job.aws.zones_offering(region, instance.name)
+    if not zones:
+        raise NoCapacity(f"{region} has no {name}", "allow another region or instance type")
+    hint = f"name a subnet in {' or '.join(zones)}: `aws.{region}.subnets` in the config file"
+    own = job.region_settings(region).subnets
+    lacking = {zone: NoCapacity(f"{zone} has no {name}", hint) for zone in own if zone not in zones}
+    if lacking and len(lacking) == len(own):
+        raise nowhere([(f"{name} in {zone}", error) for zone, error in lacking.items()])
+    message = f"{name} is in {', '.join(zones)}"
+    if lacking:
+        message = f"{message}; {', '.join(lacking)} will be left out"
+        return Finding(Result.WARNING, message, errors_by_zone=lacking)
     return message
 
 
@@ -415,22 +412,6 @@ def _spot_price(job: CheckContext, instance: InstanceType, region: str) -> str |
     return message
 
 
-def _network_checks(job: CheckContext, region: str) -> _Pending:
-    """Yield the checks of groups and subnets; for several nodes, of what is between them."""
-    here = job.region_settings(region)
-    yield {"name": "security group"}, partial(_groups, job, region)
-    if not here.subnets:
-        yield {"name": "subnet"}, partial(_no_subnet, job, region)
-    for zone, subnet in here.subnets.items():
-        yield {"name": "subnet", "zone": zone}, partial(_subnet, job, region, zone, subnet)
-    if job.options.num_nodes == 1:
-        return
-    yield {"name": "between nodes"}, partial(_between_nodes, job, region)
-    # A block's instances stand together by themselves.
-    for zone in here.subnets if job.options.purchase != "capacity-block" else ():
-        yield {"name": "placement group", "zone": zone}, partial(_placement_group, job, region, zone)
-
-
 def _groups(job: CheckContext, region: str) -> str:
     groups = job.region_settings(region).security_groups
     vpcs = group_vpcs(job.aws, region, groups)
@@ -443,7 +424,7 @@ def _no_subnet(job: CheckContext, region: str) -> str | Finding:
     write = f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file"
     if job.has_several_interfaces:
         raise BadConfiguration(
-            "none is named, and machines with several network interfaces get no public address",
+            "no subnet is named, and machines with several network interfaces get no public address",
             f"{write}, of subnets with a NAT or endpoints for S3 and ECR",
         )
     groups = job.region_settings(region).security_groups
@@ -457,9 +438,11 @@ def _no_subnet(job: CheckContext, region: str) -> str | Finding:
     )
 
 
-def _subnet(job: CheckContext, region: str, zone: str, subnet_id: str) -> str | Finding:
+def _subnet(job: CheckContext, region: str, zone: str | None) -> str | Finding:
     here = job.region_settings(region)
-    subnet = find_subnet(job.aws, region, subnet_id, tuple(here.subnets.values()))
+    if zone is None:
+        return _no_subnet(job, region)
+    subnet = find_subnet(job.aws, region, here.subnets[zone], tuple(here.subnets.values()))
     vpcs = group_vpcs(job.aws, region, here.security_groups)
     check_subnet(subnet, region=region, zone=zone, group_vpcs=vpcs)
     return network_exit(region, subnet, job.aws, several_interfaces=job.has_several_interfaces)
@@ -498,38 +481,11 @@ def _placement_group(job: CheckContext, region: str, zone: str) -> str | Finding
     return f"{name} keeps nodes close together"
 
 
-def _sagemaker_checks(job: CheckContext, region: str) -> _Pending:
-    """Yield a region's checks, in the order in which a job needs them."""
-    yield {"name": "container image"}, partial(_container, job, region)
-    yield {"name": "role"}, partial(_role, job, region)
-    yield {"name": "bucket"}, partial(_bucket, job, region)
-    yield from _code_checks(job, region)
-    yield from _input_checks(job, region)
-    if job.region_settings(region).sagemaker_subnets:
-        yield {"name": "network"}, partial(_training_network, job, region)
-    # A training plan's instances were granted when it was bought.
-    for instance in () if job.options.training_plan else job.instances:
-        yield {"name": "quota", "instance": job.name_of(instance)}, partial(_quota, job, instance, region)
-
-
 def _training_network(job: CheckContext, region: str) -> str:
     here = job.region_settings(region)
     by_efa = any(has_several_interfaces(instance, job.options.num_nodes) for instance in job.instances)
     check_training_network(job.aws, region, here, by_efa=by_efa)
     return f"{', '.join(here.sagemaker_subnets)} with {', '.join(here.sagemaker_security_groups)}"
-
-
-def _money_checks(job: CheckContext, placements: "Sequence[Placement]") -> Iterator[Check]:
-    """Yield the checks of prices and costs. placements: where the job may run, none if that is not known."""
-    yield run_check("price file", partial(_price_file, job))
-    for region in job.options.regions:
-        for instance in job.instances:
-            call = partial(_price, job, instance, region)
-            yield run_check("price", call, region=region, instance=job.name_of(instance))
-    if job.options.purchase == "spot" and job.checkpoint_every is not None:
-        yield run_check("checkpoints", partial(_checkpoints, job))
-    if placements:
-        yield run_check("cost", partial(_cost, job, placements))
 
 
 def _price_file(job: CheckContext) -> str | Finding:
@@ -568,16 +524,73 @@ def _dated(job: CheckContext, message: str, as_of: datetime.date) -> str | Findi
     )
 
 
-def _checkpoints(job: CheckContext) -> str:
-    if not job.checkpoint_every:
-        raise UserError(
-            "spot without checkpoints: an interruption would lose everything",
-            "add --checkpoint-every 50, or another number of steps",
-        )
-    return f"every {job.checkpoint_every} steps"
+def _has_timer(options: Options) -> bool:
+    return options.account_timer
 
 
-def _cost(job: CheckContext, placements: "Sequence[Placement]") -> str:
-    ceiling = cost_ceiling(placements, num_nodes=job.options.num_nodes, max_minutes=job.options.max_minutes)
-    check_budget(ceiling, job.max_cost_usd)
-    return str(ceiling)
+def _is_spot(options: Options) -> bool:
+    return options.purchase == "spot"
+
+
+def _in_block(options: Options) -> bool:
+    return options.purchase == "capacity-block"
+
+
+def _has_nodes(options: Options) -> bool:
+    return options.num_nodes > 1
+
+
+def _takes_group(options: Options) -> bool:
+    # A block's instances stand together by themselves.
+    return _has_nodes(options) and not _in_block(options)
+
+
+def _takes_quota(options: Options) -> bool:
+    # A block's or a training plan's instances were granted when it was bought.
+    return not _in_block(options) and not options.training_plan
+
+
+_EC2, _SAGEMAKER = ("ec2",), ("sagemaker",)
+#: All of them, in the order in which a job needs them in a region. A new one is a line here.
+_IN_REGION = (
+    _Listed(name="config", call=_config, each=_once, asks_aws=False),
+    _Listed(name="region", call=_region, each=_once, needed=False),
+    _Listed(name="price", call=_price, each=_each_type, asks_aws=False),
+    _Listed(name="machine image", call=_machine_image, each=_once, on=_EC2),
+    _Listed(name="container image", call=_container, each=_once),
+    _Listed(name="instance profile", call=_profile, each=_once, on=_EC2),
+    _Listed(name="role", call=_role, each=_once, on=_SAGEMAKER),
+    _Listed(
+        name="scheduler role",
+        call=_scheduler_role,
+        each=_once,
+        on=_EC2,
+        when=lambda options: options.account_timer,
+    ),
+    _Listed(name="bucket", call=_bucket, each=_once),
+    _Listed(name="stored code", call=_stored_code, each=_each_stored_object, needed=False),
+    _Listed(name="input", call=_input, each=_each_input, needed=False),
+    _Listed(name="network", call=_training_network, each=_each_training_network, on=_SAGEMAKER),
+    _Listed(name="security group", call=_groups, each=_once, on=_EC2),
+    _Listed(name="subnet", call=_subnet, each=_each_subnet, on=_EC2),
+    _Listed(name="between nodes", call=_between_nodes, each=_once, on=_EC2, when=_has_nodes, needed=False),
+    _Listed(
+        name="placement group",
+        call=_placement_group,
+        each=_each_zone,
+        on=_EC2,
+        when=_takes_group,
+        needed=False,
+    ),
+    _Listed(name="offered", call=_offered, each=_each_type, on=_EC2),
+    _Listed(name="capacity block", call=_block, each=_each_type, when=_in_block),
+    _Listed(name="quota", call=_quota, each=_each_type, when=_takes_quota, needed=False),
+    _Listed(
+        name="spot price",
+        call=_spot_price,
+        each=_each_type,
+        on=_EC2,
+        when=lambda options: options.purchase == "spot",
+        needed=False,
+    ),
+)

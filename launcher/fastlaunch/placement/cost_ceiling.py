@@ -3,17 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, SageMakerPlacement
+from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES
-
-if TYPE_CHECKING:
-    from fastlaunch.backends.placements import Placement
-
 
 #: Said wherever a ceiling is shown.
 NOT_COUNTED = "Not counted: NAT gateways and data transfer."
@@ -31,14 +26,14 @@ class CostCeiling:
     volumes_usd: float
     num_nodes: int
     max_minutes: int
-    dearest: "Placement"
+    dearest: Site
     instances: tuple[str, ...]
     # Where the price of volumes is not known.
     uncounted_regions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """`at most $119.35 of instance time and volumes: (2 h + 10 min) x ($55.04 + $0.046)/h, p5...`."""
-        block = block_of(self.dearest)
+        block = self.dearest.block
         text = self._of_instances() if block is None else self._of_block(block)
         if self.uncounted_regions:
             regions = " and ".join(self.uncounted_regions)
@@ -54,9 +49,11 @@ class CostCeiling:
             f"the dearest of {', '.join(self.instances)}" if len(self.instances) > 1 else self.instances[0]
         )
         limited = self.dearest.max_price_usd == self.dearest.usd_per_hour
-        inferred = "inferred " if self.dearest.price_inferred else ""
-        what = "your limit for spot" if limited else f"{inferred}price as of {self.dearest.price_as_of}"
-        if isinstance(self.dearest, SageMakerPlacement) and self.dearest.training_plan:
+        price = self.dearest.price
+        assert price is not None
+        inferred = "inferred " if price.inferred else ""
+        what = "your limit for spot" if limited else f"{inferred}price as of {price.as_of}"
+        if self.dearest.training_plan:
             what = f"on-demand {what}, though the training plan was paid for before"
         time = "SageMaker instance time" if self.dearest.backend == "sagemaker" else "instance time"
         rate = f"${self.dearest.usd_per_hour:g}"
@@ -84,26 +81,15 @@ class CostCeiling:
         )
 
 
-def block_of(placement: "Placement") -> CapacityBlock | None:
-    """Return the capacity block that the placement is in, if it is in one."""
-    return placement.block if isinstance(placement, Ec2Placement) else None
-
-
 def is_known(block: CapacityBlock) -> bool:
     """Return whether AWS has said when the block ends."""
     return not block.ends_at.startswith("<")
 
 
-def type_name(placement: "Placement") -> str:
-    """Return the instance type there, as the service calls it."""
-    name = placement.instance.name
-    return f"ml.{name}" if isinstance(placement, SageMakerPlacement) else name
-
-
-def cost_ceiling(placements: "Sequence[Placement]", *, num_nodes: int, max_minutes: int) -> CostCeiling:
+def cost_ceiling(placements: Sequence[Site], *, num_nodes: int, max_minutes: int) -> CostCeiling:
     """Return the ceiling over all placements of a job: the dearest one's."""
-    dearest = max(placements, key=lambda placement: placement.max_usd_per_hour)
-    block = block_of(dearest)
+    dearest = max(placements, key=lambda site: site.max_usd_per_hour)
+    block = dearest.block
 
     def at_most(volume_usd_per_hour: float | None) -> float:
         return max_cost_usd(
@@ -122,7 +108,7 @@ def cost_ceiling(placements: "Sequence[Placement]", *, num_nodes: int, max_minut
         num_nodes=num_nodes,
         max_minutes=max_minutes,
         dearest=dearest,
-        instances=tuple(dict.fromkeys(map(type_name, placements))),
+        instances=tuple(dict.fromkeys(each.type_name for each in placements)),
         uncounted_regions=tuple(dict.fromkeys(uncounted)),
     )
 

@@ -5,7 +5,7 @@ Looking up changes nothing at AWS but a probe, which shows that the bucket can b
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +23,11 @@ from fastlaunch.jobs.build import CloudRequest
 from fastlaunch.placement.aws_lookup import AwsLookup, fitted
 from fastlaunch.placement.check import Check
 from fastlaunch.placement.checks import CheckContext, checks, usable
-from fastlaunch.placement.resolve import resolve
+from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
+from fastlaunch.placement.resolve import Resolution, resolve
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.placements import Placement
+    from fastlaunch.backends.site import Site
     from fastlaunch.images.wheels import Pin
     from fastlaunch.images.working_directory import WorkingDirectory
 
@@ -39,7 +40,7 @@ class Prepared:
     request: CloudRequest
     changes: tuple[str, ...]
     #: In the order in which they are tried.
-    placements: "tuple[Placement, ...]"
+    placements: "tuple[Site, ...]"
     #: The candidates that cannot be used, as (name, reason).
     skipped: tuple[tuple[str, str], ...]
     checks: tuple[Check, ...]
@@ -95,29 +96,38 @@ def prepare(
             bundle=bundle,
             wheels=wheels,
         )
-        shown.update("where there is room")
         request, changes = fitted(request, lookup)
-        resolution = resolve(request, lookup)
-        context = CheckContext(
-            lookup=lookup,
-            options=request.options,
-            instances=request.instances,
-            bundles=tuple(filter(None, (bundle, wheels))),
-            checkpoint_every=None if request.scripts else request.options.checkpoint_every,
-            max_cost_usd=max_cost_usd,
-        )
         shown.update("quota, image, network, bucket and price")
-        results = checks(context, resolution.placements)
-        left = usable(resolution.placements, results)
+        resolution, results = place(request, lookup, bundles=tuple(filter(None, (bundle, wheels))))
+        options = request.options
+        ceiling = cost_ceiling(
+            resolution.placements, num_nodes=options.num_nodes, max_minutes=options.max_minutes
+        )
+        check_budget(ceiling, max_cost_usd)
         return Prepared(
             request=request,
             changes=changes,
-            placements=left.placements,
-            skipped=(*resolution.skipped, *left.skipped),
-            checks=tuple(results),
+            placements=resolution.placements,
+            skipped=resolution.skipped,
+            checks=results,
             bundle=bundle,
             wheels=wheels,
         )
+
+
+def place(
+    request: CloudRequest, lookup: AwsLookup, *, bundles: tuple[Bundle, ...] = ()
+) -> tuple[Resolution, tuple[Check, ...]]:
+    """Return the sites at which no check fails, with all that a request there names; and the checks.
+
+    bundles: what is uploaded for it. Raises the first error, with every reason, if no site is left.
+    """
+    candidates = lookup.candidates(request)
+    job = CheckContext(lookup=lookup, options=request.options, instances=request.instances, bundles=bundles)
+    results = checks(job)
+    left = usable(candidates, results)
+    resolution = resolve(request, lookup, left.placements)
+    return replace(resolution, skipped=(*left.skipped, *resolution.skipped)), tuple(results)
 
 
 def upload_code(prepared: Prepared, aws: Aws) -> None:

@@ -6,7 +6,7 @@ options and the price list, and writes named placeholders for the rest; `AwsLook
 
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.aws.types import MachineImage
 from fastlaunch.backends.ec2.plan import ROOT_GIB, ROOT_MIB_PER_S, plan_ec2
-from fastlaunch.backends.placements import CapacityBlock, Ec2Placement, SageMakerPlacement
 from fastlaunch.backends.protocol import SERVICES
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
+from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.backends.validate import request_problems
 from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image
 from fastlaunch.catalog.hardware import InstanceType
@@ -29,6 +29,7 @@ from fastlaunch.core.units import by_reason, utc_day
 from fastlaunch.images.requirements import read_requirements
 from fastlaunch.jobs.build import CloudRequest, rate_at
 from fastlaunch.jobs.option_rules import given_inputs, given_secrets, given_tags, given_variables
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
@@ -38,7 +39,6 @@ from fastlaunch.placement.capacity_block import (
 )
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.placements import Placement
     from fastlaunch.core.plan import Plan
 
 #: Requested where SageMaker wants a size: every type in the catalogue has local disks, which it uses instead.
@@ -49,26 +49,11 @@ UNKNOWN_GROUP = "<security-group-id>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """An instance type in a region, and in a zone by its subnet; None leaves both to AWS."""
-
-    instance: InstanceType
-    region: str
-    zone: str | None = None
-    subnet: str | None = None
-
-    @property
-    def name(self) -> str:
-        """`p5.48xlarge in us-east-1a`, or the region where EC2 chooses the zone."""
-        return f"{self.instance.name} in {self.zone or self.region}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Resolution:
     """What came of resolving a request."""
 
     #: In the order in which they are tried.
-    placements: "tuple[Placement, ...]"
+    placements: tuple[Site, ...]
     #: The candidates that cannot be used, as (name, reason).
     skipped: tuple[tuple[str, str], ...]
 
@@ -88,10 +73,10 @@ class Lookup(ABC):
         return utc_day(self.now)
 
     @abstractmethod
-    def candidates(self, request: CloudRequest) -> "tuple[Candidate, ...]":
-        """Return where the request may run on EC2, in the order in which it is tried."""
+    def candidates(self, request: CloudRequest) -> "tuple[Site, ...]":
+        """Return where the request may run, in the order in which it is tried."""
 
-    def block(self, request: CloudRequest, candidate: Candidate) -> CapacityBlock | None:
+    def block(self, request: CloudRequest, site: Site) -> CapacityBlock | None:
         """Return the request's capacity block; None without one.
 
         Raises UserError where neither its fee nor its price is known.
@@ -99,12 +84,10 @@ class Lookup(ABC):
         options = request.options
         if options.reservation is None:
             return None
-        ends_at, hours, num_instances = self.block_size(request, candidate)
+        ends_at, hours, num_instances = self.block_size(request, site)
         fee_usd = options.block_fee_usd
         if fee_usd is None:
-            usd_per_hour = block_usd_per_hour(
-                candidate.instance, candidate.region, self.catalogue, self.today
-            )
+            usd_per_hour = block_usd_per_hour(site.instance, site.region, self.catalogue, self.today)
             fee_usd = usd_per_hour * hours * num_instances
         return CapacityBlock(
             reservation=options.reservation,
@@ -115,7 +98,7 @@ class Lookup(ABC):
         )
 
     @abstractmethod
-    def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
+    def block_size(self, request: CloudRequest, site: Site) -> tuple[str, float, int]:
         """Return when the request's capacity block ends (ISO 8601), its hours, and its instances."""
 
     def tags(self, request: CloudRequest) -> dict[str, str]:
@@ -133,12 +116,8 @@ class Lookup(ABC):
     def setting(self, region: str, name: str) -> str:
         """Return `bucket`, `instance_profile` or `role` of the region."""
 
-    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
-        return self.settings.region_settings(candidate.region).security_groups
-
-    @abstractmethod
-    def check(self, request: CloudRequest, candidate: Candidate) -> None:
-        """Raise UserError if the candidate is known not to work."""
+    def security_groups(self, request: CloudRequest, site: Site) -> tuple[str, ...]:
+        return self.settings.region_settings(site.region).security_groups
 
     @abstractmethod
     def machine_image(self, region: str) -> MachineImage: ...
@@ -165,21 +144,23 @@ class OfflineLookup(Lookup):
     #: Whether a script's files travel, with an image of its own too.
     is_script: bool = False
 
-    def candidates(self, request: CloudRequest) -> tuple[Candidate, ...]:
-        known = candidates(request.instances, request.options.regions, self.settings)
+    def candidates(self, request: CloudRequest) -> tuple[Site, ...]:
+        known = candidates(request.instances, request.options, self.settings)
+        if request.options.service == "sagemaker":
+            return known
         in_block = request.options.reservation is not None
         if in_block and len(known) > 1:
             # Only one subnet can be in the block's zone, and only AWS can say which.
-            return (replace(known[0], zone=None, subnet=UNKNOWN_SUBNET),)
+            return (replace(known[0], zone=None, subnets=(UNKNOWN_SUBNET,)),)
         return tuple(
-            replace(candidate, subnet=UNKNOWN_SUBNET)
-            if candidate.subnet is None
-            and (in_block or has_several_interfaces(candidate.instance, request.options.num_nodes))
-            else candidate
-            for candidate in known
+            replace(site, subnets=(UNKNOWN_SUBNET,))
+            if site.subnet is None
+            and (in_block or has_several_interfaces(site.instance, request.options.num_nodes))
+            else site
+            for site in known
         )
 
-    def block_size(self, request: CloudRequest, candidate: Candidate) -> tuple[str, float, int]:
+    def block_size(self, request: CloudRequest, site: Site) -> tuple[str, float, int]:
         # The shortest there is, and so the dearest an hour.
         return UNKNOWN_END, MIN_BLOCK_HOURS, request.options.num_nodes
 
@@ -189,13 +170,10 @@ class OfflineLookup(Lookup):
     def setting(self, region: str, name: str) -> str:
         return getattr(self.settings.region_settings(region), name) or f"<{name.replace('_', '-')}>"
 
-    def security_groups(self, request: CloudRequest, candidate: Candidate) -> tuple[str, ...]:
+    def security_groups(self, request: CloudRequest, site: Site) -> tuple[str, ...]:
         # Nodes with EFA need a group of their own, which the VPC's default one is not.
-        needs_own = has_several_interfaces(candidate.instance, request.options.num_nodes)
-        return super().security_groups(request, candidate) or ((UNKNOWN_GROUP,) if needs_own else ())
-
-    def check(self, request: CloudRequest, candidate: Candidate) -> None:
-        pass
+        needs_own = has_several_interfaces(site.instance, request.options.num_nodes)
+        return super().security_groups(request, site) or ((UNKNOWN_GROUP,) if needs_own else ())
 
     def machine_image(self, region: str) -> MachineImage:
         return MachineImage(id="<ami-id>", root_device="<root-device>", root_gib=ROOT_GIB)
@@ -214,39 +192,31 @@ class OfflineLookup(Lookup):
         return CodeBundle.under(prefix, sha256="<code-sha256>", commit=self.commit)
 
     def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
-        if request.options.requirements is None:
+        options = request.options
+        if options.requirements is None:
             return None
         # As far as that is seen without pip.
-        read_requirements(
-            Path(request.options.requirements), from_index=request.options.requirements_from_index
-        )
+        read_requirements(Path(options.requirements), from_index=options.requirements_from_index)
         prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256="<requirements-sha256>", commit=None)
 
 
-def resolve(request: CloudRequest, lookup: Lookup) -> Resolution:
-    """Return a placement for every candidate of which all is known, in the order in which they are tried.
+def resolve(request: CloudRequest, lookup: Lookup, known: Sequence[Site] | None = None) -> Resolution:
+    """Return a site for every candidate of which all is known, in the order in which they are tried.
 
-    Raises the first candidate's error, with every reason, if there is no such candidate.
+    XX
     """
-    placements: list[Placement] = []
+    placements: list[Site] = []
     skipped: list[tuple[str, UserError]] = []
-    if request.options.service == "sagemaker":
-        for candidate in candidates(request.instances, request.options.regions):
-            try:
-                placements.append(_sagemaker_placement(request, candidate, lookup))
-            except UserError as error:
-                skipped.append((f"ml.{candidate.name}", error))
-    else:
-        for candidate in lookup.candidates(request):
-            try:
-                placements.append(_ec2_placement(request, candidate, lookup))
-            except UserError as error:
-                skipped.append((candidate.name, error))
+    for candidate in lookup.candidates(request) if known is None else known:
+        try:
+            placements.append(_looked_up(request, candidate, lookup))
+        except UserError as error:
+            skipped.append((candidate.name, error))
     return resolution(placements, skipped)
 
 
-def resolution(placements: "Sequence[Placement]", skipped: Sequence[tuple[str, UserError]]) -> Resolution:
+def resolution(placements: Sequence[Site], skipped: Sequence[tuple[str, UserError]]) -> Resolution:
     """Return both, in order. Raises the first candidate's error, with every reason, if no place is left."""
     if not placements:
         raise nowhere(skipped)
@@ -265,20 +235,18 @@ def nowhere(skipped: Sequence[tuple[str, UserError]]) -> UserError:
     return kind(f"none of {len(skipped)} places can be used: {reasons}", first.hint)
 
 
-def candidates(
-    instances: Sequence[InstanceType], regions: Sequence[str], settings: Settings | None = None
-) -> tuple[Candidate, ...]:
+def candidates(instances: Sequence[InstanceType], options: Options, settings: Settings) -> tuple[Site, ...]:
     """Return every zone of a region, then the next region, then the next instance type.
 
     Zones come in the order of the config's subnets. A region without any gives one candidate: EC2's default
-    subnets, in a zone of its choice. Without settings a region is one candidate.
+    subnets, in a zone of its choice. On SageMaker every region gives one.
     """
     result = []
-    for instance, region in product(instances, regions):
-        subnets = settings.region_settings(region).subnets if settings else {}
-        zones: Iterable[tuple[str | None, str | None]] = subnets.items() or [(None, None)]
-        for zone, subnet in zones:
-            result.append(Candidate(instance=instance, region=region, zone=zone, subnet=subnet))
+    for instance, region in product(instances, options.regions):
+        anywhere = Site(backend=options.service, instance=instance, region=region)
+        subnets = settings.region_settings(region).subnets if options.service == "ec2" else {}
+        in_zones = [replace(anywhere, zone=zone, subnets=(subnet,)) for zone, subnet in subnets.items()]
+        result += in_zones or [anywhere]
     return tuple(result)
 
 
@@ -292,106 +260,90 @@ def has_several_interfaces(instance: InstanceType, num_nodes: int) -> bool:
 
 def plan_at(
     jobs: dict[str, JobSpec],
-    placement: "Placement",
+    site: Site,
     *,
     attempt: int,
     max_minutes: int,
     root: str | None = None,
 ) -> "Plan":
-    """Return the request that carries out the jobs, by run id, at the placement; of its own backend."""
-    if isinstance(placement, SageMakerPlacement):
-        return plan_sagemaker(jobs, attempt=attempt, placement=placement, max_minutes=max_minutes, root=root)
-    return plan_ec2(jobs, attempt=attempt, placement=placement, max_minutes=max_minutes)
+    """Return the request that carries out the jobs, by run id, at the site."""
+    if site.backend == "sagemaker":
+        return plan_sagemaker(jobs, attempt=attempt, site=site, max_minutes=max_minutes, root=root)
+    return plan_ec2(jobs, attempt=attempt, site=site, max_minutes=max_minutes)
 
 
-def check_plan(placement: "Placement", jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
+def check_plan(site: Site, jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
     """Raise UserError if AWS would refuse the request for these jobs on any attempt."""
     # Ids as long as real ones.
     by_id = {f"00000000-{number:06}-0000": job for number, job in enumerate(jobs)}
-    plan = plan_at(by_id, placement, attempt=99, max_minutes=max_minutes)
+    plan = plan_at(by_id, site, attempt=99, max_minutes=max_minutes)
     if problems := request_problems(plan):
         raise UserError(
-            f"{SERVICES[plan.backend]} would refuse the request at {placement.name}: {'; '.join(problems)}",
+            f"{SERVICES[plan.backend]} would refuse the request at {site.name}: {'; '.join(problems)}",
             "change the option that this is about",
         )
 
 
-def _ec2_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) -> Ec2Placement:
-    instance, region = candidate.instance, candidate.region
-    settings = lookup.settings.region_settings(region)
-    block = lookup.block(request, candidate)
+def _looked_up(request: CloudRequest, site: Site, lookup: Lookup) -> Site:
+    """Return the site with all that a request there names. Raises UserError if it cannot be used."""
+    instance, region, options = site.instance, site.region, request.options
+    here, on_ec2 = lookup.settings.region_settings(region), site.backend == "ec2"
+    block = lookup.block(request, site)
     if block is not None:
         price = block_price(block, instance, region, lookup.today)
     else:
         price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
-    bucket, profile = lookup.setting(region, "bucket"), lookup.setting(region, "instance_profile")
-    lookup.check(request, candidate)
-    machine = lookup.machine_image(region)
-    root_gib = max(ROOT_GIB, machine.root_gib)
-    volume = lookup.catalogue.find_volume_price(region, on=lookup.today)
-    # A block's instances stand together by themselves.
-    is_grouped = request.options.num_nodes > 1 and request.options.reservation is None
-    return Ec2Placement(
-        instance=instance,
-        region=region,
-        zone=candidate.zone,
-        subnet=candidate.subnet,
-        security_groups=lookup.security_groups(request, candidate),
-        instance_profile=profile,
-        bucket=bucket,
-        prefix=settings.prefix,
-        ami=machine.id,
-        root_device=machine.root_device,
-        root_gib=root_gib,
-        image=lookup.image(request, region),
-        code=lookup.code(region),
-        usd_per_hour=price.usd_per_hour,
-        price_as_of=price.as_of.isoformat(),
-        price_inferred=price.inferred,
-        volume_usd_per_hour=(
-            volume.max_usd_per_hour(gib=root_gib, mib_per_s=ROOT_MIB_PER_S) if volume else None
-        ),
-        tags=lookup.tags(request),
-        volume_kms_key=settings.volume_kms_key,
-        max_price_usd=request.options.max_price_usd,
-        placement_group=settings.placement_groups.get(candidate.zone or "") if is_grouped else None,
-        block=block,
-        secrets=given_secrets(request.options),
-        variables=given_variables(request.options),
-        inputs=given_inputs(request.options),
-        requirements=lookup.requirements(request, region),
-    )
-
-
-def _sagemaker_placement(request: CloudRequest, candidate: Candidate, lookup: Lookup) -> SageMakerPlacement:
-    instance, region = candidate.instance, candidate.region
-    price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
-    bucket, role = lookup.setting(region, "bucket"), lookup.setting(region, "role")
-    here = lookup.settings.region_settings(region)
-    lookup.check(request, candidate)
-    return SageMakerPlacement(
-        instance=instance,
-        region=region,
+    bucket = lookup.setting(region, "bucket")
+    role = lookup.setting(region, "instance_profile" if on_ec2 else "role")
+    if on_ec2:
+        site = _on_ec2(request, site, lookup)
+    else:
+        site = replace(
+            site,
+            # Local disks take the volume's place. No price of SageMaker's volumes is known.
+            volume_usd_per_hour=0.0 if instance.local_nvme_gb else None,
+            volume_gib=TRAINING_VOLUME_GIB,
+            training_plan=options.training_plan,
+            subnets=here.sagemaker_subnets,
+            security_groups=here.sagemaker_security_groups,
+            output_kms_key=here.output_kms_key,
+            encrypts_traffic=here.encrypt_between_containers,
+        )
+    return replace(
+        site,
         role=role,
         bucket=bucket,
         prefix=here.prefix,
         image=lookup.image(request, region),
         code=lookup.code(region),
-        usd_per_hour=price.usd_per_hour,
-        price_as_of=price.as_of.isoformat(),
-        price_inferred=price.inferred,
-        # Local disks take the volume's place. No price of SageMaker's volumes is known.
-        volume_usd_per_hour=0.0 if instance.local_nvme_gb else None,
+        price=price,
+        block=block,
         tags=lookup.tags(request),
         volume_kms_key=here.volume_kms_key,
-        volume_gib=TRAINING_VOLUME_GIB,
-        secrets=given_secrets(request.options),
-        variables=given_variables(request.options),
-        inputs=given_inputs(request.options),
+        secrets=given_secrets(options),
+        variables=given_variables(options),
+        inputs=given_inputs(options),
         requirements=lookup.requirements(request, region),
-        training_plan=request.options.training_plan,
-        subnets=here.sagemaker_subnets,
-        security_groups=here.sagemaker_security_groups,
-        output_kms_key=here.output_kms_key,
-        encrypts_traffic=here.encrypt_between_containers,
+    )
+
+
+def _on_ec2(request: CloudRequest, site: Site, lookup: Lookup) -> Site:
+    """Return the site with its machine image, volume, network and limit of spot's price."""
+    machine = lookup.machine_image(site.region)
+    root_gib = max(ROOT_GIB, machine.root_gib)
+    volume = lookup.catalogue.find_volume_price(site.region, on=lookup.today)
+    groups = lookup.settings.region_settings(site.region).placement_groups
+    # A block's instances stand together by themselves.
+    is_grouped = request.options.num_nodes > 1 and request.options.reservation is None
+    return replace(
+        site,
+        ami=machine.id,
+        root_device=machine.root_device,
+        volume_gib=root_gib,
+        volume_usd_per_hour=(
+            volume.max_usd_per_hour(gib=root_gib, mib_per_s=ROOT_MIB_PER_S) if volume else None
+        ),
+        security_groups=lookup.security_groups(request, site),
+        max_price_usd=request.options.max_price_usd,
+        placement_group=groups.get(site.zone or "") if is_grouped else None,
     )

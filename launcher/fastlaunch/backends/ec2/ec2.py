@@ -13,8 +13,8 @@ from fastlaunch.aws.types import Instance
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.ec2.observe import attempt_status, billed_on_ec2
 from fastlaunch.backends.node_agent import store_objects
-from fastlaunch.backends.placements import Ec2Placement, Placement
 from fastlaunch.backends.protocol import KILL_INTERVAL_S, AttemptStatus, CloudBackend
+from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -48,18 +48,18 @@ class Ec2Backend(CloudBackend):
     billed = staticmethod(billed_on_ec2)
 
     # What its plans are made for; see `at`.
-    placement: Ec2Placement | None = None
+    site: Site | None = None
 
-    def at(self, placement: Placement, max_minutes: int, *, root: str | None = None) -> Self:
+    def at(self, site: Site, max_minutes: int, *, root: str | None = None) -> Self:
         # root changes nothing: runs have a folder each.
-        assert isinstance(placement, Ec2Placement)
-        return replace(self, placement=placement, max_minutes=max_minutes)
+        assert site.backend == "ec2"
+        return replace(self, site=site, max_minutes=max_minutes)
 
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         from fastlaunch.backends.ec2.plan import plan_ec2
 
-        assert self.placement is not None
-        return plan_ec2(jobs, attempt=attempt, placement=self.placement, max_minutes=self.max_minutes)
+        assert self.site is not None
+        return plan_ec2(jobs, attempt=attempt, site=self.site, max_minutes=self.max_minutes)
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
         """Store the plan's objects, send its request; return the handle. Raises CloudRefused's kinds.

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fastlaunch.aws.errors import is_spot_interruption, state_reason_problem
+from fastlaunch.aws.errors import ending_of, state_reason_problem
 from fastlaunch.aws.types import Instance
 from fastlaunch.backends.node_report import time_of, uptime_of
 from fastlaunch.backends.protocol import AttemptStatus, Billed
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.ownership import MARGIN_MINUTES
 
 _FIRST_HOUR_S = 3600.0
@@ -29,6 +30,7 @@ def attempt_status(instances: Sequence[Instance], *, num_unseen: int) -> Attempt
     """
     if not instances:
         return AttemptStatus(has_ended=False, is_seen=False, num_unseen=num_unseen)
+    endings = set(map(ending_of, instances))
     are_over = all(each.has_ended for each in instances)
     has_ended = are_over and not num_unseen
     first = instances[0]
@@ -43,7 +45,7 @@ def attempt_status(instances: Sequence[Instance], *, num_unseen: int) -> Attempt
         is_up=not num_unseen and all(each.state == "running" for each in instances),
         num_ended=sum(not each.is_live for each in instances),
         is_spot=first.is_spot,
-        is_taken=any(is_spot_interruption(each) for each in instances),
+        ending=next((each for each in (Ending.RECLAIMED, Ending.NO_CAPACITY) if each in endings), None),
         instance_type=first.instance_type,
         zone=first.zone,
         launched_at=min(each.launch_time for each in instances),
@@ -68,7 +70,7 @@ def billed_on_ec2(
         and aws_status.ended_at >= launched_at
     ):
         lived_s = (aws_status.ended_at - launched_at).total_seconds()
-        is_free = aws_status.is_taken and aws_status.billable_s == 0
+        is_free = aws_status.ending is Ending.RECLAIMED and aws_status.billable_s == 0
         return Billed(lived_s=lived_s, billed_s=aws_status.billable_s, billing="free" if is_free else "times")
     ended_at = aws_status.ended_at or time_of(status, "billed_until")
     if ended_at is not None and ended_at >= launched_at:
@@ -79,7 +81,9 @@ def billed_on_ec2(
         limit_s = (max_minutes + MARGIN_MINUTES) * 60.0
         return Billed(lived_s=limit_s, billed_s=limit_s, billing="limit")
     # EC2 says so, or the node once EC2 has forgotten it.
-    is_taken = aws_status.is_taken if aws_status.is_seen else (status or {}).get("reason") == "spot"
+    is_taken = aws_status.ending is Ending.RECLAIMED
+    if not aws_status.is_seen:
+        is_taken = (status or {}).get("reason") == "spot"
     # If no node says how many they were, one that EC2 has forgotten may have lived on.
     is_alone = status is not None and status.get("num_nodes", 1) == 1
     if is_taken and is_alone and lived_s < _FIRST_HOUR_S:
@@ -94,7 +98,7 @@ def _billed_s(instance: Instance) -> float | None:
     if ended_at is None or ended_at < instance.launch_time:
         return None
     lived_s = (ended_at - instance.launch_time).total_seconds()
-    if is_spot_interruption(instance) and lived_s < _FIRST_HOUR_S:
+    if ending_of(instance) is Ending.RECLAIMED and lived_s < _FIRST_HOUR_S:
         return 0.0
     return max(lived_s, _LEAST_BILLED_S)
 

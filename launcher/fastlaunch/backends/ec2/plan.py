@@ -6,10 +6,9 @@ from typing import Any
 
 from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
 from fastlaunch.backends.node_agent import agent_object, agent_sha256, run_list_object
-from fastlaunch.backends.placements import CapacityBlock, Ec2Placement
+from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.rates import max_cost_usd
-from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, placeholders_in
 from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
@@ -29,7 +28,7 @@ def plan_ec2(
     jobs: Mapping[str, JobSpec],
     *,
     attempt: int,
-    placement: Ec2Placement,
+    site: Site,
     max_minutes: int,
     render: Callable[[Bootstrap], str] = render_user_data,
     agent: str | None = None,
@@ -38,24 +37,20 @@ def plan_ec2(
 
     All jobs share instance type, number of nodes and purchase option. max_minutes: what this attempt may
     take; a capacity block may end sooner, which only the node can tell. render: makes the user data, which
-    boto3 encodes. agent: SHA-256 of another node agent than this one's. Raises UserError for what EC2 would
-    refuse or start in vain: nodes that cannot reach each other or the bucket, another placement's block.
+    boto3 encodes. agent: SHA-256 of another node agent than this one's.
     """
     first, job = next(iter(jobs.items()))
     assert len({(one.instance, one.num_nodes, one.terms.purchase) for one in jobs.values()}) == 1
-    _check_place(job, placement)
-    block = _block(job, placement)
+    block = _block(job, site)
     token = f"{first}-a{attempt}"
-    output = f"{placement.runs_uri}/{first}/attempt-{attempt}"
-    unknown = placement.unknown_names(jobs)
-    program = _program(
-        jobs, token=token, attempt=attempt, placement=placement, output=output, max_minutes=max_minutes
-    )
-    stored = agent_object(placement.bucket, placement.prefix, agent or agent_sha256())
+    output = f"{site.runs_uri}/{first}/attempt-{attempt}"
+    unknown = site.unknown_names(jobs)
+    program = _program(jobs, token=token, attempt=attempt, site=site, output=output, max_minutes=max_minutes)
+    stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
     run_list = run_list_object(program, output, unknown)
     bootstrap = Bootstrap(
         token=token,
-        region=placement.region,
+        region=site.region,
         max_minutes=max_minutes,
         output=output,
         agent=stored.uri,
@@ -65,22 +60,22 @@ def plan_ec2(
     )
     tags = {
         "Name": f"fastlaunch {first}",
-        **placement.tags,
+        **site.tags,
         RUN_TAG: first,
         ATTEMPT_TAG: str(attempt),
         MAX_MINUTES_TAG: str(max_minutes),
         OUTPUT_TAG: output,
     }
     request: dict[str, Any] = {
-        "ImageId": placement.ami,
-        "InstanceType": placement.instance.name,
+        "ImageId": site.ami,
+        "InstanceType": site.instance.name,
         "MinCount": job.num_nodes,
         "MaxCount": job.num_nodes,
         "ClientToken": token,
-        **_network(job, placement),
-        "IamInstanceProfile": _profile(placement.instance_profile),
+        **_network(job, site),
+        "IamInstanceProfile": _profile(site.role),
         "InstanceInitiatedShutdownBehavior": "terminate",
-        **_market(job, placement),
+        **_market(job, site),
         # Hop limit 1: the container, a network hop away, gets no credentials. Several nodes' containers are
         # on the host's network, and reach the role at the same limit.
         "MetadataOptions": {
@@ -91,13 +86,13 @@ def plan_ec2(
         },
         "BlockDeviceMappings": [
             {
-                "DeviceName": placement.root_device,
+                "DeviceName": site.root_device,
                 "Ebs": {
                     "VolumeType": "gp3",
-                    "VolumeSize": placement.root_gib,
+                    "VolumeSize": site.volume_gib,
                     "Throughput": ROOT_MIB_PER_S,
                     "Encrypted": True,
-                    **({"KmsKeyId": placement.volume_kms_key} if placement.volume_kms_key else {}),
+                    **({"KmsKeyId": site.volume_kms_key} if site.volume_kms_key else {}),
                     "DeleteOnTermination": True,
                 },
             }
@@ -113,10 +108,10 @@ def plan_ec2(
         operation="RunInstances",
         request=request,
         placeholders=placeholders_in(request, run_list, unknown),
-        max_cost_usd=_max_cost_usd(job, placement, max_minutes),
-        usd_per_hour=placement.usd_per_hour,
-        price_as_of=placement.price_as_of,
-        region=placement.region,
+        max_cost_usd=_max_cost_usd(job, site, max_minutes),
+        usd_per_hour=site.usd_per_hour,
+        price_as_of=site.price.as_of.isoformat() if site.price else None,
+        region=site.region,
         sunk_usd=block.fee_usd if block else None,
         objects=(stored, run_list),
     )
@@ -127,19 +122,19 @@ def _program(
     *,
     token: str,
     attempt: int,
-    placement: Ec2Placement,
+    site: Site,
     output: str,
     max_minutes: int,
 ) -> NodeProgram:
     job = next(iter(jobs.values()))
-    block, needed = _block(job, placement), placement.requirements
-    host, digest = placement.image.partition("/")[0], placement.image.rpartition("@")[2]
+    block, needed = _block(job, site), site.requirements
+    host, digest = site.image.partition("/")[0], site.image.rpartition("@")[2]
     registry = _ECR_HOST.fullmatch(host)
     environment = {
-        **placement.variables,
-        **input_environment(placement.inputs),
+        **site.variables,
+        **input_environment(site.inputs),
         "FASTLAUNCH_ATTEMPT": str(attempt),
-        "FASTLAUNCH_INSTANCE": placement.instance.name,
+        "FASTLAUNCH_INSTANCE": site.instance.name,
         "FASTLAUNCH_IMAGE_DIGEST": digest,
         "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
         "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
@@ -148,24 +143,24 @@ def _program(
         environment["FASTLAUNCH_NUM_NODES"] = str(job.num_nodes)
         environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
         if not job.allow_tcp:
-            floor = placement.instance.all_reduce_floor_gb_per_s
+            floor = site.instance.all_reduce_floor_gb_per_s
             environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
-    if placement.code and placement.code.commit:
-        environment["FASTLAUNCH_COMMIT"] = placement.code.commit
+    if site.code and site.code.commit:
+        environment["FASTLAUNCH_COMMIT"] = site.code.commit
     return NodeProgram(
         token=token,
         attempt=attempt,
-        region=placement.region,
+        region=site.region,
         output=output,
-        runs_uri=placement.runs_uri,
-        code_uri=f"s3://{placement.bucket}/{placement.code.key}" if placement.code else None,
-        code_sha256=placement.code.sha256 if placement.code else None,
-        image=placement.image,
-        image_region=registry[1] if registry else placement.region,
+        runs_uri=site.runs_uri,
+        code_uri=f"s3://{site.bucket}/{site.code.key}" if site.code else None,
+        code_sha256=site.code.sha256 if site.code else None,
+        image=site.image,
+        image_region=registry[1] if registry else site.region,
         max_minutes=max_minutes,
-        num_gpus=placement.instance.num_accelerators,
-        has_instance_store=placement.instance.local_nvme_gb > 0,
-        has_nvswitch=placement.instance.has_nvswitch,
+        num_gpus=site.instance.num_accelerators,
+        has_instance_store=site.instance.local_nvme_gb > 0,
+        has_nvswitch=site.instance.has_nvswitch,
         is_spot=job.terms.purchase == "spot",
         num_nodes=job.num_nodes,
         needs_efa=job.num_nodes > 1 and not job.allow_tcp,
@@ -180,9 +175,9 @@ def _program(
             for run_id, one in jobs.items()
         ),
         environment=environment,
-        secrets=placement.secrets,
-        inputs=placement.inputs,
-        requirements_uri=f"s3://{placement.bucket}/{needed.key}" if needed else None,
+        secrets=site.secrets,
+        inputs=site.inputs,
+        requirements_uri=f"s3://{site.bucket}/{needed.key}" if needed else None,
         requirements_sha256=needed.sha256 if needed else None,
     )
 
@@ -194,73 +189,41 @@ def _ranks_of(job: JobSpec, usual: JobSpec) -> dict[str, str]:
     return {"FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes)}
 
 
-def _block(job: JobSpec, placement: Ec2Placement) -> CapacityBlock | None:
+def _block(job: JobSpec, site: Site) -> CapacityBlock | None:
     """Return the capacity block that the job runs in, if it does."""
-    return placement.block if job.terms.purchase == "capacity-block" else None
+    return site.block if job.terms.purchase == "capacity-block" else None
 
 
-def _max_cost_usd(job: JobSpec, placement: Ec2Placement, max_minutes: int) -> float:
+def _max_cost_usd(job: JobSpec, site: Site, max_minutes: int) -> float:
     """Return the most that the attempt costs; of a capacity block, no more than was paid for all of it."""
-    block = _block(job, placement)
+    block = _block(job, site)
     return max_cost_usd(
         num_nodes=job.num_nodes,
         max_minutes=max_minutes,
-        usd_per_hour=placement.usd_per_hour,
-        volume_usd_per_hour=placement.volume_usd_per_hour,
+        usd_per_hour=site.usd_per_hour,
+        volume_usd_per_hour=site.volume_usd_per_hour,
         fee_usd=block.fee_usd if block else None,
     )
 
 
-def _check_place(job: JobSpec, placement: Ec2Placement) -> None:
-    """Raise UserError if the placement cannot carry the job's nodes."""
-    if job.terms.purchase == "capacity-block":
-        if placement.block is None:
-            raise UserError(
-                f"no capacity block is named at {placement.name}",
-                "give the one that was bought: --reservation cr-...",
-            )
-        if job.num_nodes > placement.block.num_instances:
-            raise UserError(
-                f"{placement.block.reservation} holds {placement.block.num_instances} instances, "
-                f"and the job has {job.num_nodes} nodes",
-                f"give --num-nodes {placement.block.num_instances}, or another --reservation",
-            )
-    if job.num_nodes == 1:
-        return
-    if not has_efa(placement.instance) and not job.allow_tcp:
-        raise UserError(
-            f"{placement.instance.name} has no EFA for {job.num_nodes} nodes to train over",
-            "choose an instance type that has, or accept slower steps with --allow-tcp",
-        )
-    # Of the default subnets every one relies on public addresses, which several interfaces do not get, and
-    # the default group lets nodes that speak EFA not reach each other.
-    if has_efa(placement.instance) and not (placement.subnet and placement.security_groups):
-        lacks = "subnet" if not placement.subnet else "security group"
-        raise UserError(
-            f"nodes with EFA have no public address, and {placement.name} has no {lacks} of its own for them",
-            "set `subnets` (private, with NAT or endpoints) and `security_groups` (all traffic to and from "
-            "itself) in the config file: see `fastlaunch iam print --cloudformation`",
-        )
-
-
-def _network(job: JobSpec, placement: Ec2Placement) -> dict[str, Any]:
+def _network(job: JobSpec, site: Site) -> dict[str, Any]:
     """Return where the nodes are. One alone needs no EFA, and its subnet may give it a public address."""
     network: dict[str, Any] = {}
     place = {}
     if job.num_nodes > 1:
         network["NetworkInterfaces"] = interfaces_of(
-            placement.instance, subnet=placement.subnet, groups=placement.security_groups
+            site.instance, subnet=site.subnet, groups=site.security_groups
         )
         # A capacity block places its instances itself.
-        if placement.placement_group and job.terms.purchase != "capacity-block":
-            place["GroupName"] = placement.placement_group
+        if site.placement_group and job.terms.purchase != "capacity-block":
+            place["GroupName"] = site.placement_group
     else:
-        if placement.subnet:
-            network["SubnetId"] = placement.subnet
-        if placement.security_groups:
-            network["SecurityGroupIds"] = list(placement.security_groups)
-    if placement.zone and not placement.subnet:
-        place["AvailabilityZone"] = placement.zone
+        if site.subnet:
+            network["SubnetId"] = site.subnet
+        if site.security_groups:
+            network["SecurityGroupIds"] = list(site.security_groups)
+    if site.zone and not site.subnet:
+        place["AvailabilityZone"] = site.zone
     if place:
         network["Placement"] = place
     return network
@@ -270,10 +233,10 @@ def _profile(name: str) -> dict[str, str]:
     return {"Arn": name} if name.startswith("arn:") else {"Name": name}
 
 
-def _market(job: JobSpec, placement: Ec2Placement) -> dict[str, Any]:
+def _market(job: JobSpec, site: Site) -> dict[str, Any]:
     if job.terms.purchase == "capacity-block":
-        assert placement.block is not None
-        target = {"CapacityReservationId": placement.block.reservation}
+        assert site.block is not None
+        target = {"CapacityReservationId": site.block.reservation}
         return {
             "InstanceMarketOptions": {"MarketType": "capacity-block"},
             "CapacityReservationSpecification": {"CapacityReservationTarget": target},
@@ -282,8 +245,8 @@ def _market(job: JobSpec, placement: Ec2Placement) -> dict[str, Any]:
         return {}
     # One-time: a persistent request would start another machine by itself.
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-    if placement.max_price_usd is not None:
-        options["MaxPrice"] = _decimal(placement.max_price_usd)
+    if site.max_price_usd is not None:
+        options["MaxPrice"] = _decimal(site.max_price_usd)
     return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
 
 

@@ -8,6 +8,7 @@ from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.backends.node_report import time_of, uptime_of
 from fastlaunch.backends.protocol import AttemptStatus, Billed
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S
+from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
 from fastlaunch.core.ownership import MARGIN_MINUTES
 
@@ -73,9 +74,17 @@ def attempt_status(job: TrainingJob | None) -> AttemptStatus:
         ended_at=job.ended_at if job.has_ended else None,
         billable_s=_billable_s(job),
         training_s=job.training_s,
+        ending=_ending(job),
         problem=problem_of(job),
         detail=_detail(job),
     )
+
+
+def _ending(job: TrainingJob) -> Ending | None:
+    """Return what ended the job, as far as SageMaker says so."""
+    if isinstance(problem_of(job), NoCapacity):
+        return Ending.NO_CAPACITY
+    return {"MaxRuntimeExceeded": Ending.TIME_LIMIT, "Stopped": Ending.STOPPED}.get(job.secondary_status)
 
 
 def problem_of(job: TrainingJob) -> CloudRefused | None:

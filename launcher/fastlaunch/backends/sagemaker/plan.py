@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastlaunch.backends.node_agent import agent_object, agent_sha256, run_list_object
-from fastlaunch.backends.placements import SageMakerPlacement
+from fastlaunch.backends.site import Site
 from fastlaunch.catalog.rates import max_cost_usd
-from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
 from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
@@ -44,7 +43,7 @@ def plan_sagemaker(
     jobs: Mapping[str, JobSpec],
     *,
     attempt: int,
-    placement: SageMakerPlacement,
+    site: Site,
     max_minutes: int,
     root: str | None = None,
     agent: str | None = None,
@@ -53,21 +52,19 @@ def plan_sagemaker(
 
     All jobs share number of nodes, GPUs and purchase option. max_minutes: what this attempt may run, from
     when its machines are there. root: id of the run under which earlier attempts at these runs wrote, by
-    default the first of them. agent: SHA-256 of another node agent than this one's. Raises UserError for what
-    cannot be asked of SageMaker.
+    default the first of them. agent: SHA-256 of another node agent than this one's.
     """
     first, job = next(iter(jobs.items()))
     kinds = {(each.num_nodes, each.num_gpus, each.terms.purchase, each.allow_tcp) for each in jobs.values()}
     assert len(kinds) == 1
-    _check(job, placement)
     token = f"{first}-a{attempt}"
-    checkpoints = f"{placement.runs_uri}/{root or first}"
+    checkpoints = f"{site.runs_uri}/{root or first}"
     output = f"{checkpoints}/{token}"
-    unknown = placement.unknown_names([*jobs, *([root] if root else [])])
-    stored = agent_object(placement.bucket, placement.prefix, agent or agent_sha256())
-    run_list = run_list_object(_node_program(jobs, token, attempt, placement), output, unknown)
+    unknown = site.unknown_names([*jobs, *([root] if root else [])])
+    stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
+    run_list = run_list_object(_node_program(jobs, token, attempt, site), output, unknown)
     tags = {
-        **placement.tags,
+        **site.tags,
         RUN_TAG: first,
         ATTEMPT_TAG: str(attempt),
         MAX_MINUTES_TAG: str(max_minutes),
@@ -76,32 +73,32 @@ def plan_sagemaker(
     request: dict[str, Any] = {
         "TrainingJobName": token,
         "AlgorithmSpecification": {
-            "TrainingImage": placement.image,
+            "TrainingImage": site.image,
             "TrainingInputMode": "File",
-            **_program(placement),
+            **_program(site),
             "MetricDefinitions": [
                 {"Name": name, "Regex": f"fastlaunch: .* {name}={_NUMBER}"} for name in _METRICS
             ],
         },
         "Environment": {
-            **_environment(job, placement, token, attempt),
+            **_environment(job, site, token, attempt),
             "FASTLAUNCH_AGENT_SHA256": stored.sha256,
             "FASTLAUNCH_RUNS_SHA256": run_list.sha256,
         },
-        "RoleArn": placement.role,
-        "InputDataConfig": _channels(placement, agent=stored, runs=run_list),
+        "RoleArn": site.role,
+        "InputDataConfig": _channels(site, agent=stored, runs=run_list),
         # SageMaker puts what the container leaves in /opt/ml/model and output here, in the end; not among
         # the checkpoints, all of which the next attempt has to fetch.
         "OutputDataConfig": {
-            "S3OutputPath": f"{placement.runs_uri}/sagemaker-output",
-            **({"KmsKeyId": placement.output_kms_key} if placement.output_kms_key else {}),
+            "S3OutputPath": f"{site.runs_uri}/sagemaker-output",
+            **({"KmsKeyId": site.output_kms_key} if site.output_kms_key else {}),
         },
         "CheckpointConfig": {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS},
-        "ResourceConfig": _resources(job, placement),
-        "StoppingCondition": _stopping(job, placement, max_minutes),
+        "ResourceConfig": _resources(job, site),
+        "StoppingCondition": _stopping(job, site, max_minutes),
         # The container uploads nothing itself, but a workload of the user's may fetch its data.
         "EnableNetworkIsolation": False,
-        **_network(placement),
+        **_network(site),
         **({"EnableManagedSpotTraining": True} if job.terms.purchase == "spot" else {}),
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
     }
@@ -113,12 +110,12 @@ def plan_sagemaker(
         max_cost_usd=max_cost_usd(
             num_nodes=job.num_nodes,
             max_minutes=max_minutes,
-            usd_per_hour=placement.usd_per_hour,
-            volume_usd_per_hour=placement.volume_usd_per_hour,
+            usd_per_hour=site.usd_per_hour,
+            volume_usd_per_hour=site.volume_usd_per_hour,
         ),
-        usd_per_hour=placement.usd_per_hour,
-        price_as_of=placement.price_as_of,
-        region=placement.region,
+        usd_per_hour=site.usd_per_hour,
+        price_as_of=site.price.as_of.isoformat() if site.price else None,
+        region=site.region,
         objects=(stored, run_list),
     )
 
@@ -128,88 +125,56 @@ def is_accelerated(ml_type: str) -> bool:
     return re.match(r"ml\.(p|g|trn)[0-9]", ml_type) is not None
 
 
-def _check(job: JobSpec, placement: SageMakerPlacement) -> None:
-    """Raise UserError for what SageMaker does not do, or does not do together."""
-    is_spot = job.terms.purchase == "spot"
-    refused = (
-        (
-            job.terms.purchase == "capacity-block",
-            "SageMaker takes no capacity block of EC2's",
-            "give --training-plan ARN, which is SageMaker's own, or --backend ec2",
-        ),
-        (
-            is_spot and bool(placement.training_plan),
-            "a training plan has machines of its own, which are not spot",
-            "leave --purchase spot or --training-plan out",
-        ),
-        (
-            job.terms.max_price_usd is not None,
-            "SageMaker's spot has no limit for its price: it costs a part of the on-demand price",
-            "leave --max-price out",
-        ),
-        (
-            job.num_nodes > 1 and not placement.instance.num_efa_interfaces and not job.allow_tcp,
-            f"{placement.instance.name} has no EFA, which several nodes need",
-            "choose a larger instance type, or give --allow-tcp",
-        ),
-    )
-    for holds, message, hint in refused:
-        if holds:
-            raise UserError(message, hint)
-
-
-def _program(placement: SageMakerPlacement) -> dict[str, list[str]]:
+def _program(site: Site) -> dict[str, list[str]]:
     """Return what is run instead of the image's own entrypoint, which would be AWS's toolkit."""
-    script = [_RUN] if placement.code is None else ["-c", _UNPACK, "fastlaunch", placement.code.sha256]
+    script = [_RUN] if site.code is None else ["-c", _UNPACK, "fastlaunch", site.code.sha256]
     return {"ContainerEntrypoint": ["/bin/bash"], "ContainerArguments": script}
 
 
-def _node_program(
-    jobs: Mapping[str, JobSpec], token: str, attempt: int, placement: SageMakerPlacement
-) -> NodeProgram:
+def _node_program(jobs: Mapping[str, JobSpec], token: str, attempt: int, site: Site) -> NodeProgram:
     runs = tuple(
         NodeRun(run_id=run_id, arguments=node_arguments(job), environment=run_environment(job))
         for run_id, job in jobs.items()
     )
-    instance, needed = placement.instance, placement.requirements
+    instance, needed = site.instance, site.requirements
     return NodeProgram(
         token=token,
         attempt=attempt,
         runs=runs,
         num_gpus=instance.num_accelerators,
         has_nvswitch=instance.has_nvswitch,
-        environment={**placement.variables, **input_environment(placement.inputs)},
-        secrets=placement.secrets,
-        inputs=placement.inputs,
+        environment={**site.variables, **input_environment(site.inputs)},
+        secrets=site.secrets,
+        inputs=site.inputs,
         requirements_sha256=needed.sha256 if needed else None,
     )
 
 
-def _environment(job: JobSpec, placement: SageMakerPlacement, token: str, attempt: int) -> dict[str, str]:
+def _environment(job: JobSpec, site: Site, token: str, attempt: int) -> dict[str, str]:
     environment = {
         "FASTLAUNCH_TOKEN": token,
         "FASTLAUNCH_ATTEMPT": str(attempt),
-        "FASTLAUNCH_IMAGE_DIGEST": placement.image.rpartition("@")[2],
+        "FASTLAUNCH_IMAGE_DIGEST": site.image.rpartition("@")[2],
         "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
         "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
         "FASTLAUNCH_PRINT_METRICS": "1",
     }
-    if placement.code and placement.code.commit:
-        environment["FASTLAUNCH_COMMIT"] = placement.code.commit
+    if site.code and site.code.commit:
+        environment["FASTLAUNCH_COMMIT"] = site.code.commit
     if job.num_nodes > 1:
         environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
         if not job.allow_tcp:
-            floor = placement.instance.all_reduce_floor_gb_per_s
+            floor = site.instance.all_reduce_floor_gb_per_s
             environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
     return environment
 
 
-def _channels(placement: SageMakerPlacement, **objects: PlanObject) -> list[dict[str, Any]]:
+def _channels(site: Site, **objects: PlanObject) -> list[dict[str, Any]]:
     """Return what SageMaker brings to /opt/ml/input/data/<name>: `objects`, inputs, and the bundles."""
-    uris = {name: one.uri for name, one in objects.items()} | dict(placement.inputs)
-    for name, bundle in (("code", placement.code), ("requirements", placement.requirements)):
+    uris = {name: one.uri for name, one in objects.items()} | dict(site.inputs)
+    for name, bundle in (("code", site.code), ("requirements", site.requirements)):
         if bundle:
-            uris[name] = f"s3://{placement.bucket}/{bundle.key}"
+            uris[name] = f"s3://{site.bucket}/{bundle.key}"
     return [
         {
             "ChannelName": name,
@@ -225,38 +190,38 @@ def _channels(placement: SageMakerPlacement, **objects: PlanObject) -> list[dict
     ]
 
 
-def _resources(job: JobSpec, placement: SageMakerPlacement) -> dict[str, Any]:
+def _resources(job: JobSpec, site: Site) -> dict[str, Any]:
     # Types with local NVMe have that, and no volume of this size.
     resources: dict[str, Any] = {
-        "InstanceType": f"ml.{placement.instance.name}",
+        "InstanceType": f"ml.{site.instance.name}",
         "InstanceCount": job.num_nodes,
-        "VolumeSizeInGB": placement.volume_gib,
+        "VolumeSizeInGB": site.volume_gib,
     }
     # Local disks are encrypted by the machine itself, and SageMaker refuses a key for them.
-    if placement.volume_kms_key and not placement.instance.local_nvme_gb:
-        resources["VolumeKmsKeyId"] = placement.volume_kms_key
-    if placement.training_plan:
-        resources["TrainingPlanArn"] = placement.training_plan
+    if site.volume_kms_key and not site.instance.local_nvme_gb:
+        resources["VolumeKmsKeyId"] = site.volume_kms_key
+    if site.training_plan:
+        resources["TrainingPlanArn"] = site.training_plan
     return resources
 
 
-def _network(placement: SageMakerPlacement) -> dict[str, Any]:
+def _network(site: Site) -> dict[str, Any]:
     network: dict[str, Any] = {}
-    if placement.subnets:
+    if site.subnets:
         network["VpcConfig"] = {
-            "Subnets": list(placement.subnets),
-            "SecurityGroupIds": list(placement.security_groups),
+            "Subnets": list(site.subnets),
+            "SecurityGroupIds": list(site.security_groups),
         }
     # Also of one node: rules of an account look for it in every request.
-    if placement.encrypts_traffic:
+    if site.encrypts_traffic:
         network["EnableInterContainerTrafficEncryption"] = True
     return network
 
 
-def _stopping(job: JobSpec, placement: SageMakerPlacement, max_minutes: int) -> dict[str, int]:
+def _stopping(job: JobSpec, site: Site, max_minutes: int) -> dict[str, int]:
     run_s = max_minutes * 60
     if job.terms.purchase == "spot":
         return {"MaxRuntimeInSeconds": run_s, "MaxWaitTimeInSeconds": run_s + SPOT_WAIT_S}
-    if is_accelerated(f"ml.{placement.instance.name}"):
+    if is_accelerated(f"ml.{site.instance.name}"):
         return {"MaxRuntimeInSeconds": run_s, "MaxPendingTimeInSeconds": MAX_PENDING_S}
     return {"MaxRuntimeInSeconds": run_s}

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Self
 
 from fastlaunch.backends.node_agent import store_objects
-from fastlaunch.backends.placements import Placement, SageMakerPlacement
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
+from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import JOB_WAIT_MINUTES, OUTPUT_TAG
 from fastlaunch.core.plan import Plan
@@ -37,19 +37,19 @@ class SageMakerBackend(CloudBackend):
     billed = staticmethod(billed_on_sagemaker)
 
     # What its plans are made for; see `at`.
-    placement: SageMakerPlacement | None = None
+    site: Site | None = None
     root: str | None = None
 
-    def at(self, placement: Placement, max_minutes: int, *, root: str | None = None) -> Self:
-        assert isinstance(placement, SageMakerPlacement)
-        return replace(self, placement=placement, max_minutes=max_minutes, root=root)
+    def at(self, site: Site, max_minutes: int, *, root: str | None = None) -> Self:
+        assert site.backend == "sagemaker"
+        return replace(self, site=site, max_minutes=max_minutes, root=root)
 
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 
-        assert self.placement is not None
+        assert self.site is not None
         return plan_sagemaker(
-            jobs, attempt=attempt, placement=self.placement, max_minutes=self.max_minutes, root=self.root
+            jobs, attempt=attempt, site=self.site, max_minutes=self.max_minutes, root=self.root
         )
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:

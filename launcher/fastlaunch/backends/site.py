@@ -1,0 +1,173 @@
+"""`Site`: where a job can run and how that is bought, with all that a request for it names.
+
+A text such as `<ami-id>` stands for what is not known without asking AWS.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.catalog.prices import Price
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import CodeBundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityBlock:
+    """A capacity block that was bought before."""
+
+    reservation: str
+    # ISO 8601, UTC.
+    ends_at: str
+    # Paid up front, for all of it.
+    fee_usd: float
+    # From its start to its end.
+    hours: float
+    num_instances: int
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Effective price of an hour of one instance: the fee over all hours of all instances."""
+        return self.fee_usd / self.hours / self.num_instances
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One instance type of a service, in one zone of a region or anywhere in it.
+
+    A site whose type and place alone are known is a candidate; `resolve` looks up the rest.
+    """
+
+    #: `ec2` or `sagemaker`.
+    backend: str
+    # As EC2 names it; SageMaker puts `ml.` before the name.
+    instance: InstanceType
+    region: str
+    # None to leave it to AWS, as SageMaker always does.
+    zone: str | None = None
+    # The one of EC2's machines, or all that SageMaker may use; none for EC2's default, SageMaker's own.
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    # The instance profile of EC2's machines, or the ARN of SageMaker's execution role.
+    role: str = ""
+    bucket: str = ""
+    prefix: str = ""
+    # By digest: `<registry host>/<repository>@sha256:...`.
+    image: str = ""
+    # None if the image holds the training code.
+    code: CodeBundle | None = None
+    # The most that one machine costs: the on-demand list price, the most paid for spot, or the effective
+    # price of a capacity block. None where nothing is billed.
+    price: Price | None = None
+    # What an hour of its volume costs on top, at most; 0 without one, and None if that is not known.
+    volume_usd_per_hour: float | None = None
+    volume_gib: int = 0
+    # ARN of the key of the volumes; None for AWS's choice.
+    volume_kms_key: str | None = None
+    # The user's, and the owner's; ours come on top.
+    tags: Mapping[str, str] = field(default_factory=dict)
+    # ARNs, by the variable of a job's environment that gets the value.
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    # Values of other variables of a job.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    # URIs of folders in S3 that a job reads, by name.
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    # What pip installs before the job; None for nothing.
+    requirements: CodeBundle | None = None
+
+    # On EC2 alone:
+    ami: str = ""
+    root_device: str = ""
+    # Of spot; None to pay up to the on-demand price.
+    max_price_usd: float | None = None
+    # For several nodes outside of a block.
+    placement_group: str | None = None
+    block: CapacityBlock | None = None
+
+    # On SageMaker alone:
+    # ARN.
+    training_plan: str | None = None
+    # ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
+    output_kms_key: str | None = None
+    # Whether SageMaker encrypts what the containers send to each other.
+    encrypts_traffic: bool = False
+
+    @property
+    def type_name(self) -> str:
+        """The instance type as the service calls it: `p5.48xlarge`, `ml.p5.48xlarge`."""
+        return f"ml.{self.instance.name}" if self.backend == "sagemaker" else self.instance.name
+
+    @property
+    def name(self) -> str:
+        """`p5.48xlarge in us-east-1a`, or the region where AWS chooses the zone."""
+        return f"{self.type_name} in {self.zone or self.region}"
+
+    @property
+    def subnet(self) -> str | None:
+        """The subnet of EC2's machines; None for EC2's default."""
+        return self.subnets[0] if self.subnets else None
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """What belongs to this zone alone: an error that names it says nothing against the next site."""
+        if self.backend == "sagemaker":
+            return ()
+        block = self.block.reservation if self.block else None
+        return tuple(filter(None, (self.subnet, self.zone, self.placement_group, block)))
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of what is not known yet, without the brackets, sorted."""
+        own = {**asdict(self), "variables": {}, "price": None}
+        names = {name for text in _texts(own) for name in re.findall(r"<([^>]+)>", text)}
+        return tuple(sorted(names))
+
+    @property
+    def usd_per_hour(self) -> float:
+        """The most that an hour of one machine costs without its volume; 0 where nothing is billed."""
+        return self.price.usd_per_hour if self.price else 0.0
+
+    @property
+    def max_usd_per_hour(self) -> float:
+        """The most that an hour of one machine costs, with its volume if the price of that is known."""
+        return self.usd_per_hour + (self.volume_usd_per_hour or 0.0)
+
+    @property
+    def runs_uri(self) -> str:
+        """`s3://bucket/prefix/runs`: what all runs of the region write lies under it."""
+        return "s3://" + "/".join(filter(None, (self.bucket, self.prefix, "runs")))
+
+    def unknown_names(self, run_ids: Iterable[str]) -> set[str]:
+        """Return the names of what is not known yet, of the runs too, without the brackets."""
+        return {*self.placeholders, *(run_id[1:-1] for run_id in run_ids if run_id.startswith("<"))}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` turns back into an equal site."""
+        return {**asdict(self), "price": self.price and self.price.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Site":
+        """Return the site that `to_json` wrote. Raises UserError for other data."""
+        try:
+            values, instance = dict(data), data["instance"]
+            sold = tuple(instance["purchase_options"])
+            values["instance"] = InstanceType(**{**instance, "purchase_options": sold})
+            values["price"] = Price.from_json(values["price"]) if values["price"] else None
+            values["block"] = CapacityBlock(**values["block"]) if values["block"] else None
+            for name in ("code", "requirements"):
+                values[name] = CodeBundle(**values[name]) if values[name] else None
+            for name in ("subnets", "security_groups"):
+                values[name] = tuple(values[name])
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the ledger holds no site, but {data!r}: {error}", "submit it again") from None
+
+
+def _texts(value: object) -> Iterator[str]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    for part in parts:
+        yield from _texts(part)
+    if isinstance(value, str):
+        yield value
