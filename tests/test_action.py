@@ -62,6 +62,15 @@ def test_it_uses_no_action_that_can_change() -> None:
         assert "${{" not in step.get("run", "") and ("uses" in step or step["shell"] == "bash")
 
 
+def test_no_module_of_a_pull_request_is_run(tmp_path: Path) -> None:
+    for name in ("venv", "pip"):
+        (tmp_path / f"{name}.py").write_text("open('hacked', 'w').close()\n")
+    # Without pip it fails, which is soon enough.
+    install = {**INSTALL, "run": INSTALL["run"].replace("-m venv", "-m venv --without-pip")}
+    assert play(install, tmp_path).returncode == 1
+    assert (tmp_path / "fastlaunch").is_dir() and not (tmp_path / "hacked").exists()
+
+
 @pytest.mark.slow
 def test_a_row_that_is_worse_fails_the_check_and_the_summary_says_which(runner: Path) -> None:
     done = play(COMPARE, runner, records=str(RECORDS), baseline="te-fp8")
