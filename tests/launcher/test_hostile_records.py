@@ -46,6 +46,7 @@ def sound_record() -> bytes:
 
 SOUND = sound_record()
 HEADER, REST = SOUND.split(b"\n", 1)
+STARTED = json.loads(HEADER)["started_at"].encode()
 PHASE = b'{"kind":"phase","name":"a","seconds":0,"step":0,"detail":null}\n'
 
 
@@ -102,6 +103,8 @@ RECORDS = {
     "a large number": HEADER[:-1] + b',"x":1e999}\n' + REST,
     "half a character": HEADER[:-1] + b',"x":"\\ud800"}\n' + REST,
     "a warning that is a list": HEADER.replace(b'"warnings":[]', b'"warnings":[[]]') + b"\n" + REST,
+    "a time before all": SOUND.replace(STARTED, b"0001-01-01T00:00:00+14:00"),
+    "a time after all": SOUND.replace(STARTED, b"9999-12-31T23:59:59-14:00"),
     "no text": SOUND.replace(b"bad", b"\xff\xfe"),
 }
 GOOD_ARCHIVE = archive((RANK, SOUND))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.backends.node_report import merged
+from fastlaunch.backends.node_report import is_sound, merged, time_of, uptime_of
 
 RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"
 
@@ -124,6 +124,19 @@ def test_a_run_that_failed_before_the_attempt_was_interrupted_has_failed() -> No
 def test_one_node_is_told_as_it_spoke() -> None:
     assert merged({0: WAKE}, 1) == WAKE
     assert merged({1: WAKE}, 1) is None
+
+
+@pytest.mark.parametrize("amount", [10**19, -(2**63), True, float("inf"), "1"])
+@pytest.mark.parametrize("name", ["uptime_s", "started_s"])
+def test_an_amount_that_no_machine_has_is_no_report(name: str, amount: object) -> None:
+    assert is_sound(SPOT)
+    assert not is_sound({**SPOT, name: amount, "runs": [{**SPOT["runs"][0], name: amount}]})
+
+
+def test_what_lies_outside_of_time_is_not_known() -> None:
+    for text in ("9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"):
+        assert time_of({"billed_until": text}, "billed_until") is None
+    assert uptime_of({"uptime_s": -1}) is None and uptime_of({"uptime_s": 2}) == 2
 
 
 ANY = st.sampled_from(

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastlaunch_train.node.protocol import CONFIGURATION, HARDWARE, PEER, STOP
+from fastlaunch_train.records.records import MAX_INTEGER
 
 _AGAIN = "submit it again for another machine"
 _LOG = "what it printed: fastlaunch logs RUN"
@@ -164,7 +165,7 @@ def is_sound(report: Mapping[str, Any]) -> bool:
     return all(
         isinstance(entry, dict)
         and all(isinstance(entry.get(name), str | None) for name in _TEXTS)
-        and all(isinstance(entry.get(name), int | float | None) for name in _SECONDS)
+        and all(_is_amount(entry.get(name)) for name in _SECONDS)
         and isinstance(entry.get("exit_code"), int | None)
         and (entry is report or isinstance(entry.get("run_id"), str))
         for entry in (report, *runs)
@@ -176,24 +177,28 @@ def _is_phase(phase: Any) -> bool:
         isinstance(phase, dict)
         and {*phase} == {"name", "seconds", "bytes"}
         and isinstance(phase["name"], str)
-        and isinstance(phase["seconds"], int | float | None)
-        and isinstance(phase["bytes"], int | None)
+        and _is_amount(phase["seconds"])
+        and _is_amount(phase["bytes"])
     )
+
+
+def _is_amount(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) <= MAX_INTEGER)
 
 
 def time_of(status: Mapping[str, Any] | None, name: str) -> datetime | None:
     """Return a time of the report, such as `2026-11-21T15:30:04Z`; None if it has none, or no such text."""
     try:
         time = datetime.fromisoformat(status[name]) if status else None
-    except (KeyError, TypeError, ValueError):
+        return time and (time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC))
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return time if time is None or time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def uptime_of(status: Mapping[str, Any] | None) -> float | None:
     """Return how long the node says that it was up, in seconds."""
     value = status.get("uptime_s") if status else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None if value is None or value < 0 else float(value)
 
 
 def in_words(reason: str) -> str:

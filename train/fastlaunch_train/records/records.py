@@ -799,8 +799,10 @@ def _fits(value: object, types: tuple[type, ...]) -> bool:
 
 def _is_time(text: str) -> bool:
     try:
-        return datetime.fromisoformat(text).utcoffset() is not None
-    except ValueError:
+        time = datetime.fromisoformat(text)
+        # In the first and the last hours that there are, not every zone's time is one of UTC.
+        return time.tzinfo is not None and bool(time.utctimetuple())
+    except (ValueError, OverflowError):
         return False
 
 
