@@ -85,6 +85,9 @@ def check_output(capsys: pytest.CaptureFixture[str]) -> None:
         out, err = capsys.readouterr()
         for line in (out + err).split("\n"):
             assert line.isprintable() and not line.startswith("::"), command
+        if "md" in command:
+            assert "<b>" not in out
+            assert {len(re.findall(r"(?<!\\)\|", line)) for line in re.findall(r"(?m)^\|.*", out)} == {9}
 
 
 def test_what_records_name_stays_within_its_line(records: Path, capsys: pytest.CaptureFixture[str]) -> None:

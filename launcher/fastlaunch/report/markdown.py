@@ -29,11 +29,11 @@ def as_markdown(comparison: Comparison) -> str:
 
 def _section(workload: str, rows: Sequence[Row]) -> str:
     unit = rate_of(rows[0])[1]
-    headings = [{"rate": unit, "$/M": f"$/M {unit.partition('/')[0]}"}.get(name, name) for name in _HEADINGS]
+    headings = [{"rate": unit, "$/M": f"$/M {unit.rpartition('/')[0]}"}.get(name, name) for name in _HEADINGS]
     lines = [
         f"**{_text(workload)}**: {_text(sentence_of(rows))}",
         "",
-        f"| {' | '.join(headings)} |",
+        f"| {' | '.join(map(_text, headings))} |",
         f"|:--{'|--:' * (len(headings) - 2)}|:--|",
         *(f"| {' | '.join(_cells(row, rows))} |" for row in in_order(rows)),
         "",
