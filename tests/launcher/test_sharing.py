@@ -27,6 +27,7 @@ from fastlaunch.lifecycle import importer, sharing
 from fastlaunch.lifecycle.export import record_files
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.lifecycle.series import series_of
+from fastlaunch.lifecycle.words import Words
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
@@ -423,6 +424,23 @@ def test_a_scripts_words_stay_unless_they_are_asked_for(
     assert bob.runs()[own].script is not None
     sharing.push([ann.runs()[run_ids[0]]], folder, owner="ann", account=lambda run: None, with_words=True)
     assert SECRET in content([*bucket_of(folder).objects.values()][-1])[f"{run_ids[0]}/run.json"].decode()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (f"--db=postgres://ann:{SECRET}@host/db", f"login failed: {SECRET}"),
+        (f'{{"key": "{SECRET}"}}', f"no such key: {SECRET}"),
+        (f"--hosts=first,{SECRET}", f"no host {SECRET}"),
+        (f"C:\\{SECRET}\\x", repr(f"C:\\{SECRET}\\x")),
+        (f"{SECRET}'s", repr([f"{SECRET}'s \""])),
+        (SECRET, SECRET.upper()),
+    ],
+)
+def test_no_piece_of_a_word_is_left_in_a_message(word: str, message: str) -> None:
+    words = Words.of("train.py", Script(command=("python", "train.py", word), variant=()))
+    line = words.hidden_in_line(json.dumps({"kind": "end", "message": message}).encode()).decode()
+    assert not any(part in line.lower() for part in SECRET.split("-"))
 
 
 @pytest.mark.parametrize("verb", ["push", "pull"])

@@ -38,8 +38,8 @@ _dry_run_option = click.option(
     All of yours that have ended and measured something, or those that RUN and FILTER pick. What is there
     already is not sent again. The folder is that of the bucket in the config file, unless s3://... names one.
     Everybody writes in the folder of the own name alone. Sent are the records, summary, job and price, with
-    your name and account; not the command line, nor what follows -- in it, paths of this machine, or what AWS
-    was asked."""),
+    your name and account; not the command line, nor what follows -- in it, where runs lie here, or what
+    AWS was asked."""),
 )
 @click.argument("selectors", nargs=-1, metavar="[s3://...] [RUN|FILTER]...")
 @_region_option

@@ -36,7 +36,7 @@ _OWNER = r"(?!\.{1,2}(?:/|$))[\w+=,.@:-]{1,100}"
 _NAME = re.compile(
     rf"({_OWNER})/([a-zA-Z0-9][a-zA-Z0-9_-]{{0,99}})\.([0-9a-f]{{16}}){re.escape(_SUFFIX)}", re.ASCII
 )
-#: What of a run is not shared: paths of this machine.
+#: What of a run is not shared: where it lies on this machine.
 _PRIVATE = ("directory",)
 
 

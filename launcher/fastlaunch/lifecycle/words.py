@@ -12,13 +12,15 @@ from typing import Any, Self
 from fastlaunch.jobs.spec import Script
 from fastlaunch.lifecycle.export import plain_name
 from fastlaunch.measure.summary import WORDS
-from fastlaunch_train.records.records import open_unpacked
+from fastlaunch_train.records.records import FROM_CACHE, open_unpacked
 
 #: Fields of text that a program writes, which may repeat its arguments.
 _TEXTS = ("reason", "problems", "warnings", "message", "detail")
 #: Parts of words that are too short to be found in a text, or numbers, stay there.
 _LEAST = 4
 _PART = re.compile(r"[^\s=]+")
+#: A message may quote a word escaped, or a piece of it alone, such as the password of an address.
+_PIECE = re.compile(r"\w+")
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -28,12 +30,13 @@ class Words:
 
     name: str  # of the script: its path in the repository
     digest: str
-    parts: tuple[str, ...]  # of the words, the longest first
+    parts: tuple[str, ...]  # of the words, and pieces of those, the longest first
 
     @classmethod
     def of(cls, name: str, script: Script) -> Self:
         """Return the words that started the script of this name."""
-        found = {part for word in (*script.command, *script.argv) for part in _PART.findall(word)}
+        words = " ".join((*script.command, *script.argv))
+        found = {*_PART.findall(words), *_PIECE.findall(words)}
         told = {name, name.rpartition("/")[2], *(text for _, text in script.variant)}
         parts = {each for each in found - told if len(each) >= _LEAST and not _NUMBER.fullmatch(each)}
         return cls(
@@ -66,9 +69,8 @@ class Words:
             return {key: self._hidden(value, is_text=key in _TEXTS) for key, value in data.items()}
         if isinstance(data, list):
             return [self._hidden(value, is_text=is_text) for value in data]
-        if is_text and isinstance(data, str):
-            for part in self.parts:
-                data = data.replace(part, "...")
+        if is_text and isinstance(data, str) and self.parts and data != FROM_CACHE:
+            return re.sub("|".join(map(re.escape, self.parts)), "...", data, flags=re.IGNORECASE)
         return data
 
 
