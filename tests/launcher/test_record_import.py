@@ -26,6 +26,10 @@ from fastlaunch_train.records.records import read_record
 
 HEADER = "workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source\n"
 ROW = "vit-huge,p5.48xlarge,1,bf16,64,8,0.199,2023-11-15,an article\n"
+PRICE = {
+    **{"instance": "p5.48xlarge", "service": "ec2", "region": "us-east-1", "purchase": "on-demand"},
+    **{"as_of": "2026-07-20", "source": "x"},
+}
 
 
 def test_the_ranks_of_a_run_become_one_run(tmp_path: Path) -> None:
@@ -302,6 +306,11 @@ def test_a_run_file_that_is_not_ours_or_damaged_does_not_stand_in_the_way(
         {"summary": {"late": float("nan")}},
         {"summary": {"final_loss": "2"}},
         {"summary": {"step_time_s": {"value": -1.0}}},
+        {"summary": {"samples_per_step": -0.5}},
+        {"summary": {"boot_s": -1e9}},
+        {"summary": {"total_time_s": 0}},
+        {"price": {**PRICE, "usd_per_hour": 5e-324}},
+        {"price": {**PRICE, "usd_per_hour": 1e308}},
         {"summary": {"checks": [{"name": "isolation", "passed": 1}]}},
     ],
 )

@@ -46,6 +46,11 @@ _CHUNK_BYTES = 2**16
 #: What the summaries of the runs that are found at once may take, in characters: a usual one has 4,000.
 MAX_SUMMARIES = 2**28
 _MOST_SAID = 300
+#: Fields of a summary that may be below 0, and the least time of a step, or of all of them.
+_SIGNED = ("seed", "late", "loss", "final_loss", "metric_value", "value", "limit", "low", "high")
+_LEAST_S = 1e-9
+#: What an hour of an instance was billed at lies between.
+_LEAST_USD, _MOST_USD = 1e-6, 1e6
 #: Names of users and sessions, as IAM has them; numbers of accounts; ids of submissions.
 _ORIGIN = re.compile(r"[\w+=,.@:-]{1,100}", re.ASCII)
 _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
@@ -386,8 +391,9 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
             JobSpec.from_json(run_file["spec"])
         if run_file["summary"] is not None:
             _check_summary(RunSummary.from_json(run_file["summary"]))
-        if (price := _price(run_file)) is not None and not all(
-            isinstance(text, str) for text in price.key[:4]
+        if (price := _price(run_file)) is not None and not (
+            all(isinstance(text, str) for text in price.key[:4])
+            and _LEAST_USD < price.usd_per_hour < _MOST_USD
         ):
             raise ValueError(f"price is {run_file['price']!r}")
     except BadFile:
@@ -403,9 +409,10 @@ def _check_summary(summary: RunSummary) -> None:
     """Raise ValueError unless every value is of its field's type and can be stored."""
     _check_type("summary", summary, RunSummary)
     setup, step = summary.setup, summary.timing.step_time_s
-    counts = (setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu, step.value if step else None)
-    if any(count is not None and count <= 0 for count in counts):
-        raise ValueError("a number of GPUs, nodes or samples, or a step time, is not positive")
+    counts = (setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu)
+    times_s = (step.value if step else None, summary.figures.total_time_s)
+    if 0 in counts or any(time_s is not None and time_s < _LEAST_S for time_s in times_s):
+        raise ValueError("a number of GPUs, nodes or samples, or a time, is not positive")
     # What is no number, and what is no text, can be written in JSON but not be stored.
     json.dumps(summary.to_json(), allow_nan=False, ensure_ascii=False).encode()
 
@@ -422,7 +429,9 @@ def _check_type(name: str, value: object, kind: Any) -> None:
     elif origin is Mapping and isinstance(value, Mapping):
         for item in value.values():
             _check_type(name, item, arguments[1])
-    elif origin in (tuple, Mapping) or not isinstance(
-        value, kind | int if kind in (float, float | None) else kind
+    elif (
+        origin in (tuple, Mapping)
+        or not isinstance(value, kind | int if kind in (float, float | None) else kind)
+        or (isinstance(value, int | float) and value < 0 and name not in _SIGNED)
     ):
         raise ValueError(f"{name} is {value!r}")
