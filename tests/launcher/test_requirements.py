@@ -103,6 +103,9 @@ def test_a_file_is_read_with_what_it_includes(tmp_path: Path) -> None:
         ("b/a\n", ":1: 'b/a' names no package"),
         ("a>1 -e b\n", "names no package"),
         ("-c b.txt\n", ":1: -c cannot travel"),
+        ("a\n--pre -e ./b\n", ":2: --pre cannot travel"),
+        ("a\n--no-index -r ../outside.txt\n", ":2: --no-index cannot travel"),
+        ("a\n-i https://a.b --extra-index-url https://me:0a1b@c.d\n", ":2: -i cannot travel"),
         # pip ends the line at the comment.
         ("a \\\n# b \\\n-e c\n", "names no package|-e cannot travel"),
         ("-r ../outside.txt\n", ":1: includes a file outside"),
@@ -126,11 +129,19 @@ def test_where_a_node_looks_it_can_reach_without_a_password_in_the_file(tmp_path
         with pytest.raises(BadFile, match=":2: --find-links names no address") as refused:
             read_requirements(path, from_index=True)
         assert "--requirements-from-index" in str(refused.value.hint)
-    path = wrote(tmp_path, "a\n-i https://me:0a1b@pypi.acme.com/simple\n")
-    read_requirements(path)
-    with pytest.raises(BadFile, match="has a password") as refused:
-        read_requirements(path, from_index=True)
-    assert "--secret" in str(refused.value.hint) and "0a1b" not in refused.value.message
-    options = ("-i https://me:${PIP_PASSWORD}@pypi.acme.com/simple", "--extra-index-url=https://a.b", "--pre")
+    for login in ("me:0a1b", "m${E}:0a1b", "me:0${P}a1b", "${A}:0a1b"):
+        path = wrote(tmp_path, f"a\n-i https://{login}@pypi.acme.com/simple\n")
+        read_requirements(path)
+        with pytest.raises(BadFile, match="has a password") as refused:
+            read_requirements(path, from_index=True)
+        assert "--secret" in str(refused.value.hint) and "0a1b" not in refused.value.message
+    with pytest.raises(BadFile, match="names no address"):
+        read_requirements(wrote(tmp_path, "a\n-i ${NONE}https://me:0a1b@a.b\n"), from_index=True)
+    options = (
+        "-i https://me:${PIP_PASSWORD}@pypi.acme.com/simple",
+        "--extra-index-url=https://a.b",
+        "-i ${INDEX}",
+        "--pre",
+    )
     path = wrote(tmp_path, "\n".join(["a", *options]))
     assert read_requirements(path, from_index=True).options == options

@@ -26,8 +26,9 @@ from fastlaunch.images.wheels import QUIETLY, run_pip
 MAX_WHEEL_BYTES = 2**30
 #: Of pip's format: where packages are looked for. They count here, and not on a node without an index.
 _WITH_ADDRESS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
+#: One a line: pip takes several, and any of them may name a file.
 _OPTIONS = re.compile(
-    rf"(?P<name>{'|'.join(_WITH_ADDRESS)}|--trusted-host|--no-index|--prefer-binary|--pre)[ =]*(?P<value>.*)"
+    rf"(?P<name>{'|'.join(_WITH_ADDRESS)}|--trusted-host)[ =]*(?P<value>\S+)|--no-index|--prefer-binary|--pre"
 )
 _INCLUDE = re.compile(r"(?:-r|--requirement)[ =]*(.+)")
 _VERSION = r"(?:===?|[~!<>]=|[<>])\s*[\w.*+!-]+"
@@ -43,8 +44,11 @@ _ELSEWHERE = re.compile(
     r".*://.*|[./\\].*|\S+\.(whl|zip|t[bglx]z\d?|tar(\.\w+)?)(\W.*)?|[\w.-]+\s*(\[[^]]*\])?\s*@.*",
     re.IGNORECASE,
 )
-#: Of an index, with or without who asks.
-_ADDRESS = re.compile(r"https?://(?P<login>[^/@]*@)?.*", re.IGNORECASE)
+#: Of an index, with or without who asks; and who, where that is no password.
+_ADDRESS = re.compile(r"https?://(?P<login>[^/]*@)?.*", re.IGNORECASE)
+_VARIABLE = r"\$\{\w+\}"
+_LOGIN = re.compile(rf"([^:]*:)?{_VARIABLE}@")
+_FROM_VARIABLE = re.compile(rf"{_VARIABLE}[^@:]*")
 #: What is built for one torch.
 _WITH_TORCH = ("torch", "torchvision", "torchaudio")
 #: What torch brings for its GPUs.
@@ -183,22 +187,22 @@ class _Reader:
         """Return the option as it travels, or as pip takes it here. Raises BadFile if it does neither."""
         option = _OPTIONS.fullmatch(text)
         if option is None:
-            hint = "name packages and their versions"
+            hint = "name packages and their versions, and give one option a line"
             raise BadFile(path, f"{text.split()[0]} cannot travel", line=at, hint=hint)
-        value = option["value"]
+        value = option["value"] or ""
         links = option["name"] in ("-f", "--find-links")
         if value and not self.from_index:
             is_here = links and (path.parent / value).exists()
             return f"--find-links {(path.parent / value).resolve()}" if is_here else text
         address = _ADDRESS.fullmatch(value)
-        if option["name"] in _WITH_ADDRESS and address is None and not value.startswith("${"):
+        if option["name"] in _WITH_ADDRESS and address is None and not _FROM_VARIABLE.fullmatch(value):
             raise BadFile(
                 path,
                 f"{option['name']} names no address of http or https, and the job sees no folder of yours",
                 line=at,
                 hint="leave out --requirements-from-index: then the pip that is here looks there",
             )
-        if address and address["login"] and "${" not in address["login"]:
+        if address and address["login"] and not _LOGIN.fullmatch(address["login"]):
             raise BadFile(
                 path,
                 f"the address of {option['name']} has a password in it, which would be stored with the job",
