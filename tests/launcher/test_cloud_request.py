@@ -138,6 +138,8 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ),
         ({"variables": ("PGPASSWORD=5e1c",)}, {}, "--env PGPASSWORD looks like", "--secret PGPASSWORD=ARN"),
         ({"variables": ("DB=psql://me:5e1c@db/x",)}, {}, "--env DB looks like", "--secret DB=ARN"),
+        ({"variables": ("A=-----BEGIN RSA PRIVATE KEY-----",)}, {}, "--env A looks like", "--secret A=ARN"),
+        ({"variables": (f"A=eyJhbGciOi.eyJ{'5e1c' * 4}",)}, {}, "--env A looks like", "--secret A=ARN"),
         ({}, {"workload_arguments": (f"hub=hf_{'5e1c' * 8}",)}, "--set-workload looks", "--secret NAME=ARN"),
         ({}, {"command": ("python", "t.py", f"--hub=hf_{'5e1c' * 8}")}, "looks like a secret", "--secret"),
         ({"secrets": (SECRET, SECRET)}, {}, "--secret HUB is given twice", "once"),

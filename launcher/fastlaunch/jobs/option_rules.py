@@ -32,7 +32,8 @@ _SECRET_NAME = re.compile(
 )
 #: What is one whatever it is called: an address with a password, tokens of well-known services.
 _SECRET_VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-)[\w-]{16}"
+    r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AIza|eyJ[\w-]+\.eyJ)[\w-]{16}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 #: Names of channels, which SageMaker takes, and of variables; not our own channels.
 _INPUT = re.compile(
