@@ -13,6 +13,7 @@ from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.images import requirements
 from fastlaunch.images.requirements import read_requirements, requirements_bundle
+from fastlaunch.images.wheels import run_pip
 
 #: Of another Python than the one that runs this.
 BASE = replace(shipped_base_images().images[0], python="3.12", torch="1.2")
@@ -68,6 +69,15 @@ def test_a_torch_that_is_pinned_travels_with_what_it_brings(index: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_no_module_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pip", "json"):
+        (tmp_path / f"{name}.py").write_text("open('hacked', 'w').close()\n")
+    for arguments in (("-m", "pip", "--version"), ("-c", "import json, pip")):
+        assert run_pip(*arguments) == []
+    assert not (tmp_path / "hacked").exists()
+
+
 def test_too_much_does_not_travel(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "MAX_WHEEL_BYTES", 100)
     with pytest.raises(UserError, match="at most 100 B travel; the largest: newer"):

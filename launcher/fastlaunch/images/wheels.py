@@ -136,11 +136,11 @@ def run_pip(*arguments: str) -> list[str]:
 
     Returns its errors, or what it said last if it names none; nothing if it succeeded.
     """
-    # The launcher's Python path is not pip's.
+    # The launcher's Python path is not pip's, and -P: nor is the current folder, which may be a stranger's.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            [sys.executable, *arguments],
+            [sys.executable, "-P", *arguments],
             capture_output=True,
             text=True,
             errors="replace",

@@ -49,7 +49,7 @@ def vega_bundle() -> Iterator[Callable[[], str]]:
 
     A process of its own makes it meanwhile: that takes a second, and would hold up every thread of this one.
     """
-    with subprocess.Popen([sys.executable, "-c", _PRINT_BUNDLE], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-P", "-c", _PRINT_BUNDLE], stdout=subprocess.PIPE) as process:
 
         def bundle() -> str:
             text, _ = process.communicate()
