@@ -110,6 +110,7 @@ def test_what_scripts_left_lies_in_folders_of_their_runs(tmp_path: Path) -> None
             f"node-0/{RUN}/rank-x/a",
             "node-0/other/output/a",
             f"{output}/" + "a/" * 17,
+            f"{output}/" + "é" * 130,
         ),
         # Where there is a file no folder can be.
         f"{output}/a model/log.txt/below",

@@ -142,6 +142,34 @@ def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shel
     assert uploads.left_out == ["a-run/output-attempt-2/link"]
 
 
+def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) -> None:
+    said: list[str] = []
+    uploads = Uploads(
+        shelf,
+        "node-0",
+        work=shelf.work,
+        log=shelf.work / "log.txt",
+        every_s=60,
+        say=said.append,
+        clock=Clock(),
+    )
+    output = shelf.work / "out/a-run/output"
+    output.joinpath(*["d"] * 20).mkdir(parents=True)
+    # No UTF-8, and a key longer than S3 takes.
+    (output / os.fsdecode(b"caf\xe9")).touch()
+    long = output.joinpath(*["n" * 150] * 7)
+    long.mkdir(parents=True)
+    (long / "f").touch()
+    names = ["**", "a**b", "caf\u00e9", "[a]", "z/" * 15 + "z"]
+    for name in names:
+        (output / name).parent.mkdir(exist_ok=True, parents=True)
+        (output / name).write_text("x")
+    assert uploads.script_output("a-run", 1)
+    there = {f"node-0/a-run/output/{name}.000000000000": b"x" for name in names}
+    assert visible(shelf.root) == there
+    assert len(said) == 3 and uploads.left_out == []
+
+
 def plant(kind: str, path: Path, secret: Path) -> None:
     """Put what a container may leave instead of a file or a folder; `secret` is a file of the host."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,9 +34,9 @@ from fastlaunch_train.node.protocol import (
     MAX_SEGMENT_BYTES,
     OUTPUT,
     RUN_ID,
-    SCRIPT_OUTPUT,
     SEGMENT,
     boot_name,
+    is_script_output,
     mean_gpu_use,
     status_name,
 )
@@ -249,7 +249,7 @@ def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | 
     """Return where a file lies here that a node uploaded as `node-<k>/[<run id>/]<file>`; None for others."""
     folder, *middle, file = name.split("/") if "/" in name else ("", name)
     node = _NODE.fullmatch(folder)
-    if node and middle and middle[0] in run_ids and SCRIPT_OUTPUT.fullmatch("/".join([*middle[1:], file])):
+    if node and middle and middle[0] in run_ids and is_script_output("/".join([*middle[1:], file])):
         _, output, *inside = middle
         own = output if int(node[1]) == 0 else f"{output}-node-{int(node[1])}"
         return run_folder(home, middle[0]).joinpath(own, *inside, file)

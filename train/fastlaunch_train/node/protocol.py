@@ -60,8 +60,13 @@ RUN_ID = re.compile(_ID)
 RECORD = re.compile(_RECORD)
 #: What of a run's output is uploaded, besides its checkpoints.
 OUTPUT = re.compile(_OUTPUT)
-#: What a script leaves for the user: the folder of its attempt, and any path in it that a disk here can hold.
-SCRIPT_OUTPUT = re.compile(r"output(-attempt-\d{1,6})?(/(?!\.{1,2}(/|$))[^/\\\x00-\x1f\x7f]{1,200}){1,16}")
+#: What a script leaves for the user: the folder of its attempt, and a path in it; see `is_script_output`.
+MAX_OUTPUT_DEPTH = 16
+_SCRIPT_OUTPUT = re.compile(
+    rf"output(-attempt-\d{{1,6}})?(/(?!\.{{1,2}}(/|$))[^/\\\x00-\x1f\x7f]{{1,200}}){{1,{MAX_OUTPUT_DEPTH}}}"
+)
+#: A disk holds 255 bytes, with the end of a segment's name; S3 1,024, with what stands before.
+_MAX_PART_BYTES, _MAX_PATH_BYTES = 240, 700
 #: Of such a file, and of all that a run leaves on a node; larger ones stay there.
 MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
 #: Links, pipes and the like that the last word names.
@@ -114,6 +119,17 @@ def mean_gpu_use(answer: str) -> float | None:
         return None
     is_sound = bool(percent) and all(0 <= each <= 100 for each in percent)
     return sum(percent) / len(percent) / 100 if is_sound else None
+
+
+def is_script_output(name: str) -> bool:
+    """Return whether a script's file of this name can be an object in S3, and a file here."""
+    try:
+        path = name.encode()
+    except UnicodeEncodeError:
+        # A disk takes any bytes, S3 none that are no UTF-8.
+        return False
+    is_short = len(path) <= _MAX_PATH_BYTES and all(len(part) <= _MAX_PART_BYTES for part in path.split(b"/"))
+    return is_short and _SCRIPT_OUTPUT.fullmatch(name) is not None
 
 
 def output_folder(attempt: int) -> str:

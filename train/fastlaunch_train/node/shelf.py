@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ class Shelf(Store):
 
     def end_of(self, name: str) -> int:
         path = self.root / name
-        segments = [(SEGMENT.fullmatch(path.name), path) for path in path.parent.glob(f"{path.name}.*")]
+        paths = path.parent.glob(f"{escape(path.name)}.*")
+        segments = [(SEGMENT.fullmatch(path.name), path) for path in paths]
         ends = (int(match["offset"]) + path.stat().st_size for match, path in segments if match)
         return max(ends, default=0)
 

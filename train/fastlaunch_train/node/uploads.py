@@ -20,12 +20,13 @@ from fastlaunch_train.node.protocol import (
     LOG,
     MAX_NAMES_LEFT_OUT,
     MAX_OUTPUT_BYTES,
+    MAX_OUTPUT_DEPTH,
     MAX_OUTPUT_FILE_BYTES,
     MAX_OUTPUT_FILES,
     MAX_SEGMENT_BYTES,
     OUTPUT,
     RECORD,
-    SCRIPT_OUTPUT,
+    is_script_output,
     output_folder,
     segment_name,
 )
@@ -234,15 +235,14 @@ class Uploads:
             self.leave_out(f"{run_id}/{folder}")
             return
         num_left, left, num_kept = MAX_OUTPUT_FILES, MAX_OUTPUT_BYTES, 0
-        for path in sorted(source.rglob("*")):
+        for path in _tree(source, MAX_OUTPUT_DEPTH):
             name = f"{folder}/{path.relative_to(source).as_posix()}"
-            if not is_regular(path):
-                if path.is_symlink() or not path.is_dir():
-                    self.leave_out(f"{run_id}/{name}")
+            if not is_regular(path) and not _is_folder(path):
+                self.leave_out(f"{run_id}/{name}")
                 continue
             size = path.lstat().st_size
             is_too_much = size > min(left, MAX_OUTPUT_FILE_BYTES) or not num_left
-            if is_too_much or not SCRIPT_OUTPUT.fullmatch(name):
+            if is_too_much or not is_script_output(name):
                 num_kept += 1
                 if num_kept <= _MOST_NAMED:
                     self._say(f"run {run_id}: {name!r} ({size:,} bytes) not sent: too much, or badly named")
@@ -307,6 +307,23 @@ class Uploads:
             self._say(f"not sent, will try again: {problem}")
         self._problem = problem
         return not problem
+
+
+def _tree(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield all below the folder that is no folder, and folders that lie deeper than `depth`."""
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        if depth and _is_folder(path):
+            yield from _tree(path, depth - 1)
+        else:
+            yield path
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def before_end(data: bytes) -> bytes:
