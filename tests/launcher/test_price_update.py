@@ -150,17 +150,24 @@ def test_a_price_far_from_the_last_one_is_taken_only_if_accepted(
     lists.spot = [
         ("p5.48xlarge", "us-east-1a", "2026-11-20T12:00:00.000Z", float(usd)),
         ("p4d.24xlarge", "us-east-1a", "2026-11-20T12:00:00.000Z", 9.0),
+        # Its median, which is what a training pays.
+        ("p4d.24xlarge", "us-east-1b", "2026-11-16T12:00:00.000Z", 0.5 if float(usd) < 50 else 500.0),
+        ("p4d.24xlarge", "us-east-1b", "2026-11-24T00:00:00.000Z", 9.0),
     ]
     code, found = update()
     assert code == 3
     told = [failure.partition(":")[0] for failure in found["failures"]]
-    assert told == ["ec2 p5.48xlarge in us-east-1", "spot p5.48xlarge in us-east-1a"]
+    assert told == [
+        "ec2 p5.48xlarge in us-east-1",
+        "spot p4d.24xlarge in us-east-1b",
+        "spot p5.48xlarge in us-east-1a",
+    ]
     assert in_force().usd_per_hour == 55.04 and in_force(instance="p4d.24xlarge").usd_per_hour == 22.1
-    assert [each.instance for each in read_market(isolated / "market.yaml")] == ["p4d.24xlarge"]
+    assert [each.zone for each in read_market(isolated / "market.yaml")] == ["us-east-1a"]
     code, found = update(accept=True)
     assert code == 0
     assert in_force().usd_per_hour == float(usd)
-    assert len(read_market(isolated / "market.yaml")) == 2
+    assert len(read_market(isolated / "market.yaml")) == 3
 
 
 @pytest.mark.parametrize("usd", ["", "nan", "inf", "-1", "0", "1e-3", "0x10", "fifty"])

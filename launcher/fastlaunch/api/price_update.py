@@ -209,10 +209,12 @@ def _believed(
         usd = last.get((each.instance, each.zone, each.purchase))
         on_demand = known.find_price(each.instance, service="ec2", region=each.region, on=today)
         usd = usd or (on_demand.usd_per_hour if on_demand else None)
-        if usd is None or is_believable(each.usd_per_hour, usd):
+        given = (each.usd_per_hour, each.median_usd_per_hour, each.p90_usd_per_hour)
+        doubtful = [one for one in given if usd and one and not is_believable(one, usd)]
+        if usd is None or not doubtful:
             kept.append(each)
         else:
-            why = _too_far(each.usd_per_hour, usd)
+            why = _too_far(doubtful[0], usd)
             update.failures.append(f"{each.purchase} {each.instance} in {each.zone}: {why}")
     return kept
 
