@@ -1,6 +1,7 @@
 """What `Aws` makes of answers that the AWS of the tests does not give; questions fit botocore's model."""
 
 import io
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
 from typing import Any
@@ -11,10 +12,12 @@ from botocore.stub import ANY
 from stubbed_aws import StubbedAws
 from urllib3.exceptions import ProtocolError
 
+from fastlaunch.aws.client import Aws
 from fastlaunch.aws.types import MachineImage
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, Unreachable
 
 REGION = "us-east-1"
+REQUEST = {"MinCount": 1, "MaxCount": 1}
 THEN = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -350,3 +353,31 @@ def test_a_gateway_to_s3_serves_route_tables(stubbed_aws: StubbedAws) -> None:
     endpoints = [{"RouteTableIds": ["rtb-1", "rtb-2"]}, {"RouteTableIds": ["rtb-3"]}]
     stubbed_aws.stub("ec2").add_response("describe_vpc_endpoints", {"VpcEndpoints": endpoints})
     assert stubbed_aws.aws.s3_gateway_tables(REGION, "vpc-1") == {"rtb-1", "rtb-2", "rtb-3"}
+
+
+@pytest.mark.parametrize(
+    "service, method, answer, ask",
+    [
+        ("sts", "get_caller_identity", {}, lambda aws: aws.identity()),
+        ("ec2", "run_instances", {}, lambda aws: aws.run_instances(REGION, {**REQUEST, "ClientToken": "a"})),
+        (
+            *("ec2", "describe_instances", {"Reservations": [{"Instances": [{"InstanceId": "i-1"}]}]}),
+            lambda aws: aws.describe_instances(REGION, ids=["i-1"]),
+        ),
+    ],
+)
+def test_what_lacks_what_aws_always_gives_is_no_answer(
+    stubbed_aws: StubbedAws, service: str, method: str, answer: dict[str, Any], ask: Callable[[Aws], object]
+) -> None:
+    stubbed_aws.stub(service).add_response(method, answer)
+    with pytest.raises(Unreachable):
+        ask(stubbed_aws.aws)
+
+
+def test_what_botocore_cannot_parse_is_no_answer() -> None:
+    class Proxied:
+        def get_caller_identity(self) -> None:
+            raise KeyError("GetCallerIdentityResult")
+
+    with pytest.raises(Unreachable):
+        Aws(attempts=1, connect=lambda *_: Proxied()).identity()

@@ -90,7 +90,7 @@ class Ec2Calls(AwsSession):
             instance_type=request.get("InstanceType"),
             purchase=request.get("InstanceMarketOptions", {}).get("MarketType", "on-demand"),
         )
-        answer = self._retry(api_call, lambda client: client.run_instances(**request))
+        answer = self._send(api_call, request)
         return [_instance(region, each) for each in answer["Instances"]]
 
     def describe_instances(

@@ -202,6 +202,10 @@ _ENDPOINT = (
     "AWS_ENDPOINT_URL, and `endpoint_url` of a profile, take a whole URL, such as http://127.0.0.1:5000; or "
     "unset it"
 )
+_FOREIGN = (
+    "check AWS_ENDPOINT_URL, HTTPS_PROXY and whether this network wants a login; the request may have been "
+    "carried out: `fastlaunch status` looks"
+)
 _CHAIN = (
     "correct it in AWS's config file or environment (`aws sts get-caller-identity{profile}` tries it), or "
     "choose another login: --profile NAME"
@@ -327,6 +331,12 @@ def unanswered(api_call: ApiCall, names: tuple[str, ...], message: str) -> Cloud
             problem = "no answer to" if issubclass(kind, Unreachable) else "cannot send"
             return _error(kind, f"{problem} {api_call}: {message}", hint, api_call, names[0])
     return None
+
+
+def no_answer(api_call: ApiCall, problem: str) -> CloudRefused:
+    """Return the error that means that what came is no answer of AWS's, but a proxy's or a login page."""
+    message = f"what answers {api_call} is not AWS: {problem[:_LONGEST]}"
+    return _error(Unreachable, message, _FOREIGN, api_call, "")
 
 
 def no_login(error: Exception, *, region: str) -> CloudRefused:

@@ -5,7 +5,7 @@ The only module that imports boto3. `AWS_ENDPOINT_URL` is obeyed.
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from getpass import getpass
@@ -13,7 +13,7 @@ from threading import RLock, Thread
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fastlaunch.aws.errors import ApiCall, no_client, no_login, refusal, unanswered
+from fastlaunch.aws.errors import ApiCall, no_answer, no_client, no_login, refusal, unanswered
 from fastlaunch.aws.types import Identity
 from fastlaunch.core.activity import note_wait
 from fastlaunch.core.errors import (
@@ -76,10 +76,21 @@ class AwsSession:
 
         action: as the service names it, such as `DescribeInstances`. subject: what it is about, for errors.
         """
+        api_call = ApiCall(service=service, action=action, region=region, subject=subject)
+        return self._send(api_call, parameters)
+
+    def _send(self, api_call: ApiCall, parameters: Mapping[str, Any]) -> Any:
         from botocore import xform_name
 
-        api_call = ApiCall(service=service, action=action, region=region, subject=subject)
-        return self._retry(api_call, lambda client: getattr(client, xform_name(action))(**parameters))
+        def send(client: Any) -> Any:
+            method = getattr(client, xform_name(api_call.action))
+            try:
+                return _checked(api_call, method(**parameters))
+            except (LookupError, AttributeError, TypeError, ValueError) as error:
+                # As botocore's parsers fail on what is no answer of AWS's.
+                raise _unanswered(api_call, error) or no_answer(api_call, repr(error)) from None
+
+        return self._retry(api_call, send)
 
     def call_or_none(
         self,
@@ -210,6 +221,23 @@ class AwsSession:
     def home_region(self) -> str:
         """Return the region of the user's environment or profile, else the default one."""
         return login_region()[0]
+
+
+class _Answer(dict[str, Any]):
+    """A part of an answer that raises Unreachable for what it lacks and AWS always gives."""
+
+    def __init__(self, api_call: ApiCall, fields: Mapping[str, Any]) -> None:
+        super().__init__((name, _checked(api_call, value)) for name, value in fields.items())
+        self._api_call = api_call
+
+    def __missing__(self, name: str) -> Any:
+        raise no_answer(self._api_call, f"no {name}")
+
+
+def _checked(api_call: ApiCall, value: Any) -> Any:
+    if isinstance(value, dict):
+        return _Answer(api_call, value)
+    return [_checked(api_call, each) for each in value] if isinstance(value, list) else value
 
 
 def _refusal(api_call: ApiCall, error: Any) -> CloudRefused:
