@@ -137,6 +137,9 @@ def test_a_name_is_neither_code_nor_anything_that_javascript_knows(browser: Brow
             assert all(any(name in text for text in drawn) for name in HOSTILE)
         bars.first.hover()
         page.locator("#vg-tooltip-element.visible").wait_for()
+        # A name that is wider than the page.
+        page.locator("h2").evaluate("heading => { heading.textContent = 'x'.repeat(200); }")
+        assert not page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
         assert problems == []
         # Not by luck: what is put into the page runs nowhere and looks like nothing.
         evaluated = page.evaluate(
