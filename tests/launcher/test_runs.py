@@ -381,7 +381,11 @@ def test_a_damaged_ledger_is_named(filled: Ledger, offset: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["state = 'no such state'", "summary = '{'", "price = '{}'", "workload = CAST(x'ff' AS TEXT)"]
+    "damage",
+    [
+        *("state = 'no such state'", "summary = '{'", "spec = '{'", "price = '{}'"),
+        "workload = CAST(x'ff' AS TEXT)",
+    ],
 )
 def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
     filled._file.write(f"UPDATE runs SET {damage}")

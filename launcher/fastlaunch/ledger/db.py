@@ -356,8 +356,9 @@ def _explained(path: Path) -> Iterator[None]:
         # Of an extended code, the lowest byte is the kind.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         elsewhere = "free some space, or set FASTLAUNCH_HOME to a folder that can be written"
-        # Text that is none is found by Python, which gives no code.
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "decode" in str(error):
+        # Python finds text that is none, and gives no code; JSON that is none has no code of its own.
+        is_cell = "decode" in str(error) or str(error) == "malformed JSON"
+        if is_cell or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise damaged(path, str(error)) from None
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise UserError(f"{path} cannot be written: {error}", elsewhere) from None
