@@ -168,6 +168,10 @@ def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) 
     there = {f"node-0/a-run/output/{name}.000000000000": b"x" for name in names}
     assert visible(shelf.root) == there
     assert len(said) == 3 and uploads.left_out == []
+    # The launcher refuses a last word that is no UTF-8.
+    (output / os.fsdecode(b"link\xe9")).symlink_to("/etc/passwd")
+    assert uploads.script_output("a-run", 1)
+    assert "".join(uploads.left_out).encode().startswith(b"a-run/output/link")
 
 
 def plant(kind: str, path: Path, secret: Path) -> None:

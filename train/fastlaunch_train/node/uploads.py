@@ -189,6 +189,8 @@ class Uploads:
 
     def leave_out(self, name: str) -> None:
         """Note that something is no regular file: it stays here, and the last word names it."""
+        # A name may be no UTF-8, which the last word has to be.
+        name = name.encode(errors="backslashreplace").decode()
         if name not in self.left_out and len(self.left_out) < MAX_NAMES_LEFT_OUT:
             self.left_out.append(name)
             self._say(f"not sent: {name!r} is no regular file, or lies behind a link")
