@@ -224,6 +224,7 @@ _NO_ANSWER = (
 _WITHOUT_TOKEN = {
     _NO_ANSWER: "is the network up, and is {region} a region of AWS? If so, type the same again",
     _UNKNOWN: "type the same again",
+    _FOREIGN: "check AWS_ENDPOINT_URL, HTTPS_PROXY and whether this network wants a login",
 }
 
 #: Kind, hint and names of botocore's exceptions, or of those that they derive from.
