@@ -1,6 +1,6 @@
 """The options of `submit` and `sweep` as Python keywords, for editors and type checkers.
 
-Made from `jobs.options.Options` by tests/launcher/test_options.py: not edited by hand.
+Made from `jobs.options.Options` by tests/launcher/test_declared_options.py: not edited by hand.
 """
 
 from collections.abc import Mapping, Sequence

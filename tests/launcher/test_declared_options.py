@@ -1,6 +1,6 @@
 """What is made from the declaration of the options: keywords, schema of job files, table of the reference.
 
-To write them anew after a change of the options: python tests/launcher/test_options.py
+To write them anew after a change of the options: python tests/launcher/test_declared_options.py
 """
 
 import json
@@ -16,10 +16,10 @@ from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.jobs.options import HEADINGS, OPTIONS, PLACES, Option, Options, options_of
 
 ROOT = Path(__file__).parents[2]
-BEGIN, END = "<!-- options: made by tests/launcher/test_options.py -->\n", "<!-- end of options -->\n"
+BEGIN, END = "<!-- options: made by tests/launcher/test_declared_options.py -->\n", "<!-- end of options -->\n"
 KEYWORDS = '''"""The options of `submit` and `sweep` as Python keywords, for editors and type checkers.
 
-Made from `jobs.options.Options` by tests/launcher/test_options.py: not edited by hand.
+Made from `jobs.options.Options` by tests/launcher/test_declared_options.py: not edited by hand.
 """
 
 from collections.abc import Mapping, Sequence
