@@ -16,7 +16,8 @@ from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.jobs.options import HEADINGS, OPTIONS, PLACES, Option, Options, options_of
 
 ROOT = Path(__file__).parents[2]
-BEGIN, END = "<!-- options: made by tests/launcher/test_declared_options.py -->\n", "<!-- end of options -->\n"
+BEGIN = "<!-- options: made by tests/launcher/test_declared_options.py -->\n"
+END = "<!-- end of options -->\n"
 KEYWORDS = '''"""The options of `submit` and `sweep` as Python keywords, for editors and type checkers.
 
 Made from `jobs.options.Options` by tests/launcher/test_declared_options.py: not edited by hand.
