@@ -172,7 +172,7 @@ def test_terminal_gets_a_bar_and_everything_else_plain_lines() -> None:
     assert isinstance(make_display(io.StringIO(), lambda: 0.0), PlainLines)
 
 
-@pytest.mark.parametrize(("outcome", "colour"), [("completed", b"32"), ("failed: no memory", b"31")])
+@pytest.mark.parametrize(("outcome", "colour"), [("completed", b"32"), ("failed", b"31")])
 def test_a_bar_has_a_clock_and_colours_the_end_unless_told_not_to(
     monkeypatch: pytest.MonkeyPatch, outcome: str, colour: bytes
 ) -> None:

@@ -278,7 +278,7 @@ def test_runs_of_one_id_stay_beside_each_other(
     # Neither does an import replace them, nor join them.
     bob.ledger.add_imported([(summary_of(runs[first]), None)], submission_id=submission, run_ids=[second])
     assert bob.runs()[second] == runs[second]
-    # Of one name a run of one's own counts, then what was shared first.
+    # Among runs of one name one's own counts, then what was shared first.
     for chosen, own in ((list(runs.values()), run_id), ([runs[first], runs[second]], first)):
         joined, _ = measured_runs(chosen, "us-east-1", with_shared=True)
         assert [run.run_id for run in joined] == [own]

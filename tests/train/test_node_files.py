@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -103,17 +104,14 @@ def test_segments_join_whenever_they_are_cut_and_whoever_goes_on(events: list[by
         assert shelf.end_of("t/node-0/log.txt") == len(written)
 
 
+def uploads_of(shelf: Shelf, output: str = "node-0", **changes: Any) -> Uploads:
+    given: dict[str, Any] = {"say": print, "clock": Clock(), **changes}
+    return Uploads(shelf, output, work=shelf.work, log=shelf.work / "log.txt", every_s=60, **given)
+
+
 def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shelf: Shelf) -> None:
     said: list[str] = []
-    uploads = Uploads(
-        shelf,
-        "t/node-0",
-        work=shelf.work,
-        log=shelf.work / "log.txt",
-        every_s=60,
-        say=said.append,
-        clock=Clock(),
-    )
+    uploads = uploads_of(shelf, "t/node-0", say=said.append)
     run = shelf.work / "out" / "a-run"
     (run / "output" / "deep").mkdir(parents=True)
     record, name = (
@@ -144,15 +142,7 @@ def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shel
 
 def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) -> None:
     said: list[str] = []
-    uploads = Uploads(
-        shelf,
-        "node-0",
-        work=shelf.work,
-        log=shelf.work / "log.txt",
-        every_s=60,
-        say=said.append,
-        clock=Clock(),
-    )
+    uploads = uploads_of(shelf, say=said.append)
     output = shelf.work / "out/a-run/output"
     output.joinpath(*["d"] * 20).mkdir(parents=True)
     # No UTF-8, and a key longer than S3 takes.
@@ -200,9 +190,7 @@ def test_only_regular_files_leave_the_machine(
     shelf = Shelf(tmp_path / "ml/checkpoints", tmp_path / "ml", tmp_path / "tmp")
     secret, run = tmp_path / "config.json", shelf.work / "out/a-run"
     secret.write_text("a login of the host")
-    uploads = Uploads(
-        shelf, "node-0", work=shelf.work, log=shelf.work / "log.txt", every_s=60, say=print, clock=Clock()
-    )
+    uploads = uploads_of(shelf)
     names = ["rank-00000-attempt-1.jsonl", "nccl-node-0.txt", "traceback-rank-00000-attempt-1.txt"]
     for name in (*names, "checkpoints/step-00000009.pt", "output/deep/model"):
         plant(kind, run / name, secret)
@@ -230,9 +218,7 @@ def test_nothing_leaves_through_a_folder_that_is_a_link(tmp_path: Path) -> None:
     (host / "step-00000001.pt").write_text("a file of the host")
     for name in ("output", "checkpoints"):
         (run / name).symlink_to(host)
-    uploads = Uploads(
-        shelf, "node-0", work=shelf.work, log=shelf.work / "log.txt", every_s=60, say=print, clock=Clock()
-    )
+    uploads = uploads_of(shelf)
     assert uploads.script_output("a-run", 1)
     assert uploads.left_out == ["a-run/output"]
     assert visible(shelf.root) == {}
@@ -256,16 +242,7 @@ def test_the_last_upload_has_a_limit(shelf: Shelf) -> None:
         waits.set()
         goes_on.wait(30)
 
-    uploads = Uploads(
-        shelf,
-        "node-0",
-        work=shelf.work,
-        log=shelf.work / "log.txt",
-        every_s=60,
-        say=print,
-        clock=Hanging(),
-        checkpoints=hang,
-    )
+    uploads = uploads_of(shelf, clock=Hanging(), checkpoints=hang)
     assert not uploads.last(10)
     goes_on.set()
 

@@ -75,7 +75,7 @@ class Config:
     def log_ceiling(self) -> float:
         """Return the log of tokens/s of a GPU at which a dense model reaches the peak, or infinity.
 
-        4 FLOPs per weight: frozen weights have no gradient. Of other units `params` do not give the FLOPs.
+        4 FLOPs per weight: frozen weights have no gradient. For other units `params` do not give the FLOPs.
         """
         if self.unit != "tokens" or self.params is None or self.gpu is None:
             return math.inf

@@ -236,9 +236,9 @@ def compare(
             items = beside(home, side)
             (own_base,) = [item for item in items if item.group is base.group]
             verdicts = _with_batches(items, judge(items, own_base), baseline, home=home)
-            own = [pair for pair in zip(items, verdicts, strict=True) if pair[0].group.side == side]
-            warnings += _ranked_unverified([item for item, _ in own])
-            judged |= {id(item.group): _row(item, verdict, catalogue) for item, verdict in own}
+            pairs = [pair for pair in zip(items, verdicts, strict=True) if pair[0].group.side == side]
+            warnings += _ranked_unverified([item for item, _ in pairs])
+            judged |= {id(item.group): _row(item, verdict, catalogue) for item, verdict in pairs}
         rows += [judged[id(group)] for group in of_workload]
     if prices.as_of is None:
         charged = (row.price for row in rows if row.price and row.price.basis in ("listed", "named"))

@@ -148,7 +148,7 @@ class Training:
     samples: Interval  # without low and high: exactly so many
     rate: Rate
     num_nodes: int = 1
-    #: Of runs like it: the seconds before, and between, the steps. None if only the speed is known.
+    #: The seconds before, and between, the steps in runs like it. None if only the speed is known.
     account: Account | None = None
     samples_per_step: float = 1.0  # of all nodes, as in the account
     compiles: bool = True  # whether compiling is assumed where it was not measured
@@ -630,7 +630,7 @@ class _OnSpot:
     Raises UserError if losses are not known, or come too often for a training without checkpoints.
     """
 
-    #: What losses change, in seconds. Of the last, EC2 bills nothing.
+    #: What losses change, in seconds. EC2 bills nothing for the last.
     parts = ("steps", "evaluations", "checkpoints", "rework", "restarts", "no capacity", "on demand", "free")
 
     def __init__(

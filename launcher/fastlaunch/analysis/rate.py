@@ -33,7 +33,7 @@ from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, wor
 IN_RANGE, RANGE_DEVIATIONS = 0.9, 1.645
 #: K nodes give K x this to the power of log2 K, unless runs say otherwise.
 NODE_EFFICIENCY = 0.95
-#: Of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
+#: The deviation of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
 _NODE_DEVIATION = 0.06
 #: A step is assumed to take no less on a GPU, however small the model: launching its kernels.
 _MIN_STEP_S = 0.005
@@ -107,12 +107,12 @@ class Rate:
             return "; ".join(filter(None, (by, self.assumption)))
         if self.row.sources:
             by = self.row.sources[0].partition(",")[0]
+        elif self.row.shared_by:
+            runs = counted(self.row.num_runs, "run")
+            by = f"{runs}, {self.row.num_shared} of them by {', '.join(self.row.shared_by)}"
         else:
             whose = "of your" if self.origin is Origin.LEDGER else "shipped"
             by = f"{self.row.num_runs} {whose} {'run' if self.row.num_runs == 1 else 'runs'}"
-        if self.row.shared_by:
-            runs = counted(self.row.num_runs, "run")
-            by = f"{runs}, {self.row.num_shared} of them by {', '.join(self.row.shared_by)}"
         return ", ".join(filter(None, (by, self.measured_on, self.assumption)))
 
 
@@ -561,9 +561,9 @@ class Finder:
             for _, row in rows if single and num_nodes > 1 else ():
                 rate = rate_on_type(row.group)
                 alike = [
-                    own
+                    one_node
                     for _, other in single or ()
-                    if other.setup.instance == row.setup.instance and (own := rate_on_type(other.group))
+                    if other.setup.instance == row.setup.instance and (one_node := rate_on_type(other.group))
                 ]
                 if rate and alike:
                     ratio = rate.value / alike[-1].value / num_nodes

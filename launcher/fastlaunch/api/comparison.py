@@ -245,7 +245,7 @@ def measured_runs(
 ) -> "tuple[list[MeasuredRun], list[str]]":
     """Return the runs that measured something as `compare` takes them, each once; what is left out, in words.
 
-    Of a run that its owner shared again the last copy counts. with_shared: the runs of others count as the
+    If its owner shared a run again, the last copy counts. with_shared: the runs of others count as the
     user's own; of one name then a run of the user's own counts, else what was shared first, since whoever
     shares a run chooses its name.
     """

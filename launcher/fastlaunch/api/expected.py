@@ -8,8 +8,8 @@ from fastlaunch.api.context import AppContext
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import utc_day
-from fastlaunch.jobs.options import ML
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 from fastlaunch.measure.summary import Interval
 
 if TYPE_CHECKING:
@@ -114,9 +114,8 @@ def _purchase(context: AppContext, job: JobSpec, site: "Site", catalogue: Catalo
     from fastlaunch.analysis.cost import Purchase
 
     assert site.price
-    paid = site.price.usd_per_hour
-    if job.terms.purchase == "on-demand":
-        name = f"{ML if site.backend == 'sagemaker' else ''}{site.instance.name}"
-        paid = context.settings.paid_usd_per_hour(name, paid)
+    # The limit of spot may be the price on demand, which is not what this account pays for spot.
+    is_on_demand = job.terms.purchase == "on-demand"
+    paid = paid_usd_per_hour(site.price, context.settings) if is_on_demand else site.price.usd_per_hour
     volume = catalogue.find_volume_price(site.region, on=utc_day(context.now()))
     return Purchase(price=site.price, usd_per_hour=paid, volume=volume if site.backend == "ec2" else None)

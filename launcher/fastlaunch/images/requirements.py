@@ -44,7 +44,7 @@ _ELSEWHERE = re.compile(
     r".*://.*|[./\\].*|\S+\.(whl|zip|t[bglx]z\d?|tar(\.\w+)?)(\W.*)?|[\w.-]+\s*(\[[^]]*\])?\s*@.*",
     re.IGNORECASE,
 )
-#: Of an index, with or without who asks; and who, where that is no password.
+#: The address of an index, with or without a login; and a login that ends in a variable of the environment.
 _ADDRESS = re.compile(r"https?://(?P<login>[^/]*@)?.*", re.IGNORECASE)
 _VARIABLE = r"\$\{\w+\}"
 _LOGIN = re.compile(rf"([^:]*:)?{_VARIABLE}@")

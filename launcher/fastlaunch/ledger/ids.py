@@ -137,10 +137,10 @@ def named_run(query: _Query, name: str) -> str:
         ("substr(id, 1, length(?1)) = ?1", name),
         ("substr(id, -length(?1)) = ?1", "-" + name),
     ):
-        found = query(f"SELECT id, owner FROM runs WHERE {condition} ORDER BY id", (value,))
+        rows = query(f"SELECT id, owner FROM runs WHERE {condition} ORDER BY id", (value,))
         # Whoever shares a run chooses its name, which may be that of a run of the user's own.
-        own = [run_id for run_id, owner in found if owner is None]
-        ids = own or [run_id for run_id, _ in found]
+        made_here = [run_id for run_id, owner in rows if owner is None]
+        ids = made_here or [run_id for run_id, _ in rows]
         if not name or not ids:
             continue
         if len(ids) == 1:

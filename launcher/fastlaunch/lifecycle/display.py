@@ -278,7 +278,7 @@ class ProgressBar(Display):
         assert self._task is not None
         with suppress(OSError):
             # A line for every run that ended, and a bar for the run under way.
-            colour = _COLOURS.get(outcome.partition(":")[0])
+            colour = _COLOURS.get(outcome)
             line = f"{self._label}: {printable(outcome)}"
             self._bar.console.print(line, style=colour, markup=False, highlight=False)
             self._bar.remove_task(self._task)

@@ -27,7 +27,7 @@ from fastlaunch.lifecycle.importer import RUN_FILE, RUN_SCHEMA, ImportedRun, fin
 from fastlaunch.lifecycle.words import Words, without_words
 from fastlaunch_train.records.records import RecordError, open_unpacked, read_header
 
-#: Of one run.
+#: The most that one run may take.
 MAX_PACKED_BYTES = 2**28
 _CHUNK_BYTES = 2**20
 _SUFFIX = ".tar.xz"
@@ -36,7 +36,7 @@ _OWNER = r"(?!\.{1,2}(?:/|$))[\w+=,.@:-]{1,100}"
 _NAME = re.compile(
     rf"({_OWNER})/([a-zA-Z0-9][a-zA-Z0-9_-]{{0,99}})\.([0-9a-f]{{16}}){re.escape(_SUFFIX)}", re.ASCII
 )
-#: What of a run is not shared: where it lies on this machine.
+#: What is not shared of a run: where it lies on this machine.
 _PRIVATE = ("directory",)
 
 
@@ -64,13 +64,13 @@ class SharedFolder:
 
     def copies(self, *, owner: str | None = None) -> list["SharedRun"]:
         """Return what was shared, of everybody or of this owner, oldest first."""
-        found = []
+        copies = []
         prefix = f"{self.prefix}{owner}/" if owner else self.prefix
         for stored in self.store.list_objects(self.region, self.bucket, prefix):
             if name := _NAME.fullmatch(stored.key.removeprefix(self.prefix)):
-                of, run_id, digest = name.groups()
-                found.append(SharedRun(owner=of, run_id=run_id, digest=digest, stored=stored))
-        return sorted(found, key=lambda copy: (_age_key(copy.stored), copy.name))
+                sender, run_id, digest = name.groups()
+                copies.append(SharedRun(owner=sender, run_id=run_id, digest=digest, stored=stored))
+        return sorted(copies, key=lambda copy: (_age_key(copy.stored), copy.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Transfer:
     updated: list[str] = field(default_factory=list)
     #: There, or here, already.
     known: list[str] = field(default_factory=list)
-    #: Of new ones that have the name of a run that is here, that run: both stay.
+    #: The run here of the same name, for each new one that has such a twin: both stay.
     beside: dict[str, str] = field(default_factory=dict)
     #: Why they were not; of what is pulled, by the names of objects, which begin with their owners.
     left_out: dict[str, str] = field(default_factory=dict)

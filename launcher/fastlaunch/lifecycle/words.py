@@ -36,9 +36,9 @@ class Words:
     def of(cls, name: str, script: Script) -> Self:
         """Return the words that started the script of this name."""
         words = " ".join((*script.command, *script.argv))
-        found = {*_PART.findall(words), *_PIECE.findall(words)}
-        told = {name, name.rpartition("/")[2], *(text for _, text in script.variant)}
-        parts = {each for each in found - told if len(each) >= _LEAST and not _NUMBER.fullmatch(each)}
+        pieces = {*_PART.findall(words), *_PIECE.findall(words)}
+        shown = {name, name.rpartition("/")[2], *(text for _, text in script.variant)}
+        parts = {piece for piece in pieces - shown if len(piece) >= _LEAST and not _NUMBER.fullmatch(piece)}
         return cls(
             name=name,
             digest=script.digest_under(name),
