@@ -173,6 +173,8 @@ def test_ranks_that_record_nothing_leave_a_run_completed_and_a_warning(
         "for _ in range(int(sys.argv[1])):\n"
         "    time.sleep(0.001)\n"
         "    if os.environ['RANK'] == '0': fl.step(num_samples=4)\n"
+        # The silent rank fails first, and torchrun sees it before this one fails.
+        "if sys.argv[1] == '1' and os.environ['RANK'] == '0': time.sleep(3)\n"
         "sys.exit(sys.argv[1] == '1')"
     )
     assert submit("--nproc", "2", script=("train.py", "0")) == 0

@@ -1,4 +1,4 @@
-"""What a job costs to its end, and where the costs of two ways to train cross: known answers by hand."""
+"""What a job costs to its end on each row, and which costs least: known answers by hand."""
 
 import math
 from pathlib import Path
@@ -181,6 +181,14 @@ def test_the_cheapest_row_depends_on_the_length_of_the_job() -> None:
         usd = {row["recipe"]: row["usd"]["value"] for row in workload["rows"]}
         assert min(usd, key=lambda name: usd[name]) == recipe
         assert usd["compile"] - usd["bf16"] == pytest.approx(600 - steps, abs=1)
+
+
+@pytest.mark.parametrize(("other_s", "is_close"), [(1.02, True), (2.0, False)])
+def test_a_row_whose_range_reaches_the_cheapest_is_named(other_s: float, is_close: bool) -> None:
+    rows = [*three("bf16", 1.0, by=0.1), *three("compile", other_s, by=0.1)]
+    (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 10_000, CATALOGUE)["workloads"]
+    assert "cost least with bf16" in workload["sentence"]
+    assert ("close to tell: compile" in workload["sentence"]) is is_close
 
 
 def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_not_the_cheapest() -> None:

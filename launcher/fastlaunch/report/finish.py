@@ -78,9 +78,12 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
 
 
 def _cheapest(finishes: list[Finish]) -> str | None:
-    """Return which of the rows that train alike, and are ranked, costs least; None if none has a price."""
+    """Return which of the rows that train alike, and are ranked, costs least; None if none has a price.
+
+    It names the rows whose ranges reach into that of the cheapest.
+    """
     ranked = [
-        (finish.cost.usd.value, finish)
+        (finish.cost.usd, finish)
         for finish in finishes
         if finish.cost
         and finish.has_price
@@ -89,12 +92,20 @@ def _cheapest(finishes: list[Finish]) -> str | None:
     ]
     if not ranked:
         return None
-    _, best = min(ranked, key=lambda each: each[0])
+    least, best = min(ranked, key=lambda each: each[0].value)
     assert best.cost is not None and best.rate is not None
     hours = number(best.cost.hours.value)
-    name = name_of(best.row, [finish.row for finish in finishes])
-    usd = with_range(best.cost.usd, format_value=dollars)
-    return f"{about(best.steps)} steps cost least with {name}: ${usd} in {hours} h, {best.rate.evidence}"
+    rows = [finish.row for finish in finishes]
+    near = [
+        name_of(finish.row, rows)
+        for usd, finish in ranked
+        if finish is not best and (usd.low or usd.value) <= (least.high or least.value)
+    ]
+    unsettled = f"; too close to tell: {', '.join(near)}" if near else ""
+    return (
+        f"{about(best.steps)} steps cost least with {name_of(best.row, rows)}: "
+        f"${with_range(least, format_value=dollars)} in {hours} h, {best.rate.evidence}{unsettled}"
+    )
 
 
 def _row_to_json(finish: Finish) -> dict[str, Any]:
