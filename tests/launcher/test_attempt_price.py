@@ -15,7 +15,7 @@ from sagemaker_builders import training_job, training_site
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.catalog.prices import Price
+from fastlaunch.catalog.prices import Price, paid_usd_per_hour
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.settings import AccountRate, Settings
 from fastlaunch.jobs.spec import JobSpec
@@ -24,7 +24,6 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.attempt_price import (
     managed_spot_price,
     note_machines,
-    paid_usd_per_hour,
 )
 
 TODAY = date(2026, 11, 21)

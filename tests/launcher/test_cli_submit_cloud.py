@@ -451,7 +451,6 @@ def test_what_is_wrong_is_refused_before_anything_is_asked(
     assert not load_settings().home.exists()
 
 
-@pytest.mark.slow
 def test_dry_run_needs_nothing_opens_nothing_and_is_the_same_twice() -> None:
     code = (
         "import sys; asked = []; sys.addaudithook("

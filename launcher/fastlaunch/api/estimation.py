@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.context import AppContext, default_context
-from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note
+from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, paid_usd_per_hour
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import parse_count, parse_date, utc_day
 from fastlaunch.jobs.options import ML
-from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row

@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.context import AppContext
-from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.catalog.prices import Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 from fastlaunch.measure.summary import Interval
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, check_positive
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import printable_data
 from fastlaunch.core.units import parse_date
 
@@ -214,6 +215,16 @@ class Catalogue:
         known = sorted({price.key[1:4] for price in self.prices if price.instance == instance})
         listing = ", ".join(" ".join(offer) for offer in known) or "none of this instance"
         return f"known: {listing}; add it to a price file of your own: `prices: FILE` in the config file"
+
+
+def paid_usd_per_hour(price: Price | None, settings: Settings) -> float | None:
+    """Return what an hour is billed: the account's rates are on demand, not of spot or a block's fee."""
+    if price is None:
+        return None
+    if price.purchase != "on-demand":
+        return price.usd_per_hour
+    name = f"ml.{price.instance}" if price.service == "sagemaker" else price.instance
+    return settings.paid_usd_per_hour(name, price.usd_per_hour)
 
 
 def age_note(dates: Iterable[datetime.date], today: datetime.date) -> str | None:

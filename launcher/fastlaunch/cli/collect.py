@@ -8,13 +8,13 @@ import click
 
 from fastlaunch.api.context import AppContext
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
+from fastlaunch.catalog.prices import paid_usd_per_hour
 from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_table, table
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
-from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 from fastlaunch.lifecycle.collect import as_json, checkpoints, collected, summary_of
 
 if TYPE_CHECKING:

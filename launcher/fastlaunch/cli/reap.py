@@ -296,7 +296,7 @@ def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, 
     ]
     if listed:
         from fastlaunch.catalog.load import load_catalogue
-        from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
+        from fastlaunch.catalog.prices import paid_usd_per_hour
 
         today = context.today
         try:

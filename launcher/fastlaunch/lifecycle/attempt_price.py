@@ -13,20 +13,9 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import CloudRefused
-from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_day
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-
-
-def paid_usd_per_hour(price: Price | None, settings: Settings) -> float | None:
-    """Return what an hour is billed: the account's rates are on demand, not of spot or a block's fee."""
-    if price is None:
-        return None
-    if price.purchase != "on-demand":
-        return price.usd_per_hour
-    name = f"ml.{price.instance}" if price.service == "sagemaker" else price.instance
-    return settings.paid_usd_per_hour(name, price.usd_per_hour)
 
 
 def managed_spot_price(listed: Price, aws_status: AttemptStatus) -> Price | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.backends.site import Site
+from fastlaunch.catalog.prices import paid_usd_per_hour
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
@@ -30,7 +31,6 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.attempt_price import paid_usd_per_hour
 from fastlaunch.lifecycle.stop_request import StopRequest
 
 #: How long the same request is sent again after no answer, or after too many requests.
