@@ -16,31 +16,18 @@ from pathlib import Path
 LAUNCHER_ROOMS: Mapping[str, tuple[str, ...] | None] = {
     "core": (),
     "catalog": ("core",),
-    "jobs": ("core", "catalog"),
     "aws": ("core",),
+    "jobs": ("core", "catalog", "aws"),
     "measure": ("core", "catalog", "jobs"),
     "ledger": ("core", "catalog", "jobs", "measure"),
     "backends": ("core", "catalog", "jobs", "aws", "measure"),
-    "images": ("core", "catalog", "aws"),
-    "placement": ("core", "catalog", "jobs", "aws", "backends", "images"),
-    "lifecycle": ("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "images", "placement"),
+    "placement": ("core", "catalog", "jobs", "aws", "backends"),
+    "lifecycle": ("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "placement"),
     "analysis": ("core", "catalog", "measure"),
     "report": ("core", "catalog", "measure", "analysis"),
-    "account": ("core",),
     "api": (
-        *(
-            "core",
-            "catalog",
-            "jobs",
-            "aws",
-            "measure",
-            "ledger",
-            "backends",
-            "images",
-            "placement",
-            "lifecycle",
-        ),
-        *("analysis", "report", "account"),
+        *("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "placement", "lifecycle"),
+        *("analysis", "report"),
     ),
     "cli": None,
 }
@@ -56,7 +43,7 @@ CONTRACT_OF_WORKLOADS = ("workloads.registry", "workloads.contract")
 
 #: Modules of the training package that the launcher reads, and the rooms that do.
 CONTRACT = ("records", "recipes", "workloads.registry", "node.protocol")
-READS_CONTRACT = ("jobs", "measure", "analysis", "images", "backends", "lifecycle", "report", "api", "cli")
+READS_CONTRACT = ("jobs", "measure", "analysis", "backends", "lifecycle", "report", "api", "cli")
 
 #: What only some recipes and workloads need.
 EXTRAS = {
@@ -288,6 +275,23 @@ def test_the_launcher_needs_only_its_declared_dependencies() -> None:
             assert owners & distributions or (module, top) in optional, (
                 f"{module}:{line} imports {imported}, which pyproject does not require"
             )
+
+
+def test_the_page_of_the_design_has_this_table() -> None:
+    text = (Path(__file__).parents[1] / "docs/design.md").read_text(encoding="utf-8")
+    table = text.partition("## Rooms of the launcher")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", table, re.MULTILINE)
+    order = [room for room, _ in rows]
+    for room, may_import in rows:
+        allowed = LAUNCHER_ROOMS[room]
+        words = {
+            "nothing of ours": (),
+            "all above": order[: order.index(room)],
+            "all but cli": [name for name in order if name not in ("api", "cli")],
+            "all": None,
+        }.get(may_import, may_import.split(", "))
+        assert (words and set(words)) == (allowed and set(allowed)), room
+    assert set(order) == set(LAUNCHER_ROOMS)
 
 
 def test_the_contract_modules_load_without_torch() -> None:

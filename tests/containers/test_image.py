@@ -15,8 +15,8 @@ from simulated_instance import RealDocker, cannot_simulate
 from small_base import PACKAGES, WORKLOADS, base_image, packages
 from wheel_builder import make_wheel
 
-from fastlaunch.images.build import context_without_wheels, write_context
-from fastlaunch.images.code_bundle import pack
+from fastlaunch.jobs.code_bundle import pack
+from fastlaunch.jobs.image_build import context_without_wheels, write_context
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 from fastlaunch_train.records.records import RankRecord, read_record

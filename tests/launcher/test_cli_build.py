@@ -15,7 +15,7 @@ from wheel_builder import make_wheel
 from fastlaunch.aws.client import Aws
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
-from fastlaunch.images.build import context_without_wheels, ort_context
+from fastlaunch.jobs.image_build import context_without_wheels, ort_context
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from wheel_builder import make_wheel
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.cli.main import run
-from fastlaunch.images.code_bundle import cached_bundle
+from fastlaunch.jobs.code_bundle import cached_bundle
 
 TYPE = ("--instance", "p5.48xlarge")
 P_QUOTA, P5_SPOT_QUOTA = "L-417A185B", "L-C4BD4855"

@@ -17,8 +17,8 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import BadFile
 from fastlaunch.core.paths import training_package
-from fastlaunch.images.code_bundle import Bundle, make_bundle, pack, script_bundle, upload_bundle
-from fastlaunch.images.working_directory import working_directory
+from fastlaunch.jobs.code_bundle import Bundle, make_bundle, pack, script_bundle, upload_bundle
+from fastlaunch.jobs.working_directory import working_directory
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

@@ -6,7 +6,7 @@ import pytest
 from fake_builder import install
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.images.container_builder import (
+from fastlaunch.jobs.container_builder import (
     KINDS,
     Command,
     build_command,

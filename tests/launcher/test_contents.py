@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch.images.working_directory import working_directory
 from fastlaunch.jobs.scripts import script_name, script_spec
 from fastlaunch.jobs.spec import JobSpec, Script
+from fastlaunch.jobs.working_directory import working_directory
 from fastlaunch.lifecycle.contents import script_now, with_contents
 from fastlaunch_train.records.contents import version_of
 

@@ -14,15 +14,15 @@ from docker_daemon import CannotStart, DockerDaemon
 from wheel_builder import make_wheel
 
 from fastlaunch.catalog.container_images import shipped_base_images
-from fastlaunch.images.build import (
+from fastlaunch.jobs.code_bundle import code_files, pack
+from fastlaunch.jobs.container_builder import build_command, find_builder, push_command, run_command
+from fastlaunch.jobs.image_build import (
     BaseReference,
     ImageBuild,
     context_files,
     context_without_wheels,
     write_context,
 )
-from fastlaunch.images.code_bundle import code_files, pack
-from fastlaunch.images.container_builder import build_command, find_builder, push_command, run_command
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 
 BASE = next(image for image in shipped_base_images().images if image.torch == "2.13.0")

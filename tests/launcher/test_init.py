@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fastlaunch.account.config_text import config_change, region_lines, stack_entries
 from fastlaunch.api.init import change_lines
 from fastlaunch.aws.cloudformation import StackChange
+from fastlaunch.aws.config_text import config_change, region_lines, stack_entries
 from fastlaunch.aws.types import RouteTable, Subnet, Vpc
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import load_settings

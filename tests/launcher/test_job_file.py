@@ -10,7 +10,7 @@ import pytest
 import yaml
 from fake_train.launcher import fastlaunch
 
-from fastlaunch.account.config_text import stack_entries
+from fastlaunch.aws.config_text import stack_entries
 from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.cli.submit import submit
 from fastlaunch.core.errors import BadFile, UserError

@@ -12,7 +12,7 @@ from typing import Any
 import policy_check
 import pytest
 
-from fastlaunch.account.policies import names_by_hand, policy, policy_names, trust
+from fastlaunch.aws.policies import names_by_hand, policy, policy_names, trust
 from fastlaunch.aws.types import Identity
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.conventions import SCHEDULE_PREFIX

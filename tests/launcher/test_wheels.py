@@ -9,8 +9,9 @@ import pytest
 from wheel_builder import make_wheel
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
-from fastlaunch.images.build import context_without_wheels
-from fastlaunch.images.wheels import (
+from fastlaunch.jobs.image_build import context_without_wheels
+from fastlaunch.jobs.variants import IN_BASE_IMAGES
+from fastlaunch.jobs.wheels import (
     Pin,
     cached_wheel,
     fetch_wheels,
@@ -21,7 +22,6 @@ from fastlaunch.images.wheels import (
     wanted_pins,
     with_extras,
 )
-from fastlaunch.jobs.variants import IN_BASE_IMAGES
 
 TIMM = Pin(name="timm", version="1.0.31", sha256="5b" * 32)
 CONSTRAINTS = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()

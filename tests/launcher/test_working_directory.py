@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.core.errors import BadFile, UserError
-from fastlaunch.images.working_directory import (
+from fastlaunch.jobs.working_directory import (
     MAX_BYTES,
     WorkingDirectory,
     commit_of,

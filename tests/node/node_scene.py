@@ -19,7 +19,7 @@ from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256, run_list_object
 from fastlaunch.core.plan import PlanObject
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER
-from fastlaunch.images.code_bundle import code_files, pack
+from fastlaunch.jobs.code_bundle import code_files, pack
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 from fastlaunch_train.records.records import RankRecord, read_record
 

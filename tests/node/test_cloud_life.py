@@ -38,13 +38,13 @@ from fastlaunch.catalog.container_images import registry, training_base
 from fastlaunch.cli.main import run as cli
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings, load_settings
-from fastlaunch.images.code_bundle import script_bundle, upload_bundle
-from fastlaunch.images.requirements import requirements_bundle
-from fastlaunch.images.working_directory import working_directory
 from fastlaunch.jobs.build import interleaved
+from fastlaunch.jobs.code_bundle import script_bundle, upload_bundle
 from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.requirements import requirements_bundle
 from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script, Terms
+from fastlaunch.jobs.working_directory import working_directory
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.collect import attempt_as_json

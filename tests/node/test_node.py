@@ -31,8 +31,8 @@ from policy_check import Ask, allows
 from sent_request import SentRequest
 from simulated_instance import SimulatedInstance
 
-from fastlaunch.account.policies import names_by_hand, policy
-from fastlaunch.images.code_bundle import pack
+from fastlaunch.aws.policies import names_by_hand, policy
+from fastlaunch.jobs.code_bundle import pack
 from fastlaunch_train.node.protocol import NodeProgram
 
 RECORD = "rank-00000-attempt-1.jsonl"

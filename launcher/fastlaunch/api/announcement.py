@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.units import counted, in_ms, size_text
-from fastlaunch.images.requirements import read_requirements
-from fastlaunch.images.working_directory import IGNORE_FILE, WorkingDirectory, shown
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.working_directory import IGNORE_FILE, WorkingDirectory, shown
 from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue, age_note, check_age
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason, parse_duration_s, utc_day
-from fastlaunch.images.working_directory import WorkingDirectory, working_directory
 from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.placement.cost_ceiling import (
     BUDGET,
     NOT_COUNTED,

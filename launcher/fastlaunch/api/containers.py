@@ -99,8 +99,8 @@ def _image_and_code(
 ) -> tuple[str, Path, CodeBundle]:
     """Return AWS's image in its public gallery, and the bundle that a job would get, as a file here."""
     from fastlaunch.catalog.container_images import find_base_image, public_uri
-    from fastlaunch.images.code_bundle import make_bundle
-    from fastlaunch.images.wheels import wheel_folder
+    from fastlaunch.jobs.code_bundle import make_bundle
+    from fastlaunch.jobs.wheels import wheel_folder
 
     base = find_base_image(base_image, flavour="ec2", today=context.today)
     bundle = make_bundle(

@@ -23,9 +23,9 @@ from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
 from fastlaunch.core.terminal import report_line
 from fastlaunch.core.units import is_region, utc_day
-from fastlaunch.images import working_directory
-from fastlaunch.images.working_directory import ask_git
+from fastlaunch.jobs import working_directory
 from fastlaunch.jobs.machine import Machine, this_machine
+from fastlaunch.jobs.working_directory import ask_git
 
 if TYPE_CHECKING:
     from fastlaunch.jobs.spec import JobSpec, Script

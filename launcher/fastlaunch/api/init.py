@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastlaunch.account.config_text import ConfigChange, config_change, stack_entries
-from fastlaunch.account.template import template, template_text
 from fastlaunch.api.context import AppContext
 from fastlaunch.aws.cloudformation import Stack, StackChange
+from fastlaunch.aws.config_text import ConfigChange, config_change, stack_entries
+from fastlaunch.aws.template import template, template_text
 from fastlaunch.aws.types import Identity, Vpc
 from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.activity import activity
@@ -21,7 +21,7 @@ from fastlaunch.core.home import replace_file
 from fastlaunch.core.paths import read_text
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, config_path, load_settings
 from fastlaunch.core.units import counted, is_region, parse_usd
-from fastlaunch.images.build import DEFAULT_REPOSITORY
+from fastlaunch.jobs.image_build import DEFAULT_REPOSITORY
 from fastlaunch.placement.account_network import (
     only_vpc,
     several_vpcs,

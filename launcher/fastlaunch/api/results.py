@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.backends.site import Site
     from fastlaunch.catalog.prices import Catalogue, Price
-    from fastlaunch.images.working_directory import WorkingDirectory
     from fastlaunch.jobs.options import Options
     from fastlaunch.jobs.spec import JobSpec
+    from fastlaunch.jobs.working_directory import WorkingDirectory
     from fastlaunch.ledger.rows import Run
     from fastlaunch.placement.cost_ceiling import CostCeiling
 

@@ -30,7 +30,7 @@ from fastlaunch.placement.cost_ceiling import BUDGET, NOT_COUNTED, CostCeiling
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
-    from fastlaunch.images.working_directory import WorkingDirectory
+    from fastlaunch.jobs.working_directory import WorkingDirectory
     from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.lifecycle.sweep import Part
     from fastlaunch.placement.prepare import Prepared

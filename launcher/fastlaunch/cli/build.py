@@ -23,7 +23,16 @@ from fastlaunch.cli.options import examples, next_command, profile_option, yes_o
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.units import split_names
-from fastlaunch.images.build import (
+from fastlaunch.jobs.container_builder import (
+    Command,
+    build_command,
+    find_builder,
+    login_command,
+    no_builder,
+    push_command,
+    run_command,
+)
+from fastlaunch.jobs.image_build import (
     DEFAULT_REPOSITORY,
     BaseReference,
     ImageBuild,
@@ -34,16 +43,7 @@ from fastlaunch.images.build import (
     ort_context,
     write_context,
 )
-from fastlaunch.images.container_builder import (
-    Command,
-    build_command,
-    find_builder,
-    login_command,
-    no_builder,
-    push_command,
-    run_command,
-)
-from fastlaunch.images.wheels import fetch_wheels, packages_of, wanted_pins, with_extras
+from fastlaunch.jobs.wheels import fetch_wheels, packages_of, wanted_pins, with_extras
 
 _OWN_ACCOUNT = "<account>"
 #: Of what docker printed before it failed.

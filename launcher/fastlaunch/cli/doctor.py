@@ -79,9 +79,9 @@ def doctor(setup: bool, output: str, **given: Any) -> int:
 def _check_context(context: AppContext, catalogue: "Catalogue", options: Options) -> "CheckContext":
     from fastlaunch.aws.cache import cached
     from fastlaunch.catalog.container_images import training_base
-    from fastlaunch.images.code_bundle import cached_bundle
-    from fastlaunch.images.wheels import wanted_pins, wheel_folder
     from fastlaunch.jobs.build import instances_of
+    from fastlaunch.jobs.code_bundle import cached_bundle
+    from fastlaunch.jobs.wheels import wanted_pins, wheel_folder
     from fastlaunch.placement.aws_lookup import AwsLookup
     from fastlaunch.placement.checks import CheckContext
 

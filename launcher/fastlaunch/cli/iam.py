@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from fastlaunch.account.policies import documents, names_by_hand
-from fastlaunch.account.template import template, template_text
+from fastlaunch.aws.policies import documents, names_by_hand
+from fastlaunch.aws.template import template, template_text
 from fastlaunch.catalog.container_images import registry
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings
-from fastlaunch.images.build import DEFAULT_REPOSITORY
+from fastlaunch.jobs.image_build import DEFAULT_REPOSITORY
 from fastlaunch.jobs.option_rules import check_folder, check_secret
 
 

@@ -27,9 +27,9 @@ from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason, counted
-from fastlaunch.images.working_directory import shown
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.working_directory import shown
 from fastlaunch.placement.config_checks import setup_command
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 

@@ -1,4 +1,4 @@
-"""What to run: options as typed -> `CloudRequest` -> `JobSpec`s, their variants and data.
+"""What to run: `Options` as typed -> jobs; variants, data, scripts; what travels: code, wheels, images.
 
-May import core and catalog.
+May import core, catalog and aws.
 """

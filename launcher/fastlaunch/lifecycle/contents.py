@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.images.working_directory import WorkingDirectory, commit_of, files_of
 from fastlaunch.jobs.contents import contents_of, is_source, may_count, names_in
 from fastlaunch.jobs.scripts import script_file
 from fastlaunch.jobs.spec import JobSpec, Script
+from fastlaunch.jobs.working_directory import WorkingDirectory, commit_of, files_of
 from fastlaunch.measure.headers import changed_files
 from fastlaunch_train.records.contents import digests_of, root_of
 

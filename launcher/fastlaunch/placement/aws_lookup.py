@@ -12,8 +12,8 @@ from fastlaunch.catalog.container_images import image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
-from fastlaunch.images.code_bundle import Bundle
 from fastlaunch.jobs.build import CloudRequest
+from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.capacity_block import check_reservation, max_minutes_in
 from fastlaunch.placement.config_checks import configured

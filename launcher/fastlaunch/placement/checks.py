@@ -20,7 +20,7 @@ from fastlaunch.catalog.rates import dearest_rate
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, NotAuthorised, UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings
-from fastlaunch.images.code_bundle import Bundle
+from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.aws_lookup import AwsLookup

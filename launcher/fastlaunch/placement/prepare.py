@@ -16,10 +16,10 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.activity import activity
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_day
-from fastlaunch.images.code_bundle import Bundle, make_bundle, script_bundle, upload_bundle
-from fastlaunch.images.requirements import requirements_bundle
-from fastlaunch.images.wheels import wheel_folder
 from fastlaunch.jobs.build import CloudRequest
+from fastlaunch.jobs.code_bundle import Bundle, make_bundle, script_bundle, upload_bundle
+from fastlaunch.jobs.requirements import requirements_bundle
+from fastlaunch.jobs.wheels import wheel_folder
 from fastlaunch.placement.aws_lookup import AwsLookup, fitted
 from fastlaunch.placement.check import Check
 from fastlaunch.placement.checks import CheckContext, checks, usable
@@ -28,8 +28,8 @@ from fastlaunch.placement.resolve import Resolution, resolve
 
 if TYPE_CHECKING:
     from fastlaunch.backends.site import Site
-    from fastlaunch.images.wheels import Pin
-    from fastlaunch.images.working_directory import WorkingDirectory
+    from fastlaunch.jobs.wheels import Pin
+    from fastlaunch.jobs.working_directory import WorkingDirectory
 
 
 @dataclass(frozen=True, kw_only=True)

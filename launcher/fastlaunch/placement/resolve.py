@@ -26,10 +26,10 @@ from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason, utc_day
-from fastlaunch.images.requirements import read_requirements
 from fastlaunch.jobs.build import CloudRequest, rate_at
 from fastlaunch.jobs.option_rules import given_inputs, given_secrets, given_tags, given_variables
 from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,

@@ -19,8 +19,8 @@ from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
 from fastlaunch.core.units import counted, size_text
-from fastlaunch.images.code_bundle import Bundle, pack
-from fastlaunch.images.wheels import QUIETLY, run_pip
+from fastlaunch.jobs.code_bundle import Bundle, pack
+from fastlaunch.jobs.wheels import QUIETLY, run_pip
 
 #: Of all wheels together.
 MAX_WHEEL_BYTES = 2**30

@@ -9,8 +9,8 @@ from pathlib import Path
 from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.paths import shipped
-from fastlaunch.images.code_bundle import PROGRAMS, code_files, pack, site_files
-from fastlaunch.images.wheels import wanted_pins
+from fastlaunch.jobs.code_bundle import PROGRAMS, code_files, pack, site_files
+from fastlaunch.jobs.wheels import wanted_pins
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 
 DEFAULT_REPOSITORY = "fastlaunch"

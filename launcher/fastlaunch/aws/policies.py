@@ -133,5 +133,5 @@ def _filled(value: Any, values: dict[str, Any]) -> Any:
 def _data() -> Any:
     import yaml
 
-    text = (files("fastlaunch.account") / "policies.yaml").read_text(encoding="utf-8")
+    text = (files("fastlaunch.aws") / "policies.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)

@@ -24,8 +24,8 @@ from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import BadFile
 from fastlaunch.core.paths import shipped, training_package
 from fastlaunch.core.plan import CodeBundle
-from fastlaunch.images.wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins
-from fastlaunch.images.working_directory import TravellingFile, WorkingDirectory
+from fastlaunch.jobs.wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins
+from fastlaunch.jobs.working_directory import TravellingFile, WorkingDirectory
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from fastlaunch.account.policies import AccountNames, mapped, statements, trust
+from fastlaunch.aws.policies import AccountNames, mapped, statements, trust
 
 
 def template(
@@ -43,7 +43,7 @@ def template(
         is_substituted=True,
         **allowed,
     )
-    text = (files("fastlaunch.account") / "template.yaml").read_text(encoding="utf-8")
+    text = (files("fastlaunch.aws") / "template.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = mapped(yaml.safe_load(text), lambda value: _document(value, names))
     defaults = {"Prefix": prefix, "RepositoryName": repository, "ImageRegistry": registry}
     for name, default in {**defaults, "BucketName": bucket, "Vpc": vpc}.items():

@@ -1,4 +1,0 @@
-"""What a container holds: the code bundle, image build and push, wheels.
-
-May import core, catalog and aws.
-"""
