@@ -227,7 +227,7 @@ def _intervals(stored: Mapping[str, Any]) -> Iterator[str]:
     limits = stored["intervals"][0]["limits"]
     truth = 100 * math.expm1(FASTER)
     missed = sum(not low <= truth <= high for low, high in limits)
-    yield f"Of the {len(limits)} intervals in the picture, {missed} miss the truth."
+    yield f"In the picture, {missed} of the {len(limits)} intervals miss the truth."
 
 
 def _coverage(stored: Mapping[str, Any]) -> Iterator[str]:

@@ -321,7 +321,7 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
     """Return the named row, else one of bf16, as it is or with overrides, else the first.
 
     A row with a speed comes before one without; then the batch with the most rows, then the row with the most
-    runs. Of a script's rows it is the first, as `submit` puts the baseline first: of the newest version, if
+    runs. A script's baseline is its first row, as `submit` puts the baseline first: of the newest version, if
     several of its rows have been repeated. A barred row is the baseline only if all rows are barred. Raises
     UserError if it is named.
     """

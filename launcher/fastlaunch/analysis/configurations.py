@@ -239,7 +239,7 @@ class RecipeFacts:
     recipe: str
     precision: str
     batches: tuple[int, ...] = ()  # per GPU
-    # Of a GPU: what is there anyhow, and what each sample of a micro-batch adds; None if not known.
+    # Memory of a GPU: what is there anyhow, and what each sample of a micro-batch adds; None if not known.
     fixed_gib: float = 0.0
     gib_per_sample: float | None = None
     failure: str | None = None  # a guard that its rows failed

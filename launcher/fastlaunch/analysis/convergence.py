@@ -1,6 +1,6 @@
 """Whether a recipe trains to the held-out loss of its reference, by runs that are paired by their seeds.
 
-Of a script nobody knows the seed: its runs are paired by their rounds.
+The seed of a script is not known: its runs are paired by their rounds.
 
 Two runs make a pair if they share everything but the recipe: workload, seed (which is the initialisation and
 the order of the data), the step at which they end, and all of `_SHARED`. Runs of one seed make one pair:
@@ -34,7 +34,7 @@ COMPLETED, NAN_LOSS = "completed", "nan_loss"
 VALIDATION, TEST = "validation", "test"
 CURRENT, BEST = "current", "best"
 
-#: Of the reference's loss; and the level of each one-sided limit.
+#: As a share of the reference's loss; and the level of each one-sided limit.
 MARGIN = 0.01
 LEVEL = 0.05
 FEWEST_PAIRS = 3

@@ -60,7 +60,7 @@ _DRIFT, _MIN_DRIFT_BLOCKS = 0.002, 3
 #: Fewer rounds on a host do not tell whether noise carries over from one to the next. It does, if chance
 #: alone would show such a correlation in one case of ten: the normal quantile.
 _MIN_CARRIED, _CARRIED_QUANTILE, _MOST_CARRIED = 6, 1.28, 0.9
-#: Of simulated continuations, the share that has to settle, and the most rounds worth proposing.
+#: The share of simulated continuations that has to settle, and the most rounds worth proposing.
 SETTLES, MAX_ROUNDS = 0.8, 50
 _NUM_DRAWS = 1000
 
@@ -269,7 +269,7 @@ class _Scatter:
         shared = set(table.rows)
         # None for a row whose runs add no degree of freedom, as a single one.
         self.noise: dict[int, float | None] = {}
-        # Of the row's runs, and of the others' that the noise was judged by.
+        # The row's runs, and the others' that the noise was judged by.
         self.deviations: dict[int, tuple[float, float]] = {}
         while True:
             every = table.residual(shared)
@@ -487,8 +487,8 @@ def _paired(speeds: Sequence[float], carried: float = 0.0) -> Estimate | None:
 def _carried(rows: Iterable[Mapping[Hashable, Sequence[float]]], num_contrasts: int) -> float:
     """Return how the noise of a round correlates with that of the next; 0 where chance may be all of it.
 
-    rows: noise by host, round after round, of rows between which there are so many contrasts. Of n rounds
-    without any correlation, that of one contrast has the mean -1/n and about Moran's (1948) variance; Kendall
+    rows: noise by host, round after round, of rows between which there are so many contrasts. Without
+    any correlation, one contrast over n rounds has the mean -1/n and about Moran's (1948) variance; Kendall
     (1954) has the bias of one that there is.
     """
     of_hosts: dict[Hashable, list[Sequence[float]]] = defaultdict(list)

@@ -124,7 +124,7 @@ class _Race:
         # Looks from the first round on.
         num_rivals = max(1, len(cells) - 1)
         self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / num_rivals
-        # A range leaves out one run in twenty above it. Of all rivals together one in twenty is to be above.
+        # A range leaves out one run in twenty above it. The same is to hold for all rivals together.
         self._reach = _quantile(LEVEL / 5 / num_rivals) / _quantile(LEVEL)
         measured = [at for at, cell in enumerate(cells) if cell.runs]
         self.leader = max(measured, key=lambda at: self._num_beaten(at, measured), default=None)

@@ -26,7 +26,7 @@ _MAX_CONFIGS = 3000
 _MAX_FACTOR = 10
 #: Up to how many left-out rows of a class its range leans on those of the other classes.
 _FEW = 20
-#: Of a usual model, so that a model whose size is not known counts as one: 25M, 7B and 1B weights.
+#: A usual model's, so that a model whose size is not known counts as one: 25M, 7B and 1B weights.
 _USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
 #: Pixels a side or tokens, where a row does not say; elsewhere "not said" is a value of its own.
 _USUAL_SEQUENCE = {"images": 224.0, "tokens": 2048.0}
@@ -39,7 +39,7 @@ class Prediction:
     predicted: float
     low: float
     high: float
-    # Of CLASSES.
+    # One of CLASSES.
     evidence: str
 
 
@@ -169,8 +169,8 @@ class Predictor:
         prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
         factors = {}
         for name, own in scores.items():
-            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction. Of A and B every model counts
-            # alike, since its runs are off together; of C a generation's are, whatever the model.
+            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction. In A and B every model counts
+            # alike, since its runs are off together; in C a generation's are, whatever the model.
             level = min(1.0, _COVERAGE * (1 + 1 / max(1, len(own))))
             workloads = [self.configs[row].workload for row in left_out[name][0]]
             num_rows = Counter(workloads)
@@ -210,7 +210,7 @@ class Predictor:
 def best_guess(log_mean: Array | float, deviation: Array | float) -> Array | float:
     """Return the log of the throughput whose expected relative error, |guess / true - 1|, is least.
 
-    Of a normal it lies below the median by the variance. Left-out runs have a sharper peak: 0.7 of that.
+    A normal's lies below the median by the variance. Left-out runs have a sharper peak: 0.7 of that.
     """
     return log_mean - 0.7 * deviation**2
 

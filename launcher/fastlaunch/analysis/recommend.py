@@ -155,7 +155,7 @@ class Choices:
     job: Job
     configurations: Sequence[Configuration]
     purchases: Sequence[Purchase]
-    # Of each choice: where its two stand in these.
+    # For each choice: where its two stand in these.
     configuration_ids: Ids
     purchase_ids: Ids
     # Expected value, lower and upper end: (3, choices). Without a range all three are the same.

@@ -134,7 +134,7 @@ class SpotTime:
 
     @property
     def billed_s(self) -> float:
-        """Of spot machines."""
+        """Return the time of spot machines that is billed."""
         return self.spot_s - self.free_s
 
     @property
@@ -204,7 +204,7 @@ def expected_spot(job: SpotJob, market: SpotMarket, *, retry_s: float = RETRY_S)
         restarts_s=restarts_s,
         waiting_s=(num_losses + 1 - market.available.value) * wait_s,
         on_demand_s=0.0,
-        # Of several nodes only the one that was taken is free: that is not counted.
+        # With several nodes only the one that was taken is free: that is not counted.
         free_s=_free_s(rate, machine_s, job.free_within_s) if job.num_nodes == 1 else 0.0,
         num_losses=num_losses,
     )
@@ -366,7 +366,7 @@ def forecast_spot(
         rework_s[at] += work_s - saved_s
         rest_s[at] -= saved_s
         num_losses[at] += ~is_done
-        # Of several nodes only the one that was taken is free: that is not counted.
+        # With several nodes only the one that was taken is free: that is not counted.
         free_s[at] += np.where(~is_done & (life < job.free_within_s) & (job.num_nodes == 1), life, 0.0)
         missed_s = np.where(sees, 0.0, gap_s + up_s)
         is_late = (clock_s[going] + missed_s > limit_s) | (num_rounds == most_spells)

@@ -171,7 +171,7 @@ class Fit:
     ) -> None:
         self._rows, self._likeness, self._deviations = rows, likeness, deviations
         residual = log_throughput - physics(rows)
-        # Of each unit, so that it does not matter which unit is counted in.
+        # By unit, so that it does not matter which unit is counted in.
         self._means = {unit: float(np.mean(residual[rows.unit == unit])) for unit in np.unique(rows.unit)}
         self._residual = residual - self._mean(rows)
         prior = covariance(rows, rows, likeness, deviations)

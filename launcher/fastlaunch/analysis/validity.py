@@ -137,8 +137,8 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
     is_script = runs[0].setup.is_script
     notes = [] if checked or is_script else ["numerics not checked"]
     why = ""
-    # A forward pass alone trains nothing that could converge. Of a script that evaluates nothing
-    # `notes.script_notes` tells once.
+    # A forward pass alone trains nothing that could converge. `notes.script_notes` tells once
+    # of a script that evaluates nothing.
     is_told = is_script and not any(map(is_evaluated, runs))
     if convergence.verdict == UNKNOWN and not is_told and runs[0].setup.sample_unit != FORWARD_ONLY:
         why = _unknown(convergence, runs, reference, place)

@@ -61,7 +61,7 @@ class _Pair:
     speed: float | None  # None where the two have no ratio
     # What the row gains, or loses, by its price; 0 where one of the two has none.
     by_price: float
-    # Of what the verdict is on: dollars where both have a price, else speed.
+    # In what the verdict is on: dollars where both have a price, else speed.
     difference: Difference | None
     # By how much its runs, or the baseline's, vary and the others' do, where they vary more.
     noise: tuple[float, float] | None = None

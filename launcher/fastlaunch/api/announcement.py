@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.measure.summary import Interval
 
-#: Of lists that may be long so many entries are shown.
+#: The most entries that are shown of lists that may be long.
 MOST = 4
 #: Names of files that people do not mean to send.
 _PRIVATE = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|ed25519|ecdsa)|.*\.(pem|key)|credentials")

@@ -122,7 +122,7 @@ def resolve_offline(context: AppContext, request: CloudRequest, catalogue: Catal
         catalogue=catalogue,
         now=now,
         base=_base_image(request, utc_day(now), catalogue),
-        # Only git can say, and a dry run does not run it. Of a script it says nothing.
+        # Only git can say, and a dry run does not run it. It says nothing about a script.
         commit="<commit>" if context.find_commit and not request.scripts else None,
         is_script=bool(request.scripts),
     )

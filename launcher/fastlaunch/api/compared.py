@@ -82,7 +82,7 @@ class Swept(Submitted):
 
     #: For `sweep(resume=id)`.
     id: str
-    #: Of each instance type, or of this machine.
+    #: For each instance type, or for this machine.
     by_part: Mapping[str, Runs]
     #: Parts that were not started, or not completed, and why.
     left_out: Mapping[str, UserError]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.rounds import Verdicts
 
 
-#: Of warnings so many are shown.
+#: The most warnings that are shown.
 _MOST = 8
 
 

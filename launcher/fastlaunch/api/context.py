@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.advice import Advice
     from fastlaunch.lifecycle.launcher import Launcher
 
-#: Of connecting to AWS and of its answer, where the answer is a look at what is under way.
+#: To connect to AWS, and to wait for its answer, where that is a look at what is under way.
 _SHORT_TIMEOUTS_S = (3.0, 20.0)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: The recipe of `submit`, where none is given.
 DEFAULT_RECIPE = "bf16"
-#: Of what was measured, so much is named.
+#: The most measured rows to name.
 _MOST_NAMED = 6
 
 
@@ -360,8 +360,8 @@ def _price(
 ) -> tuple[Price, str | None]:
     """Return the price of one machine, and how old it is, if it is old.
 
-    Of spot and capacity blocks that is the cheapest zone's, as last asked for. usd_per_hour: given instead of
-    it. Raises UserError if none is known.
+    For spot and capacity blocks that is the cheapest zone's, as last asked for. usd_per_hour: given instead
+    of it. Raises UserError if none is known.
     """
     from fastlaunch.api.listing import MAX_MARKET_AGE
     from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market

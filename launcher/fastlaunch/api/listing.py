@@ -178,7 +178,7 @@ class Offer:
     usd_per_gpu: float
     #: A day, or of a market price the time.
     as_of: str
-    #: Of spot: the share of instances that AWS takes back in a month.
+    #: For spot: the share of instances that AWS takes back in a month.
     interruption: str | None
     #: How many the account's quota allows at a time; None where it is not known, and of capacity blocks.
     quota: int | None = None

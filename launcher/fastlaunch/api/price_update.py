@@ -33,7 +33,7 @@ from fastlaunch.core.units import is_region, utc_day
 
 #: Over which spot's median and 90th percentile are taken.
 SPOT_DAYS = 7
-#: Of the capacity blocks that are asked for.
+#: The length of the capacity blocks that are asked for.
 BLOCK_HOURS = 24
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Instance types of a first measurement.
 _MOST_MEASURED = 3
-#: Of one job: every number of nodes up to it is worked out.
+#: The most nodes of one job: every number of nodes up to it is worked out.
 _MOST_NODES = 512
 
 
@@ -346,7 +346,7 @@ def _purchases(
 
     settings, today = context.settings, context.today
     day = as_of or today
-    # Of a day in the past no market price is known.
+    # No market price is known for a day in the past.
     market = read_market(settings.home / MARKET_PRICES) if day == today else []
     market = [each for each in market if each.purchase in options and each.region in regions]
     if any(context.now() - each.given_at > MAX_MARKET_AGE for each in market):

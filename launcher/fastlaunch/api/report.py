@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastlaunch.api.compared import Comparison
     from fastlaunch.report.page.page import PageInput, Predicted
 
-#: Of a prediction as many samples as the charts are of.
+#: The samples of a prediction: as many as in the charts.
 _SAMPLES = 1_000_000
 #: Times the cheapest row: no dearer prediction is drawn.
 _DEAR = 3.0

@@ -52,7 +52,7 @@ class SweepPlan:
     expected: "Mapping[str, Expected | str]" = field(default_factory=dict)
     #: The instance types on which the batch size is searched for.
     searched_on: tuple[str, ...] = ()
-    #: Of all parts together.
+    #: For all parts together.
     max_cost_usd: float | None = None
     #: What travels with a script.
     directory: "WorkingDirectory | None" = None

@@ -75,7 +75,7 @@ class SweptCells:
         by_spec: dict[JobSpec, list[Run]] = {}
         for run in runs:
             by_spec.setdefault(JobSpec.from_json(run.spec or {}).without_seed, []).append(run)
-        #: Of each cell, as are `rows` and `cells`.
+        #: For each cell, as are `rows` and `cells`.
         self.run_ids = [[run.id for run in of] for of in by_spec.values()]
         comparison = compare(
             [each for run in runs if (each := measured_run(run, context.settings.region))],

@@ -17,7 +17,7 @@ _MEANINGS = {
     "subnets": "A subnet for each zone, tried in this order.",
     "placement_groups": "For several nodes.",
     "repository": "For images that `fastlaunch build --push` makes.",
-    "role": "Of training jobs: --backend sagemaker.",
+    "role": "The role of training jobs: --backend sagemaker.",
     "scheduler_role": "By which the account ends machines that are forgotten.",
 }
 _HEAD = '# Config file of fastlaunch. All keys: docs/reference.md, "Config file".\n'

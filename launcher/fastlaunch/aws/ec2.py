@@ -69,7 +69,7 @@ class BlockOffering:
 
     zone: str
     starts_at: datetime
-    # Of an instance: the fee over instances and hours.
+    # For one instance: the fee over instances and hours.
     usd_per_hour: float
 
 

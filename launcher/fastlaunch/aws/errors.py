@@ -41,7 +41,7 @@ class ApiCall:
     region: str
     # What it is about, such as a bucket's name; empty if that is plain.
     subject: str = ""
-    # Of an instance to be started.
+    # The type of an instance to be started.
     instance_type: str | None = None
     purchase: str = "on-demand"
 

@@ -22,7 +22,7 @@ class AccountNames:
     prefix: str = "fastlaunch"
     # Account of AWS's own images.
     registry: str = "763104351884"
-    # Of images built here.
+    # For images built here.
     repository: str = "fastlaunch"
     # ARNs of the keys of bucket, volumes and output; none for AWS's.
     kms_keys: tuple[str, ...] = ()

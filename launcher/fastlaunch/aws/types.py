@@ -14,7 +14,7 @@ class Identity:
     """Whose credentials are in use."""
 
     account: str
-    # Of the user or role.
+    # The ARN of the user or role.
     arn: str
     # Unique to the user; of a role's session `AROA...:NAME`. The policy variable `aws:userid`.
     user_id: str = ""

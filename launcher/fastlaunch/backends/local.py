@@ -48,7 +48,7 @@ class LocalSettings:
     pythonpath: str | None = None
     # Shared between the ranks as threads; None to leave the number of threads alone.
     num_cores: int | None = None
-    # Of the training code; None if it is not known.
+    # The training code's; None if it is not known.
     commit: str | None = None
     # Between asking a job to stop and killing it. torchrun gives its ranks 30 s.
     stop_wait_s: float = 45.0

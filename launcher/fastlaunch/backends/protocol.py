@@ -81,7 +81,7 @@ class AttemptStatus:
     ending: Ending | None = None
     # Without `ml.`
     instance_type: str | None = None
-    # Of the first machine.
+    # The first machine's.
     zone: str | None = None
     # When the first machine was started, with its time zone, and when the last one ended.
     launched_at: datetime | None = None

@@ -62,7 +62,7 @@ class Store(Protocol):
 class SyncResult:
     """What is here of an attempt's output."""
 
-    # Of node 0; None until it is there.
+    # The boot record of node 0; None until it is there.
     boot: Mapping[str, Any] | None
     # The reports of all nodes as one (`node_report.merged`); None until each has reported.
     status: Mapping[str, Any] | None

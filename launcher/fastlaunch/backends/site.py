@@ -80,7 +80,7 @@ class Site:
     # On EC2 alone:
     ami: str = ""
     root_device: str = ""
-    # Of spot; None to pay up to the on-demand price.
+    # For spot; None to pay up to the on-demand price.
     max_price_usd: float | None = None
     # For several nodes outside of a block.
     placement_group: str | None = None

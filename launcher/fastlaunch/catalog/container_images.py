@@ -35,7 +35,7 @@ class BaseImage:
     tag: str
     # ec2 or sagemaker.
     flavour: str
-    # Of names and entrypoints: `ubuntu` up to PyTorch 2.10, `amzn2023` from 2.11.
+    # What names and entrypoints are like: `ubuntu` up to PyTorch 2.10, `amzn2023` from 2.11.
     generation: str
     # Versions as they are written; None for what it does not hold or is not known to.
     torch: str
@@ -78,7 +78,7 @@ class Registry:
     # Number of the account that serves them.
     account: str
     partition: str
-    # Of the partition, such as `amazonaws.com`.
+    # The partition's, such as `amazonaws.com`.
     dns_suffix: str
 
 

@@ -39,7 +39,7 @@ class Gpu:
         return self.generation not in _UNLINKED and not re.search(r"PCIe|A30|Titan", self.name)
 
 
-# Vendors' datasheets: dense, with fp32 accumulation. Of a board with two chips, one chip.
+# Vendors' datasheets: dense, with fp32 accumulation. A board with two chips counts as one chip.
 # The first of a family is meant where a name gives neither form factor nor memory.
 # name | generation | memory GB | bandwidth GB/s | fp32 | tf32 | fp16 | bf16 | fp8 | fp4  (- is unsupported)
 _TABLE = """

@@ -57,7 +57,7 @@ class InstanceType:
     num_accelerators: int
     vcpus: int
     memory_gib: float
-    # Of all network cards together; where EC2 says "up to", that burst rate.
+    # All network cards together; where EC2 says "up to", that burst rate.
     network_gbps: float
     num_network_cards: int
     num_efa_interfaces: int

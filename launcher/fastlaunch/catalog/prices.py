@@ -76,7 +76,7 @@ class Price:
 _FREE_MIB_PER_S = 125
 #: A month's price buys fewer hours in February than in any other month.
 _FEWEST_HOURS_PER_MONTH = 28 * 24
-#: Of 365 days in 12 months.
+#: With 365 days in 12 months.
 _MEAN_HOURS_PER_MONTH = 730
 
 

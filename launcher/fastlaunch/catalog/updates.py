@@ -35,7 +35,7 @@ class MarketPrice:
     zone: str
     purchase: str
     usd_per_hour: float
-    # Of spot, over the days before `at`, by time; None for a block.
+    # For spot, over the days before `at`, by time; None for a block.
     median_usd_per_hour: float | None = None
     p90_usd_per_hour: float | None = None
     # When AWS gave it: ISO 8601 with a time zone.

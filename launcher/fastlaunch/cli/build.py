@@ -46,7 +46,7 @@ from fastlaunch.jobs.image_build import (
 from fastlaunch.jobs.wheels import fetch_wheels, packages_of, wanted_pins, with_extras
 
 _OWN_ACCOUNT = "<account>"
-#: Of what docker printed before it failed.
+#: The most lines to show of what docker printed before it failed.
 _NUM_LINES = 40
 
 
@@ -60,7 +60,7 @@ class BuildOptions:
     extras: tuple[str, ...]
     push: bool
     region: str
-    # Of the account's registry in the region.
+    # In the account's registry in the region.
     repository: str
     yes: bool
 

@@ -25,7 +25,7 @@ THEN = datetime.date(2023, 11, 15)
 FIGURES = "fp8-experiment.csv"
 #: The two rows that differ in nothing but the instance.
 OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
-#: Of the shipped records those of this workload on one H200 are shown, and charged as this.
+#: The shipped records of this workload on one H200 are shown, and charged as this.
 WORKLOAD, DEVICE = "vit-huge", "NVIDIA H200"
 CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
 

@@ -65,7 +65,7 @@ from fastlaunch.core.errors import UserError
     help="How it is bought.",
 )
 @click.option("--region", metavar="R", help="Whose prices count.  [default: yours, or us-east-1]")
-@click.option("--usd-per-hour", type=USD, metavar="X", help="Of a machine.  [default: as listed]")
+@click.option("--usd-per-hour", type=USD, metavar="X", help="Price of a machine.  [default: as listed]")
 @click.option(
     "--assume",
     metavar="NAME=VALUE",

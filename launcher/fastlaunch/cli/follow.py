@@ -95,7 +95,7 @@ def _show_status(
     is_under_way = any(not run.state.is_final for run in shown)
     if output == "json":
         document = {"runs": [_as_json(context, ledger, run) for run in shown]}
-        # Of many documents, each has a line of its own.
+        # Where there are many documents, each has a line of its own.
         click.echo(json.dumps(document, indent=None if watch else 2))
         return code, is_under_way
     if rows := [run_row(run, note=_note(context, ledger, run)) for run in shown]:

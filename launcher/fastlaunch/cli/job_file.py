@@ -12,7 +12,7 @@ from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.yaml_file import YamlFile
 from fastlaunch.jobs.options import OPTIONS, Option, options_of, split_command
 
-#: Of one call, and not of the job.
+#: What belongs to one call, and not to the job.
 _OF_A_CALL = ("yes", "dry-run", "show", "output", "profile", "help", "job-schema")
 COMMAND = "command"
 

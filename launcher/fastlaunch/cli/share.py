@@ -18,9 +18,9 @@ from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 if TYPE_CHECKING:
     from fastlaunch.lifecycle.sharing import SharedFolder, Transfer
 
-#: Of saying how far a push or a pull is.
+#: How often to say how far a push or a pull is.
 _PROGRESS_INTERVAL_S = 2.0
-_region_option = click.option("--region", metavar="R", help="Of the bucket.  [default: yours, or us-east-1]")
+_region_option = click.option("--region", metavar="R", help="The bucket's.  [default: yours, or us-east-1]")
 _dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Say what would be done; change nothing, here or there."
 )

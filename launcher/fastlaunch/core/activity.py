@@ -37,7 +37,7 @@ class Activity:
 
     def update(self, detail: str) -> None:
         """Say what it is at now, in a line."""
-        # Of a bar that a program draws by itself, what it shows last.
+        # What a bar that a program draws by itself shows last.
         self.detail = printable(plain(detail.strip().rpartition("\r")[2]))
 
     def begin(self, step: str) -> None:

@@ -29,7 +29,7 @@ class PlanObject:
 
     bucket: str
     key: str
-    #: Of its bytes, in hex.
+    #: The digest of its bytes, in hex.
     sha256: str
     #: None for the node agent, which every launcher has.
     text: str | None
@@ -88,9 +88,9 @@ class CodeBundle:
 
     # Whole, prefix included.
     key: str
-    # Of the object's bytes, in hex.
+    # The digest of the object's bytes, in hex.
     sha256: str
-    # Of the checkout it was made from; None if that is not known.
+    # The commit of the checkout it was made from; None if that is not known.
     commit: str | None = None
 
     @classmethod

@@ -61,7 +61,7 @@ class RegionSettings:
     ami_parameter: str = DEFAULT_AMI_PARAMETER
     # ARN of the key of machines' volumes; None for the account's own choice.
     volume_kms_key: str | None = None
-    # Of images built here.
+    # For images built here.
     repository: str | None = None
     # ARN of SageMaker's execution role.
     role: str | None = None
@@ -82,7 +82,7 @@ class AccountRate:
 
     # Fraction of the list price that is not paid, by a Savings Plan for one.
     discount: float | None = None
-    # Of one type.
+    # For one type.
     usd_per_hour: float | None = None
     # Paid already, used or not, as a reservation is: an hour more costs nothing.
     sunk: bool = False
@@ -115,7 +115,7 @@ class Settings:
     max_price_age: str | None = None
     # USD. `submit`, `sweep` and `resume` refuse what may cost more, unless --max-cost says.
     max_cost: float | None = None
-    # Of machines, their volumes and network interfaces, and training jobs.
+    # For machines, their volumes and network interfaces, and training jobs.
     tags: Mapping[str, str] = field(default_factory=dict)
     # By region.
     aws: Mapping[str, RegionSettings] = field(default_factory=dict)

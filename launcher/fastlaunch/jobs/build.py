@@ -60,7 +60,7 @@ class Jobs:
     specs: tuple[JobSpec, ...]
     #: What a rehearsal does not cover, or an experiment has otherwise here, as (topic, sentence).
     differences: tuple[tuple[str, str], ...] = ()
-    #: Of the specs, each once.
+    #: The specs' workloads, each once.
     workloads: tuple[WorkloadInfo, ...] = ()
     #: What to know of their figures before they are made.
     caveats: tuple[str, ...] = ()

@@ -43,9 +43,9 @@ class Bundle:
 
     # The tar.gz.
     data: bytes = field(repr=False)
-    # Of these bytes, in hex.
+    # The digest of these bytes, in hex.
     sha256: str
-    # Of the checkout; None if it is not known.
+    # The commit of the checkout; None if it is not known.
     commit: str | None = None
 
 

@@ -1,6 +1,6 @@
 """What a job reads: data, models and the user's own file, which have to be there when it runs.
 
-Of these, only the user's own workload file travels to AWS, with the training code. Data and models are in the
+Only the user's own workload file travels to AWS, with the training code. Data and models are in the
 user's own image or in an input from S3, at an absolute path; models may be on the Hugging Face hub, and data
 made up there.
 """

@@ -40,7 +40,7 @@ class ImageBuild:
     # AWS's image; None where the Dockerfile itself names its base, and takes no other argument.
     base: BaseImage | None
     reference: BaseReference
-    # Of the context, by path.
+    # The context's files, by path.
     files: Mapping[str, bytes]
     # None if it is not known.
     commit: str | None

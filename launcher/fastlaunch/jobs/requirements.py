@@ -22,9 +22,9 @@ from fastlaunch.core.units import counted, size_text
 from fastlaunch.jobs.code_bundle import Bundle, pack
 from fastlaunch.jobs.wheels import QUIETLY, run_pip
 
-#: Of all wheels together.
+#: The most bytes of all wheels together.
 MAX_WHEEL_BYTES = 2**30
-#: Of pip's format: where packages are looked for. They count here, and not on a node without an index.
+#: Options in pip's format: where to look for packages. They count here, not on a node without an index.
 _WITH_ADDRESS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
 #: One a line: pip takes several, and any of them may name a file.
 _OPTIONS = re.compile(
@@ -66,7 +66,7 @@ own, nodes = markers.default_environment, json.loads(sys.argv.pop(1))
 markers.default_environment = lambda: {**own(), **nodes}
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-#: Of pip's errors so many are shown.
+#: The most of pip's errors that are shown.
 _MOST = 3
 
 
@@ -76,7 +76,7 @@ class Requirements:
 
     #: A package each, with its versions.
     packages: tuple[str, ...]
-    #: Of pip: where it looks for them.
+    #: Options of pip: where it looks for them.
     options: tuple[str, ...]
 
     @property

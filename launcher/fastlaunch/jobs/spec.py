@@ -23,7 +23,7 @@ class Inputs:
     data: str = "synthetic"
     #: Per GPU, to load the data; None for as many as the entrypoint chooses.
     num_workers: int | None = None
-    #: Of a language workload: a folder, or a name on the Hugging Face hub; None for its own.
+    #: For a language workload: a folder, or a name on the Hugging Face hub; None for its own.
     model: str | None = None
     tokenizer: str | None = None
     #: Tokens of a sample; None for the workload's own.
@@ -36,7 +36,7 @@ class Inputs:
 class Terms:
     """How the machines are bought, and for how long."""
 
-    #: Of `PURCHASE_OPTIONS`.
+    #: One of `PURCHASE_OPTIONS`.
     purchase: str = "on-demand"
     #: Minutes that the machine may run in all, however many attempts it takes; None on this machine.
     max_minutes: int | None = None
@@ -151,7 +151,7 @@ class Variant:
 class JobSpec:
     """Workload x recipe x batch size, or a script, on an instance type, with its limits."""
 
-    #: Of a script, its name.
+    #: For a script, its name.
     workload: str
     recipe: Recipe
     #: None for a workload of ours.
@@ -186,7 +186,7 @@ class JobSpec:
     instance: str | None = None
     num_nodes: int = 1
     region: str = DEFAULT_REGION
-    #: Of the container, by digest; None for this machine.
+    #: The container's, by digest; None for this machine.
     image: str | None = None
     #: Whether several nodes may do without EFA.
     allow_tcp: bool = False

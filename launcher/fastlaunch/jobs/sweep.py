@@ -26,7 +26,7 @@ class Cell:
 
     #: As it was typed; None for this machine.
     instance: str | None
-    #: Of the recipe, or of a script's variant.
+    #: The label of the recipe, or of a script's variant.
     label: str
     #: A number or `auto`; None for the workload's own, and for a script.
     batch_size: int | str | None
@@ -39,7 +39,7 @@ class SweptType:
     """What a sweep does on one instance type, or on this machine."""
 
     cells: tuple[Cell, ...]
-    #: Of the cells that can run; None if none can.
+    #: For the cells that can run; None if none can.
     options: Options | None
 
     @property

@@ -31,7 +31,7 @@ _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[\w.!+]+) +--hash=sha256:(?P<sha256>[0-9a-f]{64})"
 )
 _FETCH_LIMIT_S = 600
-#: Of pip, wherever it runs.
+#: Options of pip, wherever it runs.
 QUIETLY = ("--disable-pip-version-check", "--no-input")
 
 

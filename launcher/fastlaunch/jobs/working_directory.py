@@ -18,14 +18,14 @@ from fastlaunch.core.paths import read_text
 from fastlaunch.core.units import counted, size_text
 
 IGNORE_FILE = ".fastlaunchignore"
-#: Of all files together, before they are packed.
+#: The most bytes of all files together, before they are packed.
 MAX_BYTES = 200 * 2**20
 #: What no job needs, where git does not say it.
 _NEVER = (".git", "__pycache__")
 _GIT_LIMIT_S = 60
 #: Files of a folder without git, of which more are data.
 _MOST_WALKED = 20_000
-#: Of what is too large so many entries are named.
+#: The most entries to name of what is too large.
 _MOST = 4
 
 

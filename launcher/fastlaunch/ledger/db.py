@@ -131,7 +131,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # Its options by name.
     ("ALTER TABLE sweeps ADD COLUMN arguments TEXT",),
-    # Of runs that somebody else shared: who, and from which AWS account.
+    # For runs that somebody else shared: who, and from which AWS account.
     (
         "ALTER TABLE runs ADD COLUMN owner TEXT",
         "ALTER TABLE runs ADD COLUMN account TEXT",
@@ -353,7 +353,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        # Of an extended code, the lowest byte is the kind.
+        # The lowest byte of an extended code is the kind.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         elsewhere = "free some space, or set FASTLAUNCH_HOME to a folder that can be written"
         # Python finds text that is none, and gives no code; JSON that is none has no code of its own.

@@ -176,7 +176,7 @@ class Attempt:
     """One request to a backend, which carries out one or more runs. Times are ISO 8601, UTC."""
 
     id: int
-    #: Of the request: sent again after a time-out, it starts nothing twice.
+    #: The request's token: sent again after a time-out, it starts nothing twice.
     token: str
     #: Counts the attempts at a run, from 1.
     n: int

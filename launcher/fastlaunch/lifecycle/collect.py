@@ -31,7 +31,7 @@ _RECORD = re.compile(r"rank-(\d{5})-attempt-(\d+)\.jsonl")
 class Checkpoints:
     """Where the checkpoints of a run lie."""
 
-    #: Of their folder.
+    #: The URI of their folder.
     uri: str
     #: URI of the one to resume from, with its step and size; None without one.
     newest: str | None = None
@@ -55,7 +55,7 @@ class Collected:
 
     run: Run
     attempts: tuple[Attempt, ...]
-    #: Of every rank and attempt, as `tracebacks` are.
+    #: From every rank and attempt, as `tracebacks` are.
     records: tuple[Path, ...]
     log: Path | None
     node_logs: tuple[Path, ...]

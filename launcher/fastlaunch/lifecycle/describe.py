@@ -68,7 +68,7 @@ def measured(run: Run) -> str | None:
         return None
     step, total_s = summary.timing.step_time_s, summary.figures.total_time_s
     if step is None:
-        # Of a script without steps.
+        # A script without steps.
         return None if total_s is None or summary.setup.kind != "records" else f"{rounded(total_s)} s in all"
     limits = step.range_text(in_ms)
     if limits is None:
@@ -243,7 +243,7 @@ def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: dateti
 def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
     """Return the most that the attempts can cost together in USD; None if a price or a limit is not known.
 
-    Of an attempt under way that is the ceiling of its plan.
+    For an attempt under way that is the ceiling of its plan.
     """
     total = 0.0
     for attempt in attempts:

@@ -49,7 +49,7 @@ class Progress:
     step: int
     num_steps: int | None
     sample_unit: str = "samples"
-    #: Of all ranks, over the last blocks.
+    #: Over all ranks and the last blocks.
     samples_per_s: float | None = None
     #: Over the last blocks.
     step_time_s: float | None = None

@@ -109,7 +109,7 @@ class Imports:
 def find_runs(paths: Sequence[Path]) -> Imports:
     """Return the runs in files and folders, searched to their depth.
 
-    The rank files in one folder with one run id are one run. Of a run that is in an archive too, the files
+    The rank files in one folder with one run id are one run. If a run is in an archive too, the files
     count: they stay. What cannot be read is skipped and told of, except that a single file that cannot be
     read raises BadFile. Raises UserError for a path that is not there or of no kind that can be read, and
     where nothing at all is found.

@@ -76,7 +76,7 @@ class Submission:
     account_timer: bool = True
     #: The submission to whose runs this one adds more; `compare` shows both.
     adds_to: str | None = None
-    #: Of rows that are to run no longer than until they are settled; None to run all jobs.
+    #: For rows that are to run no longer than until they are settled; None to run all jobs.
     verdicts: Verdicts | None = None
     #: Instead of verdicts: what leaves out runs before they begin, the first ones too.
     elimination: Elimination | None = None

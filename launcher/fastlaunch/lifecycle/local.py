@@ -176,7 +176,7 @@ def finish_run(
 ) -> RunState:
     """Store state, reason and summary of a run whose job is no longer alive; return its state.
 
-    Of a launcher and another command, whoever comes second changes nothing.
+    Whoever comes second, a launcher or another command, changes nothing.
     """
     assert run.spec is not None
     records, unreadable = read_records(backend.collect(handle))

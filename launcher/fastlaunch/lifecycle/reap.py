@@ -37,7 +37,7 @@ YOUNG_SCHEDULE = timedelta(minutes=15)
 #: After its attempt's end, or its last word, a machine takes so long at most to be gone.
 LINGER = timedelta(minutes=10)
 
-#: Of what carries the run's tag, and lacks others or has them in another form.
+#: Why what carries the run's tag, and lacks others or has them in another form, is left alone.
 NOT_OURS = "it does not carry all of fastlaunch's tags in their form: nothing here ends it"
 
 Kind = Literal["instance", "job", "schedule"]
@@ -55,7 +55,7 @@ class KnownAttempt:
     is_followed: bool
     #: It was given up because AWS did not show it.
     is_lost: bool = False
-    #: Of one machine, at its start.
+    #: The price of one machine, at its start.
     usd_per_hour: float | None = None
 
 
@@ -76,7 +76,7 @@ class Orphan:
     """Something that lives, and whether it has to go."""
 
     kind: Kind
-    #: Of an instance; name of a schedule or a job, also for its pool.
+    #: Id of an instance; name of a schedule or a job, also for its pool.
     id: str
     region: str
     must_go: bool

@@ -22,7 +22,8 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints
 from fastlaunch.lifecycle.local import check_has_stopped
 
-#: Of the two minutes between EC2's notice and its end: the rest is for the step under way and the upload.
+#: A part of the two minutes between EC2's notice and its end: the rest is for the step under way and the
+#: upload.
 LONGEST_S = 60.0
 #: After a request that got no machine.
 _RETRY_AFTER = timedelta(minutes=10)

@@ -55,7 +55,7 @@ class SharedFolder:
     store: SharedStore
     region: str
     bucket: str
-    #: Of its keys; empty, or with a slash at its end.
+    #: The prefix of its keys; empty, or with a slash at its end.
     prefix: str
 
     @property

@@ -64,7 +64,7 @@ class Sweep:
     command: str
     #: In order, the searches for the batch size first.
     parts: Sequence[Part]
-    #: Of all parts together.
+    #: For all parts together.
     max_cost_usd: float | None = None
     num_parallel: int = 1
     #: Opens the launcher, with a ledger of its own, of a part that is carried out in a thread beside others.
@@ -87,7 +87,7 @@ class Sweep:
         self._carry_out_all([part for part in self.parts if part not in searches], batch_size)
 
     def _carry_out_all(self, parts: Sequence[Part], batch_size: int | None) -> None:
-        # Of a sweep that goes on, the parts that are done already tell no pace.
+        # When a sweep goes on, the parts that are done already tell no pace.
         began_s = None if any(self._runs(part.name) for part in parts) else self.monotonic_s()
         try:
             for number, part in enumerate(self._in_turn(parts)):
@@ -258,7 +258,7 @@ class Saved:
     """What stopping early saved against all runs that were planned."""
 
     num_runs: int
-    #: Of machines, by the measured times of runs like them; None if no run like one of them was measured.
+    #: Machines' time, by the measured times of runs like them; None if no run like one of them was measured.
     machine_s: float | None
     #: At what an hour was billed; None where that is not known, or nothing is billed.
     usd: float | None

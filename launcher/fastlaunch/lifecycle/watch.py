@@ -48,7 +48,7 @@ class LiveRun:
     loss: float | None = None
     #: Mean over the GPUs, from 0 to 1.
     gpu_use: float | None = None
-    #: Of its machines, which other runs may share.
+    #: The cost of its machines, which other runs may share.
     cost_usd: float | None = None
     projected_usd: float | None = None
     max_cost_usd: float | None = None
@@ -71,7 +71,7 @@ class View:
 
     now: datetime
     runs: Sequence[LiveRun]
-    #: Of all their machines together; None where a price is not known.
+    #: The cost of all their machines together; None where a price is not known.
     cost_usd: float | None = None
     #: What the last look at AWS failed of.
     problems: Sequence[str] = ()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-#: Of the GPU's memory that a step may take.
+#: The share of the GPU's memory that a step may take.
 USABLE_MEMORY = 0.92
 #: Weights, gradients and an optimizer's momentum in fp32.
 _BYTES_PER_WEIGHT = 12

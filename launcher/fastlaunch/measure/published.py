@@ -39,7 +39,7 @@ OPTIONAL_COLUMNS = (
 #: What `RunSummary.data` holds for a published row: how the data were fed is not a column.
 DATA = "published"
 
-#: Of the shipped records, beside them.
+#: The file beside the shipped records that sums them up.
 SUMMARIES = "summaries.json"
 
 _COUNT = re.compile(r"[0-9]{1,15}")

@@ -20,7 +20,7 @@ from fastlaunch_train.records.records import MAX_LINE_BYTES, header_problem, ope
 
 Array: TypeAlias = NDArray[np.float64]
 
-#: Of a series in a chart.
+#: The points of a series in a chart.
 NUM_POINTS = 200
 #: So much is parsed at once.
 _PART_BYTES = MAX_LINE_BYTES
@@ -122,7 +122,7 @@ def _shared_out(times_s: Array, blocks: Sequence[tuple[int, float]]) -> Array:
 
 
 def _series(rank: int, attempts: Sequence[_Columns], num_points: int) -> RankSeries:
-    # Of equal steps the first counts, so the last attempt comes first.
+    # The first of equal steps counts, so the last attempt comes first.
     all_steps = np.concatenate([of.steps for of in reversed(attempts)])
     steps, first = np.unique(all_steps, return_index=True)
     columns = [np.stack([of.step_times_s, of.losses], axis=1) for of in reversed(attempts)]

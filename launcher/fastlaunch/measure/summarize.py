@@ -118,7 +118,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     ends = [record.end for record in timed if record.end]
     peaks = [end.peak_memory_gib for end in ends]
     if timing is None:
-        # Of steps it is what their process allocated.
+        # For steps it is what their process allocated.
         peaks += [line.memory_gib for record in attempted for line in record.devices]
     evals = evals_of(attempts)
     summary = RunSummary(

@@ -46,8 +46,8 @@ def subnets_by_zone(
 ) -> dict[str, Subnet]:
     """Return a subnet for each zone, sorted by zone: those given, else those from which a machine gets out.
 
-    Of several in a zone the one that gives machines public addresses, then the first by id. subnets: all of
-    the VPC. Raises UserError if one given is not there, or shares its zone, or if no subnet is left.
+    If a zone has several, take the one that gives machines public addresses, then the first by id. subnets:
+    all of the VPC. Raises UserError if one given is not there, or shares its zone, or if no subnet is left.
     """
     by_zone: dict[str, Subnet] = {}
     if given:

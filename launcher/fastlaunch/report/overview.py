@@ -65,7 +65,7 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
         reasons = [*row.verdict.reasons]
         if own := row.verdict.in_batch:
             ratio = own.ratio or own.speed_ratio
-            # Of the baseline there it is 1.
+            # The baseline's is 1 there.
             is_known = ratio is not None and ratio.low != ratio.high
             reasons.insert(0, f"{row.verdict.words}{between(ratio) if is_known else ''}")
         texts.append(f"{head}\n{bulleted(reasons or ('nothing more',), width)}")

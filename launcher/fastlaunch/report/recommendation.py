@@ -14,7 +14,7 @@ from fastlaunch.report.text import dollars, number
 
 #: Lines of the table, and reasons, that a screen shows.
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 8, 5, 5, 3
-#: Of the front a screen shows what is faster by this part; times that differ by less are the same.
+#: A screen shows what of the front is faster by this part; times that differ by less are the same.
 _CLEARLY, _SAME = 0.03, 0.005
 #: Characters between two columns.
 _GAP = 2

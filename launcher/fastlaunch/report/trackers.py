@@ -29,7 +29,7 @@ _MLFLOW_STATUSES = {"completed": "FINISHED", "interrupted": "KILLED", "killed": 
 _MAX_METRICS, _MAX_PARAMS, _MAX_PARAM_LENGTH = 1000, 100, 6000
 #: The longest tag that W&B takes.
 _MAX_TAG_LENGTH = 64
-#: Of a label in the name of a folder.
+#: The length of a label in the name of a folder.
 _MAX_LABEL_LENGTH = 80
 _DATABASE = "mlflow.db"
 

@@ -31,7 +31,7 @@ _NOT_TRIED = (
     *("parallelism", "ddp_bucket_mb", "overlap_comm", "grad_accumulation"),
     *("engine", "compile_mode", "compile_backend", "compile_scope", "step_graph"),
 )
-#: Of the GPU's memory. The rest is for what comes later: communication buffers, fragmentation, kernels.
+#: The share of the GPU's memory to use. The rest is for communication buffers, fragmentation and kernels.
 MEMORY_SHARE = 0.95
 #: The longest step on a CPU that still fits. Its limit is a power of two, which noise seldom changes.
 MAX_STEP_S = 2.0

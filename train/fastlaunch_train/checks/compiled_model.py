@@ -47,9 +47,9 @@ DRAWS, SPREADS = 16, 12.0
 class _Limits:
     """Relative errors that are allowed."""
 
-    #: Of the sample that is furthest off.
+    #: For the sample that is furthest off.
     sample: float
-    #: Of all outputs, along what they should be.
+    #: For all outputs, along what they should be.
     along: float
 
 

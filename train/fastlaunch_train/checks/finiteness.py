@@ -41,7 +41,7 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
 def trained(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
     """Return the trained parameters of `model` and its saved buffers, by their names without wrappers.
 
-    Of sharded ones it is the share of this `rank`, which waits for no other.
+    For sharded ones it is the share of this `rank`, which waits for no other.
     """
     tensors = {name: _own(value, rank) for name, value in model.named_parameters() if value.requires_grad}
     for prefix, module in model.named_modules():

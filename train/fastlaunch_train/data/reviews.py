@@ -33,7 +33,7 @@ SYNTHETIC = DataIdentity(generator="reviews", generator_version=1, seeded_by="se
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Of 50,000 reviews 5,000 for validation and 10,000 to test, as in the experiment.
+#: 5,000 of 50,000 reviews are for validation and 10,000 to test, as in the experiment.
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
 SPLIT_SEED = 20230201
 #: With fewer there would be none to validate on.

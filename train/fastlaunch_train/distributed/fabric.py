@@ -192,7 +192,7 @@ def connect(
 
 
 def read_fabric(lines: Iterable[str]) -> Fabric:
-    """Read what NCCL says in its log. Of several communicators the last counts."""
+    """Read what NCCL says in its log. The last of several communicators counts."""
     network = provider = fabric = reason = None
     for line in lines:
         if match := _PROVIDER.search(line):

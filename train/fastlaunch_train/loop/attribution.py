@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Phases that are marked, and with `other` what they leave. Of several that run on a device at once the first
+#: Phases that are marked, and with `other` what they leave. Where several run on a device at once the first
 #: counts: copies of the next batch hide behind computation.
 _PRECEDENCE = ("forward", "backward", "optimizer", "other", "data")
 

@@ -66,9 +66,9 @@ class Identity:
     batch_size: int
     world_size: int
     sequence_length: int | None = None
-    #: Of the samples; None if they have none, or it is not known, as in older checkpoints.
+    #: The digest of the samples; None if they have none, or it is not known, as in older checkpoints.
     data_digest: str | None = None
-    #: Of a user's own workload.
+    #: For a user's own workload.
     arguments: Mapping[str, Scalar] = field(default_factory=dict)
     #: Over which the learning rate falls; None where it does not.
     schedule_steps: int | None = None
@@ -198,7 +198,7 @@ class Saved:
     step: int
     #: A Stepper's.
     state: dict[str, Any]
-    #: Of every rank, in order.
+    #: Those of every rank, in order.
     random_states: list[dict[str, torch.Tensor]]
 
 
@@ -352,7 +352,7 @@ def _moment_sizes(workload: Workload, recipe: Recipe, shape: torch.Size) -> list
     name = optimizer_name(workload, recipe)
     if name == "sgd":
         return [shape.numel()] if workload.momentum else []
-    # Of a workload's own optimizer we do not know better.
+    # For a workload's own optimizer we do not know better.
     if name in ("adamw", "own"):
         return [shape.numel(), shape.numel(), 1]
     if len(shape) >= 2:

@@ -38,11 +38,11 @@ _ON_DEVICE = float("nan")
 class ClosedBlock:
     """The steps of a block."""
 
-    #: Of each step.
+    #: The time of each step.
     step_times_s: list[float]
     data_waits_s: list[float]
     losses: list[float | None]  #: None: not known
-    #: Of all of them, until the slowest rank has come.
+    #: The time of all of them, until the slowest rank has come.
     wall_s: float
 
     @property

@@ -122,7 +122,7 @@ def takes_float8(layer: nn.Linear, scaling: str) -> bool:
     """Return whether a layer has a size for FP8 with `scaling`.
 
     For `rowwise` these are torchao's bounds, above which it gains, measured on H100 (torchao 0.18,
-    `float8_linear_utils._auto_filter_for_rowwise`). Of a ViT-Huge block, the MLP's first layer is.
+    `float8_linear_utils._auto_filter_for_rowwise`). In a ViT-Huge block, the MLP's first layer is.
     """
     outputs, inputs = layer.weight.shape
     if outputs % _MULTIPLE or inputs % _MULTIPLE:

@@ -44,7 +44,7 @@ def te_autocast(
 ) -> AbstractContextManager[Any]:
     """Return the context in which Transformer Engine's modules compute in FP8 as `te_recipe` says, or do not.
 
-    Of nested contexts the inner one counts.
+    The inner one of nested contexts counts.
     """
     te = load("transformer_engine.pytorch")
     # `autocast` since Transformer Engine 2.9, `fp8_autocast` before.

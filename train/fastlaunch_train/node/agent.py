@@ -34,7 +34,7 @@ from fastlaunch_train.node.training import Training
 
 _LOOK_S = 0.2
 _MIN_FREE_BYTES = 1_000_000_000
-#: Of a gigabyte of wheels, on a slow volume.
+#: For a gigabyte of wheels, on a slow volume.
 _UNPACK_S = 600.0
 _MAX_REASON = 400
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from fastlaunch_train.node.commands import Commands, Done
 from fastlaunch_train.node.uploads import Store
 
-#: Of a call that moves next to nothing, and of one that moves segments.
+#: For a call that moves next to nothing, and for one that moves segments.
 _SHORT_S, _LONG_S = 20.0, 120.0
-#: Of millions of objects.
+#: For millions of objects.
 _LIST_S = 1200.0
 #: Prints the value of a secret or parameter, as the CLI does.
 _SECRET_BY_BOTO3 = """

@@ -52,7 +52,7 @@ STATE, WORK = Path("/run/fastlaunch"), Path("/var/lib/fastlaunch")
 INSTANCE_STORE = Path("/opt/dlami/nvme")
 _IMDS = "http://169.254.169.254/latest"
 _UPLOAD_EVERY_S = 30
-#: Of a checkpoint, or an image: tens of gigabytes.
+#: For a checkpoint, or an image: tens of gigabytes.
 _LARGE_S = 1800.0
 #: Left on the disk beside the inputs, for what the runs write.
 _SPARE_BYTES = 2 * 10**9

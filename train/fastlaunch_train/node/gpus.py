@@ -33,7 +33,7 @@ _LOST = ("GPU is lost", "GPU requires reset")
 _NO_DRIVER = (9, 12, 127)
 #: Eight GPUs answer in seconds, one that hangs never does.
 _LIMIT_S = 30.0
-#: Of what is good to know.
+#: For what is good to know.
 _SHORT_LIMIT_S = 5.0
 
 
@@ -103,7 +103,7 @@ def faults_of(report: str, count: int) -> Iterator[str]:
     try:
         gpus = ElementTree.fromstring(found[0] if found else "").findall("gpu")
     except ElementTree.ParseError:
-        # Of a GPU that is off the bus it may say so in plain words, and nothing of the others.
+        # If a GPU is off the bus it may say so in plain words, and nothing of the others.
         yield f"nvidia-smi cannot say how its GPUs are: {' '.join(report.split())[:160] or 'no answer'}"
         return
     if len(gpus) < count:

@@ -32,7 +32,7 @@ from fastlaunch_train.node.protocol import (
     run_abort_name,
 )
 
-#: Of the first run's rendezvous less one; each run has its own.
+#: The port of the first run's rendezvous less one; each run has its own.
 PORT = 29500
 #: The discard port: open or closed, the kernel of a machine that is there answers.
 _ANY_PORT = 9

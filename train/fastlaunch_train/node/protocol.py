@@ -45,7 +45,7 @@ STOP, PEER, SPOT, WATCHDOG, BLOCK = "stop", "peer", "spot", "watchdog", "block"
 FABRIC_CODE = 78
 #: Its word for a GPU that slows itself down under load.
 HARDWARE_CODE = 79
-#: Of docker, or of a shell that finds nothing to run: the next run would fare no better.
+#: From docker, or from a shell that finds nothing to run: the next run would fare no better.
 CONTAINER_CODES = (125, 126, 127)
 
 ABORT, RANK_0 = "abort", "rank0"
@@ -67,11 +67,11 @@ _SCRIPT_OUTPUT = re.compile(
 )
 #: A disk holds 255 bytes, with the end of a segment's name; S3 1,024, with what stands before.
 _MAX_PART_BYTES, _MAX_PATH_BYTES = 240, 700
-#: Of such a file, and of all that a run leaves on a node; larger ones stay there.
+#: The most bytes of such a file, and of all that a run leaves on a node; larger ones stay there.
 MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
 #: Links, pipes and the like that the last word names.
 MAX_NAMES_LEFT_OUT = 20
-#: Of training, or what a script saved.
+#: A training's, or what a script saved.
 CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})\.(pt|tar)")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
 #: Where a job finds each of its inputs, in a folder of the input's name.
@@ -179,7 +179,7 @@ class NodeRun:
     """One run to do."""
 
     run_id: str
-    #: Of the training entrypoint, without --output and --resume.
+    #: Arguments of the training entrypoint, without --output and --resume.
     arguments: tuple[str, ...]
     #: For this run's container, on top of the program's.
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class NodeProgram:
     code_sha256: str | None = None
     #: By digest.
     image: str = ""
-    #: Of the image's registry, if that is ECR.
+    #: The region of the image's registry, if that is ECR.
     image_region: str = ""
     #: After which the machine turns itself off, whatever happens.
     max_minutes: int = 0

@@ -79,7 +79,7 @@ _LAST_WORDS_S = 5.0
 _LAST_UPLOAD_S = 10.0
 _LOOK_S = 0.2
 _SECRET_PAUSE_S = 2.0
-#: Of gigabytes of wheels.
+#: For gigabytes of wheels.
 _INSTALL_S = 1800.0
 _EXIT_CODES = {COMPLETED: 0, FAILED: 1, CONFIGURATION: 2, HARDWARE: 3, INTERRUPTED: 143}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"

@@ -37,7 +37,7 @@ _MAX_LAST_ROUNDS = 20
 _LAST_PAUSE_S = 5.0
 #: Segments of a script's output that one call of the store takes.
 _MAX_WAITING = 500
-#: Of the files that are not sent so many are named.
+#: The most names to give of files that are not sent.
 _MOST_NAMED = 5
 
 

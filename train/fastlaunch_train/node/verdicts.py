@@ -36,7 +36,7 @@ def cause_of(output: Path, log: Path, attempt: int) -> str:
 def exception_line(lines: Sequence[str]) -> str:
     """Return the line of a traceback that names the exception; else the last one with words in it, else "".
 
-    Of several tracebacks it is the last one's, which the others led to. A message may go on below its line.
+    The last of several tracebacks counts, which the others led to. A message may go on below its line.
     """
     fatal = next((line for line in lines if line.startswith("Fatal Python error:")), "")
     if fatal:

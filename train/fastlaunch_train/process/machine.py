@@ -66,7 +66,7 @@ def host_id() -> str:
 def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
     """Return the header's `versions`; `cudnn`: the release that is loaded, if known.
 
-    Of a torch that is not loaded it is the release installed, and nothing is said of its libraries.
+    For a torch that is not loaded it is the release installed, and nothing is said of its libraries.
     """
     torch = sys.modules.get("torch")
     releases: dict[str, str | None] = {

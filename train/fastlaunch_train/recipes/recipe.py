@@ -64,7 +64,7 @@ class Recipe:
 
     name: str
     description: str
-    #: Of matrix products. `fp32`: full fp32; `tf32`: TF32; `bf16`, `fp16`: autocast, fp16 with loss scaling;
+    #: For matrix products. `fp32`: full fp32; `tf32`: TF32; `bf16`, `fp16`: autocast, fp16 with loss scaling;
     #: `fp8`: bf16 autocast, with the blocks' products in FP8.
     precision: str = "bf16"
     #: `native`: as the model was built. `te`: replaced by Transformer Engine's, which compute the same.
@@ -79,7 +79,7 @@ class Recipe:
     #: Tokens that fused blocks compute in the last block, after its attention: `class_token` alone is all
     #: that reaches the head of a model that classifies by it.
     last_block: str = "all"
-    #: Of fused blocks' products for input gradients: `split` sums up in fp32, `fast` in fewer bits.
+    #: For fused blocks' products for input gradients: `split` sums up in fp32, `fast` in fewer bits.
     dgrad_accumulation: str = "split"
     #: When fused blocks round weights to FP8: in each `forward` pass, or in the pass of the `optimizer`,
     #: which has to be fused SGD.

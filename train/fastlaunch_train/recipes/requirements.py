@@ -49,13 +49,13 @@ def _nothing(_: str) -> str | None:
 class Capabilities:
     """What decides which recipes run on a machine. A version of () is unknown and taken to suffice."""
 
-    #: Of the GPU; None without one.
+    #: The GPU's; None without one.
     compute_capability: Version | None
     #: The GPU in words.
     gpu: str = "this GPU"
     #: That torch was built with; None without.
     cuda: Version | None = ()
-    #: Of an installed package, by the name it is imported by; None if it is not installed.
+    #: The version of an installed package, by the name it is imported by; None if it is not installed.
     version_of: Callable[[str], Version | None] = lambda _: ()
     #: Why a package cannot be used; None if it can. This and what follows may take time to find out.
     package_problem: Callable[[str], str | None] = _nothing

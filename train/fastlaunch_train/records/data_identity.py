@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 #: Hex digits of SHA-256 to keep: two of a million sources agree by chance in one case of ten million.
 DIGITS = 16
-#: Up to this many files and bytes, contents are read: a second on a local disk, ten over a network. Of larger
+#: Up to this many files and bytes, contents are read: a second on a local disk, ten over a network. In larger
 #: folders only sizes are read, of at most MOST_FILES files.
 MOST_FILES = 10_000
 MOST_BYTES = 256 * 2**20

@@ -187,7 +187,7 @@ class Block:
     wall_s: float
     num_compiles: int = 0  #: graphs compiled so far in the process
     reserved_gib: float | None = None  #: device memory held by the allocator
-    # Of this rank's device at the end of the block, None if not known:
+    # Read from this rank's device at the end of the block, None if not known:
     clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None

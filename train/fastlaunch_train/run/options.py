@@ -36,7 +36,7 @@ class Options:
     resume: bool
     eval_every: int  #: steps; 0 for never; otherwise after the last one too
     step_profile: bool  #: whether to profile a few more steps after the last
-    #: Of a language workload, as in `ModelOptions`.
+    #: For a language workload, as in `ModelOptions`.
     model: str | None
     tokenizer: str | None
     sequence_length: int | None

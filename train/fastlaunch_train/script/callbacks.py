@@ -99,7 +99,7 @@ def transformers_callback() -> Any:
 def lightning_callback() -> Any:
     """Return a Callback for `Trainer(callbacks=[...])`. Raises ImportError without Lightning.
 
-    A step is one of the optimizer's; its loss is the sum of what its batches contribute. Of validation it
+    A step is one of the optimizer's; its loss is the sum of what its batches contribute. From validation it
     records `val_loss` and `val_acc` or `val_accuracy`, as the module logs them. After a SIGTERM the Trainer
     ends, and `fit` returns.
     """

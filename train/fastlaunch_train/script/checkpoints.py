@@ -1,6 +1,6 @@
 """What a script saves in its `output`, packed as a checkpoint, so that another machine can go on from it.
 
-The ranks note when they save, and what is packed is never half of that. Of a script that notes nothing we
+The ranks note when they save, and what is packed is never half of that. From a script that notes nothing we
 pack what there is when it was interrupted or has failed.
 """
 

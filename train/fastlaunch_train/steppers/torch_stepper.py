@@ -226,7 +226,7 @@ class TorchStepper:
 def fresh_scales(model: nn.Module, recipe: Recipe) -> set[int]:
     """Return the ids of the buffers of delayed scaling that has recorded nothing, which passes calibrate.
 
-    Of fused blocks; Transformer Engine's scales are no buffers.
+    This is for fused blocks; Transformer Engine's scales are no buffers.
     """
     fresh = (scaling for scaling in delayed_scalings(model, recipe) if scaling.is_fresh)
     return {id(buffer) for scaling in fresh for buffer in scaling.buffers()}

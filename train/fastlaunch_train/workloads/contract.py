@@ -97,13 +97,13 @@ class Workload:
     loss: Callable[[nn.Module, Batch], torch.Tensor]
     #: The model's transformer blocks in order, in their parent module, to compile or replace one by one.
     blocks: Callable[[nn.Module], nn.ModuleList | nn.Sequential] | None = None
-    #: Of a training step, forward and backward, without recomputation; None: unknown.
+    #: For a training step, forward and backward, without recomputation; None: unknown.
     flops_per_sample: int | None = None
     tokens_per_sample: int = 0
     optimizer: str | OptimizerFactory = "sgd"  #: `sgd`, `adamw`, `adafactor`, or a function that makes one
     learning_rate: float = 1e-3  #: after the warm-up; a recipe may replace it, and the optimizer
     momentum: float = 0.9  #: of sgd
-    #: Of parameters with two dimensions or more, and so not of biases and norms. None: the optimizer's own
+    #: For parameters with two dimensions or more, and so not for biases and norms. None: the optimizer's own
     #: default, which is 0.01 for every parameter with adamw, and otherwise 0.
     weight_decay: float | None = None
     max_grad_norm: float | None = None  #: gradients with a larger L2 norm are scaled down to it; None: never
@@ -118,7 +118,7 @@ class Workload:
     held_out: Callable[[DataRequest, str], Iterator[Batch]] | None = None
     score: Callable[[nn.Module, Batch], Score] | None = None  #: of a held-out batch
     metric: str | None = None  #: the name of what Score.metric_sum counts; higher is better
-    #: Of a data source, over all ranks; None: without end.
+    #: For a data source, over all ranks; None: without end.
     samples_per_epoch: Callable[[str], int | None] | None = None
     #: Replaces a model's pointwise functions by those that a recipe names; None: it has no choice.
     pointwise: Callable[[nn.Module, str], None] | None = None
@@ -127,7 +127,7 @@ class Workload:
     sequence_length: int | None = None  #: tokens of a sample, padding included
     #: What the samples of a data source are; may reuse what was read. None: not said.
     data_identity: Callable[[str], DataIdentity] | None = None
-    #: Of a published model, as `language_models.model_identity`; None: the name says it.
+    #: The identity of a published model, as `language_models.model_identity`; None: the name says it.
     model_identity: Callable[[], Mapping[str, str | None]] | None = None
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class WorkloadInfo:
     sample_unit: str
     batch_size: int
     small: str  #: the workload that replaces it where there is no GPU
-    #: Of a training step, forward and backward, without recomputation; None: unknown.
+    #: For a training step, forward and backward, without recomputation; None: unknown.
     flops_per_sample: int | None = None
     num_parameters: int | None = None
     takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it has a use for

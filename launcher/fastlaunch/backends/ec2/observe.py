@@ -61,8 +61,8 @@ def billed_on_ec2(
 ) -> Billed:
     """Return what one machine of an ended attempt is billed, on average. status: the node's last object.
 
-    A machine that EC2 took back within its first hour is free. Of several machines that is only counted while
-    EC2 still shows them: those that stopped because of it are billed.
+    A machine that EC2 took back within its first hour is free. With several machines that is only counted
+    while EC2 still shows them: those that stopped because of it are billed.
     """
     if (
         aws_status.billable_s is not None

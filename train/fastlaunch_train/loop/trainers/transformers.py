@@ -49,7 +49,7 @@ def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
     step_loss = StepLoss()
 
     class OurTrainer(Trainer):
-        # Of what compute_loss returns: a mean, which the Trainer divides by the number of micro-batches.
+        # What compute_loss returns is a mean, which the Trainer divides by the number of micro-batches.
         loss_is_scaled_for_ga = False
 
         def get_train_dataloader(self) -> Any:

@@ -32,7 +32,7 @@ from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
 #: The width of the tiles of LayerNorm's kernel.
 _WIDTH_MULTIPLE = 256
-#: Of rows, which are samples x tokens: products in FP8 have no other sizes; `rules.batch_multiple` knows it.
+#: For rows, which are samples x tokens: products in FP8 have no other sizes; `rules.batch_multiple` knows it.
 _ROW_MULTIPLE = 16
 
 Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
