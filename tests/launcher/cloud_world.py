@@ -126,12 +126,8 @@ class World:
         sent: bool = True,
         noted: bool = True,
         region: str = "us-east-1",
-        account: str | None = "123456789012",
     ) -> Run:
-        """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after.
-
-        account: None for an attempt of an earlier version.
-        """
+        """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after."""
         at = self.backend.at(site(region=region), 120)
         attempt = add_attempt(
             self.ledger,
@@ -139,8 +135,8 @@ class World:
             plan=lambda jobs, n: at.plan(jobs, attempt=n),
             max_minutes=120,
             usd_per_hour=55.04,
-            account=account,
-            partition=account and "aws",
+            account="123456789012",
+            partition="aws",
         )
         first = attempt.run_ids[0]
         if sent:

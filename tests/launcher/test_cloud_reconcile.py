@@ -165,17 +165,6 @@ def test_another_account_judges_and_ends_nothing(world: World, capsys: pytest.Ca
     assert world.aws.live() == ["i-0001"]
 
 
-def test_an_attempt_of_an_earlier_version_takes_its_account_from_the_first_sight(world: World) -> None:
-    world.aws.node = lambda node: None
-    run = world.add(account=None)
-    world.aws.is_blind = True
-    assert look_until(world, run, *(LIMIT_S + 400 * n for n in range(4))) == [RunState.RUNNING] * 4
-    world.aws.is_blind = False
-    world.reconcile()
-    attempt = world.attempt(run)
-    assert (attempt.account, attempt.partition) == ("123456789012", "aws")
-
-
 @pytest.mark.parametrize("noted", [True, False])
 def test_what_counts_as_lost_and_lives_is_taken_back(world: World, noted: bool) -> None:
     world.aws.node = lambda node: None

@@ -20,14 +20,11 @@ from fake_summaries import PLAIN, changed, price_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.ledger.db import MIGRATIONS, LedgerFile
+from fastlaunch.ledger.db import VERSION
 from fastlaunch.ledger.ledger import IMPORT, Ledger, open_ledger
-from fastlaunch.ledger.rows import Billing
-from fastlaunch.measure.summary import Interval
 
 NOON = datetime.datetime(2026, 11, 21, 12, 0, 5, 250_000, tzinfo=datetime.UTC)
 SUMMARY = changed(PLAIN, instance="p5.48xlarge")
@@ -305,20 +302,6 @@ def test_rows_imported_again_are_the_same_runs_and_join_the_newest_import(path: 
         assert (run.workload, run.recipe, run.instance) == ("vit-huge", "bf16", "p5.48xlarge")
 
 
-def test_a_row_that_an_earlier_release_imported_keeps_its_id(path: Path) -> None:
-    like = changed(SUMMARY, step_time_s=Interval(value=0.3))
-    with Ledger(path) as ledger:
-        old = ledger.add_submission("old")
-        run_ids = ["pub-2d910759", "pub-77777777"]
-        # It numbered equal rows.
-        ledger._import(run_ids[0], old, SUMMARY, None)
-        ledger._import(run_ids[1], old, SUMMARY, None)
-        new = ledger.add_submission("new")
-        ids = ledger.add_imported([(SUMMARY, None), (like, None)], submission_id=new)
-        assert ids[0] == run_ids[0] and len(ids[1]) == len("pub-") + 16
-        assert len(ledger.select()) == 3
-
-
 def test_a_run_imported_before_its_end_is_brought_up_to_date(path: Path) -> None:
     killed = changed(SUMMARY, status="killed", warnings=("ended as killed",), step_time_s=None)
     with Ledger(path) as ledger:
@@ -397,8 +380,9 @@ def test_a_damaged_row_is_named(filled: Ledger, damage: str) -> None:
 @pytest.mark.parametrize(
     ("restored", "is_whole"),
     [
-        *((f"PRAGMA user_version = {version}", True) for version in (-1, 0, 1, len(MIGRATIONS) - 1)),
+        ("PRAGMA user_version = 0", True),
         ("PRAGMA application_id = 0", True),
+        ("PRAGMA application_id = 0; PRAGMA user_version = 0", True),
         ("DROP TABLE sweeps", False),
         ("ALTER TABLE runs DROP COLUMN owner", False),
         ("CREATE TABLE copy AS SELECT * FROM runs; DROP TABLE runs; ALTER TABLE copy RENAME TO runs", False),
@@ -430,68 +414,22 @@ def test_a_foreign_database_stays_as_it_is(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_ledger_of_a_newer_fastlaunch_is_refused(filled: Ledger) -> None:
+@pytest.mark.parametrize("version", [-1, VERSION - 1, VERSION + 1])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_ledger_of_another_version_is_refused_and_stays_as_it_is(
+    filled: Ledger, version: int, is_whole: bool
+) -> None:
     filled.close()
     with contextlib.closing(sqlite3.connect(filled.path)) as database:
-        database.execute("PRAGMA user_version = 99")
-    with pytest.raises(UserError, match="newer fastlaunch"):
+        database.execute(f"PRAGMA user_version = {version}")
+        if not is_whole:
+            database.execute("ALTER TABLE runs DROP COLUMN ending")
+    before = filled.path.read_bytes()
+    with pytest.raises(UserError, match="another fastlaunch") as caught:
         Ledger(filled.path)
-
-
-def test_migrations_run_once_in_order_and_whole_or_not_at_all(path: Path) -> None:
-    first = ("CREATE TABLE t (x)",)
-    LedgerFile(path, migrations=(first,)).close()
-    with pytest.raises(sqlite3.OperationalError, match="no such table: nowhere"):
-        LedgerFile(path, migrations=(first, ("DROP TABLE t", "INSERT INTO nowhere VALUES (1)")))
-    second = ("ALTER TABLE t ADD COLUMN y DEFAULT 5", "INSERT INTO t (x) VALUES (1)")
-    for _ in range(2):
-        file = LedgerFile(path, migrations=(first, second))
-        assert file.all("SELECT x, y FROM t") == [(1, 5)]
-        file.close()
-
-
-def test_a_ledger_of_version_1_keeps_everything(path: Path) -> None:
-    file = LedgerFile(path, migrations=MIGRATIONS[:1])
-    for statement in (
-        "INSERT INTO submissions VALUES ('sub-1', '2026-11-20', 'fastlaunch submit')",
-        "INSERT INTO runs (id, submission_id, created_at, backend, state, workload, recipe, spec, plan)"
-        " VALUES ('run-a', 'sub-1', '2026-11-20', 'local', 'completed', 'vit', 'bf16', '{}', '{}')",
-        "INSERT INTO attempts (id, token, n, backend, handle, state, started_at, billed_seconds)"
-        " VALUES (7, 'run-a-a1', 1, 'local', '{\"pid\":5}', 'completed', '2026-11-20', NULL)",
-        "INSERT INTO attempt_runs VALUES (7, 'run-a', 0)",
-    ):
-        file.write(statement)
-    file.close()
-    with Ledger(path) as ledger:
-        assert ledger.get("run-a").state is RunState.COMPLETED
-        (attempt,) = ledger.attempts_of("run-a")
-        assert (attempt.id, attempt.token, attempt.handle) == (
-            *(7, "run-a-a1"),
-            {"pid": 5, "run_ids": ["run-a"]},
-        )
-        assert (attempt.reason, attempt.instance, attempt.billing) == (None, None, Billing())
-        assert ledger.plan_of(7) is None
-        assert ledger.sites_of("sub-1") == []
-
-
-def test_a_ledger_from_before_endings_knows_what_ended_its_runs(path: Path) -> None:
-    why = {
-        "not needed: better after round 3": Ending.NOT_NEEDED,
-        "an earlier run of this recipe failed": Ending.EARLIER_FAILED,
-        "stopped by fastlaunch cancel before it started": Ending.CANCELLED,
-        "stopped by Ctrl-C": None,
-    }
-    file = LedgerFile(path, migrations=MIGRATIONS[:-1])
-    file.write("INSERT INTO submissions (id, created_at, command) VALUES ('sub-1', '2026-11-20', 'x')")
-    for reason in why:
-        run = {"id": reason, "submission_id": "sub-1", "created_at": "2026-11-20", "backend": "ec2"}
-        file.insert("runs", **run, state="cancelled", reason=reason, workload="vit", recipe="bf16")
-    attempt = {"token": "a1", "n": 1, "backend": "ec2", "started_at": "2026-11-20", "state": "interrupted"}
-    number = file.insert("attempts", **attempt, reason="EC2 took the spot instance back")
-    file.close()
-    with Ledger(path) as ledger:
-        assert {run.id: run.ending for run in ledger.select()} == why
-        assert ledger.attempt(number).ending is Ending.RECLAIMED
+    assert not isinstance(caught.value, BadFile)
+    assert "fastlaunch reap" in str(caught.value.hint) and "move it aside" in str(caught.value.hint)
+    assert filled.path.read_bytes() == before
 
 
 def test_half_a_character_is_stored_as_far_as_it_can_be(ledger: Ledger) -> None:
@@ -508,9 +446,7 @@ def test_the_ledger_is_the_users_alone(tmp_path: Path) -> None:
             f"ledger.sqlite{suffix}" for suffix in ("", "-wal", "-shm")
         }
         assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o600, 0o600, 0o600]
-    # As earlier releases made them.
     settings.home.chmod(0o755)
-    (settings.home / "ledger.sqlite").chmod(0o644)
     with open_ledger(settings) as ledger:
         assert ledger.add_submission("y")
         assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o600, 0o600, 0o600]

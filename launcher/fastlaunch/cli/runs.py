@@ -219,7 +219,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     _warn_of_unknown_instances([run.summary.setup.instance for run in importable.runs.values()])
     command = shlex.join(["fastlaunch", "runs", "import", *map(str, paths), *["--published"] * published])
     with open_ledger(app_context().settings) as ledger, ledger.transaction():
-        ids = ledger.imported_ids([(run_id, run.summary) for run_id, run in importable.runs.items()])
+        ids = list(importable.runs)
         known = ledger.existing(ids)
         ledger.add_imported(
             [(run.summary, run.source.absolute()) for run in importable.runs.values()],

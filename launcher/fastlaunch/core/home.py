@@ -33,26 +33,12 @@ def replace_file(path: Path, body: bytes) -> None:
     partial.replace(path)
 
 
-def close_to_others(home: Path, ledger: str) -> None:
-    """Take from others what an earlier release left open to them, as far as the file system has modes.
+def close_to_others(home: Path) -> None:
+    """Take the home from others if it was made open to them, as far as the file system has modes.
 
-    A home that is shared on purpose, such as /tmp, stays as it is. ledger: name of the file.
+    A home that is shared on purpose, such as /tmp, stays as it is.
     """
     with suppress(OSError):
-        if home.stat().st_mode & stat.S_ISVTX:
-            return
-        # Once: what is made later is closed from the start.
-        runs = home / "runs"
-        made_before = (runs, *runs.rglob("*")) if _close(home) else ()
-        for path in (*home.glob(f"{ledger}*"), *made_before):
-            with suppress(OSError):
-                _close(path)
-
-
-def _close(path: Path) -> bool:
-    """Return whether the file or folder was open to others, and is no more."""
-    mode = path.lstat().st_mode
-    if not mode & _OTHERS or stat.S_ISLNK(mode):
-        return False
-    path.chmod(stat.S_IMODE(mode) & ~_OTHERS)
-    return not path.stat().st_mode & _OTHERS
+        mode = home.stat().st_mode
+        if mode & _OTHERS and not mode & stat.S_ISVTX:
+            home.chmod(stat.S_IMODE(mode) & ~_OTHERS)

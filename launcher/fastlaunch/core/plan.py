@@ -77,7 +77,6 @@ class Plan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
         """Return the plan that `to_json` wrote."""
-        # Plans of older launchers have no objects.
         objects = tuple(PlanObject(**one) for one in data.get("objects", ()))
         return cls(**{**data, "placeholders": tuple(data["placeholders"]), "objects": objects})
 

@@ -216,7 +216,6 @@ def _spec(variant: Variant, options: Options, **where: Any) -> JobSpec:
     Raises UserError if its recipe does not train with so many ranks.
     """
     assert variant.num_gpus is not None
-    # Not in JobSpec, by which runs of earlier releases are read.
     if problem := ranks_problem(variant.recipe, variant.num_gpus):
         message, hint = problem
         raise UserError(f"recipe {variant.recipe.label}: {message}", hint)

@@ -252,7 +252,7 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the spec that `to_json` wrote, in this release or in one before it."""
+        """Return the spec that `to_json` wrote."""
         given = dict(data)
         if script := given.get("script"):
             given |= {"script": Script.from_json(script), "recipe": SCRIPT_RECIPE}

@@ -1,7 +1,6 @@
 """The ledger's file: opened, read and written by several processes at once."""
 
 import functools
-import itertools
 import os
 import shlex
 import sqlite3
@@ -16,149 +15,110 @@ from fastlaunch.core.home import private
 
 #: Marks an SQLite file as a fastlaunch ledger ("flrl").
 APPLICATION_ID = 0x666C726C
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """
-        CREATE TABLE submissions (
-            id TEXT NOT NULL PRIMARY KEY,
-            created_at TEXT NOT NULL,
-            command TEXT NOT NULL
-        )
-        """,
-        # `spec` and `plan` come last: SQLite then reads the columns before them without touching their pages.
-        """
-        CREATE TABLE runs (
-            id TEXT NOT NULL PRIMARY KEY,
-            submission_id TEXT NOT NULL REFERENCES submissions (id),
-            created_at TEXT NOT NULL,
-            backend TEXT NOT NULL,
-            state TEXT NOT NULL,
-            reason TEXT,
-            workload TEXT NOT NULL,
-            recipe TEXT NOT NULL,
-            instance TEXT,
-            directory TEXT,
-            price TEXT,
-            summary TEXT,
-            spec TEXT,
-            plan TEXT
-        )
-        """,
-        "CREATE INDEX runs_by_submission ON runs (submission_id)",
-        "CREATE INDEX runs_by_state ON runs (state)",
-        """
-        CREATE TABLE run_events (
-            run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-            at TEXT NOT NULL,
-            state TEXT NOT NULL,
-            reason TEXT
-        )
-        """,
-        "CREATE INDEX run_events_by_run ON run_events (run_id)",
-        """
-        CREATE TABLE attempts (
-            id INTEGER PRIMARY KEY,
-            token TEXT NOT NULL UNIQUE,
-            n INTEGER NOT NULL,
-            backend TEXT NOT NULL,
-            region TEXT,
-            handle TEXT,
-            state TEXT NOT NULL,
-            started_at TEXT NOT NULL,
-            ended_at TEXT,
-            billed_seconds REAL
-        )
-        """,
-        """
-        CREATE TABLE attempt_runs (
-            attempt_id INTEGER NOT NULL REFERENCES attempts (id) ON DELETE CASCADE,
-            run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-            position INTEGER NOT NULL,
-            PRIMARY KEY (attempt_id, run_id)
-        )
-        """,
-        "CREATE INDEX attempt_runs_by_run ON attempt_runs (run_id)",
-    ),
-    # Attempts that cost. `plan` is the request as it was sent; it comes last, being as large as a page.
-    (
-        "ALTER TABLE attempts ADD COLUMN reason TEXT",
-        "ALTER TABLE attempts ADD COLUMN instance TEXT",
-        "ALTER TABLE attempts ADD COLUMN zone TEXT",
-        "ALTER TABLE attempts ADD COLUMN output TEXT",
-        "ALTER TABLE attempts ADD COLUMN max_minutes INTEGER",
-        "ALTER TABLE attempts ADD COLUMN usd_per_hour REAL",
-        "ALTER TABLE attempts ADD COLUMN launched_at TEXT",
-        "ALTER TABLE attempts ADD COLUMN lived_s REAL",
-        "ALTER TABLE attempts ADD COLUMN billing TEXT",
-        "ALTER TABLE attempts ADD COLUMN plan TEXT",
-        "CREATE INDEX attempts_by_end ON attempts (backend, ended_at)",
-        # Where the runs of a submission may be carried out, for attempts that come later.
-        "ALTER TABLE submissions ADD COLUMN sites TEXT",
-    ),
-    # Several nodes, and the schedule in the account that ends a detached attempt's machines; what was paid
-    # before for a capacity block, and for how long a warm pool may be kept after the job.
-    (
-        "ALTER TABLE attempts ADD COLUMN num_nodes INTEGER NOT NULL DEFAULT 1",
-        "ALTER TABLE attempts ADD COLUMN schedule TEXT",
-        "ALTER TABLE attempts ADD COLUMN sunk_usd REAL",
-        "ALTER TABLE attempts ADD COLUMN idle_minutes INTEGER NOT NULL DEFAULT 0",
-    ),
-    # Whose account the request went to, and the looks at which AWS showed none of what it had started.
-    (
-        "ALTER TABLE attempts ADD COLUMN account TEXT",
-        "ALTER TABLE attempts ADD COLUMN partition TEXT",
-        "ALTER TABLE attempts ADD COLUMN absences TEXT",
-    ),
-    # How a run that nobody follows is gone on with, if EC2 takes its spot machine.
-    (
-        "ALTER TABLE runs ADD COLUMN goes_on TEXT",
-        "CREATE INDEX runs_that_go_on ON runs (state) WHERE goes_on IS NOT NULL",
-    ),
-    # The submission to whose runs it adds more.
-    ("ALTER TABLE submissions ADD COLUMN adds_to TEXT",),
-    # Sweeps: the words of the command and its folder, to go on with it; which part of it a submission is.
-    (
-        """
-        CREATE TABLE sweeps (
-            id TEXT NOT NULL PRIMARY KEY,
-            created_at TEXT NOT NULL,
-            argv TEXT NOT NULL,
-            directory TEXT NOT NULL
-        )
-        """,
-        "ALTER TABLE submissions ADD COLUMN sweep_id TEXT REFERENCES sweeps (id)",
-        "ALTER TABLE submissions ADD COLUMN part TEXT",
-    ),
-    # Its options by name.
-    ("ALTER TABLE sweeps ADD COLUMN arguments TEXT",),
-    # For runs that somebody else shared: who, and from which AWS account.
-    (
-        "ALTER TABLE runs ADD COLUMN owner TEXT",
-        "ALTER TABLE runs ADD COLUMN account TEXT",
-    ),
-    # And its id where it was made, which is not its own here.
-    ("ALTER TABLE runs ADD COLUMN origin_id TEXT",),
-    # What runs and attempts ended by; until then only their reasons told.
-    (
-        "ALTER TABLE runs ADD COLUMN ending TEXT",
-        "ALTER TABLE attempts ADD COLUMN ending TEXT",
-        """
-        UPDATE runs SET ending = CASE
-            WHEN state = 'cancelled' AND reason LIKE 'not needed: %' THEN 'not-needed'
-            WHEN state = 'cancelled' AND reason LIKE 'an earlier run of this %' THEN 'earlier-failed'
-            WHEN reason LIKE '%fastlaunch cancel%' OR reason = 'cancelled before it started' THEN 'cancelled'
-        END
-        """,
-        """
-        UPDATE attempts SET ending = CASE
-            WHEN reason LIKE 'stopped by fastlaunch cancel%' THEN 'cancelled'
-            WHEN reason LIKE 'stopped by %' THEN 'stopped'
-            WHEN reason LIKE 'EC2 took %' THEN 'reclaimed'
-            WHEN reason LIKE '% is faulty: %' THEN 'faulty-gpu'
-            WHEN reason LIKE '%InsufficientInstanceCapacity%' THEN 'no-capacity'
-        END
-        """,
-    ),
+#: Raise it with every change of the schema: a ledger of another version is refused.
+VERSION = 12
+# Large columns come last: SQLite then reads the columns before them without touching their pages.
+_SCHEMA: tuple[str, ...] = (
+    # `directory`: where it was typed.
+    """
+    CREATE TABLE sweeps (
+        id TEXT NOT NULL PRIMARY KEY,
+        created_at TEXT NOT NULL,
+        argv TEXT NOT NULL,
+        arguments TEXT NOT NULL,
+        directory TEXT NOT NULL
+    )
+    """,
+    # `adds_to`: the submission to whose runs it adds more. `part`: what it is of its sweep. `sites`: where
+    # its runs may be carried out, for attempts that come later.
+    """
+    CREATE TABLE submissions (
+        id TEXT NOT NULL PRIMARY KEY,
+        created_at TEXT NOT NULL,
+        command TEXT NOT NULL,
+        adds_to TEXT,
+        sweep_id TEXT REFERENCES sweeps (id),
+        part TEXT,
+        sites TEXT
+    )
+    """,
+    # `goes_on`: how a run that nobody follows is gone on with, if EC2 takes its spot machine.
+    """
+    CREATE TABLE runs (
+        id TEXT NOT NULL PRIMARY KEY,
+        submission_id TEXT NOT NULL REFERENCES submissions (id),
+        created_at TEXT NOT NULL,
+        backend TEXT NOT NULL,
+        state TEXT NOT NULL,
+        ending TEXT,
+        reason TEXT,
+        workload TEXT NOT NULL,
+        recipe TEXT NOT NULL,
+        instance TEXT,
+        directory TEXT,
+        owner TEXT,
+        account TEXT,
+        origin_id TEXT,
+        goes_on TEXT,
+        price TEXT,
+        summary TEXT,
+        spec TEXT,
+        plan TEXT
+    )
+    """,
+    "CREATE INDEX runs_by_submission ON runs (submission_id)",
+    "CREATE INDEX runs_by_state ON runs (state)",
+    "CREATE INDEX runs_that_go_on ON runs (state) WHERE goes_on IS NOT NULL",
+    """
+    CREATE TABLE run_events (
+        run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+        at TEXT NOT NULL,
+        state TEXT NOT NULL,
+        reason TEXT
+    )
+    """,
+    "CREATE INDEX run_events_by_run ON run_events (run_id)",
+    """
+    CREATE TABLE attempts (
+        id INTEGER PRIMARY KEY,
+        token TEXT NOT NULL UNIQUE,
+        n INTEGER NOT NULL,
+        backend TEXT NOT NULL,
+        account TEXT,
+        partition TEXT,
+        region TEXT,
+        zone TEXT,
+        instance TEXT,
+        num_nodes INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        ending TEXT,
+        reason TEXT,
+        started_at TEXT NOT NULL,
+        launched_at TEXT,
+        ended_at TEXT,
+        max_minutes INTEGER,
+        output TEXT,
+        handle TEXT,
+        schedule TEXT,
+        absences TEXT,
+        usd_per_hour REAL,
+        sunk_usd REAL,
+        lived_s REAL,
+        billed_seconds REAL,
+        billing TEXT,
+        plan TEXT
+    )
+    """,
+    "CREATE INDEX attempts_by_end ON attempts (backend, ended_at)",
+    """
+    CREATE TABLE attempt_runs (
+        attempt_id INTEGER NOT NULL REFERENCES attempts (id) ON DELETE CASCADE,
+        run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        PRIMARY KEY (attempt_id, run_id)
+    )
+    """,
+    "CREATE INDEX attempt_runs_by_run ON attempt_runs (run_id)",
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (
@@ -172,13 +132,13 @@ _RETRY_INTERVAL_S = 0.01
 
 
 class LedgerFile:
-    """An open ledger file, brought to the newest version.
+    """An open ledger file, made if there is none.
 
-    Raises UserError for a disk that is full or read-only, and for a ledger of a newer fastlaunch; BadFile for
-    a file that is damaged or foreign.
+    Raises UserError for a disk that is full or read-only, and for a ledger of another version; BadFile for a
+    file that is damaged or foreign. Such a file stays as it is.
     """
 
-    def __init__(self, path: Path, *, migrations: tuple[tuple[str, ...], ...] = MIGRATIONS) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         # What SQLite puts beside the file gets its mode. Never opened here if it exists: closing it would
         # release the locks that SQLite holds in this process.
@@ -192,12 +152,11 @@ class LedgerFile:
                 self._database.execute("PRAGMA synchronous = FULL")
                 # Outside a transaction of its own a reader may see another launcher's tables half made.
                 with self._within("BEGIN"):
-                    version = self._version(migrations)
-                    self._check_columns(version, migrations)
-                if version < len(migrations):
+                    is_new = self._is_new()
+                if is_new:
                     with self._within("BEGIN IMMEDIATE"):
-                        self._migrate(migrations)
-                # After migrating, so that a foreign file stays as it is.
+                        self._make_tables()
+                # After the checks, so that a foreign file stays as it is.
                 self._let_readers_go_on()
             except BaseException:
                 self._database.close()
@@ -228,40 +187,39 @@ class LedgerFile:
                 self._database.execute("ROLLBACK")
             raise
 
-    def _version(self, migrations: tuple[tuple[str, ...], ...]) -> int:
+    def _is_new(self) -> bool:
+        """Return whether the file is empty. Raises UserError or BadFile unless it is that or a ledger."""
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         (application,) = self._database.execute("PRAGMA application_id").fetchone()
-        if application != APPLICATION_ID:
-            if _columns_of(migrations) <= _columns(self._database):
-                raise damaged(self.path, "its mark is gone, as in a restored dump", is_whole=True)
-            if version or self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
-                raise BadFile(self.path, "is an SQLite file, but not a fastlaunch ledger", hint=MOVE_ASIDE)
-            return 0
-        if version > len(migrations):
-            raise UserError(
-                f"{self.path} was written by a newer fastlaunch (ledger version {version}, "
-                f"this one knows up to {len(migrations)})",
-                "upgrade fastlaunch, or set FASTLAUNCH_HOME to another folder",
-            )
-        # SQLite keeps any number.
-        return max(0, int(version))
-
-    def _check_columns(self, version: int, migrations: tuple[tuple[str, ...], ...]) -> None:
-        """Raise BadFile if the tables are not those of the version, as a restore may leave them."""
         columns = _columns(self._database)
-        own, newest = _columns_of(migrations[:version]), _columns_of(migrations)
-        if wrong := (own - columns) | ((newest - own) & columns):
-            tables = ", ".join(sorted({table for table, *_ in wrong}))
-            problem = f"it says version {version}, which is not that of its tables {tables}"
-            raise damaged(self.path, problem, is_whole=newest <= columns)
+        if (application, version) == (0, 0) and not columns:
+            return True
+        is_whole = _own_columns() <= columns
+        if (application, version) == (APPLICATION_ID, VERSION):
+            if not is_whole:
+                tables = ", ".join(sorted({table for table, *_ in _own_columns() - columns}))
+                raise damaged(self.path, f"columns are missing in its tables {tables}")
+            return False
+        if is_whole and version in (0, VERSION):
+            pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}"
+            repair = f"sqlite3 {shlex.quote(str(self.path))} '{pragmas}'"
+            raise damaged(self.path, "its marks are gone, as in a restored dump", repair=repair)
+        if application != APPLICATION_ID:
+            raise BadFile(self.path, "is an SQLite file, but not a fastlaunch ledger", hint=MOVE_ASIDE)
+        raise UserError(
+            f"{self.path} is a ledger of another fastlaunch (version {version}; this one has {VERSION})",
+            "open it with that fastlaunch, or make sure by `fastlaunch reap` that nothing of yours runs, and "
+            + MOVE_ASIDE,
+        )
 
-    def _migrate(self, migrations: tuple[tuple[str, ...], ...]) -> None:
-        # Looked up again: another launcher may have migrated it while this one waited for its turn.
-        for statements in migrations[self._version(migrations) :]:
-            for statement in statements:
-                self._database.execute(statement)
+    def _make_tables(self) -> None:
+        # Looked up again: another launcher may have made them while this one waited for its turn.
+        if not self._is_new():
+            return
+        for statement in _SCHEMA:
+            self._database.execute(statement)
         self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        self._database.execute(f"PRAGMA user_version = {len(migrations)}")
+        self._database.execute(f"PRAGMA user_version = {VERSION}")
 
     def _let_readers_go_on(self) -> None:
         """Switch the file, for good, to write-ahead logging: readers do not wait for a writer."""
@@ -322,10 +280,10 @@ def _columns(database: sqlite3.Connection) -> frozenset[tuple[Any, ...]]:
 
 
 @functools.cache
-def _columns_of(migrations: tuple[tuple[str, ...], ...]) -> frozenset[tuple[Any, ...]]:
-    """Return the columns that the migrations make."""
+def _own_columns() -> frozenset[tuple[Any, ...]]:
+    """Return the columns that the schema makes."""
     with closing(sqlite3.connect(":memory:")) as database:
-        for statement in itertools.chain.from_iterable(migrations):
+        for statement in _SCHEMA:
             database.execute(statement)
         return _columns(database)
 
@@ -335,16 +293,13 @@ def _storable(value: Any) -> Any:
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def damaged(path: Path, problem: str, *, is_whole: bool = False) -> BadFile:
+def damaged(path: Path, problem: str, *, repair: str | None = None) -> BadFile:
     """Return the error for a ledger that SQLite, or a reader of its rows, finds damaged.
 
-    is_whole: it has all tables of the newest version, and only does not say so.
+    repair: the command that may mend it.
     """
-    pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {len(MIGRATIONS)}"
-    repair = f"sqlite3 {shlex.quote(str(path))} '{pragmas}'\n  if that does not help: "
-    return BadFile(
-        path, f"the ledger is damaged: {problem}", hint=f"{repair if is_whole else ''}{MOVE_ASIDE}"
-    )
+    first = f"{repair}\n  if that does not help: " if repair else ""
+    return BadFile(path, f"the ledger is damaged: {problem}", hint=first + MOVE_ASIDE)
 
 
 @contextmanager

@@ -43,8 +43,6 @@ _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _GIVEN_HERE = re.compile(RUN_ID)
 _MAX_FIELD_LENGTH = 40
 _DIGEST_LENGTH = 8
-#: An id of a published row begins so; earlier releases gave it eight digits, and numbered equal rows.
-PUBLISHED = "pub-"
 
 
 def is_batch_search(part: str) -> bool:
@@ -72,7 +70,7 @@ def recorded_run_id(header: Mapping[str, Any]) -> str:
 
 def published_run_id(summary: RunSummary) -> str:
     """Return an id that follows from what the row says: equal rows are one run."""
-    return f"{PUBLISHED}{_digest(published_text(summary), num_digits=16)}"
+    return f"pub-{_digest(json.dumps(summary.to_json(), sort_keys=True), num_digits=16)}"
 
 
 def shared_id(name: str, *keys: str | None) -> str:
@@ -82,11 +80,6 @@ def shared_id(name: str, *keys: str | None) -> str:
     makes it an id of this ledger, or one of another owner.
     """
     return f"shared-{_digest(keys, num_digits=16)}-{name}"
-
-
-def published_text(summary: RunSummary) -> str:
-    """Return all that a published row says, as a text that is equal for equal rows."""
-    return json.dumps(summary.to_json(), sort_keys=True)
 
 
 def _digest(data: object, num_digits: int = _DIGEST_LENGTH) -> str:

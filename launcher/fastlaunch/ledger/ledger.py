@@ -7,7 +7,6 @@ changes it is a method of one class: what is final stays final, and whoever come
 
 import json
 import random
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -27,11 +26,9 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.ledger.ids import (
-    PUBLISHED,
     named_run,
     new_run_id,
     published_run_id,
-    published_text,
     shared_id,
     where,
 )
@@ -70,7 +67,7 @@ def open_ledger(
             f"{settings.home} cannot be made: {error.strerror}",
             "set FASTLAUNCH_HOME to a folder that can be written",
         ) from None
-    close_to_others(settings.home, LEDGER_NAME)
+    close_to_others(settings.home)
     return Ledger(settings.home / LEDGER_NAME, clock=clock, randomness=randomness)
 
 
@@ -174,13 +171,12 @@ class Ledger:
             known = ", ".join(row[0] for row in rows[-3:])
             raise UserError(what, f"the newest are {known}" if known else "type: fastlaunch sweep --help")
         sweep_id, argv, arguments, directory = fits[0] if name else rows[-1]
-        words = tuple(json.loads(argv))
-        if arguments is None:
-            raise UserError(
-                f"{sweep_id} was begun by an earlier release, which did not store its options",
-                f"begin it anew: {shlex.join(['fastlaunch', *words])}",
-            )
-        return Sweep(id=sweep_id, argv=words, arguments=json.loads(arguments), directory=Path(directory))
+        return Sweep(
+            id=sweep_id,
+            argv=tuple(json.loads(argv)),
+            arguments=json.loads(arguments),
+            directory=Path(directory),
+        )
 
     def parts_of(self, sweep_id: str) -> dict[str, str]:
         """Return the sweep's submissions that have runs: their ids by part, in the order they were made."""
@@ -426,10 +422,6 @@ class Ledger:
             columns["usd_per_hour"] = usd_per_hour
         self._file.update("attempts", attempt_id, **columns)
 
-    def set_account(self, attempt_id: int, account: str, partition: str) -> None:
-        """Store whose account an attempt of an earlier version is in, unless that is known."""
-        self._file.update("attempts", attempt_id, "account IS NULL", account=account, partition=partition)
-
     def set_absences(self, attempt_id: int, absences: Sequence[str]) -> None:
         """Store when AWS did not show all that the attempt had started; see `Attempt`."""
         self._file.update("attempts", attempt_id, absences=dumps(list(absences)) if absences else None)
@@ -613,24 +605,11 @@ class Ledger:
         A run that was imported before takes the new summary and joins the new submission; a run that was
         started here, or that somebody shared, stays as it is.
         """
-        ids = run_ids if run_ids is not None else [published_run_id(summary) for summary, _ in items]
-        ids = self.imported_ids([(run_id, summary) for run_id, (summary, _) in zip(ids, items, strict=True)])
+        ids = list(run_ids or map(published_run_id, [summary for summary, _ in items]))
         with self.transaction():
             for run_id, (summary, path) in zip(ids, items, strict=True):
                 self._import(run_id, submission_id, summary, path)
         return ids
-
-    def imported_ids(self, runs: Sequence[tuple[str, RunSummary]]) -> list[str]:
-        """Return the ids under which these runs are here, or will be. runs: with the ids that they have now.
-
-        A published row is known by what it says, since earlier releases gave it another id.
-        """
-        here: dict[str, str] = {}
-        if any(run_id.startswith(PUBLISHED) for run_id, _ in runs):
-            condition = "backend = ? AND substr(id, 1, ?) = ? ORDER BY rowid DESC"
-            stored = read_runs(self._file, condition, [IMPORT, len(PUBLISHED), PUBLISHED], brief=True)
-            here = {published_text(run.summary): run.id for run in stored if run.summary}
-        return [here.get(published_text(summary), run_id) for run_id, summary in runs]
 
     def add_shared(
         self,

@@ -203,8 +203,7 @@ class Attempt:
     #: In the account, to end a detached attempt's machines: `{"name", "region", "state", ...}`; see
     #: `deadline_schedule`.
     schedule: dict[str, Any] | None = None
-    #: The AWS account that the request was sent with, and its partition, such as `aws`. None on this machine
-    #: and, for attempts of earlier versions, until AWS shows what they started.
+    #: The AWS account that the request was sent with, and its partition, such as `aws`; None on this machine.
     account: str | None = None
     partition: str | None = None
     #: The last looks at which AWS did not show all that was started; empty while it does. See `runs.sight`.

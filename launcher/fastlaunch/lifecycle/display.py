@@ -124,7 +124,7 @@ class RecordTail:
     def _after(self, name: str, detail: str | None, seconds: float) -> str:
         """Return what a run does after this phase, which is recorded when it is over."""
         compiles = False
-        with suppress(LookupError, TypeError):  # a script's, or another release's
+        with suppress(LookupError, TypeError):  # a script's
             compiles = Recipe.from_record(self._header["recipe"]).compiles
         following = {
             ("build", BUILD_MODEL): "converting and checking the model",

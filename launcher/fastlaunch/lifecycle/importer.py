@@ -303,10 +303,8 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
             _add(_recorded(folder, records, run_file), imports)
     if run_file and not ranks and run_file["summary"]:
         summary = RunSummary.from_json(run_file["summary"])
-        is_published = summary.setup.kind == "published"
         run = ImportedRun(
-            # What an earlier release exported has another id.
-            run_id=published_run_id(summary) if is_published else run_file["id"],
+            run_id=run_file["id"],
             summary=summary,
             source=folder,
             price=_price(run_file),

@@ -37,9 +37,8 @@ def check_account(attempt: Attempt, identity: Identity) -> None:
 
 
 def is_of(attempt: Attempt, identity: Identity) -> bool:
-    """Whether the attempt may be in the account: one of an earlier version does not say."""
-    theirs = (identity.account, identity.partition)
-    return attempt.account is None or (attempt.account, attempt.partition) == theirs
+    """Return whether the attempt is in the account."""
+    return (attempt.account, attempt.partition) == (identity.account, identity.partition)
 
 
 def look(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> list[AttemptStatus]:
@@ -55,7 +54,7 @@ def look(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> 
         check_account(attempt, identity)
     statuses = backend.describe([attempt.handle for attempt in attempts if attempt.handle])
     pairs = zip(attempts, statuses, strict=True)
-    return [_judged(ledger, backend, attempt, status, identity) for attempt, status in pairs]
+    return [_judged(ledger, backend, attempt, status) for attempt, status in pairs]
 
 
 def alarm(attempt: Attempt, now: datetime) -> str | None:
@@ -89,11 +88,7 @@ def _costs_since(attempt: Attempt) -> str | None:
     return attempt.launched_at or (attempt.handle["launched_at"] if attempt.backend == "ec2" else None)
 
 
-def _judged(
-    ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: AttemptStatus, identity: Identity
-) -> AttemptStatus:
-    if status.is_seen and attempt.account is None:
-        ledger.set_account(attempt.id, identity.account, identity.partition)
+def _judged(ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: AttemptStatus) -> AttemptStatus:
     if not status.num_unseen:
         if attempt.absences:
             ledger.set_absences(attempt.id, ())
@@ -120,7 +115,7 @@ def _with_absence(absences: Sequence[str], now: datetime) -> tuple[str, ...]:
 
 
 def _is_past(attempt: Attempt, absences: Sequence[str], backend: CloudBackend) -> bool:
-    if attempt.account is None or len(absences) < _NUM_ABSENCES:
+    if len(absences) < _NUM_ABSENCES:
         return False
     assert attempt.handle is not None
     ends_at = _ends_at(attempt, attempt.launched_at or attempt.handle["launched_at"])

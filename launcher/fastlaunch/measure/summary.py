@@ -250,8 +250,6 @@ class RunSummary:
         topics: dict[str, dict[str, Any]] = {name: {} for name in ("", *_TOPICS)}
         try:
             for key, value in printable_data(data).items():
-                if key in _FORMER:
-                    continue
                 topic, name, _ = _PLACES[key]
                 topics[topic][name] = _FROM_JSON[key](value) if key in _FROM_JSON else value
             own = topics.pop("")
@@ -278,8 +276,6 @@ _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
     "uncounted": tuple,
     "problems": tuple,
 }
-#: Keys that earlier versions wrote and that mean nothing any more.
-_FORMER = ("steady", "drift")
 _TOPICS: Mapping[str, type] = {
     **{"setup": Setup, "timing": Timing, "startup": Startup, "checkpoints": Checkpoints},
     **{"quality": Quality, "environment": Environment, "figures": Figures},
