@@ -49,5 +49,6 @@ def add_attempt(
             backend=job.backend,
             directory=ledger.path.parent / "runs" / run_id,
         )
-    attempt_id, _ = ledger.add_attempt(list(by_id), make_plan=lambda n: plan(by_id, n), **more)
+    identity = {"account": "123456789012", "partition": "aws"}
+    attempt_id, _ = ledger.add_attempt(list(by_id), make_plan=lambda n: plan(by_id, n), **(identity | more))
     return ledger.attempt(attempt_id)

@@ -135,8 +135,6 @@ class World:
             plan=lambda jobs, n: at.plan(jobs, attempt=n),
             max_minutes=120,
             usd_per_hour=55.04,
-            account="123456789012",
-            partition="aws",
         )
         first = attempt.run_ids[0]
         if sent:

@@ -76,7 +76,12 @@ def started(server: "MotoServer", *recipes: str) -> JobRun:
                 directory=settings.home / "runs" / run_id,
             )
         attempt_id, token = ledger.add_attempt(
-            list(jobs), max_minutes=60, usd_per_hour=60.0, make_plan=lambda n: backend.plan(jobs, attempt=n)
+            list(jobs),
+            max_minutes=60,
+            usd_per_hour=60.0,
+            account="123456789012",
+            partition="aws",
+            make_plan=lambda n: backend.plan(jobs, attempt=n),
         )
         plan = ledger.plan_of(attempt_id)
         assert plan is not None

@@ -135,7 +135,9 @@ def submitted(
     submission = ledger.add_submission("fastlaunch submit")
     run_id = ledger.new_run_id()
     ledger.add_run(submission, run_id, spec={}, plan=None, workload="vit-tiny", recipe="bf16", backend="ec2")
-    attempt, token = ledger.add_attempt([run_id], region=region, max_minutes=60)
+    attempt, token = ledger.add_attempt(
+        [run_id], region=region, max_minutes=60, account="123456789012", partition="aws"
+    )
     assert token == f"{run_id}-a1"
     ledger.set_state(run_id, RunState.RUNNING)
     ledger.set_machine(attempt, zone="us-east-1a", launched_at=datetime.now(UTC), usd_per_hour=usd_per_hour)

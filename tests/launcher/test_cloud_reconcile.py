@@ -254,7 +254,11 @@ def test_a_machine_that_ends_late_does_not_end_what_another_goes_on_with(world: 
     first = world.attempt(run)
     at = world.backend.at(site(), 90)
     second, _ = world.ledger.add_attempt(
-        [run.id], max_minutes=90, make_plan=lambda n: at.plan({run.id: job()}, attempt=n)
+        [run.id],
+        max_minutes=90,
+        account="123456789012",
+        partition="aws",
+        make_plan=lambda n: at.plan({run.id: job()}, attempt=n),
     )
     plan = world.ledger.plan_of(second)
     assert plan is not None
