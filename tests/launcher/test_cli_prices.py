@@ -19,10 +19,14 @@ PRICE = {
     "accelerator": "H100",
     "service": "ec2",
     "region": "us-east-1",
+    "zone": None,
     "purchase": "on-demand",
     "usd_per_hour": 55.04,
     "usd_per_accelerator_hour": 6.88,
+    "paid_usd_per_hour": 55.04,
     "as_of": "2026-07-20",
+    "interruption": None,
+    "quota": None,
     "inferred": False,
     "source": "AWS price list, us-east-1, generated 2026-07-20",
 }
@@ -49,7 +53,10 @@ def test_a_price_in_json_in_csv_and_in_a_table(capsys: pytest.CaptureFixture[str
     assert rows(capsys, *P5) == [PRICE]
     assert run(["prices", *P5, "--output", "csv"]) == 0
     (line,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert line == {**{key: str(value) for key, value in PRICE.items()}, "inferred": "false"}
+    assert line == {
+        **{key: "" if value is None else str(value) for key, value in PRICE.items()},
+        "inferred": "false",
+    }
     assert run(["prices", *P5]) == 0
     _, line, _, note = capsys.readouterr().out.splitlines()
     assert line.split() == [
@@ -113,6 +120,8 @@ def test_region_and_price_file_are_the_options_else_the_config_files(
     ("argv", "part"),
     [
         (["--instance", "p5.24xlarge"], "p5.48xlarge"),
+        (["--gpu", "H1000"], "H100"),
+        (["--gpu", "H100:3"], "H100:8"),
         (["--as-of", "2023-13-01"], "--as-of"),
         (["--region", "mars"], "eu-west-1, us-east-1"),
         (["--instance", "p5e.48xlarge"], "spot or capacity-block"),

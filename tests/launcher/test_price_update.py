@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fastlaunch.api.context import AppContext
-from fastlaunch.api.listing import offers
+from fastlaunch.api.listing import prices
 from fastlaunch.api.price_update import update_prices
 from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.load import load_catalogue
@@ -192,7 +192,7 @@ def test_an_answer_that_breaks_off_changes_nothing_of_that_list(
     assert in_force().as_of == date(2026, 7, 20) and in_force(service="sagemaker").as_of == TODAY
 
 
-def test_offers_are_at_the_users_rates_and_ask_for_quotas_where_they_are_to() -> None:
+def test_prices_are_also_at_the_users_rates_and_ask_for_quotas_where_they_are_to() -> None:
     class Quotas:
         """An account with room for two of p5, whose other quotas are AWS's, of which it hides one."""
 
@@ -215,15 +215,17 @@ def test_offers_are_at_the_users_rates_and_ask_for_quotas_where_they_are_to() ->
     write_market(settings.home / "market.yaml", market)
     aws: Any = Quotas()
     context = AppContext(settings=settings, backends={}, connect=lambda: aws, now=lambda: NOW)
-    found = {offer.purchase: offer for offer in offers("H100:8", quotas=True, context=context)}
-    assert {purchase: offer.quota for purchase, offer in found.items()} == {
+    options: Any = {"service": "ec2", "context": context}
+    found = {row["purchase"]: row for row in prices(gpu="H100:8", quotas=True, **options).to_json()}
+    assert {purchase: row["quota"] for purchase, row in found.items()} == {
         "on-demand": 2,
         "spot": None,
         "capacity-block": None,
     }
-    assert found["on-demand"].usd_per_hour == pytest.approx(55.04 / 2) and found["spot"].usd_per_hour == 20.0
-    assert [offer.quota for offer in offers("L4:1", quotas=True, context=context)] == [0] * 5
-    assert {offer.quota for offer in offers("H100:8", context=context)} == {None}
+    paid = {purchase: row["paid_usd_per_hour"] for purchase, row in found.items()}
+    assert paid == {"on-demand": pytest.approx(55.04 / 2), "spot": 20.0, "capacity-block": 20.0}
+    assert {row["quota"] for row in prices(gpu="L4:1", quotas=True, **options).to_json()} == {0}
+    assert {row["quota"] for row in prices(gpu="H100:8", **options).to_json()} == {None}
 
 
 @pytest.mark.parametrize("name", ["prices.yaml", "market.yaml"])
@@ -258,15 +260,21 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
     )
     context = AppContext(settings=load_settings(), backends={}, now=lambda: NOW)
     capsys.readouterr()
-    assert run(["offers", "--gpu", "h100:8", "--output", "json"], obj=context) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["purchase"], row["place"], row["usd_per_gpu"], row["interruption"]) for row in rows] == [
-        ("spot", "us-east-1a", 3.75, interruption("p5.48xlarge", "us-east-1")),
-        ("capacity-block", "us-east-1b", 3.75, None),
-        ("on-demand", "us-east-1", 6.88, None),
+    ask = ["prices", "--gpu", "h100:8", "--service", "ec2", "--output", "json"]
+    assert run([*ask, "--sort", "machine"], obj=context) == 0
+    rows = json.loads(capsys.readouterr().out)["prices"]
+    assert [(row["purchase"], row["zone"], row["usd_per_hour"], row["interruption"]) for row in rows] == [
+        ("capacity-block", "us-east-1b", 30.0, None),
+        ("spot", "us-east-1a", 30.0, interruption("p5.48xlarge", "us-east-1")),
+        ("on-demand", None, 55.04, None),
     ]
-    assert rows[0]["interruption"] is not None
-    assert run(["offers", "--gpu", "h100:8", "--spot", "--region", "eu-west-1"], obj=context) == 2
+    assert rows[1]["interruption"] is not None
+    assert run([*ask, "--purchase", "spot", "--region", "eu-west-1"], obj=context) == 2
+    # What AWS's markets ask now was not in force on another day.
+    capsys.readouterr()
+    assert run([*ask, "--as-of", "2026-11-01"], obj=context) == 0
+    (row,) = json.loads(capsys.readouterr().out)["prices"]
+    assert row["purchase"] == "on-demand"
     assert (block.purchase, block.zone, block.usd_per_hour) == ("capacity-block", "us-east-1b", 30.0)
 
 

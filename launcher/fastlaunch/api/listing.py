@@ -1,12 +1,12 @@
-"""`runs`, `prices` and `offers`: what the ledger and the price files hold."""
+"""`runs` and `prices`: what the ledger and the price files hold."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Prices, Runs
@@ -37,20 +37,27 @@ def runs(*selectors: str, context: AppContext | None = None) -> Runs:
 def prices(
     instance: str = "*",
     *,
+    gpu: str | None = None,
     region: str | None = None,
     service: str | None = None,
+    purchase: str | None = None,
     as_of: datetime.date | str | None = None,
     prices: Path | str | None = None,
     history: bool = False,
+    quotas: bool = False,
     context: AppContext | None = None,
 ) -> Prices:
-    """Return instance prices in USD per hour, on demand, with their dates and sources.
+    """Return instance prices in USD per hour with their dates and sources, in the catalogue's order.
 
-    instance, region: globs, such as `p5*`; the region is the user's own by default. service: `ec2` or
-    `sagemaker`. as_of: the prices in force on this day, today by default. prices: a file over the shipped
-    prices. history: also the prices that were in force before.
+    They are on demand and, for today, those of spot and capacity blocks that `prices update` has brought.
 
-    Raises UserError if no price is known.
+    instance, region: globs, such as `p5*`; the region is the user's own by default. gpu: such as `H100`, or
+    `H100:8`. service: `ec2` or `sagemaker`. purchase: `on-demand`, `spot` or `capacity-block`. as_of: the
+    prices in force on this day, today by default. prices: a file over the shipped prices. history: also the
+    prices that were in force before. quotas: ask AWS for the account's quotas; what it refuses is reported,
+    and stays unknown.
+
+    Raises UnknownName for an instance or a GPU that the catalogue lacks, and UserError if no price is known.
     """
     from fastlaunch.catalog.load import load_catalogue
 
@@ -58,48 +65,110 @@ def prices(
     settings = context.settings
     day = (parse_date(as_of) if isinstance(as_of, str) else as_of) or context.today
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
-    instances = _matching(catalogue, instance)
+    instances = _matching(catalogue, instance, gpu)
     where = region or context.own_region()
-    chosen = _select(catalogue, instances, region=where, service=service, day=day, history=history)
+    known = catalogue.prices if history else _in_force(catalogue.prices, day)
+    if day == context.today:
+        from fastlaunch.catalog.updates import MARKET_PRICES, read_market
+
+        market = [each.price_now for each in read_market(settings.home / MARKET_PRICES)]
+        known = [*known, *(price for price in market if price.instance in catalogue.instances)]
+    place = {name: number for number, name in enumerate(instances)}
+    chosen = sorted(
+        (
+            price
+            for price in known
+            if price.instance in place
+            and price.as_of <= day
+            and service in (None, price.service)
+            and purchase in (None, price.purchase)
+            and fnmatchcase(price.region, where)
+        ),
+        key=lambda price: (place[price.instance], *price.key[1:], price.zone or ""),
+    )
     if not chosen:
-        raise _nothing_known(catalogue, instances, region=where, service=service, day=day)
+        raise _nothing_known(catalogue, instances, region=where, service=service, purchase=purchase, day=day)
     priced = {price.instance for price in chosen}
-    unpriced = tuple(name for name in instances if name not in priced)
-    return Prices(chosen, catalogue=catalogue, region=where, as_of=day, unpriced=unpriced)
+    return Prices(
+        chosen,
+        catalogue=catalogue,
+        settings=settings,
+        region=where,
+        as_of=day,
+        unpriced=tuple(name for name in instances if name not in priced),
+        quotas=_quotas(chosen, catalogue, context) if quotas else {},
+    )
 
 
-def _matching(catalogue: "Catalogue", glob: str) -> list[str]:
+def _matching(catalogue: "Catalogue", glob: str, gpu: str | None) -> list[str]:
+    """Return the names of the instance types that fit. gpu: `H100`, `H100:8`; all of them if None."""
     matching = [name for name in catalogue.instances if fnmatchcase(name, glob.lower())]
     if not matching:
         raise UnknownName("instance", glob, catalogue.instances)
-    return matching
+    if gpu is None:
+        return matching
+    model, _, count = gpu.partition(":")
+    # `A100` is each of its sizes, and `L4` is no L40S.
+    models = [name for name in catalogue.accelerators if f"{name} ".lower().startswith(f"{model} ".lower())]
+    if not models or (count and not count.isdecimal()):
+        raise UnknownName("GPU", gpu, catalogue.accelerators)
+    types = {name: catalogue.instances[name] for name in matching}
+    fitting = [
+        name
+        for name, of in types.items()
+        if of.accelerator in models and (not count or of.num_accelerators == int(count))
+    ]
+    if not fitting:
+        known = ", ".join(dict.fromkeys(f"{of.accelerator}:{of.num_accelerators}" for of in types.values()))
+        raise UserError(f"no instance type has {gpu}", f"there are {known}")
+    return fitting
 
 
-def _select(
+def _in_force(prices: "Iterable[Price]", day: datetime.date) -> "Collection[Price]":
+    """Return the last price up to the day of each instance, service, region and purchase option."""
+    by_date = sorted(prices, key=lambda price: price.as_of)
+    return {price.key[:4]: price for price in by_date if price.as_of <= day}.values()
+
+
+def _quotas(prices: "Sequence[Price]", catalogue: "Catalogue", context: AppContext) -> "dict[Price, int]":
+    """Return how many instances the account's quotas allow at a time, where that is known."""
+    from fastlaunch.aws.quota_codes import quota_code
+
+    quota_vcpus = cache(partial(_quota_vcpus, context))
+    quotas = {}
+    for price in prices:
+        code = quota_code(price.instance, price.purchase) if price.service == "ec2" else None
+        if code and (vcpus := quota_vcpus(price.region, code.code)) is not None:
+            quotas[price] = int(vcpus // catalogue.instances[price.instance].vcpus)
+    return quotas
+
+
+def _quota_vcpus(context: AppContext, region: str, code: str) -> float | None:
+    """Return the account's quota, or AWS's default; None, with a report, where AWS refuses to say."""
+    try:
+        applied = context.aws.quota(region, "ec2", code)
+        return applied if applied is not None else context.aws.default_quota(region, "ec2", code)
+    except CloudRefused as error:
+        context.report(f"warning: the quota {code} in {region} is not known: {error.message}")
+        return None
+
+
+def _nothing_known(
     catalogue: "Catalogue",
     instances: Sequence[str],
     *,
     region: str,
     service: str | None,
+    purchase: str | None,
     day: datetime.date,
-    history: bool,
-) -> "list[Price]":
-    """Return prices in the catalogue's order of instances: those in force on the day, or all up to it."""
-    chosen: dict[tuple[Any, ...], Price] = {}
-    for price in sorted(catalogue.prices, key=lambda price: price.as_of):
-        matches = (
-            price.as_of <= day and service in (None, price.service) and fnmatchcase(price.region, region)
-        )
-        if matches and price.instance in instances:
-            # A later price takes the place of an earlier one, unless the history is wanted.
-            chosen[price.key if history else price.key[:4]] = price
-    place = {name: number for number, name in enumerate(instances)}
-    return sorted(chosen.values(), key=lambda price: (place[price.instance], *price.key[1:]))
-
-
-def _nothing_known(
-    catalogue: "Catalogue", instances: Sequence[str], *, region: str, service: str | None, day: datetime.date
 ) -> UserError:
+    if purchase not in (None, "on-demand"):
+        from fastlaunch.catalog.prices import UPDATE_COMMAND
+
+        place = "" if set("*?[") & set(region) else f" --region {region}"
+        return UserError(
+            f"no price of {purchase} is known in {region} for {day}", f"type: {UPDATE_COMMAND}{place}"
+        )
     if len(instances) == 1 and not set("*?[") & set(region):
         try:
             catalogue.price(instances[0], service=service or "ec2", region=region, on=day)
@@ -162,112 +231,3 @@ def price_ages(*, context: AppContext | None = None) -> list[PriceAge]:
             )
         )
     return ages
-
-
-@dataclass(frozen=True, kw_only=True)
-class Offer:
-    """An instance type as AWS sells it in a place."""
-
-    instance: str
-    gpus: str
-    purchase: str
-    #: A region, or a zone of it.
-    place: str
-    #: On demand at the `discount` and `rates` of the config file.
-    usd_per_hour: float
-    usd_per_gpu: float
-    #: A day, or of a market price the time.
-    as_of: str
-    #: For spot: the share of instances that AWS takes back in a month.
-    interruption: str | None
-    #: How many the account's quota allows at a time; None where it is not known, and of capacity blocks.
-    quota: int | None = None
-
-
-def offers(
-    gpu: str | None = None,
-    *,
-    spot: bool = False,
-    region: str | None = None,
-    all_regions: bool = False,
-    quotas: bool = False,
-    context: AppContext | None = None,
-) -> list[Offer]:
-    """Return what EC2 sells where, by the prices that are known here, in the order of the catalogue.
-
-    gpu: such as `H100` or `H100:8`. spot: nothing else. region: the user's own by default. quotas: ask AWS
-    for them; what it refuses is reported, and stays unknown. Raises UnknownName for a GPU that the catalogue
-    lacks, and UserError where no price is known.
-    """
-    from fastlaunch.aws.quota_codes import quota_code
-    from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.catalog.prices import UPDATE_COMMAND
-    from fastlaunch.catalog.updates import MARKET_PRICES, interruption, read_market
-
-    context = context or default_context()
-    settings, today = context.settings, context.today
-    catalogue = load_catalogue(*settings.price_files())
-    name, _, count = (gpu or "").partition(":")
-    # `A100` is each of its sizes, and `L4` is no L40S.
-    start = f"{name} ".lstrip().lower()
-    models = [each for each in catalogue.accelerators if f"{each} ".lower().startswith(start)]
-    if not models or (count and not count.isdecimal()):
-        raise UnknownName("GPU", gpu or "", catalogue.accelerators)
-    chosen = {
-        key: each
-        for key, each in catalogue.instances.items()
-        if each.accelerator in models and (not count or each.num_accelerators == int(count))
-    }
-    known = sorted({price.region for price in catalogue.prices})
-    listed = (catalogue.find_price(key, region=place, on=today) for key in chosen for place in known)
-    prices: list[tuple[str, str, str, str, float, str]] = [
-        (
-            *(each.instance, each.purchase, each.region, each.region),
-            settings.paid_usd_per_hour(each.instance, each.usd_per_hour),
-            each.as_of.isoformat(),
-        )
-        for each in listed
-        if each is not None
-    ] + [
-        (each.instance, each.purchase, each.region, each.zone, each.usd_per_hour, each.at)
-        for each in read_market(settings.home / MARKET_PRICES)
-        if each.instance in chosen
-    ]
-    wanted = region or context.own_region()
-    quota = cache(partial(_quota_vcpus, context))
-    found = [
-        Offer(
-            instance=instance,
-            gpus=f"{chosen[instance].num_accelerators}x {chosen[instance].accelerator}",
-            purchase=purchase,
-            place=place,
-            usd_per_hour=usd,
-            usd_per_gpu=round(usd / chosen[instance].num_accelerators, 6),
-            as_of=as_of,
-            interruption=interruption(instance, within) if purchase == "spot" else None,
-            quota=int(vcpus // chosen[instance].vcpus)
-            if quotas
-            and (code := quota_code(instance, purchase))
-            and (vcpus := quota(within, code.code)) is not None
-            else None,
-        )
-        for instance, purchase, within, place, usd, as_of in prices
-        if (all_regions or within == wanted) and (not spot or purchase == "spot")
-    ]
-    if not found:
-        where = "any region" if all_regions else wanted
-        what = "spot price" if spot else "price"
-        raise UserError(
-            f"no {what} of these is known in {where}", f"type: {UPDATE_COMMAND} --region {wanted}"
-        )
-    return found
-
-
-def _quota_vcpus(context: AppContext, region: str, code: str) -> float | None:
-    """Return the account's quota, or AWS's default; None, with a report, where AWS refuses to say."""
-    try:
-        own = context.aws.quota(region, "ec2", code)
-        return own if own is not None else context.aws.default_quota(region, "ec2", code)
-    except CloudRefused as error:
-        context.report(f"warning: the quota {code} in {region} is not known: {error.message}")
-        return None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.backends.site import Site
     from fastlaunch.catalog.prices import Catalogue, Price
+    from fastlaunch.core.settings import Settings
     from fastlaunch.jobs.options import Options
     from fastlaunch.jobs.spec import JobSpec
     from fastlaunch.jobs.working_directory import WorkingDirectory
@@ -81,12 +82,14 @@ class Prices(_PriceRows):
         prices: "Sequence[Price]",
         *,
         catalogue: "Catalogue",
+        settings: "Settings",
         region: str,
         as_of: datetime.date,
         unpriced: tuple[str, ...],
+        quotas: "Mapping[Price, int]",
     ) -> None:
         super().__init__(prices)
-        self._catalogue = catalogue
+        self._catalogue, self._settings, self._quotas = catalogue, settings, quotas
         #: A glob, and the day on which they were in force.
         self.region, self.as_of = region, as_of
         #: Instance types of which no price is known there and then.
@@ -94,28 +97,34 @@ class Prices(_PriceRows):
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return a row per price, also per accelerator."""
-        return [_price_row(price, self._catalogue) for price in self]
+        return [self._row(price) for price in self]
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a data frame with a row per price, as `fastlaunch prices --output csv` writes them."""
         return data_frame(self.to_json())
 
+    def _row(self, price: "Price") -> dict[str, Any]:
+        from fastlaunch.catalog.prices import paid_usd_per_hour
+        from fastlaunch.catalog.updates import interruption
 
-def _price_row(price: "Price", catalogue: "Catalogue") -> dict[str, Any]:
-    instance = catalogue.instances[price.instance]
-    return {
-        "instance": price.instance,
-        "num_accelerators": instance.num_accelerators,
-        "accelerator": instance.accelerator,
-        "service": price.service,
-        "region": price.region,
-        "purchase": price.purchase,
-        "usd_per_hour": price.usd_per_hour,
-        "usd_per_accelerator_hour": round(price.usd_per_hour / instance.num_accelerators, 6),
-        "as_of": price.as_of.isoformat(),
-        "inferred": price.inferred,
-        "source": price.source,
-    }
+        instance = self._catalogue.instances[price.instance]
+        return {
+            "instance": price.instance,
+            "num_accelerators": instance.num_accelerators,
+            "accelerator": instance.accelerator,
+            "service": price.service,
+            "region": price.region,
+            "zone": price.zone,
+            "purchase": price.purchase,
+            "usd_per_hour": price.usd_per_hour,
+            "usd_per_accelerator_hour": round(price.usd_per_hour / instance.num_accelerators, 6),
+            "paid_usd_per_hour": paid_usd_per_hour(price, self._settings),
+            "as_of": price.as_of.isoformat(),
+            "interruption": interruption(price.instance, price.region) if price.purchase == "spot" else None,
+            "quota": self._quotas.get(price),
+            "inferred": price.inferred,
+            "source": price.source,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,13 @@ def _prices(file: YamlFile, instances: Collection[str]) -> tuple[Price, ...]:
     for index, region in _regions(file, "prices"):
         at = ("prices", index)
         price = file.record(
-            Price, *at, without=("region", "regions"), region=region, basis="listed", hypothetical=None
+            Price,
+            *at,
+            without=("region", "regions"),
+            region=region,
+            zone=None,
+            basis="listed",
+            hypothetical=None,
         )
         if price.instance not in instances:
             problem = f"the price is of an instance {price.instance!r} that is not listed"

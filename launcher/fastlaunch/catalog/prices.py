@@ -35,6 +35,7 @@ class Price:
     instance: str  # the type as EC2 calls it, on SageMaker too
     service: str
     region: str
+    zone: str | None = None  # of spot, and of a capacity block on offer, if known
     purchase: str = "on-demand"
     usd_per_hour: float
     as_of: datetime.date  # the day on which the source gave it

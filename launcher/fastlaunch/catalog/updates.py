@@ -7,7 +7,7 @@ market.yaml   what changes by the hour: spot prices by zone, and capacity blocks
 import datetime
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,12 +55,20 @@ class MarketPrice:
         return datetime.datetime.fromisoformat(self.at)
 
     @property
+    def price_now(self) -> Price:
+        """The price that is asked now."""
+        return replace(
+            self.price, usd_per_hour=self.usd_per_hour, source=f"offered in {self.zone}, {self.at}"
+        )
+
+    @property
     def price(self) -> Price:
         """The price that a training pays: of spot the median, since it changes while one lasts."""
         return Price(
             instance=self.instance,
             service="ec2",
             region=self.region,
+            zone=self.zone,
             purchase=self.purchase,
             usd_per_hour=self.median_usd_per_hour or self.usd_per_hour,
             as_of=utc_day(self.given_at),

@@ -38,8 +38,7 @@ COMMANDS = {
     "experiments": ("catalogue", "The published experiments: lists of runs to repeat."),
     "estimate": ("estimate", "What a training will take and cost, before anything runs."),
     "predict": ("predict", "Throughput of runs that nobody made, from runs that somebody published."),
-    "prices": ("prices", "Instance prices with their dates and sources; update them."),
-    "offers": ("prices", "What EC2 sells where, and for how much."),
+    "prices": ("prices", "What instances cost, by whom and since when; update it."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }
 #: What other tools call a command: the command.
@@ -50,7 +49,7 @@ SYNONYMS = {
     **dict.fromkeys(("ls", "list", "history", "show"), "runs"),
     **dict.fromkeys(("queue", "ps", "jobs"), "status"),
     **dict.fromkeys(("top", "htop", "monitor"), "watch"),
-    **dict.fromkeys(("price", "instances", "gpus", "catalog"), "prices"),
+    **dict.fromkeys(("price", "offer", "offers", "instances", "gpus", "catalog"), "prices"),
     **dict.fromkeys(("setup", "configure", "bootstrap", "onboard"), "init"),
     **dict.fromkeys(("check", "diagnose"), "doctor"),
     **dict.fromkeys(("cleanup", "clean", "prune", "gc"), "reap"),
@@ -60,7 +59,6 @@ SYNONYMS = {
     "models": "workloads",
     "cost": "estimate",
     **dict.fromkeys(("forecast", "extrapolate"), "predict"),
-    "offer": "offers",
     **dict.fromkeys(("optimize", "choose", "advise", "pick"), "recommend"),
 }
 

@@ -5,7 +5,7 @@ import json
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import click
 
 from fastlaunch.api import listing as api
 from fastlaunch.api.results import Prices
+from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import SERVICES, UPDATE_COMMAND, age_note
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import DATE, examples, next_command, output_option, profile_option
@@ -22,16 +23,25 @@ from fastlaunch.core.units import split_names
 
 #: Sources are hard to read in longer lines.
 _COLUMNS = 100
+#: `--sort` -> what its rows are sorted by.
+_SORTED_BY: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "gpu": lambda row: float(row["paid_usd_per_hour"]) / int(row["num_accelerators"]),
+    "machine": lambda row: float(row["paid_usd_per_hour"]),
+}
 
 
 @click.group(
     invoke_without_command=True,
-    short_help="Instance prices with their dates and sources; update them.",
+    short_help="What instances cost, by whom and since when; update it.",
     epilog=examples(
         ("what p5 costs now", "fastlaunch prices --instance 'p5*'"),
         (
             "everywhere, on another day",
             "fastlaunch prices --instance p5.48xlarge --region '*' --as-of 2025-06-01",
+        ),
+        (
+            "eight H100 on spot, the cheapest first",
+            "fastlaunch prices --gpu H100:8 --purchase spot --region '*' --sort gpu",
         ),
         ("ask AWS for new ones", "fastlaunch prices update"),
     ),
@@ -39,49 +49,69 @@ _COLUMNS = 100
 @click.option(
     "--instance", "instance_glob", default="*", metavar="GLOB", help="Such as 'p5*'.  [default: all]"
 )
+@click.option("--gpu", metavar="NAME[:N]", help="Such as H100, or H100:8 for types with eight.")
 @click.option("--region", "region_glob", metavar="GLOB", help="'*' for all.  [default: yours, or us-east-1]")
 @click.option("--service", type=click.Choice(SERVICES), help="EC2, or SageMaker training.  [default: both]")
+@click.option("--purchase", type=click.Choice(PURCHASE_OPTIONS), help="Bought how.  [default: any way]")
 @click.option("--as-of", type=DATE, metavar="DATE", help="The prices in force on this day.  [default: today]")
 @click.option(
     "--prices", "price_file", type=click.Path(path_type=Path), metavar="FILE", help="Your own prices."
 )
 @click.option("--all", "history", is_flag=True, help="Also the prices that were in force before.")
+@click.option(
+    "--sort", type=click.Choice(list(_SORTED_BY)), help="The cheapest first, per GPU or per machine."
+)
+@click.option("--quotas", is_flag=True, help="Ask AWS how many of each your quotas allow.")
 @output_option
+@profile_option
 @click.pass_context
 def prices(
     ctx: click.Context,
     instance_glob: str,
+    gpu: str | None,
     region_glob: str | None,
     service: str | None,
+    purchase: str | None,
     as_of: datetime.date | None,
     price_file: Path | None,
     history: bool,
+    sort: str | None,
+    quotas: bool,
     output: str,
 ) -> None:
-    """Instance prices with their dates and sources.
+    """What instances cost, with dates and sources.
 
-    USD per hour of the whole instance, on demand, on EC2 and for SageMaker training. A price holds from its
-    date until the next one. FILE (or `prices` in the config file) has the layout of instance_prices.yaml and
-    is put over it entry by entry.
+    USD per hour of the whole instance: on demand, on EC2 and for SageMaker training, by region; and, as of
+    the last `prices update`, spot and capacity blocks by zone. A price holds from its date until the next
+    one. FILE (or `prices` in the config file) has the layout of instance_prices.yaml and is put over it entry
+    by entry.
+
+    "you pay" is by the discount and rates of the config file. Interruption is the share of spot instances
+    that AWS took back in a month, by Spot Advisor on 2025-06-28.
     """
     if ctx.invoked_subcommand is not None:
         return
     chosen = api.prices(
         instance_glob,
+        gpu=gpu,
         region=region_glob,
         service=service,
+        purchase=purchase,
         as_of=as_of,
         prices=price_file,
         history=history,
+        quotas=quotas,
         context=app_context(),
     )
     rows = chosen.to_json()
+    if sort:
+        rows.sort(key=_SORTED_BY[sort])
     if output == "json":
         click.echo(json.dumps({"schema": 1, "as_of": chosen.as_of.isoformat(), "prices": rows}, indent=2))
     elif output == "csv":
         print_rows([{**row, "inferred": str(row["inferred"]).lower()} for row in rows], output="csv")
     else:
-        _print_table(rows)
+        _print_table(rows, has_quotas=quotas)
     _print_hints(chosen, history=history, is_dated=as_of is not None)
 
 
@@ -180,29 +210,54 @@ def update(regions: str | None, accept: bool, output: str) -> int:
     return EXIT_CLOUD_REFUSED if found.failures else 0
 
 
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_table(rows: Sequence[Mapping[str, Any]], *, has_quotas: bool) -> None:
     """Print a row per price; the sources, which are long and few, are numbered and stand underneath."""
     notes = [f"~ inferred: {row['source']}" if row["inferred"] else row["source"] for row in rows]
     numbers = {note: number for number, note in enumerate(dict.fromkeys(notes), start=1)}
-    mixed = any(row["purchase"] != "on-demand" for row in rows)
+    headers = {
+        "instance": "instance",
+        "accelerators": "accelerators",
+        "service": "service",
+        "place": "region",
+        "usd": "$/h",
+        "usd_per_gpu": "$/GPU-h",
+        **(
+            {"paid": "you pay"}
+            if any(row["paid_usd_per_hour"] != row["usd_per_hour"] for row in rows)
+            else {}
+        ),
+        "as_of": "as of",
+        **({"quota": "quota"} if has_quotas else {}),
+        **({"interruption": "interruption"} if any(row["interruption"] for row in rows) else {}),
+        "source": "source",
+    }
+    is_mixed = any(row["purchase"] != "on-demand" for row in rows)
     cells = [
         {
-            "instance": row["instance"],
+            **row,
             "accelerators": f"{row['num_accelerators']}x {row['accelerator']}",
-            "service": f"{row['service']} {row['purchase']}" if mixed else row["service"],
-            "region": row["region"],
-            "$/h": f"{'~' if row['inferred'] else ''}{row['usd_per_hour']:.4f}",
-            "$/GPU-h": f"{row['usd_per_accelerator_hour']:.4f}",
-            "as of": row["as_of"],
+            "service": f"{row['service']} {row['purchase']}" if is_mixed else row["service"],
+            "place": row["zone"] or row["region"],
+            "usd": f"{'~' if row['inferred'] else ''}{row['usd_per_hour']:.4f}",
+            "usd_per_gpu": f"{row['usd_per_accelerator_hour']:.4f}",
+            "paid": f"{row['paid_usd_per_hour']:.4f}",
+            "quota": _quota_text(row),
             "source": f"[{numbers[note]}]",
         }
         for row, note in zip(rows, notes, strict=True)
     ]
-    print_rows(cells, output="table", droppable=("$/GPU-h", "accelerators"))
+    print_rows(cells, output="table", headers=headers, droppable=("usd_per_gpu", "accelerators"))
     click.echo()
     width = min(_COLUMNS, shutil.get_terminal_size(fallback=(_COLUMNS, 1)).columns)
     for note, number in numbers.items():
         click.echo(textwrap.fill(f"[{number}] {note}", width, subsequent_indent="    "))
+
+
+def _quota_text(row: Mapping[str, Any]) -> str:
+    """Return how many instances the quota allows."""
+    if row["purchase"] == "capacity-block":
+        return "none needed"
+    return "not known" if row["quota"] is None else f"for {row['quota']}"
 
 
 def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
@@ -219,70 +274,3 @@ def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     else:
         following = f"fastlaunch prices --instance {chosen[0].instance} --all"
     next_command(following)
-
-
-def _quota_text(row: Mapping[str, Any]) -> str:
-    """Return how many instances the quota allows."""
-    if row["purchase"] == "capacity-block":
-        return "none needed"
-    return "not known" if row["quota"] is None else f"for {row['quota']}"
-
-
-@click.command(
-    short_help="What EC2 sells where, and for how much.",
-    epilog=examples(
-        ("eight H100, the cheapest first", "fastlaunch offers --gpu H100:8 --all-regions"),
-        ("spot, with what your quotas allow", "fastlaunch offers --gpu H100 --spot --quotas"),
-    ),
-)
-@click.option("--gpu", metavar="NAME[:N]", help="Such as H100, or H100:8 for types with eight.")
-@click.option("--spot", is_flag=True, help="Spot alone.")
-@click.option("--region", metavar="R", help="[default: yours, or us-east-1]")
-@click.option("--all-regions", is_flag=True, help="Every region whose prices are known.")
-@click.option(
-    "--sort",
-    type=click.Choice(["usd-per-gpu", "usd-per-hour"]),
-    default="usd-per-gpu",
-    help="The cheapest first.",
-)
-@click.option("--quotas", is_flag=True, help="Ask AWS how many of each your quotas allow.")
-@output_option
-@profile_option
-def offers(
-    gpu: str | None,
-    spot: bool,
-    region: str | None,
-    all_regions: bool,
-    sort: str,
-    quotas: bool,
-    output: str,
-) -> None:
-    """What EC2 sells where, and for how much, by the prices known here; `prices update` asks for new ones.
-
-    On demand by region, at the discount and rates of the config file; spot and capacity blocks by zone.
-    Interruption is the share of spot instances that AWS took back in a month, by Spot Advisor on 2025-06-28.
-    """
-    found = api.offers(
-        gpu, spot=spot, region=region, all_regions=all_regions, quotas=quotas, context=app_context()
-    )
-    key = sort.replace("-", "_")
-    rows = sorted((vars(offer) for offer in found), key=lambda row: float(row[key]))
-    if output == "table":
-        cells = [
-            {
-                "instance": row["instance"],
-                "gpus": row["gpus"],
-                "purchase": row["purchase"],
-                "place": row["place"],
-                "$/h": f"{row['usd_per_hour']:.4f}",
-                "$/GPU-h": f"{row['usd_per_gpu']:.4f}",
-                "as of": row["as_of"],
-                "quota": _quota_text(row),
-                "interruption": row["interruption"],
-            }
-            for row in rows
-        ]
-        print_rows(cells, output=output, droppable=("quota", "gpus"))
-    else:
-        print_rows(rows, output=output)
-    next_command(f"fastlaunch doctor --instance {rows[0]['instance']}")
