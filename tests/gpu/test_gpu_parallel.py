@@ -14,7 +14,7 @@ import toy
 from running_here import runnable
 
 from fastlaunch_train.checks import batch_size as batch_size_search
-from fastlaunch_train.checks.batch_size import largest_batch_that_fits
+from fastlaunch_train.checks.batch_size import auto_batch_size
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.conversion import convert_model
@@ -160,7 +160,7 @@ def test_the_largest_batch_is_found_and_fits(
     # 3 GiB of the GPU's memory, so that the search ends soon, and leaves the rest to others.
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     monkeypatch.setattr(batch_size_search, "MEMORY_SHARE", 3 * 2**30 / total)
-    found = largest_batch_that_fits(load_workload("vit-tiny"), [chosen], ALONE, seed=0, budget_bytes=0)
+    found = auto_batch_size(load_workload("vit-tiny"), [chosen], ALONE, seed=0, default=8)
     assert 64 <= found < batch_size_search.MAX_BATCH_SIZE
     assert found % (8 * chosen.grad_accumulation) == 0
 

@@ -64,8 +64,8 @@ def test_compare_says_what_it_takes() -> None:
         ),
         (
             "submit",
-            {"local": True, "memory_budget": 2**30, "batch_size": 64},
-            "--local --memory-budget 1GiB --batch-size 64",
+            {"local": True, "batch_size": 64},
+            "--local --batch-size 64",
         ),
         (
             "sweep",

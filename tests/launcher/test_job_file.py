@@ -190,7 +190,7 @@ def keyword(name: str, value: object) -> object:
             ("repeats", "repeats"),
             ("steps", "steps"),
         ),
-        *(("hang-timeout", "hang_timeout_s"), ("memory-budget", "memory_budget"), ("nproc", "nproc")),
+        *(("hang-timeout", "hang_timeout_s"), ("nproc", "nproc")),
         *(("recipe", "recipes"), ("workload", "workload"), ("baseline", "baseline")),
     ],
 )

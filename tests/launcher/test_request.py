@@ -90,18 +90,9 @@ def test_the_largest_batch_fits_all_recipes_or_each_its_own() -> None:
     words = entrypoint_arguments(specs[0])
     assert [after for word, after in itertools.pairwise(words) if word == "--fit"] == list(labels)
     assert {spec.fit for spec in jobs(recipes=labels, batch_size="auto-each").specs} == {()}
-    (alone,) = jobs(recipes=labels[:1], batch_size="auto", memory_budget=2**31).specs
-    assert (alone.fit, alone.batch_size, alone.memory_budget) == ((), None, 2**31)
-    assert "--memory-budget" in entrypoint_arguments(alone)
+    (alone,) = jobs(recipes=labels[:1], batch_size="auto").specs
+    assert (alone.fit, alone.batch_size) == ((), None)
     assert JobSpec.from_json(json.loads(json.dumps(specs[0].to_json()))) == specs[0]
-
-
-@pytest.mark.parametrize(
-    ("machine", "batch_size"), [(CPU, 8), (CPU, None), (TWO_H200, "auto"), (TWO_H200, "auto-each")]
-)
-def test_a_memory_budget_is_for_a_search_on_a_cpu(machine: Machine, batch_size: int | str | None) -> None:
-    with pytest.raises(UserError, match="--memory-budget"):
-        jobs(machine, batch_size=batch_size, memory_budget=2**31)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,7 @@ def parse(text: str) -> Options:
 def test_every_option_has_its_field() -> None:
     options = parse("--steps 5")
     assert (options.recipe, options.output, options.batch_size) == (RECIPES["bf16"], Path("o"), 8)
-    assert (options.seed, options.data, options.num_workers, options.memory_budget) == (
-        *(0, "synthetic", None, 2**30),
-    )
+    assert (options.seed, options.data, options.num_workers) == (0, "synthetic", None)
     assert (options.checkpoint_every, options.eval_every, options.resume) == (0, 0, False)
     assert options.fit == ()
     options = parse(
@@ -36,20 +34,12 @@ def test_every_option_has_its_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("2GiB", 2 * 2**30), ("1.5gb", 1_500_000_000), ("4096", 4096), ("10 KB", 10_000)],
-)
-def test_sizes(text: str, expected: int) -> None:
-    assert parse_options([*REQUIRED, "--steps", "5", "--memory-budget", text]).memory_budget == expected
-
-
-@pytest.mark.parametrize(
     "more",
     [
         *("", "--steps 5 --epochs 1"),
         *("--steps 0", "--steps 5 --batch-size -8", "--steps 5 --seed -1", "--steps 5 --num-workers x"),
         *("--steps 5 --checkpoint-every -2", "--steps 5 --data folder:", "--steps 5 --data disk"),
-        *("--steps 5 --sequence-length 1", "--steps 5 --memory-budget 0", "--steps 5 --memory-budget -1GiB"),
+        *("--steps 5 --sequence-length 1"),
         *(f"--steps 5 --seed {2**63}", "--steps 5 --nonsense 1"),
     ],
 )

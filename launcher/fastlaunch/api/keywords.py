@@ -55,7 +55,6 @@ class Shared(TypedDict, total=False):
     allow_tcp: bool
     role: str | None
     overrides: Pairs | None
-    memory_budget: int | None
     num_workers: int | None
     tags: Pairs | None
     secrets: Pairs | None

@@ -105,7 +105,6 @@ def build_jobs(
     if instance and catalogue:
         num_ranks = max(variant.num_gpus or 1 for variant in here)
         differences += _of_every_rehearsal(instance, catalogue, machine, num_ranks=num_ranks)
-    _check_memory_budget(options, machine)
     # Two variants may have the same stand-in; it is run once.
     specs = dict.fromkeys(_spec(variant, options, region=options.region) for variant in here)
     return Jobs(
@@ -144,18 +143,6 @@ def _with_common_batch(specs: Sequence[JobSpec], options: Options) -> list[JobSp
         labels.setdefault((spec.workload, spec.inputs), {})[spec.recipe.label] = None
     fits = [tuple(labels[spec.workload, spec.inputs]) for spec in specs]
     return [replace(spec, fit=fit if len(fit) > 1 else ()) for spec, fit in zip(specs, fits, strict=True)]
-
-
-def _check_memory_budget(options: Options, machine: Machine | None) -> None:
-    """Raise UserError if --memory-budget is given where no batch is searched for on a CPU."""
-    if options.memory_budget is None:
-        return
-    if not isinstance(options.batch_size, str):
-        raise UserError("--memory-budget is for --batch-size auto", "add that, or leave it out")
-    if machine is None or machine.devices:
-        raise UserError(
-            "--memory-budget is for a machine without a GPU", "leave it out: a GPU's own memory is the limit"
-        )
 
 
 def _not_as_long(options: Options, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
@@ -224,7 +211,6 @@ def _spec(variant: Variant, options: Options, **where: Any) -> JobSpec:
         workload=variant.workload.name,
         recipe=variant.recipe,
         batch_size=None if isinstance(batch_size, str) else batch_size,
-        memory_budget=options.memory_budget,
         steps=variant.steps,
         epochs=variant.epochs,
         num_gpus=variant.num_gpus,
@@ -308,7 +294,6 @@ def build_cloud_request(options: Options, *, catalogue: Catalogue) -> CloudReque
         return _script_request(options, scripts, instances)
     check_no_script(options)
     _check_training(options)
-    _check_memory_budget(options, None)
     for variant in variants:
         check_travels(variant, options)
     runnable: list[Variant] = []

@@ -18,7 +18,6 @@ from fastlaunch.core.units import (
     DEFAULT_REGION,
     join_list,
     parse_batch_size,
-    parse_bytes,
     parse_count,
     parse_hours,
     parse_nproc,
@@ -162,11 +161,10 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "N|auto[,N]": _parse_swept_batch_size,
     "N|gpu": parse_nproc,
     "S": parse_seconds,
-    "SIZE": parse_bytes,
     "TOKENS": parse_count,
     "USD": parse_usd,
 }
-_ABOVE_ZERO = ("H", "K", "S", "SIZE", "TOKENS", "USD")
+_ABOVE_ZERO = ("H", "K", "S", "TOKENS", "USD")
 
 
 def _option(heading: str, usage: str, help: str, *, default: Any = None, **how: Any) -> Any:
@@ -494,12 +492,6 @@ class Options:
         "Change a field of every recipe, such as compile_mode=max-autotune. May be repeated.",
         pairs=True,
         not_for_script="it changes a recipe of ours, and a script has none",
-    )
-    memory_budget: int | None = _advanced(
-        "--memory-budget SIZE",
-        "Let auto fill this much memory, such as 2GiB, where there is no GPU.  [default: 1GiB]",
-        write=lambda num_bytes: f"{num_bytes / 2**30!r}GiB".replace(".0GiB", "GiB"),
-        not_for_script="it is for --batch-size auto",
     )
     num_workers: int | None = _advanced(
         "--num-workers COUNT",

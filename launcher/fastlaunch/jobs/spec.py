@@ -160,8 +160,6 @@ class JobSpec:
     batch_size: int | None
     #: Labels of the recipes that this batch has to fit, in one order for all runs; none: its own.
     fit: tuple[str, ...] = ()
-    #: Bytes that the search for it may fill on a CPU; None for the entrypoint's own.
-    memory_budget: int | None = None
     #: None where `epochs`, passes over the data, are given instead. How many steps those make is known when
     #: the workload is built, and stands in the record. A script has neither.
     steps: int | None
@@ -272,7 +270,7 @@ class JobSpec:
 _TOPICS: Mapping[str, type[Inputs | Terms]] = {"inputs": Inputs, "terms": Terms}
 #: Fields that say nothing of a script, which its plain data lack.
 _OF_TRAINING = (
-    *("batch_size", "fit", "memory_budget", "steps", "epochs", "seed", "checkpoint_every", "eval_every"),
+    *("batch_size", "fit", "steps", "epochs", "seed", "checkpoint_every", "eval_every"),
     "step_profile",
     *(field.name for field in fields(Inputs)),
 )
@@ -311,7 +309,6 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
     for label in job.fit:
         arguments += ["--fit", label]
     for option, given in (
-        ("--memory-budget", job.memory_budget),
         ("--num-workers", None if inputs.data == "synthetic" else inputs.num_workers),
         ("--checkpoint-every", job.checkpoint_every or None),
         ("--eval-every", job.eval_every or None),

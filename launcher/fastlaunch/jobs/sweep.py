@@ -166,4 +166,4 @@ def with_batch(options: Options, batch_size: int | None) -> Options:
     if batch_size is None:
         return options
     sizes = dict.fromkeys(batch_size if size == AUTO else size for size in options.batch_sizes)
-    return replace(options, batch_sizes=tuple(sizes), memory_budget=None)
+    return replace(options, batch_sizes=tuple(sizes))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from fastlaunch_train.checks.batch_size import computed_in, largest_batch_that_fits, probe_request
+from fastlaunch_train.checks.batch_size import auto_batch_size, computed_in, probe_request
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.checks.equivalence import compute_reference, failure_message, run_checks, take
@@ -54,7 +54,7 @@ from fastlaunch_train.workloads.contract import (
     next_batch,
     prepend,
 )
-from fastlaunch_train.workloads.registry import WorkloadError
+from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -190,14 +190,16 @@ def _import_trainer(loop: str) -> Callable[[TrainingLoop], None] | None:
 
 
 def _find_batch_size(session: Session, workload: Workload) -> str:
-    options = session.options
-    session.batch_size = largest_batch_that_fits(
+    options, process = session.options, session.process
+    session.batch_size = auto_batch_size(
         workload,
         options.fit or (options.recipe,),
-        session.process,
+        process,
         seed=options.seed,
-        budget_bytes=options.memory_budget,
+        default=workload_info(options.workload).batch_size,
     )
+    if process.device.type != "cuda":
+        return f"there is no GPU to fill: the workload's own batch, {session.batch_size}, is taken"
     all_of = f" all of {', '.join(recipe.label for recipe in options.fit)}" if len(options.fit) > 1 else ""
     return f"the largest batch that fits{all_of} is {session.batch_size}"
 

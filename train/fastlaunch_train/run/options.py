@@ -1,7 +1,6 @@
 """The command line of the training entrypoint, as one value. No torch: a bad request fails at once."""
 
 import argparse
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,6 @@ from fastlaunch_train.recipes.rules import profile_problem
 from fastlaunch_train.records.records import MAX_INTEGER
 from fastlaunch_train.workloads.registry import Scalar, function_arguments
 
-#: What `--batch-size auto` may use on a machine without a GPU, unless --memory-budget says otherwise.
-DEFAULT_MEMORY_BUDGET = 2**30
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -24,7 +20,6 @@ class Options:
     workload: str
     recipe: Recipe
     batch_size: int | None  #: per rank; None for `auto`
-    memory_budget: int  #: bytes, for `auto` on a CPU
     fit: tuple[Recipe, ...]  #: recipes that the batch of `auto` has to fit; none: the one that is trained
     steps: int | None  #: or epochs
     epochs: int | None
@@ -96,12 +91,6 @@ def parse_options(argv: list[str]) -> Options:
         help="an argument of the function in ./file.py:function",
     )
     add(
-        "--memory-budget",
-        type=_bytes,
-        default=DEFAULT_MEMORY_BUDGET,
-        help="memory that --batch-size auto may fill on a CPU, such as 2GiB (default 1GiB)",
-    )
-    add(
         "--fit",
         action="append",
         default=[],
@@ -145,12 +134,3 @@ def _data(text: str) -> str:
     if text in ("synthetic", "loader") or (source in ("folder", "file") and path):
         return text
     raise argparse.ArgumentTypeError(f"{text!r} is not synthetic, loader, folder:PATH or file:PATH")
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)?", text.strip(), re.IGNORECASE)
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 2GiB")
-    unit = (match[2] or "b").lower()
-    power = "bkmgt".index(unit[0])
-    return int(float(match[1]) * (1024 if "i" in unit else 1000) ** power)
