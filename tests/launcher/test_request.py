@@ -213,12 +213,8 @@ def test_arguments_of_an_own_workload_reach_the_job(tmp_path: Path) -> None:
     assert parse_options([*argv, "--output", "out"]).arguments == {"depth": 3, "width": 4}
     (other,) = jobs(**given | {"workload_arguments": ("depth=3", "width=4")}).specs
     assert job == other
-    for texts, message in (
-        (("depht=3",), "takes no 'depht'"),
-        ((), "needs depth"),
-        (("depth=x",), "depth is"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for texts in (("depht=3",), ()):
+        with pytest.raises(UserError, match="cannot be called with"):
             jobs(**given | {"workload_arguments": texts})
     with pytest.raises(UserError, match="takes no --set-workload"):
         jobs(workload="vit-tiny", workload_arguments=("depth=3",))

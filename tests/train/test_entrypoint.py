@@ -89,13 +89,13 @@ def test_arguments_reach_the_users_function_and_the_record(tmp_path: Path) -> No
     more = ("--set-workload", "width=3", "--set-workload", "rate=1", "--checkpoint-every", "20")
     sized = f"{TINY}:sized"
     workload = trained(tmp_path, *more, workload=sized).header["workload"]
-    assert (workload["arguments"], workload["learning_rate"]) == ({"width": 3, "rate": 1.0}, 1.0)
+    assert (workload["arguments"], workload["learning_rate"]) == ({"width": 3, "rate": 1}, 1.0)
     assert workload["num_parameters"] == 16 * 3 + 3 + 3 * 4 + 4
     # Nothing needs the gradient of the inputs.
     assert workload["flops_per_sample"] == 2 * (2 * 16 * 3 + 3 * 3 * 4)
     longer = ("--steps", "30", "--resume", "--set-workload", "width=4")
     assert "another arguments" in ended(2, arguments(tmp_path, *longer, workload=sized))
-    assert "needs width" in ended(2, arguments(tmp_path / "none", workload=sized))
+    assert "cannot be called with no arguments" in ended(2, arguments(tmp_path / "none", workload=sized))
     assert not (tmp_path / "none").exists()
 
 

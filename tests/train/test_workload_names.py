@@ -149,21 +149,19 @@ def with_arguments(own: Path) -> str:
     ("function", "texts", "expected"),
     [
         ("sized", ["depth=3"], (3, None, 1.0, "x", True, 0)),
-        ("sized", ["depth=3", "width=none", "rate=2", "name=7", "norm=false"], (3, None, 2.0, "7", False, 0)),
+        ("sized", ["depth=3", "width=null", "rate=2", "name='7'", "norm=false"], (3, None, 2, "7", False, 0)),
         (
             "sized",
             ["depth=3", "width=4", "rate=1e-3", "name=a=b", "other=0.5"],
             (3, 4, 1e-3, "a=b", True, 0.5),
         ),
         ("sized", ["depth=3", "other=gelu"], (3, None, 1.0, "x", True, "gelu")),
-        ("sized", ["depth=3", "other='7'"], (3, None, 1.0, "x", True, "7")),
-        ("sized", ["depth=3", "other=null"], (3, None, 1.0, "x", True, None)),
         ("sized", ["depth=3", "other=nan"], (3, None, 1.0, "x", True, "nan")),
         ("anything", ["depth=3", "other=True"], (3, None, 1.0, "x", True, True)),
         ("cached", ["depth=3"], (3, None, 1.0, "x", True, 0)),
     ],
 )
-def test_arguments_have_the_types_that_the_function_says(
+def test_arguments_are_the_scalars_that_yaml_makes_of_them(
     with_arguments: str, function: str, texts: list[str], expected: tuple[Any, ...]
 ) -> None:
     name = f"{with_arguments}:{function}"
@@ -171,25 +169,21 @@ def test_arguments_have_the_types_that_the_function_says(
 
 
 @pytest.mark.parametrize(
-    ("function", "texts", "word"),
+    ("function", "texts"),
     [
-        ("sized", ["depth=3", "widht=4"], "did you mean width"),
-        ("sized", [], "--set-workload depth=VALUE"),
-        ("sized", ["depth=3.5"], "give int"),
-        ("sized", ["depth=3", "rate=nan"], "give float"),
-        ("sized", ["depth=3", "norm=1"], "give bool"),
-        ("sized", ["depth"], "is not KEY=VALUE"),
-        ("sized", ["=3"], "is not KEY=VALUE"),
-        ("sized", ["depth=3", "depth=4"], "twice"),
-        ("nothing", ["depth=3"], "it takes no arguments"),
+        ("sized", ["depth=3", "widht=4"]),
+        ("sized", []),
+        ("sized", ["depth"]),
+        ("sized", ["=3"]),
+        ("sized", ["depth=3", "depth=4"]),
+        ("nothing", ["depth=3"]),
     ],
 )
 def test_arguments_that_the_function_does_not_take_are_refused_unrun(
-    with_arguments: str, function: str, texts: list[str], word: str
+    with_arguments: str, function: str, texts: list[str]
 ) -> None:
-    with pytest.raises(WorkloadError) as raised:
+    with pytest.raises(WorkloadError):
         function_arguments(f"{with_arguments}:{function}", texts)
-    assert word in f"{raised.value.message} {raised.value.hint}"
     assert "own_workload" not in sys.modules
 
 

@@ -8,7 +8,7 @@ own function, which returns a `fastlaunch_train.Workload`; `function_arguments` 
 import ast
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -177,79 +177,48 @@ def workload_info(name: str) -> WorkloadInfo:
 def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
     """Return the arguments that `texts`, KEY=VALUE each, give to the function of workload `name`.
 
-    Values have the types of the function's annotations; without one they are YAML's scalars. The file is read
-    and not run. Raises WorkloadError for a key or a value that the function does not take, and if it needs
-    more. A function that the file does not define itself, or decorates, is only known when it is called.
+    Raises WorkloadError for text of another form, and for keys with which the function cannot be called: its
+    file is read and not run. Values are the function's to judge.
     """
-    given = dict(_pair(text) for text in texts)
-    if len(given) < len(texts):
-        raise WorkloadError("--set-workload gives a key twice", "give it once")
-    if not workload_info(name).is_own:
-        if given:
-            raise WorkloadError(
-                f"workload {name!r} takes no --set-workload",
-                "it is for a workload of your own, ./file.py:function",
-            )
-        return {}
-    definition = _definition(name)
-    if definition is None:
-        return {key: _scalar(text) for key, text in given.items()}
-    signature = definition.args
-    keywords = [*signature.args, *signature.kwonlyargs]
-    known = {each.arg: ast.unparse(each.annotation) if each.annotation else "" for each in keywords}
-    for key in given.keys() - known.keys():
-        if signature.kwarg is None:
-            near = get_close_matches(key, known, n=1)
-            takes = f"it takes {', '.join(known)}" if known else "it takes no arguments"
-            raise WorkloadError(
-                f"workload {name!r}: {definition.name} takes no {key!r}",
-                (f"did you mean {near[0]}? " if near else "") + takes,
-            )
-    needed = signature.args[: max(0, len(signature.args) - len(signature.defaults))]
-    by_name = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
-    needed += [each for each, default in by_name if default is None]
-    if missing := [each.arg for each in needed if each.arg not in given]:
+    given: dict[str, Scalar] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.isidentifier():
+            raise WorkloadError(f"--set-workload {text!r} is not KEY=VALUE", "give one such as depth=12")
+        if key in given:
+            raise WorkloadError(f"--set-workload gives {key} twice", "give it once")
+        given[key] = _scalar(value)
+    if workload_info(name).is_own:
+        _check_keys(name, given.keys())
+    elif given:
         raise WorkloadError(
-            f"workload {name!r}: {definition.name} needs {', '.join(missing)}",
-            f"add {' '.join(f'--set-workload {key}=VALUE' for key in missing)}",
+            f"workload {name!r} takes no --set-workload",
+            "it is for a workload of your own, ./file.py:function",
         )
-    return {key: _typed(name, key, text, known.get(key, "")) for key, text in given.items()}
+    return given
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not (separator and key.isidentifier()):
-        raise WorkloadError(f"--set-workload {text!r} is not KEY=VALUE", "give one such as depth=12")
-    return key, value
-
-
-def _definition(name: str) -> ast.FunctionDef | None:
-    """Return how the file defines the function; None if it does not, or cannot be read."""
+def _check_keys(name: str, keys: Set[str]) -> None:
+    """Raise WorkloadError if the keys do not fit the function, where its file defines it undecorated."""
     path, _, function = name.rpartition(":")
     try:
         body = ast.parse(Path(path).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
-        return None
-    found = [each for each in body if isinstance(each, ast.FunctionDef) and each.name == function]
-    return found[-1] if found and not found[-1].decorator_list else None
-
-
-def _typed(name: str, key: str, text: str, annotation: str) -> Scalar:
-    """Return `text` as the `annotation` of `key` says. Raises WorkloadError if it is no such thing."""
-    plain = re.sub(r"(?:typing\.)?Optional\[(.*)\]", r"\1 | None", annotation.strip("'\""))
-    kinds = {kind.strip() for kind in plain.split("|")}
-    if not kinds <= {"str", "int", "float", "bool", "None"}:
-        return _scalar(text)
-    if text in ("none", "None", "null") and "None" in kinds:
-        return None
-    value = _scalar(text)
-    if type(value) is int and "int" not in kinds and "float" in kinds:
-        return float(value)
-    if type(value).__name__ in kinds:
-        return value
-    if "str" in kinds:
-        return text
-    raise WorkloadError(f"workload {name!r}: {key} is {text!r}", f"give {annotation}, as the file has it")
+        return
+    named = [each for each in body if isinstance(each, ast.FunctionDef) and each.name == function]
+    if not named or named[-1].decorator_list:
+        return
+    signature = named[-1].args
+    needed = {each.arg for each in signature.args[: len(signature.args) - len(signature.defaults)]}
+    by_name = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
+    needed |= {each.arg for each, default in by_name if default is None}
+    known = {each.arg for each in (*signature.args, *signature.kwonlyargs)}
+    if needed - keys or (keys - known and signature.kwarg is None):
+        raise WorkloadError(
+            f"workload {name!r}: {function}({ast.unparse(signature)}) cannot be called with"
+            f" {', '.join(sorted(keys)) or 'no arguments'}",
+            "--set-workload KEY=VALUE gives its arguments",
+        )
 
 
 def _scalar(text: str) -> Scalar:
