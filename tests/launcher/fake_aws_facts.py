@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from ec2_builders import catalogue
 
-from fastlaunch.aws.cache import cached
-from fastlaunch.aws.client import Aws
+from fastlaunch.aws.client import Aws, cached
 from fastlaunch.aws.ec2 import GroupRules, PlacementGroup, Reservation
 from fastlaunch.aws.iam import Role
 from fastlaunch.aws.types import Identity, MachineImage, Subnet

@@ -75,7 +75,7 @@ def test_where_all_is_there_it_ends_with_0_and_the_next_command(
     out, err = capsys.readouterr()
     assert out.endswith("17 checks: 17 ok.\n")
     assert "(account 123456789012)" in out and "config.yaml" in out
-    assert err == "next: fastlaunch submit --instance p5.48xlarge --recipe bf16 --dry-run\n"
+    assert err.endswith("next: fastlaunch submit --instance p5.48xlarge --recipe bf16 --dry-run\n")
     # It changes nothing but one object, and asks each thing once, but for who is logged in and the role.
     reads = ("Describe", "Get", "BatchGet", "Head", "Simulate", "List")
     (changed,) = (sent for sent in account.sent() if not sent.action.startswith(reads))
@@ -115,7 +115,7 @@ def test_what_sagemaker_needs_is_checked_instead(
     configure(isolated, bucket="runs-us-east-1", role=account.training_jobs.role())
     results = checks(capsys, *argv, code=3)
     assert results["quota"]["instance"] == "ml.p5.48xlarge"
-    assert "needs 2 instances of 1: ml.p5.48xlarge for training job usage" in results["quota"]["told"]
+    assert "needs 2 instances of 1: ml.p5.48xlarge for training job usage" in results["quota"]["message"]
     account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 2
     assert list(checks(capsys, *argv)) == [
         *("quota", "stored code", "bucket", "role", "container image", "price", "region", "config"),
@@ -135,7 +135,7 @@ def test_a_block_is_looked_at(account: MotoServer, capsys: pytest.CaptureFixture
     argv = ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee", "944")
     assert (
         "there is no reservation cr-0a1b2c3d"
-        in checks(capsys, *TYPE, *argv, code=3)["capacity block"]["told"]
+        in checks(capsys, *TYPE, *argv, code=3)["capacity block"]["message"]
     )
     start = datetime(2026, 11, 21, 11, 30, tzinfo=UTC)
     account.blocks["cr-0a1b2c3d"] = Block(
@@ -148,7 +148,7 @@ def test_a_block_is_looked_at(account: MotoServer, capsys: pytest.CaptureFixture
         ends_at=start + timedelta(days=1),
     )
     results = checks(capsys, *TYPE, *argv)
-    assert results["capacity block"]["told"].endswith("1 of 1 instances free, 23 h 30 min left")
+    assert results["capacity block"]["message"].endswith("1 of 1 instances free, 23 h 30 min left")
     assert "quota" not in results
 
 
@@ -219,7 +219,7 @@ def test_what_lies_where_agent_and_code_belong_is_compared(
         results = json.loads(capsys.readouterr().out)["checks"]
         stored = [check for check in results if check["name"] == "stored code"]
         for key, check in zip(belong, stored, strict=True):
-            assert f"s3://runs-us-east-1/{key}" in check["told"]
+            assert f"s3://runs-us-east-1/{key}" in check["message"]
         assert {check["result"] for check in stored} == {"failed" if code else "ok"}
 
 
@@ -238,11 +238,11 @@ def test_quota_counts_what_others_run(account: MotoServer, capsys: pytest.Captur
     )
     results = checks(capsys, *TYPE, code=3)["quota"]
     assert (results["error"], results["instance"]) == ("QuotaExceeded", "p5.48xlarge")
-    assert "needs 192 vCPUs, 288 of 384 are in use" in results["told"]
+    assert "needs 192 vCPUs, 288 of 384 are in use" in results["message"]
     assert "ask for 480 vCPUs: https://us-east-1.console" in results["hint"]
     # Spot has a quota of its own.
     account.quotas["us-east-1", P5_SPOT_QUOTA] = 192.0
-    assert "0 of 192 are in use" in checks(capsys, *TYPE, "--purchase", "spot")["quota"]["told"]
+    assert "0 of 192 are in use" in checks(capsys, *TYPE, "--purchase", "spot")["quota"]["message"]
 
 
 @pytest.mark.parametrize(

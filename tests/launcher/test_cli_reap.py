@@ -188,7 +188,7 @@ def test_what_was_reaped_is_explained_in_the_ledger(
             attempt,
             {
                 "region": "us-east-1",
-                "instance_id": old,
+                "instance_ids": [old],
                 "token": f"{run_id}-a1",
                 "output": output,
                 "launched_at": launched_at,
@@ -230,7 +230,7 @@ def test_a_last_word_ends_a_machine_that_lives_ten_minutes_after_it(
         ledger.set_handle(
             attempt,
             {
-                **{"region": "us-east-1", "instance_id": machine, "token": token, "output": output},
+                **{"region": "us-east-1", "instance_ids": [machine], "token": token, "output": output},
                 "launched_at": datetime.now(UTC).isoformat(),
             },
         )

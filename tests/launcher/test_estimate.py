@@ -446,7 +446,7 @@ def test_spot_by_one_s_own_runs_and_never_by_a_guess() -> None:
                 render=ec2_builders.bootstrap_as_text,
             ),
         )
-        ledger.set_handle(attempt.id, {"instance_id": "i-1"})
+        ledger.set_handle(attempt.id, {"instance_ids": ["i-1"]})
         ledger.end_attempt(attempt.id, RunState.COMPLETED, lived_s=20 * 3600)
     # None lost counts as half a one, and one of one that was had as half of it.
     by_rates = on_spot(assume={"spot_losses_per_hour": 0.5 / 20, "spot_available": 0.5})

@@ -8,8 +8,7 @@ import pytest
 from ec2_builders import plan
 from sagemaker_builders import TRAINING_PLAN, training_plan_of, training_site
 
-from fastlaunch.aws.request_model import model_problems
-from fastlaunch.backends.validate import request_problems
+from fastlaunch.backends.validate import model_problems, request_problems
 
 EC2 = plan()
 TRAINING = training_plan_of()

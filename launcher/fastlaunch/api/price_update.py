@@ -102,7 +102,9 @@ def _update(context: AppContext, regions: Sequence[str], *, accept: bool) -> Pri
                 if prices is not None:
                     if not accept:
                         prices = _believed(prices, market, known, utc_day(now), update)
-                    market = [each for each in market if (each.region, each.purchase) != (region, purchase)]
+                    market = [
+                        price for price in market if (price.region, price.purchase) != (region, purchase)
+                    ]
                     market += prices
                     update.num_market += len(prices)
     # Nothing is written before all has been asked for: an update that is killed changes nothing.
@@ -144,7 +146,7 @@ def _on_demand(
     prices: list[Price] = []
     unknown: dict[str, str] = {}
     for instance, (product, *more) in by_instance.items():
-        skus = ", ".join(each.sku for each in (product, *more))
+        skus = ", ".join(product.sku for product in (product, *more))
         if more:
             unknown[instance] = f"the price list has {1 + len(more)} prices, and one is expected: {skus}"
         elif not product.usd_per_hour:
@@ -183,7 +185,7 @@ def _doubt(
         if (price.instance, price.service, price.purchase) == (instance, service, "on-demand")
     ]
     before = [here.usd_per_hour] if here else [min(elsewhere), max(elsewhere)] if elsewhere else []
-    if not before or any(is_believable(usd, each) for each in before):
+    if not before or any(is_believable(usd, usd_before) for usd_before in before):
         return None
     return _too_far(usd, before[-1], where="" if here else " in other regions")
 
@@ -203,19 +205,19 @@ def _believed(
     update: PriceUpdate,
 ) -> list[MarketPrice]:
     """Return those within tenfold of the last one of their zone, else of the price on demand."""
-    last = {(each.instance, each.zone, each.purchase): each.usd_per_hour for each in before}
+    last = {(price.instance, price.zone, price.purchase): price.usd_per_hour for price in before}
     kept = []
-    for each in prices:
-        usd = last.get((each.instance, each.zone, each.purchase))
-        on_demand = known.find_price(each.instance, service="ec2", region=each.region, on=today)
+    for price in prices:
+        usd = last.get((price.instance, price.zone, price.purchase))
+        on_demand = known.find_price(price.instance, service="ec2", region=price.region, on=today)
         usd = usd or (on_demand.usd_per_hour if on_demand else None)
-        given = (each.usd_per_hour, each.median_usd_per_hour, each.p90_usd_per_hour)
+        given = (price.usd_per_hour, price.median_usd_per_hour, price.p90_usd_per_hour)
         doubtful = [one for one in given if usd and one and not is_believable(one, usd)]
         if usd is None or not doubtful:
-            kept.append(each)
+            kept.append(price)
         else:
             why = _too_far(doubtful[0], usd)
-            update.failures.append(f"{each.purchase} {each.instance} in {each.zone}: {why}")
+            update.failures.append(f"{price.purchase} {price.instance} in {price.zone}: {why}")
     return kept
 
 
@@ -249,9 +251,9 @@ def _blocks(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> 
         offerings = (
             aws.block_offerings(region, instance, BLOCK_HOURS) if aws.zones_offering(region, instance) else ()
         )
-        for each in offerings:
-            offer = instance, each.zone
-            cheapest[offer] = min(each.usd_per_hour, cheapest.get(offer, each.usd_per_hour))
+        for block in offerings:
+            offer = instance, block.zone
+            cheapest[offer] = min(block.usd_per_hour, cheapest.get(offer, block.usd_per_hour))
     return [
         MarketPrice(
             instance=instance,

@@ -1,23 +1,24 @@
-"""Stacks: what one is, what a template would change in it, and following a change to its end."""
+"""CloudFormation stacks: look at one, ask what a template would change in it, and carry that out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.core.errors import BadConfiguration, Unreachable
 from fastlaunch.core.terminal import printable
 
-#: Between two looks at a change set, and at a stack, and how often to look: 5 min, and 30 min.
+#: The pause between looks at a change set, and at a stack, and the most looks: 5 and 30 minutes in all.
 CHANGE_SET_PAUSE_S, MAX_CHANGE_SET_LOOKS = 2.0, 150
 STACK_PAUSE_S, MAX_STACK_LOOKS = 5.0, 360
-#: A stack that exists in name alone: a change set was made for it, and none was carried out yet.
+#: The status of a stack that has a change set, but no resources yet.
 EMPTY = "REVIEW_IN_PROGRESS"
 _ROLES = "CAPABILITY_IAM"
-#: CloudFormation gives a code to neither. docs.aws.amazon.com/AWSCloudFormation, "Change set status codes".
+#: CloudFormation gives neither a code. docs.aws.amazon.com/AWSCloudFormation, "Change set status codes".
 _NO_STACK = "does not exist"
 _NO_CHANGES = ("didn't contain changes", "No updates are to be performed")
-#: The reason of a resource that was given up because of another's failure.
+#: Why a resource was not created if another one failed.
 _CANCELLED = "Resource creation cancelled"
 
 
@@ -35,7 +36,7 @@ class Stack:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever made of it."""
+        """Whether it never had a resource."""
         return self.status == EMPTY
 
     @property
@@ -44,7 +45,7 @@ class Stack:
 
     @property
     def is_usable(self) -> bool:
-        """Whether its resources are there, and it can be changed: also after a change that was undone."""
+        """Whether its resources exist and can be changed, as also after a rolled back update."""
         return self.status in (
             *("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE"),
             *("UPDATE_ROLLBACK_COMPLETE", "IMPORT_ROLLBACK_COMPLETE"),
@@ -82,7 +83,7 @@ class CloudFormationCalls(AwsSession):
     ) -> Stack | None:
         """Return the stack once nothing changes it any more; None if there is none.
 
-        shown: is told of each look that finds it changing. Raises Unreachable if that does not end.
+        shown: called at each look while it changes. Raises Unreachable if that does not end.
         """
         for _ in range(MAX_STACK_LOOKS):
             stack = self.stack(region, name)
@@ -106,10 +107,10 @@ class CloudFormationCalls(AwsSession):
         parameters: Mapping[str, str | None],
         import_existing: bool,
     ) -> str:
-        """Ask what the template would change in the stack; return the change set's id.
+        """Create a change set of what the template would change in the stack; return its id.
 
-        For a new stack it makes an empty one. parameters: None for the stack's present value.
-        import_existing: make resources of the template's names that exist already part of the stack.
+        A new stack is created empty. parameters: None keeps the stack's present value. import_existing: take
+        existing resources with the template's names into the stack.
         """
         name = f"fastlaunch-{self._now():%Y%m%d-%H%M%S}"
         answer = self.call(
@@ -135,9 +136,9 @@ class CloudFormationCalls(AwsSession):
         return str(answer["Id"])
 
     def changes(self, region: str, change_set: str) -> list[StackChange]:
-        """Return what a change set would change, once that is known; empty if nothing.
+        """Wait until a change set is ready; return its changes.
 
-        Raises BadConfiguration if CloudFormation refuses it, Unreachable if it does not answer in time.
+        Raises BadConfiguration if CloudFormation refuses it, Unreachable if it is not ready in time.
         """
         changes: list[StackChange] = []
         for _ in range(MAX_CHANGE_SET_LOOKS):
@@ -145,7 +146,15 @@ class CloudFormationCalls(AwsSession):
             pages = self.paginate("cloudformation", region, "DescribeChangeSet", ChangeSetName=change_set)
             for page in pages:
                 status, reason = page["Status"], printable(page.get("StatusReason", ""))
-                changes += [_change(each["ResourceChange"]) for each in page.get("Changes", ())]
+                for change in (change["ResourceChange"] for change in page.get("Changes", ())):
+                    changes.append(
+                        StackChange(
+                            action=change["Action"],
+                            name=change["LogicalResourceId"],
+                            kind=change["ResourceType"],
+                            is_replaced=change.get("Replacement") == "True",
+                        )
+                    )
             if status == "CREATE_COMPLETE":
                 return changes
             if status == "FAILED" and any(text in reason for text in _NO_CHANGES):
@@ -156,7 +165,7 @@ class CloudFormationCalls(AwsSession):
         raise Unreachable(f"change set {change_set} is not ready", "type the same again")
 
     def delete_change_set(self, region: str, change_set: str) -> None:
-        """Delete a change set that was not carried out; the stack stays as it is."""
+        """Delete a change set that was not carried out. This leaves the stack as it is."""
         self.call_or_none(
             "cloudformation",
             region,
@@ -166,7 +175,7 @@ class CloudFormationCalls(AwsSession):
         )
 
     def delete_empty_stack(self, region: str, stack_id: str) -> None:
-        """Delete a stack of which nothing was made; do nothing to any other."""
+        """Delete the stack if it never had a resource."""
         stack = self.stack(region, stack_id)
         if stack is not None and stack.is_empty:
             self.call("cloudformation", region, "DeleteStack", subject=stack.name, StackName=stack.id)
@@ -174,12 +183,17 @@ class CloudFormationCalls(AwsSession):
     def execute_change_set(
         self, region: str, stack: str, change_set: str, shown: Callable[[str], None] = lambda line: None
     ) -> Stack:
-        """Carry out a change set, and return the stack once that is done.
+        """Carry out a change set; return the stack when that is done.
 
-        shown: is told of each resource that is being made, or is done. Raises BadConfiguration with the
-        first failure if CloudFormation gives up.
+        shown: called with the resource that changed last. Raises BadConfiguration with the failures if
+        CloudFormation gives up.
         """
-        before = self._latest_event(region, stack)
+        before = next((str(event["EventId"]) for event in self._events(region, stack)), None)
+
+        def show_progress(_: str) -> None:
+            if events := self._events_since(region, stack, before):
+                shown(f"{events[0]['LogicalResourceId']} is {events[0]['ResourceStatus']}")
+
         self.call(
             "cloudformation",
             region,
@@ -188,14 +202,12 @@ class CloudFormationCalls(AwsSession):
             ChangeSetName=change_set,
             ClientRequestToken=change_set.rpartition("/")[2],
         )
-        # Until then the stack looks as before.
+        # Before its first event the stack looks unchanged.
         for _ in range(MAX_CHANGE_SET_LOOKS):
             if self._events_since(region, stack, before):
                 break
             self._sleep(CHANGE_SET_PAUSE_S)
-        settled = self.settled_stack(
-            region, stack, lambda _: self._show_progress(region, stack, before, shown)
-        )
+        settled = self.settled_stack(region, stack, show_progress)
         if settled is None or not settled.is_usable or "ROLLBACK" in settled.status:
             reasons = self._failures(region, stack, before)
             status = settled.status if settled else "gone"
@@ -203,15 +215,8 @@ class CloudFormationCalls(AwsSession):
             raise BadConfiguration(f"stack {stack} is {status}: {why}")
         return settled
 
-    def _show_progress(
-        self, region: str, stack: str, before: str | None, shown: Callable[[str], None]
-    ) -> None:
-        events = self._events_since(region, stack, before)
-        if events:
-            shown(f"{events[0]['LogicalResourceId']} is {events[0]['ResourceStatus']}")
-
     def _failures(self, region: str, stack: str, before: str | None) -> list[str]:
-        """Return `Bucket: acme already exists`, the first first, without what follows from another's."""
+        """Return texts such as `Bucket: acme already exists`, the oldest first, without mere consequences."""
         return [
             f"{event['LogicalResourceId']}: {printable(event['ResourceStatusReason'])}"
             for event in reversed(self._events_since(region, stack, before))
@@ -220,21 +225,14 @@ class CloudFormationCalls(AwsSession):
             and event["ResourceType"] != "AWS::CloudFormation::Stack"
         ]
 
-    def _latest_event(self, region: str, stack: str) -> str | None:
+    def _events(self, region: str, stack: str) -> Iterator[Any]:
+        """Yield the stack's events, the newest first; a page at a time."""
         for page in self.paginate("cloudformation", region, "DescribeStackEvents", StackName=stack):
-            for event in page["StackEvents"]:
-                return str(event["EventId"])
-        return None
+            yield from page["StackEvents"]
 
     def _events_since(self, region: str, stack: str, before: str | None) -> list[Any]:
-        """Return the stack's events after that of this id, the newest first."""
-        events: list[Any] = []
-        for page in self.paginate("cloudformation", region, "DescribeStackEvents", StackName=stack):
-            for event in page["StackEvents"]:
-                if event["EventId"] == before:
-                    return events
-                events.append(event)
-        return events
+        """Return the stack's events after the one with this id, the newest first."""
+        return list(takewhile(lambda event: event["EventId"] != before, self._events(region, stack)))
 
 
 def _stack(region: str, answer: Mapping[str, Any]) -> Stack:
@@ -245,16 +243,7 @@ def _stack(region: str, answer: Mapping[str, Any]) -> Stack:
         status=answer["StackStatus"],
         reason=printable(answer.get("StackStatusReason", "")),
         parameters={
-            each["ParameterKey"]: each.get("ParameterValue", "") for each in answer.get("Parameters", ())
+            pair["ParameterKey"]: pair.get("ParameterValue", "") for pair in answer.get("Parameters", ())
         },
-        outputs={each["OutputKey"]: each["OutputValue"] for each in answer.get("Outputs", ())},
-    )
-
-
-def _change(answer: Mapping[str, Any]) -> StackChange:
-    return StackChange(
-        action=answer["Action"],
-        name=answer["LogicalResourceId"],
-        kind=answer["ResourceType"],
-        is_replaced=answer.get("Replacement") == "True",
+        outputs={pair["OutputKey"]: pair["OutputValue"] for pair in answer.get("Outputs", ())},
     )

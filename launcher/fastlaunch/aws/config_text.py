@@ -1,4 +1,4 @@
-"""The config file's text: what `init` adds to it, with everything else as it stands."""
+"""Edit the text of the config file: add what `init` writes, and leave the rest as it is."""
 
 import re
 from collections.abc import Mapping
@@ -8,36 +8,36 @@ from typing import Any
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.yaml_file import load_yaml
 
-#: What an entry is for, by its name; the order of a region's entries.
+#: Comments on a region's entries, in the order in which they are written.
 _MEANINGS = {
     "bucket": "Records, logs, code and checkpoints of runs, below the prefix.",
     "prefix": "",
     "instance_profile": "The role of machines on EC2.",
-    "security_groups": "Nothing else reaches the machines.",
+    "security_groups": "The security groups of the machines.",
     "subnets": "A subnet for each zone, tried in this order.",
     "placement_groups": "For several nodes.",
     "repository": "For images that `fastlaunch build --push` makes.",
     "role": "The role of training jobs: --backend sagemaker.",
-    "scheduler_role": "By which the account ends machines that are forgotten.",
+    "scheduler_role": "The role that ends forgotten machines.",
 }
 _HEAD = '# Config file of fastlaunch. All keys: docs/reference.md, "Config file".\n'
 _REGION = "# Where jobs run, unless --region says.\n"
 _MAX_COST = "# The most USD that a submission may cost, unless --max-cost says.\n"
-#: What a region has that does not name it, as core/settings.py has it.
+#: Defaults of core/settings.py, for a region that does not set them.
 _DEFAULTS = {"prefix": "fastlaunch"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigChange:
-    """What has to become of the config file."""
+    """A change of the config file."""
 
-    # All of the file; None if it is to stay as it is, or only its user can change it.
+    # The new text of the file; None if nothing changes, or only the user can change it.
     text: str | None
-    # The lines that are new, as they are, or would be, in the file; empty if it says all of it already.
+    # The lines to add; empty if the file has them already.
     lines: str
-    # Why only its user can change it.
+    # Why only the user can change it.
     obstacle: str | None = None
-    # Whether each entry has a value in it, though maybe another than the stack's.
+    # Whether the file has a value for every entry, though perhaps not the stack's.
     is_complete: bool = False
 
 
@@ -63,9 +63,9 @@ def region_lines(region: str, entries: Mapping[str, Any], indent: int = 2) -> st
 def config_change(
     text: str | None, *, region: str, entries: Mapping[str, Any], max_cost_usd: float | None
 ) -> ConfigChange:
-    """Return how a config file comes to hold a region's entries, and the budget.
+    """Return the change that puts a region's entries, and the budget, into a config file.
 
-    text: what it holds now, which can be read as YAML; None if there is none.
+    text: its present text, which is valid YAML; None if there is no file.
     """
     import yaml
 
@@ -93,7 +93,11 @@ def config_change(
         new["aws"] = {**regions, region: dict(entries)}
         text = _with_region(text, region, entries)
         added += f"aws:\n{region_lines(region, entries)}"
-    elif other := _differing(regions[region] or {}, entries):
+    elif other := [
+        name
+        for name, value in entries.items()
+        if value and {**_DEFAULTS, **(regions[region] or {})}.get(name) != value
+    ]:
         return ConfigChange(
             text=None,
             lines=f"aws:\n{region_lines(region, {name: entries[name] for name in other})}",
@@ -113,7 +117,7 @@ def config_change(
 
 
 def stack_entries(output: str, region: str) -> dict[str, Any]:
-    """Return the region's entries that a stack's output `ConfigFile` holds. Raises UserError without any."""
+    """Return the region's entries from a stack's output `ConfigFile`. Raises UserError if it has none."""
     import yaml
 
     try:
@@ -128,12 +132,6 @@ def stack_entries(output: str, region: str) -> dict[str, Any]:
     return entries
 
 
-def _differing(present: Mapping[str, Any], entries: Mapping[str, Any]) -> list[str]:
-    """Return the names of entries that the file has otherwise, or not at all."""
-    known = {**_DEFAULTS, **present}
-    return [name for name, value in entries.items() if value and known.get(name) != value]
-
-
 def _with_value(text: str, key: str, value: str) -> str:
     """Return the YAML text with another value for a key at its top."""
     import yaml
@@ -144,7 +142,7 @@ def _with_value(text: str, key: str, value: str) -> str:
 
 
 def _with_region(text: str, region: str, entries: Mapping[str, Any]) -> str:
-    """Return the YAML text with a region more under `aws`, after the others."""
+    """Return the YAML text with one more region under `aws`, after the others."""
     import yaml
 
     root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -162,7 +160,7 @@ def _with_region(text: str, region: str, entries: Mapping[str, Any]) -> str:
 
 
 def _last_line(node: Any) -> int:
-    """Return the last line, from 0, that has something of the node on it, and not just a comment."""
+    """Return the number, from 0, of the last line that belongs to the node and is not just a comment."""
     if node.id == "mapping" and not node.flow_style and node.value:
         return max(_last_line(part) for pair in node.value for part in pair)
     if node.id == "sequence" and not node.flow_style and node.value:
@@ -171,12 +169,12 @@ def _last_line(node: Any) -> int:
 
 
 def _ended(text: str | None) -> str:
-    """Return the text with the end of its last line."""
+    """Return the text, with a newline at its end unless it is empty."""
     return text if text and text.endswith("\n") else f"{text}\n" if text else ""
 
 
 def _scalar(value: Any) -> str:
-    """Return a name or number as YAML has it, in quotes only if it would be read as something else."""
+    """Return a name or number as YAML, quoted only if YAML would read something else."""
     import yaml
 
     text = str(value)

@@ -91,7 +91,7 @@ class Ec2Calls(AwsSession):
             purchase=request.get("InstanceMarketOptions", {}).get("MarketType", "on-demand"),
         )
         answer = self._send(api_call, request)
-        return [_instance(region, each) for each in answer["Instances"]]
+        return [_instance(region, instance) for instance in answer["Instances"]]
 
     def describe_instances(
         self,
@@ -117,15 +117,16 @@ class Ec2Calls(AwsSession):
         if not filters:
             return []
         instances = {
-            each["InstanceId"]: _instance(region, each)
+            machine["InstanceId"]: _instance(region, machine)
             for chosen in product(*filters)
-            for each in self._describe_instances(region, chosen)
+            for machine in self._describe_instances(region, chosen)
         }
         return list(instances.values())
 
     def _describe_instances(self, region: str, filters: Sequence[Mapping[str, Any]]) -> list[Any]:
         pages = self.paginate("ec2", region, "DescribeInstances", Filters=list(filters), MaxResults=1000)
-        return [each for page in pages for reserved in page["Reservations"] for each in reserved["Instances"]]
+        reservations = (reservation for page in pages for reservation in page["Reservations"])
+        return [machine for reservation in reservations for machine in reservation["Instances"]]
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
         """Terminate instances; an id that EC2 does not know any more is no error.
@@ -157,17 +158,17 @@ class Ec2Calls(AwsSession):
         """
         states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
         counts = Counter(
-            (each["InstanceType"], each.get("InstanceLifecycle", "on-demand"))
-            for each in self._describe_instances(region, states)
+            (machine["InstanceType"], machine.get("InstanceLifecycle", "on-demand"))
+            for machine in self._describe_instances(region, states)
         )
         types = sorted({name for name, _ in counts})
         vcpus = {
-            each["InstanceType"]: each["VCpuInfo"]["DefaultVCpus"]
+            entry["InstanceType"]: entry["VCpuInfo"]["DefaultVCpus"]
             for start in range(0, len(types), MAX_TYPES)
             for page in self.paginate(
                 "ec2", region, "DescribeInstanceTypes", InstanceTypes=types[start : start + MAX_TYPES]
             )
-            for each in page["InstanceTypes"]
+            for entry in page["InstanceTypes"]
         }
         return {(name, purchase): vcpus[name] * number for (name, purchase), number in counts.items()}
 
@@ -176,7 +177,7 @@ class Ec2Calls(AwsSession):
     def regions(self) -> list[str]:
         """Return the regions that the account may use, sorted."""
         answer = self.call("ec2", self.home_region(), "DescribeRegions")
-        return sorted(each["RegionName"] for each in answer["Regions"])
+        return sorted(region["RegionName"] for region in answer["Regions"])
 
     def zones_offering(self, region: str, instance_type: str) -> list[str]:
         """Return the zones of the region that have the instance type, sorted."""
@@ -187,7 +188,7 @@ class Ec2Calls(AwsSession):
             LocationType="availability-zone",
             Filters=_filters("instance-type", [instance_type]),
         )
-        return sorted(each["Location"] for page in pages for each in page["InstanceTypeOfferings"])
+        return sorted(offering["Location"] for page in pages for offering in page["InstanceTypeOfferings"])
 
     def spot_price_usd(self, region: str, instance_type: str, zone: str | None) -> tuple[float, str] | None:
         """Return the spot price per hour and its zone: the cheapest zone unless given. None if unknown."""
@@ -213,10 +214,10 @@ class Ec2Calls(AwsSession):
             **({"AvailabilityZone": zone} if zone else {}),
         )
         changes: dict[tuple[str, str], list[tuple[datetime, float]]] = {}
-        for each in (each for page in pages for each in page["SpotPriceHistory"]):
-            offer, usd = (each["InstanceType"], each["AvailabilityZone"]), usd_of(each["SpotPrice"])
+        for change in (change for page in pages for change in page["SpotPriceHistory"]):
+            offer, usd = (change["InstanceType"], change["AvailabilityZone"]), usd_of(change["SpotPrice"])
             if usd is not None:
-                changes.setdefault(offer, []).append((each["Timestamp"], usd))
+                changes.setdefault(offer, []).append((change["Timestamp"], usd))
         return {offer: sorted(prices) for offer, prices in changes.items()}
 
     def block_offerings(self, region: str, instance_type: str, hours: int) -> list[BlockOffering]:
@@ -232,13 +233,13 @@ class Ec2Calls(AwsSession):
         )
         return [
             BlockOffering(
-                zone=each["AvailabilityZone"],
-                starts_at=each["StartDate"],
-                usd_per_hour=fee_usd / (each["CapacityBlockDurationHours"] * each["InstanceCount"]),
+                zone=block["AvailabilityZone"],
+                starts_at=block["StartDate"],
+                usd_per_hour=fee_usd / (block["CapacityBlockDurationHours"] * block["InstanceCount"]),
             )
             for page in pages
-            for each in page["CapacityBlockOfferings"]
-            if each.get("CurrencyCode", "USD") == "USD" and (fee_usd := usd_of(each["UpfrontFee"]))
+            for block in page["CapacityBlockOfferings"]
+            if block.get("CurrencyCode", "USD") == "USD" and (fee_usd := usd_of(block["UpfrontFee"]))
         ]
 
     def reservation(self, region: str, id: str) -> Reservation | None:
@@ -277,12 +278,12 @@ class Ec2Calls(AwsSession):
         if not ids:
             return []
         answer = self.call("ec2", region, "DescribeSubnets", subject=", ".join(ids), SubnetIds=list(ids))
-        return [_subnet(each) for each in answer["Subnets"]]
+        return [_subnet(subnet) for subnet in answer["Subnets"]]
 
     def subnets_of(self, region: str, vpc: str) -> list[Subnet]:
         """Return the subnets of a VPC, sorted by zone and id; all pages."""
         pages = self.paginate("ec2", region, "DescribeSubnets", Filters=_filters("vpc-id", [vpc]))
-        subnets = [_subnet(each) for page in pages for each in page["Subnets"]]
+        subnets = [_subnet(subnet) for page in pages for subnet in page["Subnets"]]
         return sorted(subnets, key=lambda subnet: (subnet.zone, subnet.id))
 
     def vpcs(self, region: str) -> list[Vpc]:
@@ -290,15 +291,15 @@ class Ec2Calls(AwsSession):
         pages = self.paginate("ec2", region, "DescribeVpcs")
         vpcs = [
             Vpc(
-                id=each["VpcId"],
+                id=vpc["VpcId"],
                 name=printable(
-                    next((tag["Value"] for tag in each.get("Tags", ()) if tag["Key"] == "Name"), "")
+                    next((tag["Value"] for tag in vpc.get("Tags", ()) if tag["Key"] == "Name"), "")
                 ),
-                cidr=each["CidrBlock"],
-                is_default=each["IsDefault"],
+                cidr=vpc["CidrBlock"],
+                is_default=vpc["IsDefault"],
             )
             for page in pages
-            for each in page["Vpcs"]
+            for vpc in page["Vpcs"]
         ]
         return sorted(vpcs, key=lambda vpc: (not vpc.is_default, vpc.name, vpc.id))
 
@@ -313,23 +314,23 @@ class Ec2Calls(AwsSession):
         return frozenset(
             table
             for page in pages
-            for each in page["VpcEndpoints"]
-            for table in each.get("RouteTableIds", ())
+            for endpoint in page["VpcEndpoints"]
+            for table in endpoint.get("RouteTableIds", ())
         )
 
     def security_group_vpcs(self, region: str, ids: Sequence[str]) -> dict[str, str]:
         """Return the VPC by security group id. Raises BadConfiguration if one does not exist."""
-        return {each["GroupId"]: each["VpcId"] for each in self._security_groups(region, ids)}
+        return {group["GroupId"]: group["VpcId"] for group in self._security_groups(region, ids)}
 
     def group_rules(self, region: str, ids: Sequence[str]) -> dict[str, GroupRules]:
         """Return the rules by security group id. Raises BadConfiguration if one does not exist."""
         return {
-            each["GroupId"]: GroupRules(
-                id=each["GroupId"],
-                lets_in=_all_traffic(each.get("IpPermissions", ())),
-                lets_out=_all_traffic(each.get("IpPermissionsEgress", ())),
+            group["GroupId"]: GroupRules(
+                id=group["GroupId"],
+                lets_in=_all_traffic(group.get("IpPermissions", ())),
+                lets_out=_all_traffic(group.get("IpPermissionsEgress", ())),
             )
-            for each in self._security_groups(region, ids)
+            for group in self._security_groups(region, ids)
         }
 
     def _security_groups(self, region: str, ids: Sequence[str]) -> Sequence[Any]:
@@ -344,18 +345,18 @@ class Ec2Calls(AwsSession):
     def default_vpc(self, region: str) -> str | None:
         """Return the id of the region's default VPC, which EC2 takes if no subnet is named; or None."""
         answer = self.call("ec2", region, "DescribeVpcs", Filters=_filters("is-default", ["true"]))
-        return next((str(each["VpcId"]) for each in answer["Vpcs"]), None)
+        return next((str(vpc["VpcId"]) for vpc in answer["Vpcs"]), None)
 
     def endpoints(self, region: str, vpc: str) -> frozenset[str]:
         """Return the services that the VPC has a working endpoint for: `s3`, `ecr.api`, `ecr.dkr`, ..."""
         pages = self.paginate("ec2", region, "DescribeVpcEndpoints", Filters=_filters("vpc-id", [vpc]))
         return frozenset(
-            each["ServiceName"].partition(f".{region}.")[2]
+            endpoint["ServiceName"].partition(f".{region}.")[2]
             for page in pages
-            for each in page["VpcEndpoints"]
-            if each["State"].lower() == "available"
+            for endpoint in page["VpcEndpoints"]
+            if endpoint["State"].lower() == "available"
             # Without private DNS an interface endpoint has names of its own, which nobody asks for.
-            and (each["VpcEndpointType"] == "Gateway" or each.get("PrivateDnsEnabled"))
+            and (endpoint["VpcEndpointType"] == "Gateway" or endpoint.get("PrivateDnsEnabled"))
         )
 
     def default_routes(self, region: str, vpc: str) -> dict[str | None, str]:
@@ -375,8 +376,8 @@ class Ec2Calls(AwsSession):
         return [
             RouteTable(
                 id=table["RouteTableId"],
-                is_main=any(each.get("Main") for each in table["Associations"]),
-                subnets=frozenset(each["SubnetId"] for each in table["Associations"] if "SubnetId" in each),
+                is_main=any(link.get("Main") for link in table["Associations"]),
+                subnets=frozenset(link["SubnetId"] for link in table["Associations"] if "SubnetId" in link),
                 default_route=_default_route(table["Routes"]),
             )
             for page in pages
@@ -390,8 +391,8 @@ class Ec2Calls(AwsSession):
             "ec2", region, "DescribePlacementGroups", absent=absent, subject=name, GroupNames=[name]
         )
         groups = (
-            PlacementGroup(name=each["GroupName"], strategy=each["Strategy"], state=each["State"])
-            for each in (answer or {}).get("PlacementGroups", ())
+            PlacementGroup(name=group["GroupName"], strategy=group["Strategy"], state=group["State"])
+            for group in (answer or {}).get("PlacementGroups", ())
         )
         return next(groups, None)
 

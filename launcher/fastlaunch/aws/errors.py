@@ -1,10 +1,10 @@
-"""What an error of AWS means: its kind, and what to do about it. Tables, no boto3.
+"""Turn AWS's errors into our kinds of error, with what to do about each. Tables, without boto3.
 
 Codes of EC2: docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; of S3: docs.aws.amazon.com/
 AmazonS3/latest/API/ErrorResponses.html; of every service: the "Common Errors" page of its API reference;
 messages of SageMaker's ValidationException: as its users quote them. Reasons of an instance's state:
-docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. A missing or expired login
-is an exception of botocore's own.
+docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. botocore itself raises for a missing or
+expired login.
 """
 
 import re
@@ -39,7 +39,7 @@ class ApiCall:
     service: str
     action: str
     region: str
-    # What it is about, such as a bucket's name; empty if that is plain.
+    # What it is about, such as a bucket's name; empty if the action says it.
     subject: str = ""
     # The type of an instance to be started.
     instance_type: str | None = None
@@ -57,7 +57,7 @@ _LOG_IN = (
 _CLOCK = "set this machine's clock, which AWS finds more than five minutes off"
 # EC2 gives one code for a session that has ended and a clock that is wrong.
 _LOG_IN_OR_CLOCK = f"{_LOG_IN}; if that does not help, {_CLOCK}"
-# A region that is switched off knows nobody.
+# A region that is switched off refuses every login.
 _LOG_IN_OR_REGION = f"{_LOG_IN_OR_CLOCK}, or switch {{region}} on (console: Account, AWS Regions)"
 _ALLOW = "ask for the right {service}:{action} for your login (`aws sts get-caller-identity` shows it)"
 _DECODE = (
@@ -113,7 +113,7 @@ def _by_name(*groups: tuple[type[CloudRefused], str, str]) -> Mapping[str, tuple
     return {name: (kind, hint) for kind, hint, names in groups for name in names.split()}
 
 
-#: Kind, hint and codes. A code that is not here is judged by its shape, see `_by_shape`.
+#: Kind, hint and codes; `_by_shape` handles all other codes.
 _CODES = _by_name(
     # Another zone of the region never helps.
     (QuotaExceeded, "", "VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded"),
@@ -160,7 +160,7 @@ _CODES = _by_name(
         _BUCKET_REGION,
         "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException",
     ),
-    # Too fast; S3 answers so to writers of one key who come at the same time.
+    # Too fast. S3 also answers so when several write one key at once.
     (
         Throttled,
         _AGAIN,
@@ -171,7 +171,7 @@ _CODES = _by_name(
     (Unreachable, _UNKNOWN, "RequestTimeout RequestTimeoutException"),
 )
 
-#: Hint by a part of the message of SageMaker's ValidationException, in lower case; the first match counts.
+#: Hints by a part of SageMaker's ValidationException message, in lower case; the first match counts.
 _INVALID_JOBS = (
     ("could not assume role", _JOB_ROLE),
     ("roles may be assumed", _JOB_ROLE),
@@ -220,14 +220,14 @@ _NO_ANSWER = (
     "`fastlaunch status` looks, and the same command sends the same token"
 )
 
-#: The hint instead, for a call that carries no token and may simply be repeated.
+#: Replacements of hints for calls that carry no token and can simply be repeated.
 _WITHOUT_TOKEN = {
     _NO_ANSWER: "is the network up, and is {region} a region of AWS? If so, type the same again",
     _UNKNOWN: "type the same again",
     _FOREIGN: "check AWS_ENDPOINT_URL, HTTPS_PROXY and whether this network wants a login",
 }
 
-#: Kind, hint and names of botocore's exceptions, or of those that they derive from.
+#: Kind, hint and names of botocore's exceptions, or of their base classes.
 _EXCEPTIONS = _by_name(
     (
         NotAuthorised,
@@ -260,13 +260,13 @@ _EXCEPTIONS = _by_name(
     ),
 )
 
-#: The most that is repeated of what a user's program says.
+#: The most characters to repeat of what a user's program says.
 _LONGEST = 300
 
 _FAULT = "AWS's own fault; `fastlaunch resume RUN` goes on from the last checkpoint on another machine"
 _TAKEN = "`fastlaunch resume RUN` goes on from the last checkpoint; on-demand instances are not taken back"
 
-#: Kind, words and hint by the code of an instance's StateReason, where nobody ended it on purpose.
+#: Kind, words and hint by StateReason code, for instances that nobody ended on purpose.
 _REASONS: Mapping[str, tuple[type[CloudRefused], str, str]] = {
     "Client.InternalError": (BadConfiguration, "could not use its volume, often for want of its key", _KEY),
     "Client.InvalidSnapshot.NotFound": (BadConfiguration, "has an image whose snapshot is gone", _CORRECT),
@@ -278,7 +278,7 @@ _REASONS: Mapping[str, tuple[type[CloudRefused], str, str]] = {
     "Server.ScheduledStop": (NoCapacity, "was stopped for maintenance of its host", _FAULT),
 }
 
-#: Codes of a StateReason for an instance that ended itself, or was ended by its owner.
+#: StateReason codes of instances that ended themselves or that their owner ended.
 _ON_PURPOSE = (
     "pending",
     "Client.InstanceInitiatedShutdown",
@@ -287,10 +287,10 @@ _ON_PURPOSE = (
     "Client.UserInitiatedHibernate",
 )
 
-#: The right that an action needs, where it has another name.
+#: The right that an action needs, if it has another name.
 _RIGHTS = {"HeadBucket": "ListBucket", "HeadObject": "GetObject", "ListObjectsV2": "ListBucket"}
 
-#: What ended an instance, by the code of its StateReason.
+#: What ended an instance, by its StateReason code.
 _ENDINGS: Mapping[str | None, Ending] = {
     "Server.InsufficientInstanceCapacity": Ending.NO_CAPACITY,
     "Server.SpotInstanceTermination": Ending.RECLAIMED,
@@ -299,7 +299,7 @@ _ENDINGS: Mapping[str | None, Ending] = {
 
 
 def refusal(api_call: ApiCall, code: str, message: str, *, status: int = 0) -> CloudRefused:
-    """Return the error that AWS's answer to the call means, to raise. status: of HTTP."""
+    """Return the error to raise for AWS's refusal of the call. status: HTTP's."""
     kind, hint = _CODES.get(code) or _by_shape(code, status)
     if code == "InvalidParameterValue" and "iaminstanceprofile" in message.lower():
         hint = _PROFILE_UNSEEN
@@ -314,7 +314,7 @@ def refusal(api_call: ApiCall, code: str, message: str, *, status: int = 0) -> C
 
 
 def is_unknown_job(error: CloudRefused) -> bool:
-    """Return whether SageMaker knows no training job of the name (yet), which it says in two ways."""
+    """Return whether the error, which has two forms, says that SageMaker knows no such training job (yet)."""
     return error.code == "ResourceNotFound" or (
         error.code == "ValidationException"
         and ("Requested resource not found" in error.message or "Could not find" in error.message)
@@ -322,9 +322,9 @@ def is_unknown_job(error: CloudRefused) -> bool:
 
 
 def unanswered(api_call: ApiCall, names: tuple[str, ...], message: str) -> CloudRefused | None:
-    """Return the error that an exception of botocore means, None for one that is a bug.
+    """Return the error to raise for an exception of botocore; None for one that is a bug.
 
-    names: of the exception's class and its ancestors, nearest first.
+    names: those of the exception's class and its bases, nearest first.
     """
     for name in names:
         if name in _EXCEPTIONS:
@@ -335,18 +335,18 @@ def unanswered(api_call: ApiCall, names: tuple[str, ...], message: str) -> Cloud
 
 
 def no_answer(api_call: ApiCall, problem: str) -> CloudRefused:
-    """Return the error that means that what came is no answer of AWS's, but a proxy's or a login page."""
+    """Return the error to raise if a proxy or a login page answered instead of AWS."""
     message = f"what answers {api_call} is not AWS: {problem[:_LONGEST]}"
     return _error(Unreachable, message, _FOREIGN, api_call, "")
 
 
 def no_login(error: Exception, *, region: str) -> CloudRefused:
-    """Return the error that means that botocore's chain of logins failed with `error`.
+    """Return the error to raise if botocore's chain of logins failed with `error`.
 
-    What runs there are programs and files of the user's own, so that it may be any. region: of the call that
-    the login was for.
+    The user's programs and files run there, so it may be any exception. region: that of the call that needed
+    the login.
     """
-    names = tuple(each.__name__ for each in type(error).__mro__)
+    names = tuple(kind.__name__ for kind in type(error).__mro__)
     kind, hint = next((_EXCEPTIONS[name] for name in names if name in _EXCEPTIONS), (NotAuthorised, _CHAIN))
     what = " ".join(str(error).split()) or names[0]
     if isinstance(error, EOFError):
@@ -366,7 +366,7 @@ def no_login(error: Exception, *, region: str) -> CloudRefused:
 
 
 def no_client(service: str, error: Exception, *, region: str) -> CloudRefused:
-    """Return the error that means that botocore made no client: of the URL of its endpoint, as a rule."""
+    """Return the error to raise if botocore made no client, usually because of an endpoint's URL."""
     message = f"the AWS settings{_of_profile()} cannot be used for {service}: {error}"
     return _error(
         BadConfiguration, message, _ENDPOINT, ApiCall(service=service, action="", region=region), ""
@@ -379,8 +379,8 @@ def _of_profile() -> str:
 
 
 def state_reason_problem(instance: "Instance") -> CloudRefused | None:
-    """Return why EC2 ended the instance or never started it; None where its owner ended it."""
-    code = reason_code(instance)
+    """Return why EC2 ended the instance or never started it; None if it ended on purpose."""
+    code = _reason_code(instance)
     if code is None or code in _ON_PURPOSE:
         return None
     api_call = ApiCall(service="ec2", action="RunInstances", region=instance.region)
@@ -393,14 +393,14 @@ def state_reason_problem(instance: "Instance") -> CloudRefused | None:
     return _error(kind, f"instance {instance.id} {words}: {instance.state_reason}", hint, api_call, code)
 
 
-def reason_code(instance: "Instance") -> str | None:
+def _reason_code(instance: "Instance") -> str | None:
     """Return the code of the instance's StateReason, such as `Server.SpotInstanceTermination`."""
     return instance.state_reason.partition(":")[0] if instance.state_reason else None
 
 
 def ending_of(instance: "Instance") -> Ending | None:
-    """Return what ended the instance; None where EC2 does not say, or it ended itself."""
-    return _ENDINGS.get(reason_code(instance))
+    """Return what ended the instance; None if EC2 does not say, or if it ended itself."""
+    return _ENDINGS.get(_reason_code(instance))
 
 
 def _by_shape(code: str, status: int) -> tuple[type[CloudRefused], str]:
@@ -429,7 +429,7 @@ def _quota_hint(api_call: ApiCall) -> str:
 
 
 def _training_hint(code: str, message: str) -> str | None:
-    """Return what to do about a refusal of SageMaker's whose message says more than its code."""
+    """Return a hint for a refusal by SageMaker whose message says more than its code."""
     if code == "AccessDeniedException" and "iam:PassRole" in message:
         return _PASS_ROLE
     if code == "ResourceLimitExceeded" and (limit := re.search(r"service limit '([^']+)'", message)):

@@ -71,7 +71,9 @@ def statements(name: str, names: AccountNames) -> list[dict[str, Any]]:
 def policy(name: str, names: AccountNames) -> dict[str, Any]:
     """Return the policy of this name, as IAM takes it."""
     named = statements(name, names)
-    return _document([{key: value for key, value in each.items() if key != "Why"} for each in named])
+    return _document(
+        [{key: value for key, value in statement.items() if key != "Why"} for statement in named]
+    )
 
 
 def trust(name: str, names: AccountNames) -> dict[str, Any]:

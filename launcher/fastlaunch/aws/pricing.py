@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,9 @@ class Product:
 
 class PricingCalls(AwsSession):
     def products(self, service: str, region: str) -> list[Product]:
-        """Return what the price list has of every instance type. service: `ec2` or `sagemaker`.
+        """Return the price list's products for every instance type. service: `ec2` or `sagemaker`.
 
-        A type may occur more than once. Raises CloudRefused, also for an answer that cannot be read.
+        A type may occur more than once. Raises CloudRefused, also for an unreadable answer.
         """
         code, fields = _PRODUCTS[service]
         filters = [
@@ -79,9 +79,14 @@ class PricingCalls(AwsSession):
 
 
 def _product(listed: Any, attributes: Any) -> Product:
-    # SageMaker's list has had either name.
+    # SageMaker's list has used both names.
     name = attributes.get("instanceName") or attributes["instanceType"]
-    rates = {usd_of(usd) for unit, usd in _rates(listed) if unit.lower() in ("hrs", "hours")}
+    rates = {
+        usd_of(dimension["pricePerUnit"]["USD"])
+        for term in listed.get("terms", {}).get("OnDemand", {}).values()
+        for dimension in term["priceDimensions"].values()
+        if "USD" in dimension["pricePerUnit"] and dimension["unit"].lower() in ("hrs", "hours")
+    }
     return Product(
         sku=listed["product"]["sku"],
         instance=name.removeprefix("ml."),
@@ -90,13 +95,6 @@ def _product(listed: Any, attributes: Any) -> Product:
 
 
 def usd_of(text: Any) -> float | None:
-    """Return an amount that AWS writes as text; None for what is no plain decimal above 0."""
+    """Return an amount that AWS writes as text; None unless it is a plain decimal above 0."""
     usd = float(text) if isinstance(text, str) and _DECIMAL.fullmatch(text) else 0.0
     return usd if 0 < usd < math.inf else None
-
-
-def _rates(listed: Any) -> Iterator[tuple[str, str]]:
-    for term in listed.get("terms", {}).get("OnDemand", {}).values():
-        for dimension in term["priceDimensions"].values():
-            if "USD" in dimension["pricePerUnit"]:
-                yield dimension["unit"], dimension["pricePerUnit"]["USD"]

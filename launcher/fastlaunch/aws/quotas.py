@@ -37,9 +37,9 @@ class QuotaCalls(AwsSession):
         quotas: dict[str, Quota] = {}
         for action, is_default in (("ListAWSDefaultServiceQuotas", True), ("ListServiceQuotas", False)):
             pages = self.paginate("servicequotas", region, action, ServiceCode=service, MaxResults=_PAGE)
-            for each in (quota for page in pages for quota in page["Quotas"] if "Value" in quota):
-                name, value = each["QuotaName"], float(each["Value"])
-                quotas[name] = Quota(code=each["QuotaCode"], name=name, value=value, is_default=is_default)
+            for entry in (quota for page in pages for quota in page["Quotas"] if "Value" in quota):
+                name, value = entry["QuotaName"], float(entry["Value"])
+                quotas[name] = Quota(code=entry["QuotaCode"], name=name, value=value, is_default=is_default)
         return quotas
 
     def _quota(self, action: str, region: str, service: str, code: str) -> float | None:

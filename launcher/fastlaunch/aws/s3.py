@@ -149,8 +149,8 @@ class S3Calls(AwsSession):
         """Return all objects under the prefix, sorted by key; all pages."""
         pages = self.paginate("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)
         objects = [
-            StoredObject(key=each["Key"], size=each["Size"], modified_at=each["LastModified"])
+            StoredObject(key=entry["Key"], size=entry["Size"], modified_at=entry["LastModified"])
             for page in pages
-            for each in page.get("Contents", ())
+            for entry in page.get("Contents", ())
         ]
         return sorted(objects, key=lambda stored: stored.key)

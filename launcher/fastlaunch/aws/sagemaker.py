@@ -1,11 +1,11 @@
 """SageMaker training jobs and their logs.
 
-SageMaker has no client token; the job's name serves as one, as it can be used once in an account and region,
-even after the job has ended. A job that was created a moment ago may not be found yet.
+SageMaker has no client token. The job's name serves as one: an account can use it once in a region, even
+after the job has ended. A job that was created a moment ago may not be found yet.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -21,9 +21,9 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LOG_LINES = 1_000
 #: Statuses of a job that has ended.
 ENDED = ("Completed", "Failed", "Stopped")
-#: Our jobs are named by their attempt's token; of other names nobody need fetch the tags.
+#: The form of our jobs' names, which are attempts' tokens. Other jobs' tags need not be fetched.
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*-a[0-9]+")
-#: What distinguishes requests, and comes back from SageMaker as it was sent.
+#: Fields that tell requests apart and that SageMaker returns as they were sent.
 _COMPARED = ("Environment", "RoleArn")
 
 
@@ -86,7 +86,8 @@ class SageMakerCalls(AwsSession):
                     f"there is a training job {name} in {region}, and SageMaker does not show it yet",
                     "type the same again in a minute",
                 ) from None
-            if not _is_started_by(existing, request):
+            is_same = all(existing.get(name, {}) == request.get(name, {}) for name in _COMPARED)
+            if not is_same or _folder(existing) != _folder(request):
                 raise
             return str(existing["TrainingJobArn"])
         return str(answer["TrainingJobArn"])
@@ -108,12 +109,26 @@ class SageMakerCalls(AwsSession):
 
     def live_training_jobs(self, region: str) -> list[TrainingJob]:
         """Return the region's jobs, in progress or stopping, that carry the tag `fastlaunch:run`."""
-        jobs = [
-            job
+        summaries = (
+            summary
             for status in ("InProgress", "Stopping")
-            for job in self._tagged_jobs(region, StatusEquals=status)
-        ]
-        return [job for job in jobs if not job.has_ended]
+            for page in self.paginate(
+                "sagemaker", region, "ListTrainingJobs", StatusEquals=status, MaxResults=100
+            )
+            for summary in page["TrainingJobSummaries"]
+            if _TOKEN.fullmatch(summary["TrainingJobName"])
+        )
+        jobs = []
+        for name, arn in ((summary["TrainingJobName"], summary["TrainingJobArn"]) for summary in summaries):
+            pages = self.paginate("sagemaker", region, "ListTags", subject=arn, ResourceArn=arn)
+            tags = {
+                printable(tag["Key"]): printable(tag["Value"])
+                for page in pages
+                for tag in page.get("Tags", ())
+            }
+            if RUN_TAG in tags and (job := self.training_job(region, name)) and not job.has_ended:
+                jobs.append(replace(job, tags=tags))
+        return jobs
 
     def stop_training_job(self, region: str, name: str) -> None:
         """Ask a job to stop: its containers get SIGTERM, and 120 s. One that has ended is no error.
@@ -145,21 +160,6 @@ class SageMakerCalls(AwsSession):
                 return None
             raise
 
-    def _tagged_jobs(self, region: str, **filters: str) -> Iterator[TrainingJob]:
-        """Yield the jobs that carry our tag, with their tags."""
-        for page in self.paginate("sagemaker", region, "ListTrainingJobs", **filters, MaxResults=100):
-            for each in page["TrainingJobSummaries"]:
-                name, arn = each["TrainingJobName"], each["TrainingJobArn"]
-                tags = self._tags(region, arn) if _TOKEN.fullmatch(name) else {}
-                if RUN_TAG in tags and (job := self.training_job(region, name)) is not None:
-                    yield replace(job, tags=tags)
-
-    def _tags(self, region: str, arn: str) -> dict[str, str]:
-        pages = self.paginate("sagemaker", region, "ListTags", subject=arn, ResourceArn=arn)
-        return {
-            printable(tag["Key"]): printable(tag["Value"]) for page in pages for tag in page.get("Tags", ())
-        }
-
     def _log_streams(self, region: str, name: str) -> list[str]:
         parameters = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/"}
         try:
@@ -169,7 +169,7 @@ class SageMakerCalls(AwsSession):
             if error.code == "ResourceNotFoundException":
                 return []
             raise
-        return [each["logStreamName"] for page in pages for each in page["logStreams"]]
+        return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
 
     def _log_end(self, region: str, stream: str) -> str:
         answer = self.call(
@@ -183,13 +183,6 @@ class SageMakerCalls(AwsSession):
             startFromHead=False,
         )
         return "".join(f"{event['message']}\n" for event in answer["events"])
-
-
-def _is_started_by(answer: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    """Return whether this request started the job."""
-    return _folder(answer) == _folder(request) and all(
-        answer.get(name, {}) == request.get(name, {}) for name in _COMPARED
-    )
 
 
 def _folder(job: Mapping[str, Any]) -> str | None:

@@ -40,10 +40,10 @@ class SchedulerCalls(AwsSession):
         """Return the region's schedules of fastlaunch, sorted by name; all pages."""
         pages = self.paginate("scheduler", region, "ListSchedules", NamePrefix=SCHEDULE_PREFIX)
         schedules = [
-            Schedule(name=each["Name"], region=region, created_at=each["CreationDate"])
+            Schedule(name=entry["Name"], region=region, created_at=entry["CreationDate"])
             for page in pages
-            for each in page["Schedules"]
+            for entry in page["Schedules"]
             # Checked again here: what is not fastlaunch's is never deleted.
-            if each["Name"].startswith(SCHEDULE_PREFIX) and each["GroupName"] == "default"
+            if entry["Name"].startswith(SCHEDULE_PREFIX) and entry["GroupName"] == "default"
         ]
         return sorted(schedules, key=lambda schedule: schedule.name)

@@ -237,7 +237,7 @@ class _Answer(dict[str, Any]):
 def _checked(api_call: ApiCall, value: Any) -> Any:
     if isinstance(value, dict):
         return _Answer(api_call, value)
-    return [_checked(api_call, each) for each in value] if isinstance(value, list) else value
+    return [_checked(api_call, part) for part in value] if isinstance(value, list) else value
 
 
 def _refusal(api_call: ApiCall, error: Any) -> CloudRefused:
@@ -249,7 +249,7 @@ def _refusal(api_call: ApiCall, error: Any) -> CloudRefused:
 
 def _unanswered(api_call: ApiCall, error: Exception) -> CloudRefused | None:
     """Return what an exception of botocore's means; None for one that is not known."""
-    return unanswered(api_call, tuple(each.__name__ for each in type(error).__mro__), str(error))
+    return unanswered(api_call, tuple(kind.__name__ for kind in type(error).__mro__), str(error))
 
 
 def _make_session() -> tuple[Any, Any]:

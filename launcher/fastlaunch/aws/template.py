@@ -20,11 +20,11 @@ def template(
     vpc: str | None = None,
     **allowed: Any,
 ) -> dict[str, Any]:
-    """Return the template as data, each statement of its policies with a `Why`.
+    """Return the template as data; each policy statement has a `Why`.
 
     zones: where several nodes may run. kms_key: ARN of the bucket's key, None for S3's own. kms_keys: those
-    of volumes and output. vpc: the only one for machines and training jobs; None for any. allowed:
-    further fields of `AccountNames`. The others become defaults of the template's parameters.
+    of volumes and output. vpc: the only one for machines and training jobs; None for any. allowed: further
+    fields of `AccountNames`. The other arguments become defaults of the template's parameters.
     """
     import yaml
 
@@ -73,7 +73,7 @@ def template_text(data: Mapping[str, Any]) -> str:
     import yaml
 
     class WithoutAliases(yaml.SafeDumper):
-        """CloudFormation refuses YAML's aliases."""
+        """Write no aliases, which CloudFormation refuses."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
@@ -92,7 +92,7 @@ def template_text(data: Mapping[str, Any]) -> str:
 
 
 def _document(value: Any, names: AccountNames) -> Any:
-    """Return what a text names, `POLICY node` or `TRUST node`; any other value as it is."""
+    """Return the document that a text such as `POLICY node` or `TRUST node` names; else the value itself."""
     match str(value).split():
         case ["POLICY", name]:
             document: Any = {"Version": "2012-10-17", "Statement": statements(name, names)}
@@ -100,9 +100,7 @@ def _document(value: Any, names: AccountNames) -> Any:
             document = trust(name, names)
         case _:
             return value
-    return mapped(document, _substituted)
-
-
-def _substituted(value: Any) -> Any:
-    """Return a text that names a part of the stack in an Fn::Sub."""
-    return {"Fn::Sub": value} if isinstance(value, str) and "${" in value else value
+    # Fn::Sub puts in the names of the stack's parts.
+    return mapped(
+        document, lambda part: {"Fn::Sub": part} if isinstance(part, str) and "${" in part else part
+    )

@@ -1,23 +1,139 @@
-"""What the nodes of an attempt fetch: the node agent and the list of runs, objects named by their hashes."""
+"""What the plans of both services share: the objects that nodes fetch, their environment, tags and cost.
+
+The node agent and the list of runs are objects named by their hashes.
+"""
 
 import hashlib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fastlaunch.backends.site import Site
+from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.errors import Throttled, Unreachable
+from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.paths import training_package
-from fastlaunch.core.plan import Plan, PlanObject
-from fastlaunch_train.node.protocol import NodeProgram, agent_name, run_list_name
+from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
+from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
+from fastlaunch_train.node.protocol import (
+    NodeProgram,
+    NodeRun,
+    agent_name,
+    input_environment,
+    run_list_name,
+)
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws
 
 _MAIN = "import sys\nfrom fastlaunch_train.node.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
-#: The first time that a zip file can name.
+#: The earliest time that a zip file can hold.
 _MTIME = (1980, 1, 1, 0, 0, 0)
+#: How long a rank may take to end after SIGTERM. A container gets 100 s on EC2, 120 s on SageMaker.
+_STOP_GRACE_S = 90
+
+
+def node_environment(job: JobSpec, site: Site, attempt: int) -> dict[str, str]:
+    """Return what every container of an attempt finds in its environment."""
+    environment = {
+        "FASTLAUNCH_ATTEMPT": str(attempt),
+        "FASTLAUNCH_IMAGE_DIGEST": site.image.rpartition("@")[2],
+        "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
+        "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
+    }
+    if job.num_nodes > 1:
+        environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
+        if not job.allow_tcp:
+            floor = site.instance.all_reduce_floor_gb_per_s
+            environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
+    if site.code and site.code.commit:
+        environment["FASTLAUNCH_COMMIT"] = site.code.commit
+    return environment
+
+
+def node_program(
+    jobs: Mapping[str, JobSpec],
+    *,
+    token: str,
+    attempt: int,
+    site: Site,
+    environment: Mapping[str, str],
+    **of_service: Any,
+) -> NodeProgram:
+    """Return what the nodes are to do. of_service: further fields of `NodeProgram`."""
+    usual = next(iter(jobs.values()))
+    runs = []
+    for run_id, job in jobs.items():
+        # The node itself tells every container its run's id.
+        variables = run_environment(job)
+        if job.num_gpus != usual.num_gpus:
+            variables["FASTLAUNCH_NPROC"] = str(job.num_gpus // job.num_nodes)
+        runs.append(NodeRun(run_id=run_id, arguments=node_arguments(job), environment=variables))
+    return NodeProgram(
+        token=token,
+        attempt=attempt,
+        runs=tuple(runs),
+        num_gpus=site.instance.num_accelerators,
+        has_nvswitch=site.instance.has_nvswitch,
+        environment={**site.variables, **input_environment(site.inputs), **environment},
+        secrets=site.secrets,
+        inputs=site.inputs,
+        requirements_sha256=site.requirements.sha256 if site.requirements else None,
+        **of_service,
+    )
+
+
+def attempt_tags(
+    others: Mapping[str, str], run_id: str, attempt: int, *, max_minutes: int, output: str
+) -> list[dict[str, str]]:
+    """Return the tags of what an attempt starts: others, then ours. run_id: the attempt's first run."""
+    tags = {
+        **others,
+        RUN_TAG: run_id,
+        ATTEMPT_TAG: str(attempt),
+        MAX_MINUTES_TAG: str(max_minutes),
+        OUTPUT_TAG: output,
+    }
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def paid_plan(
+    operation: str,
+    request: Mapping[str, Any],
+    *,
+    job: JobSpec,
+    site: Site,
+    max_minutes: int,
+    agent: PlanObject,
+    run_list: PlanObject,
+    unknown: Iterable[str],
+) -> Plan:
+    """Return the plan that sends `request`, with the most that it costs.
+
+    In a capacity block that is no more than was paid for the block. unknown: names of placeholders.
+    """
+    block = site.block if job.terms.purchase == "capacity-block" else None
+    fee_usd = block.fee_usd if block else None
+    return Plan(
+        backend=site.backend,
+        operation=operation,
+        request=request,
+        placeholders=placeholders_in(request, run_list, unknown),
+        max_cost_usd=max_cost_usd(
+            num_nodes=job.num_nodes,
+            max_minutes=max_minutes,
+            usd_per_hour=site.usd_per_hour,
+            volume_usd_per_hour=site.volume_usd_per_hour,
+            fee_usd=fee_usd,
+        ),
+        usd_per_hour=site.usd_per_hour,
+        price_as_of=site.price.as_of.isoformat() if site.price else None,
+        region=site.region,
+        sunk_usd=fee_usd,
+        objects=(agent, run_list),
+    )
 
 
 @cache
@@ -49,9 +165,9 @@ def agent_object(bucket: str, prefix: str, sha256: str) -> PlanObject:
 
 
 def run_list_object(program: NodeProgram, output: str, placeholders: Iterable[str]) -> PlanObject:
-    """Return the list of runs below the attempt's output.
+    """Return the list of runs, an object below the attempt's output.
 
-    placeholders: names of what is not known; where one stands in the list, its hash is not known either.
+    placeholders: names of what is not known. If one stands in the list, its hash is not known either.
     """
     text = program.to_json()
     is_known = not any(f"<{name}>" in text for name in placeholders)
@@ -61,14 +177,14 @@ def run_list_object(program: NodeProgram, output: str, placeholders: Iterable[st
 
 
 def store_objects(aws: "Aws", plan: Plan) -> None:
-    """Store what the plan's machines fetch, where it is not there yet.
+    """Store the objects that the plan's machines fetch, unless they are stored already.
 
-    Raises CloudRefused's kinds; not Unreachable, which would say that machines may have been started.
+    Raises a kind of CloudRefused, but not Unreachable, which would mean that machines may have been started.
     """
     assert plan.region is not None
-    for one in plan.objects:
-        data = agent_archive() if one.text is None else one.text.encode()
+    for stored in plan.objects:
+        data = agent_archive() if stored.text is None else stored.text.encode()
         try:
-            aws.put_object(plan.region, one.bucket, one.key, data, only_new=True)
+            aws.put_object(plan.region, stored.bucket, stored.key, data, only_new=True)
         except Unreachable as error:
             raise Throttled(error.message, error.hint) from None

@@ -1,8 +1,7 @@
-"""The reports that an attempt's nodes leave when they end, merged into one. Pure.
+"""Merge the reports that an attempt's nodes leave when they end. Pure.
 
-All nodes do the same runs together, so that when one of them ends the others end in its wake: they are asked
-to stop, or their training fails because a peer is gone. The node that had a reason of its own says how the
-attempt ended.
+All nodes do the same runs together, so the end of one ends the others: they are asked to stop, or their
+training fails because a peer is gone. The node with a reason of its own says how the attempt ended.
 """
 
 import re
@@ -52,12 +51,12 @@ def merged(
 ) -> Mapping[str, Any] | None:
     """Return the nodes' reports as one; None until all have reported, or with `partial` until one has.
 
-    statuses: by node rank. Outcome and reason are one node's, and `node` says whose: the node whose hardware
-    is faulty, else whose configuration does not work, else one that was interrupted for a reason of its own
-    (EC2 took it, its time was up), else one that failed, else one that was asked to stop; with `partial` a
-    silent one, if the others only stopped with it. A run is completed only if every node says so. Instance,
-    zone and times (`boot_s`, `uptime_s`, ...) are those of the first node that reported. `missing`: the ranks
-    of silent nodes. A single node's report stays as it is.
+    statuses: by node rank. Outcome and reason are those of one node, which `node` names: one with faulty
+    hardware, else one whose configuration does not work, else one that was interrupted for a reason of its
+    own (EC2 took it, its time was up), else one that failed, else one that was asked to stop; with `partial`
+    a silent one, if the others only stopped with it. A run is completed only if every node says so.
+    Instance, zone and times (`boot_s`, `uptime_s`, ...) are those of the first node that reported. `missing`
+    has the ranks of silent nodes. A single node's report stays as it is.
     """
     known = {node: statuses[node] for node in range(num_nodes) if node in statuses}
     missing = [node for node in range(num_nodes) if node not in known]
@@ -69,6 +68,8 @@ def merged(
     decisive = min(known, key=lambda node: _weight(known[node]))
     report = known[decisive]
     outcome, reason = report.get("outcome"), report.get("reason")
+    begun = [entry["run_id"] for entry in _entries(report) if entry.get("state") != "not-started"]
+    cut = begun[-1] if begun and _weight(report) in (_HARDWARE, _INTERRUPTED) else None
     if missing and _weight(report) >= _STOPPED:
         decisive, outcome = missing[0], "failed"
         reason = f"node {decisive} ended without a last word"
@@ -79,13 +80,11 @@ def merged(
         "node": decisive,
         "num_nodes": num_nodes,
         "missing": missing,
-        "runs": _runs(
-            known, missing, cut=_last_begun(report) if _weight(report) in (_HARDWARE, _INTERRUPTED) else None
-        ),
+        "runs": _runs(known, missing, cut=cut),
     }
 
 
-#: What says most about an attempt comes first.
+#: How much a node's end says about the attempt; the first says most.
 _HARDWARE, _CONFIGURATION, _INTERRUPTED, _FAILED, _ASKED, _STOPPED, _FOLLOWED, _COMPLETED = range(8)
 
 
@@ -140,11 +139,6 @@ def _run(entries: Mapping[int, Mapping[str, Any]], *, has_all: bool, is_cut: boo
         state, decisive = "lost", min(entries)
     times = entries[min(entries)]
     return {**times, "state": state, "exit_code": entries[decisive].get("exit_code"), "node": decisive}
-
-
-def _last_begun(status: Mapping[str, Any]) -> str | None:
-    begun = [entry["run_id"] for entry in _entries(status) if entry.get("state") != "not-started"]
-    return begun[-1] if begun else None
 
 
 def _state(entry: Mapping[str, Any]) -> str:

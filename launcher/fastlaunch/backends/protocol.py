@@ -1,9 +1,9 @@
-"""What a backend does. Backends know neither each other nor the ledger."""
+"""What a backend does. Backends import neither each other nor the ledger."""
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -24,7 +24,7 @@ SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
 CLOUD_BACKENDS = tuple(SERVICES)
 #: How long AWS may take to show what it started.
 FORGOTTEN_AFTER = timedelta(minutes=15)
-#: Until an order to end shows.
+#: How long to wait until an order to end shows, and between looks.
 KILL_WAIT_S = 180.0
 KILL_INTERVAL_S = 5.0
 
@@ -63,7 +63,7 @@ class Backend(Protocol):
 class AttemptStatus:
     """What AWS shows of an attempt's machines now."""
 
-    # AWS shows the end of all. What it does not show may live: `runs.sight` decides.
+    # AWS shows that all have ended. What it does not show may live: `lifecycle/sight.py` decides.
     has_ended: bool
     # AWS shows at least one.
     is_seen: bool = True
@@ -71,7 +71,7 @@ class AttemptStatus:
     num_unseen: int = 0
     # At least one costs, or soon will.
     is_live: bool = False
-    # All run, so that their programs should be heard of.
+    # All run, so their programs should have reported.
     is_up: bool = False
     # Machines that AWS shows, and that have ended or are about to.
     num_ended: int = 0
@@ -101,8 +101,8 @@ class Billed:
 
     lived_s: float
     billed_s: float
-    # How that is known: `times`, from AWS's own; `node`, from the node's last object; `limit`, not at all, so
-    # that it is the limit; `free`, as EC2 took a spot instance back within its first hour.
+    # How that is known: `times`, from AWS; `node`, from the node's last object; `limit`, not known, so that
+    # the limit counts; `free`, because EC2 took a spot instance back within its first hour.
     billing: str
 
 
@@ -116,16 +116,18 @@ class CloudBackend(ABC):
     """
 
     name: ClassVar[str]
-    # A machine that is up should have been heard of after so long; None where AWS itself sees to it.
+    # How long a machine may be up without a report; None if AWS itself sees to that.
     boot_limit: ClassVar[timedelta | None]
-    # For so long machines may be waited for, before the time limit of what they do begins.
+    # How long to wait for machines, before the time limit of what they do begins.
     wait_limit: ClassVar[timedelta] = timedelta()
-    # Shows machines or jobs, whose names follow it.
+    # The command that shows machines or jobs, whose names follow it.
     _look_command: ClassVar[str]
 
     aws: Aws
     home: Path
-    # What its plans may take; see `at`.
+    # What its plans are made for and may take; see `at`.
+    site: Site | None = None
+    root: str | None = None
     max_minutes: int = 120
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -135,9 +137,10 @@ class CloudBackend(ABC):
         """The service as the user knows it, such as `EC2`."""
         return SERVICES[self.name]
 
-    @abstractmethod
     def at(self, site: Site, max_minutes: int, *, root: str | None = None) -> Self:
         """Return this backend for plans at `site`. root: id of the run whose attempts wrote earlier."""
+        assert site.backend == self.name
+        return replace(self, site=site, max_minutes=max_minutes, root=root)
 
     @abstractmethod
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
@@ -148,7 +151,7 @@ class CloudBackend(ABC):
         """Send the plan's request as it is; return the handle. Raises a kind of CloudRefused."""
 
     def skip(self, handle: Mapping[str, Any], run_ids: Sequence[str]) -> bool:
-        """Have the nodes leave out runs that they have not begun; return whether they can.
+        """Tell the nodes to leave out runs that they have not begun; return whether they can.
 
         Raises a kind of CloudRefused.
         """
@@ -168,14 +171,14 @@ class CloudBackend(ABC):
 
     @abstractmethod
     def stop(self, handle: Mapping[str, Any]) -> None:
-        """Have the attempt end in good order, and bring what it saves meanwhile."""
+        """Ask the attempt to save and end, and bring what it saves meanwhile."""
 
     def kill(self, handle: Mapping[str, Any]) -> None:
-        """End the attempt at once, and see that it ends. Raises a kind of CloudRefused if it does not."""
+        """End the attempt at once and wait until that shows. Raises a kind of CloudRefused if it does not."""
         deadline = self.now() + timedelta(seconds=KILL_WAIT_S)
         while True:
             try:
-                # Repeated for what AWS does not show yet: the order may miss it.
+                # Repeated, because an order may miss what AWS does not show yet.
                 left = self._order_end(handle)
                 if not left:
                     return
@@ -192,7 +195,7 @@ class CloudBackend(ABC):
             self.pause(handle, KILL_INTERVAL_S, until=deadline)
 
     def pause(self, handle: Mapping[str, Any], seconds: float, *, until: datetime) -> None:
-        """Sleep between two looks at whether the attempt has ended, which is awaited until then; say so."""
+        """Sleep between two looks, and say that we wait for the attempt's end. until: when we give up."""
         note_wait(
             f"waiting for {self.service} to show that {self.resource_name(handle)} has ended, until "
             f"{until.astimezone(UTC):%H:%M:%S} UTC at most"
@@ -201,7 +204,7 @@ class CloudBackend(ABC):
 
     @abstractmethod
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
-        """Order the end of what the attempt still has; return the names of what is not seen to end."""
+        """Order the end of all that the attempt has left; return the names of what does not seem to end."""
 
     @staticmethod
     @abstractmethod
@@ -235,7 +238,7 @@ class CloudBackend(ABC):
         )
 
     def console_log(self, handle: Mapping[str, Any]) -> Path:
-        """Return a file with what machines that never spoke printed, kept beside the first run's records."""
+        """Store what silent machines printed, beside the first run's records; return the file."""
         path = s3_sync.console_path(self.home, handle["token"])
         s3_sync.write_whole(path, self._console_text(handle).encode())
         return path

@@ -1,11 +1,11 @@
-"""Brings what an attempt's nodes upload to S3 into the local folders of its runs, piece by piece.
+"""Bring what an attempt's nodes upload to S3 into the local folders of its runs, piece by piece.
 
 A node uploads immutable segments, each named by the byte at which it starts; joined in order they are the
-file. A segment is appended only where the file ends, so nothing is ever rewritten, a gap waits, and what was
-cut short is completed the next time. Any number of processes may do this at once.
+file. A segment is appended only where the file ends, so nothing is ever rewritten, a gap waits, and the next
+call completes what was cut short. Any number of processes may do this at once.
 
-The job itself may have written anything to the bucket. So a file is written only to the folders of the
-attempt's own runs, under a name that nodes use, and nothing is brought that is larger than what nodes write.
+The job itself may have written anything to the bucket. So we write only to the folders of the attempt's own
+runs, under names that nodes use, and bring nothing that is larger than what nodes write.
 
 Nodes report their boot and their end in small objects beside the segments, which `node/protocol.py` of the
 training half names.
@@ -96,17 +96,17 @@ def sync(
 ) -> SyncResult:
     """Bring what is new under `output` (`s3://bucket/key`) into the folders of `home`.
 
-    run_ids: of the attempt's runs, without the first, which the token names, or with it. Records, tracebacks
-    and logs go to the folders of these; the nodes' own files, suffixed `-a<n>`, to the first's. Raises
-    CloudRefused's kinds, and UserError where the disk refuses.
+    run_ids: the attempt's runs; the first, which the token names, may be missing. Records, tracebacks and
+    logs go to their folders; the nodes' own files, suffixed `-a<n>`, to the first run's. Raises a kind of
+    CloudRefused, and UserError if the disk refuses.
     """
     bucket, prefix = split_uri(output)
     objects = {
-        found.key[len(prefix) + 1 :]: found for found in store.list_objects(region, bucket, prefix + "/")
+        stored.key[len(prefix) + 1 :]: stored for stored in store.list_objects(region, bucket, prefix + "/")
     }
     files = _by_file(objects, home, token, {_parts(token)[0], *run_ids})
     missing = [
-        _join(store, region, bucket, path, segments, token, _folder_of_run(home, path))
+        _join(store, region, bucket, path, segments, token, home / Path(*path.relative_to(home).parts[:2]))
         for path, segments in files.items()
     ]
     too_large = [segment.stored for segment in missing if segment and segment.stored.size > MAX_SEGMENT_BYTES]
@@ -114,7 +114,7 @@ def sync(
         boot, status = boot_name(node), status_name(node)
         has_ended = status in objects
         for name, path in ((boot, boot_path(home, token, node)), (status, status_path(home, token, node))):
-            # Once it has ended both are asked for again: a job that is restarted by itself says both anew.
+            # Fetch both again once it has ended: a job that restarts by itself writes both anew.
             if name in objects and (has_ended or not path.exists()):
                 body = io.BytesIO()
                 if objects[name].size > MAX_REPORT_BYTES:
@@ -131,12 +131,14 @@ def sync(
 
 
 def kept(home: Path, token: str, num_nodes: int = 1) -> SyncResult:
-    """Return what is here of the attempt's output, without asking for more."""
+    """Return what is here of the attempt's output, without a look at the bucket."""
     boots = {node: read_json(boot_path(home, token, node), token) for node in range(num_nodes)}
     statuses = {}
     for node, boot in boots.items():
         status = read_json(status_path(home, token, node), token)
-        if status is not None and not _is_before(status, boot):
+        ended, booted = time_of(status, "billed_until"), time_of(boot, "booted_at")
+        # On SageMaker, a node boots again after a spot interruption.
+        if status is not None and not (ended and booted and ended < booted):
             statuses[node] = status
     return SyncResult(
         boot=boots[0],
@@ -152,23 +154,19 @@ def run_folder(home: Path, run_id: str) -> Path:
     return home / "runs" / run_id
 
 
-def _folder_of_run(home: Path, path: Path) -> Path:
-    return run_folder(home, path.relative_to(home / "runs").parts[0])
-
-
 def boot_path(home: Path, token: str, node: int = 0) -> Path:
     """Return where the report of the node's boot lies."""
-    return _own(home, token, "boot" if node == 0 else f"boot-node-{node}", ".json")
+    return _of_attempt(home, token, f"boot{_suffix(node)}", ".json")
 
 
 def status_path(home: Path, token: str, node: int = 0) -> Path:
     """Return where the report of the node's end lies."""
-    return _own(home, token, "status" if node == 0 else f"status-node-{node}", ".json")
+    return _of_attempt(home, token, f"status{_suffix(node)}", ".json")
 
 
 def node_log_path(home: Path, token: str, node: int = 0) -> Path:
     """Return where the node's own log lies."""
-    return _own(home, token, "node" if node == 0 else f"node-{node}", ".log")
+    return _of_attempt(home, token, "node" if node == 0 else f"node-{node}", ".log")
 
 
 def gpu_use(home: Path, token: str) -> float | None:
@@ -181,12 +179,12 @@ def gpu_use(home: Path, token: str) -> float | None:
 
 
 def _gpu_use_path(home: Path, token: str, node: int = 0) -> Path:
-    return _own(home, token, "gpu-use" if node == 0 else f"gpu-use-node-{node}", ".txt")
+    return _of_attempt(home, token, f"gpu-use{_suffix(node)}", ".txt")
 
 
 def console_path(home: Path, token: str) -> Path:
     """Return where the console output of a node that did not boot lies."""
-    return _own(home, token, "console", ".log")
+    return _of_attempt(home, token, "console", ".log")
 
 
 def record_paths(home: Path, run_id: str) -> tuple[Path, ...]:
@@ -211,15 +209,14 @@ def read_json(path: Path, token: str) -> Mapping[str, Any] | None:
     return data if isinstance(data, dict) and data.get("token") == token and is_sound(data) else None
 
 
-def _is_before(status: Mapping[str, Any], boot: Mapping[str, Any] | None) -> bool:
-    """Return whether the node booted anew after this report, as on SageMaker after a spot interruption."""
-    ended, booted = time_of(status, "billed_until"), time_of(boot, "booted_at")
-    return ended is not None and booted is not None and ended < booted
+def _of_attempt(home: Path, token: str, name: str, suffix: str) -> Path:
+    run_id, number = _parts(token)
+    return run_folder(home, run_id) / f"{name}-a{number}{suffix}"
 
 
-def _own(home: Path, token: str, name: str, suffix: str) -> Path:
-    run_id, n = _parts(token)
-    return run_folder(home, run_id) / f"{name}-a{n}{suffix}"
+def _suffix(node: int) -> str:
+    """Return what tells a node's files from those of node 0."""
+    return "" if node == 0 else f"-node-{node}"
 
 
 def _parts(token: str) -> tuple[str, str]:
@@ -235,13 +232,13 @@ def _by_file(
     """Return the segments, in order, by the local file that they are parts of; anything else is ignored."""
     files: dict[Path, list[_Segment]] = {}
     for name, stored in objects.items():
-        found = SEGMENT.fullmatch(name)
-        path = _local_path(found["name"], home, token, run_ids) if found else None
-        if found and path:
-            files.setdefault(path, []).append(_Segment(offset=int(found["offset"]), stored=stored))
+        segment = SEGMENT.fullmatch(name)
+        path = _local_path(segment["name"], home, token, run_ids) if segment else None
+        if segment and path:
+            files.setdefault(path, []).append(_Segment(offset=int(segment["offset"]), stored=stored))
     for segments in files.values():
         segments.sort(key=lambda segment: segment.offset)
-    # A file in whose place another one needs a folder.
+    # Leave out a file where another one needs a folder.
     return {path: segments for path, segments in files.items() if not files.keys() & set(path.parents)}
 
 
@@ -251,15 +248,14 @@ def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | 
     node = _NODE.fullmatch(folder)
     if node and middle and middle[0] in run_ids and is_script_output("/".join([*middle[1:], file])):
         _, output, *inside = middle
-        own = output if int(node[1]) == 0 else f"{output}-node-{int(node[1])}"
-        return run_folder(home, middle[0]).joinpath(own, *inside, file)
+        return run_folder(home, middle[0]).joinpath(f"{output}{_suffix(int(node[1]))}", *inside, file)
     if node is None or len(middle) > 1 or not set(middle) <= run_ids:
         return None
     if not middle:
         paths = {LOG: node_log_path, GPU_USE: _gpu_use_path}
         return paths[file](home, token, int(node[1])) if file in paths else None
     if file == LOG:
-        file = LOG if int(node[1]) == 0 else f"log-node-{int(node[1])}.txt"
+        file = f"log{_suffix(int(node[1]))}.txt"
     elif OUTPUT.fullmatch(file) is None:
         return None
     return run_folder(home, middle[0]) / file
@@ -274,9 +270,9 @@ def _join(
     token: str,
     folder: Path,
 ) -> _Segment | None:
-    """Append the segments that follow what is there; return the first that is not there now, if any.
+    """Append the segments that follow what is there; return the first that is still missing, if any.
 
-    folder: of the run, held meanwhile.
+    folder: the run's, locked meanwhile.
     """
     for segment in segments:
         with _locked(folder):
@@ -327,7 +323,7 @@ def _size(path: Path) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder, made if need be, against other processes. Raises UserError as `_writing` does."""
+    """Lock the folder, and make it if need be. Raises UserError as `_writing` does."""
     with _writing(folder):
         make_folder(folder)
         descriptor = locks.take(folder / _LOCK)
@@ -338,14 +334,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, body: bytes) -> None:
-    """Write a file of the home whole or not at all. Raises UserError for what the disk refuses."""
+    """Write a file of the home whole or not at all. Raises UserError if the disk refuses."""
     with _writing(path.parent):
         replace_file(path, body)
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Raise UserError for what the disk refuses."""
+    """Raise UserError if the disk refuses."""
     try:
         yield
     except OSError as error:

@@ -120,8 +120,8 @@ class Site:
     @property
     def placeholders(self) -> tuple[str, ...]:
         """Names of what is not known yet, without the brackets, sorted."""
-        own = {**asdict(self), "variables": {}, "price": None}
-        names = {name for text in _texts(own) for name in re.findall(r"<([^>]+)>", text)}
+        known = {**asdict(self), "variables": {}, "price": None}
+        names = {name for text in _texts(known) for name in re.findall(r"<([^>]+)>", text)}
         return tuple(sorted(names))
 
     @property

@@ -202,14 +202,16 @@ def _identify(name: str) -> Gpu | None:
 
 
 def _own(name: str, accelerators: Mapping[str, Accelerator]) -> Gpu | None:
-    own = next((known for key, known in accelerators.items() if name in (key, *known.device_names)), None)
-    if own is None:
+    known_gpu = next(
+        (known for key, known in accelerators.items() if name in (key, *known.device_names)), None
+    )
+    if known_gpu is None:
         return None
-    capability = own.compute_capability or own.name
+    capability = known_gpu.compute_capability or known_gpu.name
     return Gpu(
-        name=own.name,
+        name=known_gpu.name,
         generation=_GENERATIONS.get(capability, capability),
-        memory_gb=own.memory_gib,
-        bandwidth_gb_per_s=own.bandwidth_tb_per_s * 1000,
-        peak_tflops=own.peak_tflops,
+        memory_gb=known_gpu.memory_gib,
+        bandwidth_gb_per_s=known_gpu.bandwidth_tb_per_s * 1000,
+        peak_tflops=known_gpu.peak_tflops,
     )

@@ -78,8 +78,8 @@ class MarketPrice:
 
 def cheapest_zones(market: Iterable[MarketPrice]) -> dict[tuple[str, str, str], MarketPrice]:
     """Return by instance, region and purchase option what the cheapest zone asks."""
-    dearest_first = sorted(market, key=lambda each: -each.price.usd_per_hour)
-    return {(each.instance, each.region, each.purchase): each for each in dearest_first}
+    dearest_first = sorted(market, key=lambda offer: -offer.price.usd_per_hour)
+    return {(offer.instance, offer.region, offer.purchase): offer for offer in dearest_first}
 
 
 @dataclass(frozen=True, kw_only=True)

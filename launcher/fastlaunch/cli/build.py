@@ -184,8 +184,8 @@ def _listing(files: Mapping[str, bytes], *, fetched: bool) -> list[str]:
         top, slash, _ = name.partition("/")
         sizes.setdefault(top + slash, []).append(len(content))
     lines = [
-        f"  {top:<14} {_megabytes(sum(each)):>9}" + (f"  {len(each)} files" if top.endswith("/") else "")
-        for top, each in sizes.items()
+        f"  {top:<14} {_megabytes(sum(of_top)):>9}" + (f"  {len(of_top)} files" if top.endswith("/") else "")
+        for top, of_top in sizes.items()
     ]
     if not fetched:
         lines.append(f"  site/          {' and '.join(map(str, wanted_pins()))}, not fetched yet")

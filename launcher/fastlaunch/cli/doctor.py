@@ -77,7 +77,7 @@ def doctor(setup: bool, output: str, **given: Any) -> int:
 
 
 def _check_context(context: AppContext, catalogue: "Catalogue", options: Options) -> "CheckContext":
-    from fastlaunch.aws.cache import cached
+    from fastlaunch.aws.client import cached
     from fastlaunch.catalog.container_images import training_base
     from fastlaunch.jobs.build import instances_of
     from fastlaunch.jobs.code_bundle import cached_bundle
@@ -148,7 +148,7 @@ def _print_json(results: Sequence["Check"]) -> None:
             "region": check.region,
             "zone": check.zone,
             "instance": check.instance,
-            "told": check.message,
+            "message": check.message,
             "hint": check.hint,
             "error": type(check.error).__name__ if check.error else None,
         }

@@ -167,7 +167,7 @@ def update(regions: str | None, accept: bool, output: str) -> int:
     """
     from fastlaunch.api.price_update import update_prices
 
-    found = update_prices(split_names(regions or ""), accept=accept, context=app_context())
+    update = update_prices(split_names(regions or ""), accept=accept, context=app_context())
     rows = [
         {
             "change": change.kind,
@@ -178,10 +178,10 @@ def update(regions: str | None, accept: bool, output: str) -> int:
             "to": change.to_usd_per_hour,
             "percent": None if change.percent is None else round(change.percent, 2),
         }
-        for change in found.changes
+        for change in update.changes
     ]
     if output == "json":
-        fields = {"unchanged": found.num_unchanged, "market": found.num_market, "failures": found.failures}
+        fields = {"unchanged": update.num_unchanged, "market": update.num_market, "failures": update.failures}
         click.echo(json.dumps({"schema": 1, "changes": rows, **fields}, indent=2))
     elif rows or output == "csv":
         cells = [
@@ -195,19 +195,21 @@ def update(regions: str | None, accept: bool, output: str) -> int:
         ]
         headers = {name: name for name in cells[0]} | {"from": "from $/h", "to": "to $/h"} if cells else None
         print_rows(cells if output == "table" else rows, output=output, headers=headers)
-    kinds = Counter[str](change.kind for change in found.changes)
+    kinds = Counter[str](change.kind for change in update.changes)
     told_kinds = (kind for kind in ("changed", "added", "gone") if kinds[kind] or kind == "changed")
-    same = ", ".join([*(f"{kinds[kind]} {kind}" for kind in told_kinds), f"{found.num_unchanged} the same"])
-    looked = rows or found.num_unchanged or found.num_market or not found.failures
-    told = (
-        f"{same}; {found.num_market} prices of spot and capacity blocks." if looked else "nothing was updated"
+    same = ", ".join([*(f"{kinds[kind]} {kind}" for kind in told_kinds), f"{update.num_unchanged} the same"])
+    looked = rows or update.num_unchanged or update.num_market or not update.failures
+    line = (
+        f"{same}; {update.num_market} prices of spot and capacity blocks."
+        if looked
+        else "nothing was updated"
     )
-    click.echo(told, err=True)
-    for failure in found.failures:
+    click.echo(line, err=True)
+    for failure in update.failures:
         click.echo(f"not updated: {failure}", err=True)
     # Whether one is logged in, and may ask.
-    next_command("fastlaunch doctor" if found.failures else "fastlaunch prices")
-    return EXIT_CLOUD_REFUSED if found.failures else 0
+    next_command("fastlaunch doctor" if update.failures else "fastlaunch prices")
+    return EXIT_CLOUD_REFUSED if update.failures else 0
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], *, has_quotas: bool) -> None:

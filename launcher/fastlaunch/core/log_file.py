@@ -23,8 +23,8 @@ def telling_lines(directory: Path, *, num_lines: int) -> list[str]:
             lines = log.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    own = next((number for number, line in enumerate(lines) if _TORCHRUN.match(line)), len(lines))
-    return (lines[:own] or lines)[-num_lines:]
+    end = next((number for number, line in enumerate(lines) if _TORCHRUN.match(line)), len(lines))
+    return (lines[:end] or lines)[-num_lines:]
 
 
 def last_words(directory: Path) -> str | None:

@@ -37,8 +37,8 @@ def login_region() -> tuple[str, str]:
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", [[profile]]),
         ("AWS_CONFIG_FILE", "~/.aws/config", in_config),
     ):
-        if found := _region_in(os.environ.get(variable) or default, sections):
-            return found, f"profile {profile!r}"
+        if in_file := _region_in(os.environ.get(variable) or default, sections):
+            return in_file, f"profile {profile!r}"
     return DEFAULT_REGION, ""
 
 

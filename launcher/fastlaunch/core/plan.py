@@ -105,5 +105,5 @@ def placeholders_in(
     """Return those of the names, without brackets, that stand in the request or the list of runs."""
     text = json.dumps([request, run_list.text])
     is_unknown = run_list.sha256.startswith("<")
-    found = {name for name in names if f"<{name}>" in text}
-    return tuple(sorted({*found, *([run_list.sha256[1:-1]] if is_unknown else [])}))
+    unknown = {name for name in names if f"<{name}>" in text}
+    return tuple(sorted({*unknown, *([run_list.sha256[1:-1]] if is_unknown else [])}))

@@ -134,13 +134,13 @@ class Settings:
             except UserError as error:
                 raise UserError(f"max_price_age: {error.message}", error.hint) from None
 
-    def price_files(self, own: Path | None = None) -> tuple[Path, ...]:
+    def price_files(self, file: Path | None = None) -> tuple[Path, ...]:
         """Return the price files over the shipped one, the lowest first: the updated one and the user's.
 
-        own: a file that takes the place of the config file's.
+        file: one that takes the place of the config file's.
         """
-        updated, own = self.home / UPDATED_PRICES, own or self.prices
-        return *((updated,) if updated.exists() else ()), *((own,) if own else ())
+        updated, file = self.home / UPDATED_PRICES, file or self.prices
+        return *((updated,) if updated.exists() else ()), *((file,) if file else ())
 
     def paid_usd_per_hour(self, instance: str, list_usd_per_hour: float) -> float:
         """Return what an hour on demand costs this account. instance: with `ml.` on SageMaker."""

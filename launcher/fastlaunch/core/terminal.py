@@ -30,7 +30,7 @@ def printable(text: str) -> str:
     """Return the text in one line, with what cannot be seen escaped as Python does: `\\n`, `\\u202e`."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
 
 
 def printable_message(text: str) -> str:

@@ -192,7 +192,7 @@ def split_list(text: str) -> tuple[str, ...]:
 def join_list(texts: Iterable[str]) -> str:
     """Return what `split_list` makes these texts of. Raises UserError where nothing does."""
     several = tuple(texts)
-    text = ",".join(each.replace(",", r"\,") for each in several)
+    text = ",".join(part.replace(",", r"\,") for part in several)
     if several and _divided(text) != several:
         problem = f"{' and '.join(map(repr, several))} cannot be told apart with commas between them"
         raise UserError(problem, "have the script take names for them instead")
@@ -208,8 +208,8 @@ def _divided(text: str) -> tuple[str, ...] | None:
             texts.append("")
         else:
             texts[-1] += mark.removeprefix("\\") if mark == r"\," else mark
-    quotes = [each[:1] for each in texts if each.startswith(("'", '"')) and each.count(each[0]) % 2]
-    is_cut = is_held or (len(texts) > 1 and any(each.endswith(tuple(quotes)) for each in texts))
+    quotes = [part[:1] for part in texts if part.startswith(("'", '"')) and part.count(part[0]) % 2]
+    is_cut = is_held or (len(texts) > 1 and any(part.endswith(tuple(quotes)) for part in texts))
     return None if is_cut else tuple(texts)
 
 

@@ -86,11 +86,11 @@ def check_models(variant: Variant) -> None:
 
 def _check_timm(model: str) -> None:
     """Raise UnknownName if the timm that is installed here, if any, has no such model."""
-    found = importlib.util.find_spec("timm")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("timm")
+    if spec is None or not spec.submodule_search_locations:
         return
     # Importing it would take seconds.
-    files = Path(found.submodule_search_locations[0], "models").glob("*.py")
+    files = Path(spec.submodule_search_locations[0], "models").glob("*.py")
     source = "\n".join(file.read_text(encoding="utf-8") for file in files)
     names = set(re.findall(r"^def ([a-z]\w*)\(pretrained", source, re.MULTILINE))
     # Former names stand as text, in tables of deprecated ones.

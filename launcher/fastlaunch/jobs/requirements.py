@@ -82,12 +82,14 @@ class Requirements:
     @property
     def names(self) -> tuple[str, ...]:
         """The packages' names."""
-        return tuple(match["name"] for each in self.packages if (match := _PACKAGE.match(each)))
+        return tuple(match["name"] for package in self.packages if (match := _PACKAGE.match(package)))
 
     @property
     def pins_torch(self) -> bool:
         matches = filter(None, map(_PACKAGE.match, self.packages))
-        return any(each["name"].lower() == "torch" and each["versions"].startswith("==") for each in matches)
+        return any(
+            match["name"].lower() == "torch" and match["versions"].startswith("==") for match in matches
+        )
 
 
 def read_requirements(path: Path, *, from_index: bool = False) -> Requirements:
@@ -255,14 +257,14 @@ def _travelling(items: list[dict[str, Any]], torch: str) -> list[dict[str, Any]]
     of_image, names = set(), {*_WITH_TORCH} & by_name.keys()
     while names:
         of_image |= names
-        needs = {name for each in names for name in _needs(by_name[each]["metadata"])}
+        needs = {need for name in names for need in _needs(by_name[name]["metadata"])}
         names = {name for name in needs & by_name.keys() if _OF_TORCH.match(name)} - of_image
     return [item for name, item in by_name.items() if name not in of_image]
 
 
 def _needs(metadata: Mapping[str, Any]) -> Iterator[str]:
-    for each in metadata.get("requires_dist", ()):
-        if match := _PACKAGE.match(each):
+    for need in metadata.get("requires_dist", ()):
+        if match := _PACKAGE.match(need):
             yield _normal(match["name"])
 
 

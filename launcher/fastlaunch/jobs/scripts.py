@@ -105,10 +105,10 @@ def check_travels_along(
     """
     for script in scripts:
         program, named = script.argv[0], _script_path(script.argv)
-        own = Path(program).is_absolute() and Path(program).is_relative_to(Path.home())
-        for path in filter(None, (program if own or _is_relative(program) else None, named)):
+        is_private = Path(program).is_absolute() and Path(program).is_relative_to(Path.home())
+        for path in filter(None, (program if is_private or _is_relative(program) else None, named)):
             inside = os.path.normpath(path)
-            if inside in paths or any(each.startswith(f"{inside}/") for each in paths):
+            if inside in paths or any(other.startswith(f"{inside}/") for other in paths):
                 continue
             if Path(path).is_absolute():
                 # The image may have what is not here.

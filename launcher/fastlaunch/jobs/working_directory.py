@@ -79,8 +79,8 @@ def working_directory(root: Path, *, home: Path) -> WorkingDirectory:
     """
     root, home = root.resolve(), home.resolve()
     paths, rule, untracked = _paths(root)
-    found = (_file(root, path) for path in paths if not (root / path).is_relative_to(home))
-    files = tuple(sorted(filter(None, found), key=lambda file: file.path))
+    travelling = (_file(root, path) for path in paths if not (root / path).is_relative_to(home))
+    files = tuple(sorted(filter(None, travelling), key=lambda file: file.path))
     if not files:
         why = {"git": "git tracks nothing here", IGNORE_FILE: f"{IGNORE_FILE} leaves nothing"}.get(rule or "")
         raise UserError(

@@ -24,7 +24,7 @@ from fastlaunch.placement.resolve import Lookup, candidates, has_several_interfa
 class AwsLookup(Lookup):
     """Answers by asking AWS. What the config file does not name is an error, with what to write."""
 
-    #: Asks each question once; see `aws.cache.cached`.
+    #: Asks each question once; see `aws.client.cached`.
     aws: Aws
     #: The code that is going to be uploaded; None if the image holds it.
     bundle: Bundle | None = None

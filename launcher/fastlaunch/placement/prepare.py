@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.aws.cache import cached
-from fastlaunch.aws.client import Aws
+from fastlaunch.aws.client import Aws, cached
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.activity import activity

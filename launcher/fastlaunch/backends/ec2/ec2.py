@@ -1,20 +1,19 @@
 """The EC2 backend: an attempt is one RunInstances request, whose machines do its runs together and end.
 
-Handles also have `instance_ids` and `instance_id`, which is node 0's; `num_nodes` is how many were asked for.
+Handles also have `instance_ids` and `instance_id`, which is node 0's; `num_nodes` is the number requested.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, timedelta
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from fastlaunch.aws.types import Instance
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.ec2.observe import attempt_status, billed_on_ec2
 from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.protocol import KILL_INTERVAL_S, AttemptStatus, CloudBackend
-from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -33,7 +32,7 @@ BOOT_LIMIT = timedelta(minutes=12)
 #: Between asking a node to stop and ending it: a checkpoint, its upload, shutting down.
 STOP_WAIT_S = 240.0
 LOOK_INTERVAL_S = 10.0
-#: For asking the node, where the bucket does not answer.
+#: How long to try to reach the node if the bucket does not answer.
 _ASK_WAIT_S = 60.0
 
 
@@ -47,14 +46,6 @@ class Ec2Backend(CloudBackend):
     _look_command: ClassVar[str] = "aws ec2 describe-instances --region {region} --instance-ids"
     billed = staticmethod(billed_on_ec2)
 
-    # What its plans are made for; see `at`.
-    site: Site | None = None
-
-    def at(self, site: Site, max_minutes: int, *, root: str | None = None) -> Self:
-        # root changes nothing: runs have a folder each.
-        assert site.backend == "ec2"
-        return replace(self, site=site, max_minutes=max_minutes)
-
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         from fastlaunch.backends.ec2.plan import plan_ec2
 
@@ -62,9 +53,9 @@ class Ec2Backend(CloudBackend):
         return plan_ec2(jobs, attempt=attempt, site=self.site, max_minutes=self.max_minutes)
 
     def execute(self, plan: Plan) -> Mapping[str, Any]:
-        """Store the plan's objects, send its request; return the handle. Raises CloudRefused's kinds.
+        """Store the plan's objects, send its request; return the handle. Raises a kind of CloudRefused.
 
-        If fewer machines come than were asked for, they are ended, and NoCapacity is raised.
+        Ends the machines and raises NoCapacity if fewer come than were requested.
         """
         assert plan.region is not None
         store_objects(self.aws, plan)
@@ -85,10 +76,10 @@ class Ec2Backend(CloudBackend):
         return {token: _handle(by_token[token], machines) for token, machines in instances.items()}
 
     def describe(self, handles: Sequence[Mapping[str, Any]]) -> list[AttemptStatus]:
-        """Return what EC2 shows of the attempts' machines now: one request per region (200 ids each).
+        """Return what EC2 shows of the attempts' machines now, with one request per region (and 200 ids).
 
-        One more, by client token, for attempts whose machines all seem to have ended, whose handle does not
-        list them all, or one of whose machines EC2 does not show though it started long ago.
+        One more request, by client token, covers attempts whose machines all seem to have ended, whose handle
+        does not list them all, or with a machine that started long ago and that EC2 does not show.
         """
         known = self._by_id(handles)
         doubtful = [handle for handle in handles if self._is_doubtful(handle, known)]
@@ -98,7 +89,7 @@ class Ec2Backend(CloudBackend):
     def stop(self, handle: Mapping[str, Any]) -> None:
         """Ask the nodes to stop, bring what they write meanwhile, and terminate those that do not end.
 
-        Nodes that have not booted have nothing to save, and are terminated at once.
+        Nodes that have not booted have nothing to save and are terminated at once.
         """
         # A full disk here keeps no machine alive.
         with suppress(UserError):
@@ -142,7 +133,7 @@ class Ec2Backend(CloudBackend):
         }
 
     def _is_doubtful(self, handle: Mapping[str, Any], known: Mapping[str, Instance]) -> bool:
-        """Return whether to look for the machines under other names than their ids."""
+        """Return whether to look for the machines by token too."""
         shown = [known[id] for id in _ids(handle) if id in known]
         if len(_ids(handle)) < handle.get("num_nodes", 1):
             # Found again before EC2 showed them all.
@@ -175,9 +166,9 @@ class Ec2Backend(CloudBackend):
     # How machines end
 
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
-        """Terminate every machine of the token, also if the handle does not list it or EC2 not show it.
+        """Terminate every machine of the token, even if the handle does not list it or EC2 does not show it.
 
-        Raises BadConfiguration, before it ends any, if a machine that the handle lists carries other tags.
+        Raises BadConfiguration, and ends none, if a machine that the handle lists carries other tags.
         """
         shown, listed = self._by_id([handle]), _ids(handle)
         foreign = [id for id in listed if id in shown and shown[id].tags.get(RUN_TAG) != _run_of(handle)]
@@ -193,11 +184,11 @@ class Ec2Backend(CloudBackend):
         live = [instance.id for instance in shown.values() if instance.is_live]
         if live or unseen:
             self.aws.terminate(handle["region"], live + unseen)
-        # What EC2 did not show for so long it knows no more, or would not end by this order either.
+        # What EC2 has not shown for so long is gone, or this order would not end it either.
         return live if self._is_old(handle) else live + unseen
 
     def _end_too_few(self, handle: Mapping[str, Any]) -> None:
-        """Raise NoCapacity once the machines are ended, Unreachable where that is not known."""
+        """End the machines and raise NoCapacity, or Unreachable if they may not have ended."""
         problem = (
             f"EC2 started {len(handle['instance_ids'])} of {handle['num_nodes']} instances, "
             "which are of no use without the rest"
@@ -237,8 +228,8 @@ class Ec2Backend(CloudBackend):
 
 
 def _ids(handle: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the machines; an old handle has one, and one without EC2's answer none."""
-    return list(handle["instance_ids"] if "instance_ids" in handle else [handle["instance_id"]])
+    """Return the ids of the machines; none without EC2's answer."""
+    return list(handle["instance_ids"])
 
 
 def _run_of(handle: Mapping[str, Any]) -> str:

@@ -31,24 +31,24 @@ def attempt_status(instances: Sequence[Instance], *, num_unseen: int) -> Attempt
     if not instances:
         return AttemptStatus(has_ended=False, is_seen=False, num_unseen=num_unseen)
     endings = set(map(ending_of, instances))
-    are_over = all(each.has_ended for each in instances)
+    are_over = all(instance.has_ended for instance in instances)
     has_ended = are_over and not num_unseen
     first = instances[0]
-    ends = [_transition_time(each) for each in instances]
-    billed_s = [_billed_s(each) for each in instances]
+    ends = [_transition_time(instance) for instance in instances]
+    billed_s = [_billed_s(instance) for instance in instances]
     known_s = [seconds for seconds in billed_s if seconds is not None]
     is_known = has_ended and len(known_s) == len(billed_s)
     return AttemptStatus(
         has_ended=has_ended,
         num_unseen=num_unseen,
-        is_live=any(each.is_live for each in instances),
-        is_up=not num_unseen and all(each.state == "running" for each in instances),
-        num_ended=sum(not each.is_live for each in instances),
+        is_live=any(instance.is_live for instance in instances),
+        is_up=not num_unseen and all(instance.state == "running" for instance in instances),
+        num_ended=sum(not instance.is_live for instance in instances),
         is_spot=first.is_spot,
-        ending=next((each for each in (Ending.RECLAIMED, Ending.NO_CAPACITY) if each in endings), None),
+        ending=next((ending for ending in (Ending.RECLAIMED, Ending.NO_CAPACITY) if ending in endings), None),
         instance_type=first.instance_type,
         zone=first.zone,
-        launched_at=min(each.launch_time for each in instances),
+        launched_at=min(instance.launch_time for instance in instances),
         ended_at=max(end for end in ends if end) if are_over and all(ends) else None,
         billable_s=sum(known_s) / len(known_s) if is_known else None,
         problem=next(filter(None, map(state_reason_problem, instances)), None),
@@ -105,10 +105,10 @@ def _billed_s(instance: Instance) -> float | None:
 
 def _detail(instances: Sequence[Instance]) -> str | None:
     """Return `running` or `1 pending, 1 running`; if all have ended, why EC2 says that the first one did."""
-    if all(each.has_ended for each in instances):
-        reasons = [each.state_reason or each.transition_reason for each in instances]
+    if all(instance.has_ended for instance in instances):
+        reasons = [instance.state_reason or instance.transition_reason for instance in instances]
         return next(filter(None, reasons), None)
-    states = Counter(each.state for each in instances)
+    states = Counter(instance.state for instance in instances)
     if len(states) == 1:
         return next(iter(states))
     return ", ".join(f"{num} {state}" for state, num in sorted(states.items()))

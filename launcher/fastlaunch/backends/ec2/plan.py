@@ -1,26 +1,30 @@
-"""An attempt on EC2 as one RunInstances request: nodes that do their runs together, in order. Pure."""
+"""Plan an attempt on EC2: one RunInstances request, whose nodes do the runs together, in order. Pure."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
-from fastlaunch.backends.node_agent import agent_object, agent_sha256, run_list_object
-from fastlaunch.backends.site import CapacityBlock, Site
+from fastlaunch.backends.node_agent import (
+    agent_object,
+    agent_sha256,
+    attempt_tags,
+    node_environment,
+    node_program,
+    paid_plan,
+    run_list_object,
+)
+from fastlaunch.backends.site import Site
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.catalog.rates import max_cost_usd
-from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
-from fastlaunch.core.plan import Plan, placeholders_in
-from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
-from fastlaunch_train.node.protocol import NodeProgram, NodeRun, input_environment
+from fastlaunch.core.plan import Plan
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch_train.node.protocol import NodeProgram
 
 #: Size of the root volume, unless the AMI's own is larger: an image of 20 GB, unpacked, twice, and the AMI.
 ROOT_GIB = 200
 #: An image of 20 GB is unpacked at what the volume can write; gp3's default of 125 MiB/s takes minutes.
 #: Up to 750 MiB/s go with gp3's default of 3,000 operations per second.
 ROOT_MIB_PER_S = 500
-#: How long a rank may take to end after SIGTERM, within the 100 s that the node gives the container.
-_STOP_GRACE_S = 90
 _ECR_HOST = re.compile(r"[0-9]{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+")
 
 
@@ -40,8 +44,7 @@ def plan_ec2(
     boto3 encodes. agent: SHA-256 of another node agent than this one's.
     """
     first, job = next(iter(jobs.items()))
-    assert len({(one.instance, one.num_nodes, one.terms.purchase) for one in jobs.values()}) == 1
-    block = _block(job, site)
+    assert len({(spec.instance, spec.num_nodes, spec.terms.purchase) for spec in jobs.values()}) == 1
     token = f"{first}-a{attempt}"
     output = f"{site.runs_uri}/{first}/attempt-{attempt}"
     unknown = site.unknown_names(jobs)
@@ -58,14 +61,8 @@ def plan_ec2(
         run_list=run_list.uri,
         run_list_sha256=run_list.sha256,
     )
-    tags = {
-        "Name": f"fastlaunch {first}",
-        **site.tags,
-        RUN_TAG: first,
-        ATTEMPT_TAG: str(attempt),
-        MAX_MINUTES_TAG: str(max_minutes),
-        OUTPUT_TAG: output,
-    }
+    others = {"Name": f"fastlaunch {first}", **site.tags}
+    tags = attempt_tags(others, first, attempt, max_minutes=max_minutes, output=output)
     request: dict[str, Any] = {
         "ImageId": site.ami,
         "InstanceType": site.instance.name,
@@ -73,7 +70,7 @@ def plan_ec2(
         "MaxCount": job.num_nodes,
         "ClientToken": token,
         **_network(job, site),
-        "IamInstanceProfile": _profile(site.role),
+        "IamInstanceProfile": {"Arn" if site.role.startswith("arn:") else "Name": site.role},
         "InstanceInitiatedShutdownBehavior": "terminate",
         **_market(job, site),
         # Hop limit 1: the container, a network hop away, gets no credentials. Several nodes' containers are
@@ -98,22 +95,19 @@ def plan_ec2(
             }
         ],
         "TagSpecifications": [
-            {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
-            for kind in ("instance", "volume", "network-interface")
+            {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume", "network-interface")
         ],
         "UserData": render(bootstrap),
     }
-    return Plan(
-        backend="ec2",
-        operation="RunInstances",
-        request=request,
-        placeholders=placeholders_in(request, run_list, unknown),
-        max_cost_usd=_max_cost_usd(job, site, max_minutes),
-        usd_per_hour=site.usd_per_hour,
-        price_as_of=site.price.as_of.isoformat() if site.price else None,
-        region=site.region,
-        sunk_usd=block.fee_usd if block else None,
-        objects=(stored, run_list),
+    return paid_plan(
+        "RunInstances",
+        request,
+        job=job,
+        site=site,
+        max_minutes=max_minutes,
+        agent=stored,
+        run_list=run_list,
+        unknown=unknown,
     )
 
 
@@ -127,29 +121,17 @@ def _program(
     max_minutes: int,
 ) -> NodeProgram:
     job = next(iter(jobs.values()))
-    block, needed = _block(job, site), site.requirements
-    host, digest = site.image.partition("/")[0], site.image.rpartition("@")[2]
-    registry = _ECR_HOST.fullmatch(host)
-    environment = {
-        **site.variables,
-        **input_environment(site.inputs),
-        "FASTLAUNCH_ATTEMPT": str(attempt),
-        "FASTLAUNCH_INSTANCE": site.instance.name,
-        "FASTLAUNCH_IMAGE_DIGEST": digest,
-        "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
-        "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
-    }
+    is_in_block, needed = job.terms.purchase == "capacity-block", site.requirements
+    registry = _ECR_HOST.fullmatch(site.image.partition("/")[0])
+    environment = {"FASTLAUNCH_INSTANCE": site.instance.name, **node_environment(job, site, attempt)}
     if job.num_nodes > 1:
         environment["FASTLAUNCH_NUM_NODES"] = str(job.num_nodes)
-        environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
-        if not job.allow_tcp:
-            floor = site.instance.all_reduce_floor_gb_per_s
-            environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
-    if site.code and site.code.commit:
-        environment["FASTLAUNCH_COMMIT"] = site.code.commit
-    return NodeProgram(
+    return node_program(
+        jobs,
         token=token,
         attempt=attempt,
+        site=site,
+        environment=environment,
         region=site.region,
         output=output,
         runs_uri=site.runs_uri,
@@ -158,56 +140,17 @@ def _program(
         image=site.image,
         image_region=registry[1] if registry else site.region,
         max_minutes=max_minutes,
-        num_gpus=site.instance.num_accelerators,
         has_instance_store=site.instance.local_nvme_gb > 0,
-        has_nvswitch=site.instance.has_nvswitch,
         is_spot=job.terms.purchase == "spot",
         num_nodes=job.num_nodes,
         needs_efa=job.num_nodes > 1 and not job.allow_tcp,
-        block_ends_at=block.ends_at if block else None,
-        # The node itself tells every container its run's id.
-        runs=tuple(
-            NodeRun(
-                run_id=run_id,
-                arguments=node_arguments(one),
-                environment=run_environment(one) | _ranks_of(one, job),
-            )
-            for run_id, one in jobs.items()
-        ),
-        environment=environment,
-        secrets=site.secrets,
-        inputs=site.inputs,
+        block_ends_at=site.block.ends_at if is_in_block and site.block else None,
         requirements_uri=f"s3://{site.bucket}/{needed.key}" if needed else None,
-        requirements_sha256=needed.sha256 if needed else None,
-    )
-
-
-def _ranks_of(job: JobSpec, usual: JobSpec) -> dict[str, str]:
-    """Return the variable with a run's number of ranks, where that is not the usual one."""
-    if job.num_gpus == usual.num_gpus:
-        return {}
-    return {"FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes)}
-
-
-def _block(job: JobSpec, site: Site) -> CapacityBlock | None:
-    """Return the capacity block that the job runs in, if it does."""
-    return site.block if job.terms.purchase == "capacity-block" else None
-
-
-def _max_cost_usd(job: JobSpec, site: Site, max_minutes: int) -> float:
-    """Return the most that the attempt costs; of a capacity block, no more than was paid for all of it."""
-    block = _block(job, site)
-    return max_cost_usd(
-        num_nodes=job.num_nodes,
-        max_minutes=max_minutes,
-        usd_per_hour=site.usd_per_hour,
-        volume_usd_per_hour=site.volume_usd_per_hour,
-        fee_usd=block.fee_usd if block else None,
     )
 
 
 def _network(job: JobSpec, site: Site) -> dict[str, Any]:
-    """Return where the nodes are. One alone needs no EFA, and its subnet may give it a public address."""
+    """Return the nodes' network. A single node needs no EFA, and its subnet may give it a public address."""
     network: dict[str, Any] = {}
     place = {}
     if job.num_nodes > 1:
@@ -227,10 +170,6 @@ def _network(job: JobSpec, site: Site) -> dict[str, Any]:
     if place:
         network["Placement"] = place
     return network
-
-
-def _profile(name: str) -> dict[str, str]:
-    return {"Arn": name} if name.startswith("arn:") else {"Name": name}
 
 
 def _market(job: JobSpec, site: Site) -> dict[str, Any]:
@@ -255,18 +194,13 @@ def _decimal(usd: float) -> str:
     return f"{int(usd * 1e6 + 1e-6) / 1e6:.6f}".rstrip("0").rstrip(".")
 
 
-def has_efa(instance: InstanceType) -> bool:
-    """Return whether nodes of this type can speak EFA to each other."""
-    return instance.num_efa_interfaces > 0
-
-
 def interfaces_of(
     instance: InstanceType, *, subnet: str | None, groups: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return RunInstances' `NetworkInterfaces`: one plain interface, and one for every card with EFA.
+    """Return RunInstances' `NetworkInterfaces`: one plain interface, and one for each card with EFA.
 
-    subnet, groups: of all of them; left to EC2 where they are None or empty. With more than one interface
-    EC2 gives no public address, and must not be asked for one.
+    subnet, groups: those of all interfaces; EC2 chooses if they are None or empty. With several interfaces
+    EC2 gives no public address and must not be asked for one.
     """
     # Where cards outnumber EFA interfaces, as on p6-b300, card 0 has none.
     first = 0 if instance.num_efa_interfaces >= instance.num_network_cards else 1

@@ -64,6 +64,11 @@ def attempt_status(job: TrainingJob | None) -> AttemptStatus:
     """
     if job is None:
         return AttemptStatus(has_ended=False, is_seen=False, num_unseen=1)
+    problem = problem_of(job)
+    ending = {"MaxRuntimeExceeded": Ending.TIME_LIMIT, "Stopped": Ending.STOPPED}.get(job.secondary_status)
+    if isinstance(problem, NoCapacity):
+        ending = Ending.NO_CAPACITY
+    is_free = job.billable_s is None and job.has_ended and job.started_at is None
     return AttemptStatus(
         has_ended=job.has_ended,
         is_live=not job.has_ended,
@@ -72,19 +77,12 @@ def attempt_status(job: TrainingJob | None) -> AttemptStatus:
         instance_type=job.ec2_type,
         launched_at=job.started_at,
         ended_at=job.ended_at if job.has_ended else None,
-        billable_s=_billable_s(job),
+        billable_s=0.0 if is_free else job.billable_s,
         training_s=job.training_s,
-        ending=_ending(job),
-        problem=problem_of(job),
+        ending=ending,
+        problem=problem,
         detail=_detail(job),
     )
-
-
-def _ending(job: TrainingJob) -> Ending | None:
-    """Return what ended the job, as far as SageMaker says so."""
-    if isinstance(problem_of(job), NoCapacity):
-        return Ending.NO_CAPACITY
-    return {"MaxRuntimeExceeded": Ending.TIME_LIMIT, "Stopped": Ending.STOPPED}.get(job.secondary_status)
 
 
 def problem_of(job: TrainingJob) -> CloudRefused | None:
@@ -158,12 +156,6 @@ def _waited_too_long(job: TrainingJob) -> bool:
     if job.secondary_status != "Stopped" or job.is_spot or job.started_at is not None or job.ended_at is None:
         return False
     return abs((job.ended_at - job.created_at).total_seconds() - MAX_PENDING_S) < _PENDING_SLACK_S
-
-
-def _billable_s(job: TrainingJob) -> float | None:
-    if job.billable_s is None and job.has_ended and job.started_at is None:
-        return 0.0
-    return job.billable_s
 
 
 def _detail(job: TrainingJob) -> str:

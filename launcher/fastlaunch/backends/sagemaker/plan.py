@@ -1,4 +1,4 @@
-"""An attempt on SageMaker as one CreateTrainingJob request: one job that does its runs one after another.
+"""Plan an attempt on SageMaker: one CreateTrainingJob request, whose job does the runs one after another.
 
 Pure. All hosts of a job, and all attempts at the same runs, share one folder of checkpoints in S3; what one
 attempt writes lies under its token there.
@@ -8,13 +8,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fastlaunch.backends.node_agent import agent_object, agent_sha256, run_list_object
+from fastlaunch.backends.node_agent import (
+    agent_object,
+    agent_sha256,
+    attempt_tags,
+    node_environment,
+    node_program,
+    paid_plan,
+    run_list_object,
+)
 from fastlaunch.backends.site import Site
-from fastlaunch.catalog.rates import max_cost_usd
-from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
-from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
-from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
-from fastlaunch_train.node.protocol import NodeProgram, NodeRun, input_environment
+from fastlaunch.core.plan import Plan, PlanObject
+from fastlaunch.jobs.spec import JobSpec
 
 #: Where the container finds what earlier attempts left, and from where SageMaker copies what it writes.
 CHECKPOINTS = "/opt/ml/checkpoints"
@@ -22,8 +27,6 @@ CHECKPOINTS = "/opt/ml/checkpoints"
 MAX_PENDING_S = 1_800
 #: How long a spot job may wait for machines, unbilled, at its start and after interruptions together.
 SPOT_WAIT_S = 3_600
-#: How long a rank may take to end after SIGTERM, within the 120 s that SageMaker gives the container.
-_STOP_GRACE_S = 90
 #: Fetched as a channel, by a name that holds its digest. In one line of at most 256 characters, as SageMaker
 #: takes arguments; the digest is the script's own argument.
 _UNPACK = (
@@ -55,33 +58,31 @@ def plan_sagemaker(
     default the first of them. agent: SHA-256 of another node agent than this one's.
     """
     first, job = next(iter(jobs.items()))
-    kinds = {(each.num_nodes, each.num_gpus, each.terms.purchase, each.allow_tcp) for each in jobs.values()}
+    kinds = {(spec.num_nodes, spec.num_gpus, spec.terms.purchase, spec.allow_tcp) for spec in jobs.values()}
     assert len(kinds) == 1
     token = f"{first}-a{attempt}"
     checkpoints = f"{site.runs_uri}/{root or first}"
     output = f"{checkpoints}/{token}"
     unknown = site.unknown_names([*jobs, *([root] if root else [])])
     stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
-    run_list = run_list_object(_node_program(jobs, token, attempt, site), output, unknown)
-    tags = {
-        **site.tags,
-        RUN_TAG: first,
-        ATTEMPT_TAG: str(attempt),
-        MAX_MINUTES_TAG: str(max_minutes),
-        OUTPUT_TAG: output,
-    }
+    program = node_program(jobs, token=token, attempt=attempt, site=site, environment={})
+    run_list = run_list_object(program, output, unknown)
     request: dict[str, Any] = {
         "TrainingJobName": token,
         "AlgorithmSpecification": {
             "TrainingImage": site.image,
             "TrainingInputMode": "File",
-            **_program(site),
+            # Instead of the image's own entrypoint, which would be AWS's toolkit.
+            "ContainerEntrypoint": ["/bin/bash"],
+            "ContainerArguments": ["-c", _UNPACK, "fastlaunch", site.code.sha256] if site.code else [_RUN],
             "MetricDefinitions": [
                 {"Name": name, "Regex": f"fastlaunch: .* {name}={_NUMBER}"} for name in _METRICS
             ],
         },
         "Environment": {
-            **_environment(job, site, token, attempt),
+            **node_environment(job, site, attempt),
+            "FASTLAUNCH_TOKEN": token,
+            "FASTLAUNCH_PRINT_METRICS": "1",
             "FASTLAUNCH_AGENT_SHA256": stored.sha256,
             "FASTLAUNCH_RUNS_SHA256": run_list.sha256,
         },
@@ -100,73 +101,23 @@ def plan_sagemaker(
         "EnableNetworkIsolation": False,
         **_network(site),
         **({"EnableManagedSpotTraining": True} if job.terms.purchase == "spot" else {}),
-        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+        "Tags": attempt_tags(site.tags, first, attempt, max_minutes=max_minutes, output=output),
     }
-    return Plan(
-        backend="sagemaker",
-        operation="CreateTrainingJob",
-        request=request,
-        placeholders=placeholders_in(request, run_list, unknown),
-        max_cost_usd=max_cost_usd(
-            num_nodes=job.num_nodes,
-            max_minutes=max_minutes,
-            usd_per_hour=site.usd_per_hour,
-            volume_usd_per_hour=site.volume_usd_per_hour,
-        ),
-        usd_per_hour=site.usd_per_hour,
-        price_as_of=site.price.as_of.isoformat() if site.price else None,
-        region=site.region,
-        objects=(stored, run_list),
+    return paid_plan(
+        "CreateTrainingJob",
+        request,
+        job=job,
+        site=site,
+        max_minutes=max_minutes,
+        agent=stored,
+        run_list=run_list,
+        unknown=unknown,
     )
 
 
 def is_accelerated(ml_type: str) -> bool:
     """Return whether SageMaker lets the type (`ml.p5.48xlarge`) wait for capacity, as accelerated ones."""
     return re.match(r"ml\.(p|g|trn)[0-9]", ml_type) is not None
-
-
-def _program(site: Site) -> dict[str, list[str]]:
-    """Return what is run instead of the image's own entrypoint, which would be AWS's toolkit."""
-    script = [_RUN] if site.code is None else ["-c", _UNPACK, "fastlaunch", site.code.sha256]
-    return {"ContainerEntrypoint": ["/bin/bash"], "ContainerArguments": script}
-
-
-def _node_program(jobs: Mapping[str, JobSpec], token: str, attempt: int, site: Site) -> NodeProgram:
-    runs = tuple(
-        NodeRun(run_id=run_id, arguments=node_arguments(job), environment=run_environment(job))
-        for run_id, job in jobs.items()
-    )
-    instance, needed = site.instance, site.requirements
-    return NodeProgram(
-        token=token,
-        attempt=attempt,
-        runs=runs,
-        num_gpus=instance.num_accelerators,
-        has_nvswitch=instance.has_nvswitch,
-        environment={**site.variables, **input_environment(site.inputs)},
-        secrets=site.secrets,
-        inputs=site.inputs,
-        requirements_sha256=needed.sha256 if needed else None,
-    )
-
-
-def _environment(job: JobSpec, site: Site, token: str, attempt: int) -> dict[str, str]:
-    environment = {
-        "FASTLAUNCH_TOKEN": token,
-        "FASTLAUNCH_ATTEMPT": str(attempt),
-        "FASTLAUNCH_IMAGE_DIGEST": site.image.rpartition("@")[2],
-        "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
-        "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
-        "FASTLAUNCH_PRINT_METRICS": "1",
-    }
-    if site.code and site.code.commit:
-        environment["FASTLAUNCH_COMMIT"] = site.code.commit
-    if job.num_nodes > 1:
-        environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
-        if not job.allow_tcp:
-            floor = site.instance.all_reduce_floor_gb_per_s
-            environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
-    return environment
 
 
 def _channels(site: Site, **objects: PlanObject) -> list[dict[str, Any]]:

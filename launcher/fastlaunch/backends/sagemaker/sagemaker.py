@@ -5,14 +5,13 @@ Handles also have `job_name`, which is the attempt's token, and `arn`.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
-from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import JOB_WAIT_MINUTES, OUTPUT_TAG
 from fastlaunch.core.plan import Plan
@@ -35,14 +34,6 @@ class SageMakerBackend(CloudBackend):
 
     _look_command: ClassVar[str] = "aws sagemaker describe-training-job --region {region} --training-job-name"
     billed = staticmethod(billed_on_sagemaker)
-
-    # What its plans are made for; see `at`.
-    site: Site | None = None
-    root: str | None = None
-
-    def at(self, site: Site, max_minutes: int, *, root: str | None = None) -> Self:
-        assert site.backend == "sagemaker"
-        return replace(self, site=site, max_minutes=max_minutes, root=root)
 
     def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
         from fastlaunch.backends.sagemaker.plan import plan_sagemaker
@@ -78,9 +69,9 @@ class SageMakerBackend(CloudBackend):
         return [attempt_status(jobs[handle["region"], handle["token"]]) for handle in handles]
 
     def stop(self, handle: Mapping[str, Any]) -> None:
-        """Have SageMaker stop the job, and bring what its containers save until it has ended.
+        """Stop the job, and bring what its containers save until it has ended.
 
-        A job that is still stopping after ten minutes is left to SageMaker, which ends it in any case.
+        A job that still stops after ten minutes is left to SageMaker, which ends it in any case.
         """
         self.kill(handle)
         deadline = self.now() + timedelta(seconds=STOP_WAIT_S)
@@ -104,7 +95,7 @@ class SageMakerBackend(CloudBackend):
         return self.aws.training_log(handle["region"], handle["token"])
 
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
-        """Have SageMaker stop the job: its containers get SIGTERM, and are killed 120 s later."""
+        """Stop the job: SageMaker sends SIGTERM to its containers, and kills them 120 s later."""
         region, name = handle["region"], handle["token"]
         self.aws.stop_training_job(region, name)
         job = self.aws.training_job(region, name)
@@ -112,7 +103,7 @@ class SageMakerBackend(CloudBackend):
         return [] if has_ended else [name]
 
     def _try_to_sync(self, handle: Mapping[str, Any]) -> None:
-        # A bucket that refuses, or a full disk, is no reason not to wait for the job's end.
+        # Wait for the job's end even if the bucket refuses or the disk is full.
         with suppress(UserError):
             self.sync(handle)
 
