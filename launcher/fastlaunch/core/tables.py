@@ -1,0 +1,214 @@
+"""Plain tables: what is shown of each row, and what gives way where the terminal is too narrow."""
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from operator import itemgetter
+from typing import Any, Generic, Literal, TypeVar
+
+from fastlaunch.core.terminal import printable
+
+Row = TypeVar("Row")
+
+#: Importance of a column that never leaves, as it tells rows apart or is what the table is for.
+KEPT = 100
+#: Importance of a column that leaves before another one wraps.
+SPARE = 0
+#: Characters between two columns.
+GAP = 2
+#: Words wrap in a column as narrow as this before another column leaves, and before a long word is broken.
+_LEAST, _LEAST_PIECE = 24, 8
+#: A number, with a unit or without; ~ says that it is inferred.
+_NUMBER = re.compile(r"[-~]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
+#: Where a word that is too long for its column is broken.
+_JOINTS = re.compile(r"(?<=[=,/:_-])(?!$)")
+
+
+def as_text(value: object) -> str:
+    """Return a value as a cell shows it; nothing for None."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return printable(", ".join(map(str, value)))
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else printable(str(value))
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """What a table shows of each row under a heading."""
+
+    name: str  # the heading
+    value: Callable[[Row], Any]  # None if the row has none
+    _: KW_ONLY
+    format: Callable[[Any], str | None] = as_text  # takes values other than None
+    importance: int = KEPT  # the least important column leaves first
+    align: Literal["left", "right"] | None = None  # None: numbers to the right, words to the left
+
+    def text(self, row: Row) -> str:
+        """Return the row's cell, empty where there is nothing to show."""
+        value = self.value(row)
+        return "" if value is None else self.format(value) or ""
+
+
+def keyed(
+    headings: Mapping[str, str], importance: Mapping[str, int] | None = None
+) -> list[Column[Mapping[str, Any]]]:
+    """Return columns of rows that are mappings. headings, importance: by key."""
+    levels = importance or {}
+    return [Column(name, itemgetter(key), importance=levels.get(key, KEPT)) for key, name in headings.items()]
+
+
+@dataclass
+class _Cells:
+    """A column with the texts of its cells and the width that it gets."""
+
+    name: str
+    texts: list[str]
+    importance: int
+    is_right: bool
+    width: int = 0
+
+    @property
+    def natural(self) -> int:
+        return max(map(len, (self.name, *self.texts)))
+
+    def floor(self, least: int) -> int:
+        """Return how narrow the column may get before another one leaves: words wrap, numbers do not."""
+        if self.is_right:
+            return self.natural
+        pieces = (piece for text in (self.name, *self.texts) for piece in _pieces(text, least))
+        return min(self.natural, max(least, *map(len, pieces)))
+
+
+def table(
+    rows: Sequence[Row],
+    columns: Sequence[Column[Row]],
+    width: int | None = None,
+    *,
+    rule: bool = False,
+    missing: str = "",
+    titles: Mapping[int, str] | None = None,
+) -> str:
+    """Return a plain table, no line of which is longer than `width`; None: as wide as need be.
+
+    A column without a value in any row is not shown. Where room is short, SPARE columns leave, then words
+    wrap, then the least important of the other columns leave, of equal ones the last. A line under the table
+    names what left. rule: underline the headings. missing: the cell of a row without a value. titles: lines
+    that stand above the rows with these numbers.
+    """
+    from tabulate import tabulate
+
+    shown = []
+    for column in columns:
+        texts = [column.text(row) for row in rows]
+        if any(texts) or not rows:
+            is_right = column.align == "right" or (column.align is None and _is_numeric(texts))
+            cells = [text or missing for text in texts]
+            shown.append(_Cells(column.name, cells, column.importance, is_right))
+    left = _fit(shown, width)
+    if not shown:
+        return ""
+    lines = [[cells.name for cells in shown]]
+    lines += [["-" * cells.width for cells in shown]] if rule else []
+    num_headings = len(lines)
+    lines += [list(line) for line in zip(*(cells.texts for cells in shown), strict=True)]
+    wrapped = [
+        [
+            "\n".join(_wrapped(text, cells.width, hanging=number == 0))
+            for number, (text, cells) in enumerate(zip(line, shown, strict=True))
+        ]
+        for line in lines
+    ]
+    # The headings go in as a row: tabulate would make each column two characters wider than its heading.
+    alignment = ["right" if cells.is_right else "left" for cells in shown]
+    text = tabulate(wrapped, tablefmt="plain", disable_numparse=True, colalign=alignment)
+    drawn = iter(line.rstrip() for line in text.splitlines())
+    done: list[str] = []
+    for number, cells_of_row in enumerate(wrapped, start=-num_headings):
+        if titles and (title := titles.get(number)):
+            done.append(title if width is None else textwrap.shorten(title, width, placeholder="..."))
+        done += [next(drawn) for _ in range(max(cell.count("\n") for cell in cells_of_row) + 1)]
+    if left:
+        done += _wrapped(f"(left out for want of room: {', '.join(left)})", width or 0)
+    return "\n".join(done)
+
+
+def _fit(columns: list[_Cells], width: int | None) -> list[str]:
+    """Give each column its width, and remove those without room; return the names of these, in order."""
+    names = [cells.name for cells in columns]
+
+    def excess() -> int:
+        """Return how many characters the columns are too wide."""
+        return sum(cells.width for cells in columns) + GAP * (len(columns) - 1) - (width or 0)
+
+    def remove_least() -> None:
+        least = min(cells.importance for cells in columns)
+        columns.remove([cells for cells in columns if cells.importance == least][-1])
+
+    def fits(least: int) -> bool:
+        for cells in columns:
+            cells.width = cells.floor(least)
+        return excess() <= 0
+
+    while columns:
+        for cells in columns:
+            cells.width = cells.natural
+        lowest = min(cells.importance for cells in columns)
+        if width is None or excess() <= 0:
+            return _gone(names, columns)
+        if lowest > SPARE and (fits(_LEAST) or lowest >= KEPT):
+            break
+        remove_least()
+    # What not even the parts of words leave room for is broken anywhere.
+    if not any(fits(least) for least in (_LEAST, _LEAST_PIECE)):
+        for cells in columns:
+            cells.width = 1
+    floors = [cells.width for cells in columns]
+    for cells in columns:
+        cells.width = cells.natural
+    # The widest column gives way first.
+    while excess() > 0:
+        wide = [cells for cells, floor in zip(columns, floors, strict=True) if cells.width > floor]
+        if not wide:
+            break
+        max(wide, key=lambda cells: cells.width).width -= 1
+    return _gone(names, columns)
+
+
+def _gone(names: Sequence[str], columns: Sequence[_Cells]) -> list[str]:
+    kept = {cells.name for cells in columns}
+    return [name for name in names if name not in kept]
+
+
+def _is_numeric(texts: Sequence[str]) -> bool:
+    known = [text for text in texts if text]
+    return bool(known) and all(map(_NUMBER.fullmatch, known))
+
+
+def _pieces(text: str, width: int) -> Iterator[str]:
+    """Yield what is not broken: words, and the parts of words that are longer than `width`."""
+    for word in text.split():
+        yield from (word,) if len(word) <= width else _JOINTS.split(word)
+
+
+def _wrapped(text: str, width: int, *, hanging: bool = False) -> list[str]:
+    """Return the text in lines: broken at blanks, long words after `=`, `/` and the like, else anywhere.
+
+    hanging: indent all lines but the first, so that they do not begin as another row.
+    """
+    if len(text) <= width or not width:
+        return [text]
+    indent = "  " if hanging and width > 2 * _LEAST_PIECE else ""
+    lines: list[str] = []
+    for word in text.split():
+        separator = " "
+        for piece in (word,) if len(word) + len(indent) <= width else _JOINTS.split(word):
+            if lines and len(lines[-1]) + len(separator) + len(piece) <= width:
+                lines[-1] += separator + piece
+            else:
+                lines += textwrap.wrap(piece, width, initial_indent=indent if lines else "")
+            separator = ""
+    return lines
