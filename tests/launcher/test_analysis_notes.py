@@ -11,11 +11,11 @@ from fake_records import read_all, write_run
 from fake_summaries import PLAIN, changed, compared, runs
 
 from fastlaunch.analysis.compare import MeasuredRun
-from fastlaunch.analysis.notes import OF_COMMITS
 from fastlaunch.cli.main import run
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary
 
+OF_COMMITS = "runs of several commits make one row: "
 OLD, NEW = "76689a99023ff044deda788085a7fe2d40e265b0", "e20c5bc1d1b7a7f3fd2c4a7a13a3b0a5d2b7c001"
 
 

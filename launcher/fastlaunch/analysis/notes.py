@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from itertools import combinations
 
 from fastlaunch.analysis.convergence import listed
@@ -25,10 +26,6 @@ from fastlaunch.measure.summary import VERSION, RunSummary
 from fastlaunch_train.records.contents import version_of
 from fastlaunch_train.records.records import FAILED_CHECK
 
-#: What the note begins with; any row may have it, the baseline too.
-OF_COMMITS = "runs of several commits make one row: "
-#: What it says where the row's mean is that of several speeds.
-FURTHER_APART = ", further apart than one commit's runs"
 #: As git shortens one.
 _SHORT = 7
 _MOST_SHOWN = 4
@@ -43,6 +40,38 @@ _SAID_ELSEWHERE = ("device_name", "num_gpus_per_node", "data", VERSION)
 BUSY = 0.9
 
 _VERSIONED = ("record", "recipe")
+
+
+class NoteKind(StrEnum):
+    """What a note is about, as far as somebody decides by it."""
+
+    BAR = "bar"  # keeps the row from being ranked, or would without --allow-unverified
+    BATCH = "batch"  # another global batch than the baseline's
+    COMMITS = "commits"  # runs of several commits make the row
+    COMMITS_APART = "commits apart"  # and the commits' speeds differ by more than chance
+    RUNS = "runs"  # what the runs say of themselves
+    OTHER = "other"
+
+
+class Note(str):
+    """A sentence on a row, with its kind. Notes of one text are equal."""
+
+    kind: NoteKind
+
+    def __new__(cls, text: str, kind: NoteKind = NoteKind.OTHER) -> "Note":
+        note = super().__new__(cls, text)
+        note.kind = kind
+        return note
+
+    @classmethod
+    def of(cls, text: str) -> "Note":
+        """Return the text as a note; a note stays what it is."""
+        return text if isinstance(text, Note) else cls(text)
+
+    @property
+    def is_of_runs(self) -> bool:
+        """Whether the row's own runs have it, so that the baseline can have it too."""
+        return self.kind in (NoteKind.COMMITS, NoteKind.COMMITS_APART, NoteKind.RUNS)
 
 
 def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
@@ -125,7 +154,7 @@ def idle_note(runs: Sequence[RunSummary]) -> str | None:
     )
 
 
-def commit_notes(group: Group) -> Iterator[str]:
+def commit_notes(group: Group) -> Iterator[Note]:
     """Yield of which commits a row's runs are, how many of each, and how to compare one commit alone.
 
     And the mean speed of each, where two are further apart than runs of one commit lie.
@@ -143,10 +172,11 @@ def commit_notes(group: Group) -> Iterator[str]:
     parts = [_named(commit, groups, _rate(group, groups[commit]) if differ else None) for commit in shown]
     if len(groups) > len(shown):
         parts.append(f"and {len(groups) - len(shown)} more")
-    text = f"{OF_COMMITS}{', '.join(parts)}{FURTHER_APART if differ else ''}"
+    apart = ", further apart than one commit's runs" if differ else ""
+    text = f"runs of several commits make one row: {', '.join(parts)}{apart}"
     if (glob := _glob(largest[0], groups)) is not None:
         text += f"; to compare one commit, run fastlaunch compare {shlex.quote(f'commit={glob}')}"
-    yield text
+    yield Note(text, NoteKind.COMMITS_APART if differ else NoteKind.COMMITS)
 
 
 def version_notes(row: Group, base: Group) -> Iterator[str]:
@@ -245,7 +275,7 @@ def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str
     ours, theirs = row.setup, base.setup
     if ours.global_batch != theirs.global_batch:
         batches = f"global batch {ours.global_batch} against {theirs.global_batch}"
-        yield f"throughput, not training progress: {batches}"
+        yield Note(f"throughput, not training progress: {batches}", NoteKind.BATCH)
     if ours.sequence_length != theirs.sequence_length:
         yield f"sequence length {ours.sequence_length} against {theirs.sequence_length}: other samples"
     if by_speed:
@@ -294,12 +324,13 @@ def run_notes(group: Group) -> Iterator[str]:
     for warning in summaries[0].warnings:
         # A warning of one run alone is shown with that run; checks are judged in words of their own.
         if all(warning in run.warnings for run in summaries) and not warning.startswith(FAILED_CHECK):
-            yield warning
+            yield Note(warning, NoteKind.RUNS)
 
 
-def uncounted(summaries: Sequence[RunSummary]) -> Iterator[str]:
+def uncounted(summaries: Sequence[RunSummary]) -> Iterator[Note]:
     """Yield what is in none of the figures of some of a row's runs."""
-    yield from dict.fromkeys(text for summary in summaries for text in summary.uncounted)
+    texts = dict.fromkeys(text for summary in summaries for text in summary.uncounted)
+    yield from (Note(text, NoteKind.RUNS) for text in texts)
 
 
 def _power_limits(group: Group) -> list[str]:

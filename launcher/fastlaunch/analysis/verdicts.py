@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds_to_settle
 from fastlaunch.analysis.looks import Looked, look_through
-from fastlaunch.analysis.notes import difference_notes, run_notes, uncounted, version_notes
+from fastlaunch.analysis.notes import Note, NoteKind, difference_notes, run_notes, uncounted, version_notes
 from fastlaunch.analysis.pooling import Group, are_comparable, run_times
 from fastlaunch.analysis.statistics import LEVEL, UNRESOLVED, Difference
 from fastlaunch.analysis.validity import Validity
@@ -31,6 +31,11 @@ class PricedGroup:
     def is_barred(self) -> bool:
         return bool(self.validity.failures) and not self.unverified
 
+    @property
+    def bars(self) -> list[Note]:
+        """What keeps it from being ranked."""
+        return [Note(text, NoteKind.BAR) for text in self.validity.failures] if self.is_barred else []
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -39,9 +44,9 @@ class Verdict:
     ratio: Interval | None  # of samples per dollar
     speed_ratio: Interval | None  # of samples/s
     kind: str  # better, worse, tie, unresolved, baseline, no interval, not ranked, other batch
-    reasons: tuple[str, ...]
+    reasons: tuple[Note, ...]
     comparable_as: str
-    decisive: tuple[str, ...] = ()  # those of the reasons that a decision should know
+    decisive: tuple[Note, ...] = ()  # those of the reasons that a decision should know
     more_rounds: int | None = None  # about as many would settle it
     #: Beside the baseline of its own batch, where that is another one and other rows share it.
     in_batch: "Verdict | None" = None
@@ -158,7 +163,7 @@ def _judge(pair: _Pair) -> Verdict:
         ratio=_ratio(pair, limits, by_price=0.0) if pair.is_priced else None,
         speed_ratio=_ratio(pair, limits, by_price=pair.by_price),
         kind=kind,
-        reasons=(
+        reasons=_notes(
             *why,
             *_of_plan(pair.looked),
             *method,
@@ -168,7 +173,7 @@ def _judge(pair: _Pair) -> Verdict:
             *_of_validity(pair.row),
         ),
         comparable_as=TRAINING if pair.trains_alike else THROUGHPUT,
-        decisive=(
+        decisive=_notes(
             *(why[:1] if kind != NO_INTERVAL else ()),
             *versions,
             *(method if kind != NO_INTERVAL else ()),
@@ -183,15 +188,18 @@ def _of_baseline(base: PricedGroup) -> Verdict:
     one = Interval(value=1.0, low=1.0, high=1.0)
     timed = base.group.measure is not None
     why = [] if len(base.group.runs) > 1 else [_why_no_interval(base.group)]
-    barred = base.validity.failures if base.is_barred else ()
     return Verdict(
         ratio=one if timed and base.price is not None else None,
         speed_ratio=one if timed else None,
-        kind=NOT_RANKED if barred else BASELINE,
-        reasons=(*barred, *why, *run_notes(base.group), *_of_validity(base)),
+        kind=NOT_RANKED if base.is_barred else BASELINE,
+        reasons=_notes(*base.bars, *why, *run_notes(base.group), *_of_validity(base)),
         comparable_as=TRAINING,
         decisive=tuple(uncounted(base.group.summaries)),
     )
+
+
+def _notes(*texts: str) -> tuple[Note, ...]:
+    return tuple(map(Note.of, texts))
 
 
 def _ratio(pair: _Pair, limits: tuple[float, float] | None, *, by_price: float) -> Interval | None:
@@ -209,10 +217,10 @@ def exp(logarithm: float) -> float:
     return math.exp(max(-700.0, min(logarithm, 700.0)))
 
 
-def _classify(pair: _Pair) -> tuple[str, list[str], int | None]:
+def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
     """Return the verdict, why it is no better one, and how many more rounds would settle it."""
     if pair.row.is_barred:
-        return NOT_RANKED, list(pair.row.validity.failures), None
+        return NOT_RANKED, pair.row.bars, None
     if pair.speed is None:
         return NO_INTERVAL, ["no speed that compares with the baseline's is known"], None
     if not pair.trains_alike:
@@ -307,5 +315,5 @@ def _of_validity(item: PricedGroup) -> Iterator[str]:
     """Yield what is unknown of the row's numerics and convergence, and what is disregarded."""
     if item.unverified:
         for failure in item.validity.failures:
-            yield f"ranked all the same (--allow-unverified): {failure}"
+            yield Note(f"ranked all the same (--allow-unverified): {failure}", NoteKind.BAR)
     yield from item.validity.notes

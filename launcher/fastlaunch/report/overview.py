@@ -62,7 +62,7 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
             what = what_counts(row, priced=row.verdict.ratio is not None)
             head += f", {ratio.value:.3f}x {what} ({_interval(ratio)})"
         head = textwrap.fill(head, width, break_on_hyphens=False)
-        reasons = [*row.verdict.reasons]
+        reasons: list[str] = [*row.verdict.reasons]
         if own := row.verdict.in_batch:
             ratio = own.ratio or own.speed_ratio
             # The baseline's is 1 there.
@@ -146,8 +146,8 @@ def decisive_notes(chosen: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """
     by_reason: dict[str, list[Row]] = {}
     for row in chosen:
-        for reason in row.verdict.decisive:
-            by_reason.setdefault(reason, []).append(row)
+        for note in row.verdict.decisive:
+            by_reason.setdefault(note, []).append(row)
     compared = [row for row in chosen if row.verdict.kind in _SECTIONS[""] and not row.is_baseline]
     notes = price_notes(rows)
     for reason, concerned in by_reason.items():

@@ -7,7 +7,7 @@ from functools import partial
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import REFERENCE, Difference, HeldOut
-from fastlaunch.analysis.notes import FURTHER_APART, OF_COMMITS
+from fastlaunch.analysis.notes import Note, NoteKind
 from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.validity import percent
 from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
@@ -22,7 +22,7 @@ WIDTH = 120
 NOTHING = "-"
 #: Characters between two columns.
 _GAP = 2
-#: The heading of rows that do not train like the baseline. It replaces the same words in their reasons.
+#: The heading of rows that do not train like the baseline. It replaces their notes of that kind.
 _THROUGHPUT = "throughput, not training progress"
 #: Columns of words, aligned to the left.
 _WORDS = ("instance", "recipe", "whose", "data", "which", "verdict", "convergence")
@@ -292,23 +292,18 @@ def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     --allow-unverified, and that commits differ in speed.
     """
     notes = price_notes(rows)
-    # These the baseline can have, too: they name no rows only if it has.
-    summaries = [run.summary for row in rows for run in row.runs]
-    of_runs = {text for of in summaries for text in (*of.warnings, *of.uncounted)}
-    by_reason: dict[str, list[Row]] = {}
+    by_reason: dict[Note, list[Row]] = {}
     for row in rows:
         for reason in row.verdict.reasons:
-            if not reason.startswith(_THROUGHPUT):
+            if reason.kind != NoteKind.BATCH:
                 by_reason.setdefault(reason, []).append(row)
     compared = [row for row in rows if not row.is_baseline]
     num_left_out = 0
     for reason, concerned in by_reason.items():
-        of_commits = reason.startswith(OF_COMMITS)
-        of_any = reason in of_runs or of_commits
-        bars = any(failure in reason for row in concerned for failure in row.validity.failures)
-        if brief and not bars and not (of_commits and FURTHER_APART in reason):
+        if brief and reason.kind not in (NoteKind.BAR, NoteKind.COMMITS_APART):
             num_left_out += 1
-        elif compared and all(row in concerned for row in (rows if of_any else compared)):
+        # What the baseline may have too names no rows only if it does.
+        elif compared and all(row in concerned for row in (rows if reason.is_of_runs else compared)):
             notes.append(reason)
         else:
             names = dict.fromkeys(name_of(row, rows) for row in concerned)
