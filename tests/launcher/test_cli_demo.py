@@ -43,7 +43,7 @@ def test_it_needs_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
     assert "yaml" in modules
-    assert not modules & {"torch", "boto3", "botocore", "scipy", "tabulate"}
+    assert not modules & {"torch", "boto3", "botocore", "scipy"}
 
 
 def test_measurements_are_charged_hypothetically(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from fake_summaries import changed, compared, runs
 
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
-from fastlaunch.report.data import row_to_json, to_json
+from fastlaunch.report.data import rows_to_json, to_json
 from fastlaunch.report.markdown import as_markdown
 from fastlaunch.report.overview import as_overview
 from fastlaunch.report.table import as_table
@@ -38,7 +38,7 @@ HOSTILE = [
 
 
 def own_rows(comparison: Comparison) -> list[object]:
-    return [row_to_json(row) for row in comparison.rows if not row.shared_by]
+    return rows_to_json([row for row in comparison.rows if not row.shared_by])
 
 
 @pytest.mark.parametrize("owners", [("eve",), ("eve", "ann")])
@@ -61,7 +61,7 @@ def test_nor_do_they_change_those_of_each_other() -> None:
     beside = compared(OWN, of_ann, shared("eve", *HOSTILE))
     (row,) = (row for row in alone.rows if row.shared_by)
     (again,) = (row for row in beside.rows if row.shared_by == ("ann",))
-    assert row_to_json(row) == row_to_json(again)
+    assert rows_to_json([row]) == rows_to_json([again])
     assert row.verdict.kind == "better"
 
 

@@ -1,7 +1,6 @@
 """Tables fit the terminal, and every row of one has a name of its own."""
 
 import datetime
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,45 +10,9 @@ from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, c
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.finish import finish_table
-from fastlaunch.report.table import as_table, tables
+from fastlaunch.report.table import as_table
 from fastlaunch.report.target import target_table
 from fastlaunch.report.text import name_of
-
-HEADINGS = ["recipe", "step ms", "images/s", "verdict"]
-CELLS = [["bf16", "100", "640", "baseline"], ["compile", "80.0 ±0.5%", "800", "better"]]
-
-
-def cut(width: int, kept: Sequence[str] = ("recipe",)) -> list[list[str]]:
-    """The lines of each table."""
-    text = tables(HEADINGS, CELLS, left=("recipe", "verdict"), kept=kept, width=width)
-    return [part.splitlines() for part in text.split("\n\n")]
-
-
-def test_what_fits_is_one_table() -> None:
-    assert cut(39) == [
-        [
-            "recipe      step ms  images/s  verdict",
-            "-------  ----------  --------  --------",
-            "bf16            100       640  baseline",
-            "compile  80.0 ±0.5%       800  better",
-        ]
-    ]
-
-
-@pytest.mark.parametrize(("width", "num_tables"), [(38, 2), (27, 2), (26, 3), (19, 3)])
-def test_what_is_too_wide_is_cut(width: int, num_tables: int) -> None:
-    parts = cut(width)
-    assert len(parts) == num_tables
-    assert max(len(line) for lines in parts for line in lines) <= width
-    headings = " ".join(lines[0].removeprefix("recipe") for lines in parts)
-    assert headings.split() == " ".join(HEADINGS[1:]).split()
-    for lines in parts:
-        assert [line.split()[0] for line in lines] == ["recipe", "-------", "bf16", "compile"]
-
-
-def test_what_fits_in_no_way_is_left_whole() -> None:
-    assert len(cut(18)) == len(cut(5, kept=HEADINGS)) == 1
-    assert cut(18) == cut(100)
 
 
 def compared(*runs: MeasuredRun, usd_per_hour: float | None = None) -> Comparison:

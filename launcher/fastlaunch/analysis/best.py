@@ -15,9 +15,6 @@ from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
 from fastlaunch.measure.summary import Interval
 
-#: Verdicts of rows that are in an order.
-RANKED = (BASELINE, BETTER, TIE, UNRESOLVED, WORSE)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
@@ -77,7 +74,7 @@ def best_of(rows: Sequence[Row]) -> Best | None:
         assert ratio is not None
         return ratio.value
 
-    order = _Order([row for row in alike if row.verdict.kind in RANKED], is_priced=is_priced)
+    order = _Order([row for row in alike if row.verdict.is_ranked], is_priced=is_priced)
     better = [row for row in order.rows if row.verdict.kind == BETTER]
     others = sorted((row for row in alike if row is not base), key=figure, reverse=True)
     if better:

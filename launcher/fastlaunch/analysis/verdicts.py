@@ -8,7 +8,7 @@ from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds
 from fastlaunch.analysis.looks import Looked, look_through
 from fastlaunch.analysis.notes import Note, NoteKind, difference_notes, run_notes, uncounted, version_notes
 from fastlaunch.analysis.pooling import Group, are_comparable, run_times
-from fastlaunch.analysis.statistics import LEVEL, UNRESOLVED, Difference
+from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE, Difference
 from fastlaunch.analysis.validity import Validity
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.units import counted
@@ -16,6 +16,8 @@ from fastlaunch.measure.summary import Interval
 
 BASELINE, NO_INTERVAL, NOT_RANKED, OTHER_BATCH = "baseline", "no interval", "not ranked", "other batch"
 TRAINING, THROUGHPUT = "training", "throughput"
+#: The verdicts of rows that are in one order.
+RANKED = (BETTER, BASELINE, TIE, UNRESOLVED, WORSE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,10 @@ class Verdict:
     more_rounds: int | None = None  # about as many would settle it
     #: Beside the baseline of its own batch, where that is another one and other rows share it.
     in_batch: "Verdict | None" = None
+
+    @property
+    def is_ranked(self) -> bool:
+        return self.kind in RANKED
 
     @property
     def words(self) -> str:

@@ -58,8 +58,8 @@ class Comparison(compare.Comparison):
         return [f"{recipe} on {workload}" for recipe, workload in dict.fromkeys(missing)]
 
     def __repr__(self) -> str:
+        from fastlaunch.core.tables import WIDTH
         from fastlaunch.report.overview import as_overview
-        from fastlaunch.report.table import WIDTH
 
         return f"{self.answer}\n\n{as_overview(self, width=WIDTH)}"
 

@@ -44,8 +44,8 @@ class Recommendation(analysis.Recommendation):
     prices_as_of: datetime.date
 
     def __repr__(self) -> str:
+        from fastlaunch.core.tables import WIDTH
         from fastlaunch.report.recommendation import as_text
-        from fastlaunch.report.table import WIDTH
 
         return as_text(self, width=WIDTH)
 

@@ -203,7 +203,8 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
 
 def _print_instead(comparison: "Comparison", output: str, name: str | None) -> None:
     """Print what there is to know of a row, or all notes. Raises UserError for another form of output."""
-    from fastlaunch.report.overview import all_notes, why
+    from fastlaunch.report.notes import all_notes
+    from fastlaunch.report.overview import why
 
     if output != "table":
         raise UserError(

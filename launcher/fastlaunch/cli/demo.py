@@ -13,6 +13,7 @@ import click
 
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, output_width, print_coloured
+from fastlaunch.core.tables import Column, table
 from fastlaunch.measure.published import SUMMARIES, shipped_summaries
 
 if TYPE_CHECKING:
@@ -67,27 +68,28 @@ def demo(folder: Path | None, in_full: bool) -> None:
 
 def _in_short(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
     """Return the demo on a screen: what a dollar bought then and now, and the rows that are ranked."""
-    from fastlaunch.analysis.best import RANKED
     from fastlaunch.report.overview import as_overview
-    from fastlaunch.report.table import grid
     from fastlaunch.report.text import answer, dollars
 
     width = output_width()
-    prices = [
-        {
-            "row": f"{row.setup.recipe} on {row.place}, batch {row.setup.batch_size_per_gpu}",
-            f"$/M, {then.prices_as_of}": dollars(_usd_per_million(row)),
-            f"$/M, {now.prices_as_of}": dollars(_usd_per_million(today)),
-        }
-        for row, today in zip(then.rows, now.rows, strict=True)
+    columns: list[Column[tuple[Row, Row]]] = [
+        Column(
+            "row",
+            lambda pair: (
+                f"{pair[0].setup.recipe} on {pair[0].place}, batch {pair[0].setup.batch_size_per_gpu}"
+            ),
+        ),
+        Column(f"$/M, {then.prices_as_of}", lambda pair: dollars(_usd_per_million(pair[0])), align="right"),
+        Column(f"$/M, {now.prices_as_of}", lambda pair: dollars(_usd_per_million(pair[1])), align="right"),
     ]
-    ranked = [row for row in measured.rows if row.verdict.kind in RANKED]
+    prices = table([*zip(then.rows, now.rows, strict=True)], columns, width, rule=True)
+    ranked = [row for row in measured.rows if row.verdict.is_ranked]
     more = f"{len(measured.rows) - len(ranked)} more rows, and every column and note: fastlaunch demo --all"
     return "\n\n".join(
         [
             "A published experiment: eight A100 against eight H100\n"
             f"{_filled(what_changed(then, now), width)}",
-            grid(prices, width=width),
+            prices,
             f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n"
             f"{_filled(answer(measured), width)}",
             as_overview(replace(measured, rows=tuple(ranked)), width=width),

@@ -138,7 +138,7 @@ def estimate(
 
 def _print(found: Estimate, output: str) -> None:
     from fastlaunch.report.cost import cells, notes, part_rows
-    from fastlaunch.report.table import bulleted
+    from fastlaunch.report.notes import bulleted
 
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.tables import WIDTH
 from fastlaunch.core.terminal import plain, printable, raw_output
 from fastlaunch.core.units import (
     above_zero,
@@ -198,6 +199,4 @@ def next_command(text: str) -> None:
 
 def output_width() -> int:
     """Return how wide tables of measurements are: as the terminal from 80 columns on, 120 without one."""
-    from fastlaunch.report.table import WIDTH
-
     return max(80, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns)

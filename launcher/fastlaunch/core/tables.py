@@ -15,6 +15,8 @@ Row = TypeVar("Row")
 KEPT = 100
 #: Importance of a column that leaves before another one wraps.
 SPARE = 0
+#: How wide tables are without a terminal.
+WIDTH = 120
 #: Characters between two columns.
 GAP = 2
 #: Words wrap in a column as narrow as this before another column leaves, and before a long word is broken.

@@ -5,14 +5,15 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row, Speed, UnitCost
-from fastlaunch.analysis.convergence import UNKNOWN, Difference, HeldOut
+from fastlaunch.analysis.convergence import UNKNOWN, Convergence, Difference, HeldOut
 from fastlaunch.core.terminal import printable
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.columns import columns_of
 from fastlaunch.report.text import answer_to_json
 
 #: Counts changes to the shape that a reader would notice: a field gone, or of another meaning. Not additions.
@@ -43,7 +44,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "prices_as_of": as_of.isoformat() if as_of else None,
         "baseline": baselines if len(baselines) > 1 else next(iter(baselines.values()), None),
         "answer": answer_to_json(comparison),
-        "rows": [row_to_json(row) for row in comparison.rows],
+        "rows": rows_to_json(comparison.rows),
         "warnings": list(comparison.warnings),
         "allow_unverified": comparison.allow_unverified,
         "finish": None,
@@ -51,61 +52,23 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def row_to_json(row: Row) -> dict[str, Any]:
-    """Return one row as plain data."""
-    setup, overhead, price, verdict = row.setup, row.overhead, row.price, row.verdict
-    own = verdict.in_batch
-    return {
-        "workload": setup.workload,
-        "instance": setup.instance,
-        "device_name": setup.device_name,
-        "num_nodes": setup.num_nodes,
-        "num_gpus": setup.num_gpus,
-        "recipe": setup.recipe,
-        "variant": dict(setup.variant),
-        "version": setup.version,
-        "precision": setup.precision,
-        "batch_size_per_gpu": setup.batch_size_per_gpu,
-        "data": setup.data,
-        "sequence_length": setup.sequence_length,
-        "padding_fraction": overhead.padding_fraction,
-        "kind": setup.kind,
-        "derived": row.derived,
-        "num_runs": row.num_runs,
-        "run_ids": list(row.run_ids),
-        "shared_by": list(row.shared_by),
-        "num_shared_runs": row.num_shared,
-        **{name: _quantity(quantity) for name, quantity in vars(row.speed).items()},
-        "build_s": overhead.build_s,
-        "compile_s": overhead.compile_s,
-        "warmup_s": overhead.warmup_s,
-        "peak_memory_gib": overhead.peak_memory_gib,
-        "data_wait_fraction": overhead.data_wait_fraction,
-        "utilization": overhead.utilization,
-        "kernels": list(row.kernels),
-        **row.offer._asdict(),
-        "usd_per_hour": price.usd_per_hour if price else None,
-        "price_as_of": price.as_of.isoformat() if price and price.basis != "given" else None,
-        "price_source": price.source if price else None,
-        "price_inferred": price.inferred if price else None,
-        "price_charged_as": price.instance if price and price.basis == "named" else None,
-        "price_hypothetical": price.hypothetical if price else None,
-        **{name: _quantity(quantity) for name, quantity in vars(row.cost).items()},
-        "ratio_to_baseline": _quantity(verdict.ratio),
-        "speed_ratio_to_baseline": _quantity(verdict.speed_ratio),
-        "comparable_as": verdict.comparable_as,
-        "verdict": verdict.kind,
-        "verdict_in_batch": own.kind if own else None,
-        "ratio_in_batch": _quantity(own.ratio or own.speed_ratio) if own else None,
-        "reason": "; ".join(verdict.reasons) or None,
-        "ranked": not row.is_barred,
-        "guard_failures": list(row.validity.failures),
-        "numerics": row.validity.numerics,
-        "held_out": held_out_to_json(row),
-        "convergence": convergence_to_json(row),
-        "sources": list(row.sources),
-        "fingerprint": dict(sorted(setup.fingerprint.items())),
-    }
+def rows_to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows as plain data, by the keys of their columns."""
+    columns = [column for column in columns_of(rows) if column.key]
+    return [{column.key or "": _plain(column.value(row)) for column in columns} for row in rows]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Interval):
+        # An absurd record makes a quantity 0.
+        return quantity_to_json(value) if value.value > 0 else None
+    if isinstance(value, Convergence):
+        return convergence_to_json(value)
+    if isinstance(value, HeldOut):
+        return dict(vars(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -141,7 +104,7 @@ def _csv_cell(value: object) -> object:
 
 def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the rows as CSV has them, each by the names of its columns."""
-    return [_flat(row_to_json(row)) for row in comparison.rows]
+    return [_flat(row) for row in rows_to_json(comparison.rows)]
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -164,11 +127,6 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = str(value).lower() if isinstance(value, bool) else value
     return flat
-
-
-def _quantity(quantity: Interval | None) -> dict[str, float | None] | None:
-    """Return a quantity of a row as plain data; an absurd record makes it 0 or infinite, which is None."""
-    return quantity_to_json(quantity) if quantity and quantity.value > 0 else None
 
 
 def product(*factors: float | None) -> float | None:
@@ -198,14 +156,8 @@ def place_to_json(row: Row) -> dict[str, str | int | None]:
     return {name: getattr(row.setup, name) for name in names}
 
 
-def held_out_to_json(row: Row) -> dict[str, Any] | None:
-    """Return the figures at the end on held-out data; None if the row was not evaluated."""
-    return dict(vars(row.validity.held_out)) if row.validity.held_out else None
-
-
-def convergence_to_json(row: Row) -> dict[str, Any]:
+def convergence_to_json(convergence: Convergence) -> dict[str, Any]:
     """Return the verdict with its evidence. Differences are fractions of the reference's loss."""
-    convergence = row.validity.convergence
     return {
         "verdict": convergence.verdict,
         "reference": convergence.reference,

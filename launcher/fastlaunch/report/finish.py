@@ -8,10 +8,11 @@ from fastlaunch.analysis.cost import Finish, to_finish
 from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.core.tables import WIDTH, Column, table
 from fastlaunch.report.cost import cost_to_json, rate_to_json
 from fastlaunch.report.data import place_to_json
-from fastlaunch.report.table import WIDTH, bulleted, grid
-from fastlaunch.report.text import about, dollars, name_of, number, with_range
+from fastlaunch.report.notes import bulleted
+from fastlaunch.report.text import UNKNOWN, about, dollars, name_of, number, with_range
 
 
 def finish_table(comparison: Comparison, steps: float, catalogue: Catalogue, *, width: int = WIDTH) -> str:
@@ -54,17 +55,12 @@ def _finishes(
 def _section(workload: str, finishes: list[Finish], width: int) -> str:
     rows = [finish.row for finish in finishes]
     is_alike = len({finish.steps for finish in finishes}) == 1
-    lines = [
-        {
-            "row": name_of(finish.row, rows),
-            "steps": None if is_alike else about(finish.steps),
-            "h": with_range(finish.cost.hours) if finish.cost else None,
-            "$": with_range(finish.cost.usd, format_value=dollars)
-            if finish.cost and finish.has_price
-            else None,
-            "evidence": finish.rate.evidence if finish.rate else None,
-        }
-        for finish in finishes
+    columns: list[Column[Finish]] = [
+        Column("row", lambda finish: name_of(finish.row, rows)),
+        Column("steps", lambda finish: None if is_alike else about(finish.steps), align="right"),
+        Column("h", lambda finish: finish.cost and with_range(finish.cost.hours), align="right"),
+        Column("$", _usd, align="right"),
+        Column("evidence", lambda finish: finish.rate and finish.rate.evidence),
     ]
     base = max(finishes, key=lambda finish: finish.row.is_baseline)
     samples = "" if base.row.group.measure == BARE_STEP else f" of {name_of(base.row, rows)}"
@@ -74,7 +70,12 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
         "ranges and ± hold 90%, on any machine of the type; parts that come once have none",
     ]
     heading = f"{workload}: to the end of {about(base.steps)} steps{samples}"
-    return "\n\n".join([heading, grid(lines, width=width), bulleted(notes, width)])
+    text = table(finishes, columns, width, rule=True, missing=UNKNOWN)
+    return "\n\n".join([heading, text, bulleted(notes, width)])
+
+
+def _usd(finish: Finish) -> str | None:
+    return with_range(finish.cost.usd, format_value=dollars) if finish.cost and finish.has_price else None
 
 
 def _cheapest(finishes: list[Finish]) -> str | None:

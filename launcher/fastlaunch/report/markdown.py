@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.core.terminal import printable
-from fastlaunch.report.overview import decisive_notes, in_order
-from fastlaunch.report.text import dollars, name_of, rate_of, rate_text, sentence_of, with_range
+from fastlaunch.report.columns import columns_of
+from fastlaunch.report.notes import decisive_notes
+from fastlaunch.report.overview import in_order
+from fastlaunch.report.text import UNKNOWN, sentence_of
 
-_HEADINGS = ("row", "runs", "step ms", "rate", "$/h", "$/M", "x base", "verdict")
 #: Tears apart what becomes a link, or tells somebody, by itself.
 _NOTHING = "<!-- -->"
 _ESCAPES = str.maketrans(
@@ -28,34 +29,22 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def _section(workload: str, rows: Sequence[Row]) -> str:
-    unit = rate_of(rows[0])[1]
-    headings = [{"rate": unit, "$/M": f"$/M {unit.rpartition('/')[0]}"}.get(name, name) for name in _HEADINGS]
+    columns = [column for column in columns_of(rows) if column.is_summary]
+    columns = [column for column in columns if any(column.text(row) for row in rows)]
     lines = [
         f"**{_text(workload)}**: {_text(sentence_of(rows))}",
         "",
-        f"| {' | '.join(map(_text, headings))} |",
-        f"|:--{'|--:' * (len(headings) - 2)}|:--|",
-        *(f"| {' | '.join(_cells(row, rows))} |" for row in in_order(rows)),
+        _line([column.name for column in columns]),
+        f"|:--{'|--:' * (len(columns) - 2)}|:--|",
+        *(_line([column.text(row) or UNKNOWN for column in columns]) for row in in_order(rows)),
         "",
         *(f"* {_text(note)}" for note in decisive_notes(rows, rows)),
     ]
     return "\n".join(lines).rstrip()
 
 
-def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    ratio = row.verdict.ratio or row.verdict.speed_ratio
-    price, cost = row.price, row.cost.usd_per_million_samples
-    cells = (
-        name_of(row, rows),
-        str(row.num_runs),
-        with_range(row.speed.step_time_s, factor=1000),
-        rate_text(row),
-        dollars(price.usd_per_hour * row.setup.num_nodes) if price else None,
-        with_range(cost, format_value=dollars),
-        with_range(ratio, format_value="{:.3f}".format),
-        row.verdict.words,
-    )
-    return [_text(cell or "n/a") for cell in cells]
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_text, cells))} |"
 
 
 def _text(text: str) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastlaunch.analysis.recommend import BreakEven, Choice, Experiment, Recommendation
+from fastlaunch.core.tables import Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.columns import whose
 from fastlaunch.report.cost import rate_to_json
-from fastlaunch.report.table import bulleted, tables, whose
+from fastlaunch.report.notes import bulleted
 from fastlaunch.report.text import dollars, number
 
 #: Lines of the table, and reasons, that a screen shows.
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 8, 5, 5, 3
 #: A screen shows what of the front is faster by this part; times that differ by less are the same.
 _CLEARLY, _SAME = 0.03, 0.005
-#: Characters between two columns.
-_GAP = 2
 #: Stands for what is no instance type and no recipe.
 _ROWS = "rows"
 _BOUGHT = {"on-demand": "on demand", "spot": "as spot", "capacity-block": "in a capacity block"}
@@ -140,11 +140,6 @@ def _hours(hours: float) -> str:
     return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
 
 
-def _whose(choice: Choice) -> str:
-    row = choice.configuration.rate.row
-    return whose(row) if row is not None and row.shared_by else ""
-
-
 def _evidence(choice: Choice) -> str:
     return choice.configuration.rate.evidence_text
 
@@ -187,36 +182,37 @@ def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
             return "over"
         return "front" if id(choice) in front else ""
 
-    columns = {
-        "instance": [choice.instance for choice in lines],
-        "nodes": [str(choice.configuration.num_nodes) for choice in lines],
-        "recipe": [choice.configuration.recipe.replace("grad_accumulation=", "/") for choice in lines],
-        "batch": [str(choice.configuration.batch_size_per_gpu) for choice in lines],
-        "bought": [choice.rate[0] for choice in lines],
-        "region": [choice.rate[1] for choice in lines],
-        "$": [dollars(choice.usd) for choice in lines],
-        "range": [_range(choice.total.usd) if choice.total.usd.low else "" for choice in lines],
-        "hours": [number(choice.hours) for choice in lines],
-        "evidence": [
-            " ".join(filter(None, (rate.evidence, rate.prediction_class)))
-            for rate in (choice.configuration.rate for choice in lines)
-        ],
-        "whose": [_whose(choice) for choice in lines],
-        "": [note(choice) for choice in lines],
-    }
+    def holders(choice: Choice) -> str | None:
+        row = choice.configuration.rate.row
+        return whose(row, [row]) if row else None
+
+    def evidence(choice: Choice) -> str:
+        rate = choice.configuration.rate
+        return " ".join(filter(None, (rate.evidence, rate.prediction_class)))
+
+    columns: list[Column[Choice]] = [
+        Column("instance", lambda choice: choice.instance),
+        Column("nodes", lambda choice: str(choice.configuration.num_nodes), align="right"),
+        Column("recipe", lambda choice: choice.configuration.recipe.replace(" grad_accumulation=", " /")),
+        Column("batch", lambda choice: str(choice.configuration.batch_size_per_gpu), importance=2),
+        Column("bought", lambda choice: choice.rate[0]),
+        Column("region", lambda choice: choice.rate[1]),
+        Column("$", lambda choice: dollars(choice.usd), align="right"),
+        Column("range", _usd_range, align="right", importance=1),
+        Column("hours", lambda choice: number(choice.hours), align="right"),
+        Column("evidence", evidence),
+        Column("whose", holders),
+        Column("", note),
+    ]
     usual = {"nodes": "1", "bought": "on-demand", "region": found.job.own_region}
-    kept = [name for name, cells in columns.items() if {*cells} != {usual.get(name)} and any(cells)]
-    for name in ("range", "batch"):
-        needed = sum(max(len(name), *map(len, columns[name])) + _GAP for name in kept) - _GAP
-        if needed > width and name in kept:
-            kept.remove(name)
-    return tables(
-        kept,
-        list(zip(*(columns[name] for name in kept), strict=True)),
-        left=("instance", "recipe", "bought", "region", "evidence", "whose", ""),
-        kept=("instance", "recipe"),
-        width=width,
-    )
+    kept = [
+        column for column in columns if {column.text(choice) for choice in lines} != {usual.get(column.name)}
+    ]
+    return table(lines, kept, width, rule=True)
+
+
+def _usd_range(choice: Choice) -> str | None:
+    return _range(choice.total.usd) if choice.total.usd.low else None
 
 
 def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
@@ -225,7 +221,7 @@ def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
         notes.append(f"all train with a global batch of {batches.pop():,}, over all GPUs of a line")
     if any(not found.limits.allow(choice) for choice in lines):
         notes.append("over: it is not surely done within the deadline and the budget")
-    if any("grad_accumulation=" in choice.configuration.recipe for choice in lines):
+    if any(" grad_accumulation=" in choice.configuration.recipe for choice in lines):
         notes.append(
             "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
             " global batch stays the same"

@@ -1,6 +1,6 @@
 """What it costs to train to a target, as a table for people and as plain data for programs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,9 +16,19 @@ from fastlaunch.analysis.target import (
     parse_target,
     usd_to_target,
 )
+from fastlaunch.core.tables import WIDTH, Column, table
 from fastlaunch.report.data import place_to_json, product, quantity_to_json
-from fastlaunch.report.table import WIDTH, bulleted, grid
-from fastlaunch.report.text import about, between, dollars, name_of, number, span, with_range
+from fastlaunch.report.notes import bulleted
+from fastlaunch.report.text import (
+    UNKNOWN,
+    about,
+    between,
+    dollars,
+    name_of,
+    number,
+    span,
+    with_range,
+)
 
 
 def target_table(comparison: Comparison, target: str, *, width: int = WIDTH) -> str:
@@ -52,24 +62,32 @@ def _section(results: Sequence[RowToTarget], target: Target, width: int) -> str:
     return "\n\n".join(
         [
             f"{rows[0].setup.workload}: to {target.text} on held-out data",
-            grid([_cells(result, rows) for result in results], width=width),
+            table(results, _columns(rows), width, rule=True, missing=UNKNOWN),
             bulleted(list(notes(results, target)), width),
         ]
     ).rstrip()
 
 
-def _cells(result: RowToTarget, rows: Sequence[Row]) -> dict[str, str | None]:
-    reached = [run for run in result.runs if run.step is not None]
-    return {
-        "row": name_of(result.row, rows),
-        "batch": str(result.row.setup.global_batch),
-        "reached": f"{result.num_reached} of {result.num_seeds}",
-        "best": span([run.best for run in result.runs if run.best is not None], "{:.4g}".format),
-        "steps": span([run.step or 0 for run in reached], about),
-        "seconds": span(list(result.times_s.values()), number),
-        "mean s": with_range(result.time_s),
-        "mean $": with_range(result.usd, format_value=dollars),
-    }
+def _columns(rows: Sequence[Row]) -> list[Column[RowToTarget]]:
+    def number_column(name: str, value: Callable[[RowToTarget], str | None]) -> Column[RowToTarget]:
+        return Column(name, value, align="right")
+
+    def steps(result: RowToTarget) -> list[float]:
+        return [run.step or 0 for run in result.runs if run.step is not None]
+
+    def best(result: RowToTarget) -> list[float]:
+        return [run.best for run in result.runs if run.best is not None]
+
+    return [
+        Column("row", lambda result: name_of(result.row, rows)),
+        number_column("batch", lambda result: str(result.row.setup.global_batch)),
+        number_column("reached", lambda result: f"{result.num_reached} of {result.num_seeds}"),
+        number_column("best", lambda result: span(best(result), "{:.4g}".format)),
+        number_column("steps", lambda result: span(steps(result), about)),
+        number_column("seconds", lambda result: span(list(result.times_s.values()), number)),
+        number_column("mean s", lambda result: with_range(result.time_s)),
+        number_column("mean $", lambda result: with_range(result.usd, format_value=dollars)),
+    ]
 
 
 def notes(results: Sequence[RowToTarget], target: Target) -> Iterator[str]:

@@ -21,10 +21,11 @@ from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.series import RankSeries
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.overview import decisive_notes, in_order, is_comparable
+from fastlaunch.report.columns import RowColumn, columns_of, step_parts_s
+from fastlaunch.report.notes import decisive_notes
+from fastlaunch.report.overview import in_order, is_comparable
 from fastlaunch.report.page import charts
-from fastlaunch.report.table import step_parts_s
-from fastlaunch.report.text import dollars, name_of, number, rate_of, rate_text, sentence_of, with_range
+from fastlaunch.report.text import UNKNOWN, dollars, name_of, number, rate_of, sentence_of, with_range
 from fastlaunch_train.records.records import STEP_PARTS
 
 #: What lies beside this file, for the page.
@@ -36,6 +37,11 @@ _MOST_LABELS = 14
 #: Digits of what is drawn.
 _DIGITS = 4
 _S_PER_HOUR = 3600.0
+#: Cells that the script writes anew for other prices: their names for it, by column.
+_CELLS = {
+    **{"$/h": "usd_per_hour", "prorated $/h": "usd_per_hour"},
+    **{"usd_per_million_samples": "usd", "x base": "ratio"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +199,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     unit, _, period = rate_unit.partition("/")
     names = {id(row): name_of(row, rows) for row in rows}
     ordered = in_order(rows)
+    columns = [column for column in columns_of(rows) if column.is_summary]
     colours = _colours(ordered)
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
     numbers = {id(row): number for number, row in enumerate(ordered)}
@@ -221,10 +228,10 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     return {
         "workload": workload,
         "unit": unit,
-        "rate_unit": rate_unit,
+        "columns": [(column.name, _CELLS.get(column.key or column.name)) for column in columns],
         "answer": sentence_of(rows),
         "groups": [
-            (heading, [_row_text(row, names[id(row)], numbers[id(row)]) for row in of_group])
+            (heading, [_row_text(row, columns, numbers[id(row)]) for row in of_group])
             for heading, of_group in _groups(ordered).items()
         ],
         "predicted": [_predicted_text(each) for each in given.predicted.get(workload, ())],
@@ -336,31 +343,18 @@ def _predicted_text(of: Predicted) -> dict[str, str]:
     return {
         "name": of.name,
         "usd_per_hour": dollars(of.usd_per_hour),
-        "hours": with_range(of.hours) or "n/a",
-        "usd": with_range(scaled(of.hours, of.usd_per_hour), format_value=dollars) or "n/a",
+        "hours": with_range(of.hours) or UNKNOWN,
+        "usd": with_range(scaled(of.hours, of.usd_per_hour), format_value=dollars) or UNKNOWN,
     }
 
 
-def _row_text(row: Row, name: str, number_in_data: int) -> dict[str, Any]:
+def _row_text(row: Row, columns: Sequence[RowColumn], number_in_data: int) -> dict[str, Any]:
     """Return the cells of the table; the script writes the cost and the order anew for other prices."""
-    ratio = row.verdict.ratio or row.verdict.speed_ratio
-    usd, setup = row.cost.usd_per_million_samples, row.setup
     kind = "published" if row.setup.kind == "published" else "measured"
     return {
         "number": number_in_data,
-        "name": name,
         "kind": "derived" if row.derived else kind,
-        "num_runs": row.num_runs,
-        "gpus": f"{setup.num_nodes} x {setup.num_gpus // setup.num_nodes}"
-        if setup.num_nodes > 1
-        else setup.num_gpus,
-        "batch": setup.batch_size_per_gpu or "n/a",
-        "step_ms": with_range(row.speed.step_time_s, factor=1000) or "n/a",
-        "rate": rate_text(row) or "n/a",
-        "usd_per_hour": dollars(row.price.usd_per_hour * row.setup.num_nodes) if row.price else "n/a",
-        "usd": with_range(usd, format_value=dollars) or "n/a",
-        "ratio": with_range(ratio, format_value="{:.3f}".format) or "n/a",
-        "verdict": row.verdict.words,
+        "cells": [column.text(row) or UNKNOWN for column in columns],
         "reasons": row.verdict.reasons,
         "barred": row.is_barred,
     }
@@ -489,7 +483,7 @@ def _guard(row: Row, name: str) -> dict[str, Any]:
     """Return what the convergence guard says of a row."""
     convergence, held_out = row.validity.convergence, row.validity.held_out
     end = convergence.end
-    difference = "n/a"
+    difference = UNKNOWN
     if end and (mean := end.relative(end.mean)) is not None:
         difference = f"{100 * mean:+.2f}%"
         low, high = end.relative(end.low), end.relative(end.high)
@@ -497,7 +491,7 @@ def _guard(row: Row, name: str) -> dict[str, Any]:
             difference += f" ({100 * low:+.2f}% to {100 * high:+.2f}%)"
     return {
         "name": name,
-        "loss": f"{held_out.loss:.5g}" if held_out and held_out.loss is not None else "n/a",
+        "loss": f"{held_out.loss:.5g}" if held_out and held_out.loss is not None else UNKNOWN,
         "verdict": convergence.verdict,
         "reference": convergence.reference or "",
         "num_pairs": convergence.num_pairs,
@@ -542,12 +536,12 @@ def _run_text(run_id: str, summary: Any) -> dict[str, str]:
     step = timing.step_time_s
     return {
         "id": run_id,
-        "seed": "n/a" if summary.seed is None else str(summary.seed),
-        "round": "n/a" if environment.round is None else str(environment.round),
-        "host": environment.host_id or "n/a",
-        "measured_on": environment.measured_on or "n/a",
-        "commit": (environment.commit or "n/a")[:12],
-        "step_ms": number(1000 * step.value) if step else "n/a",
+        "seed": UNKNOWN if summary.seed is None else str(summary.seed),
+        "round": UNKNOWN if environment.round is None else str(environment.round),
+        "host": environment.host_id or UNKNOWN,
+        "measured_on": environment.measured_on or UNKNOWN,
+        "commit": (environment.commit or UNKNOWN)[:12],
+        "step_ms": number(1000 * step.value) if step else UNKNOWN,
     }
 
 

@@ -1,0 +1,294 @@
+"""The columns of a comparison: one list, from which data, tables, Markdown and the page are written."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from fastlaunch.analysis.compare import Row
+from fastlaunch.analysis.convergence import REFERENCE, Difference
+from fastlaunch.analysis.statistics import mean_of
+from fastlaunch.analysis.validity import percent
+from fastlaunch.core.tables import KEPT, Column
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.text import dollars, limits, name_of, rate_of, rate_text, which, with_range
+from fastlaunch_train.records.records import STEP_PARTS
+
+#: A cell that does not apply to its row.
+NOTHING = "-"
+_PRECISIONS_WITH_OWN_PEAK = ("fp32", "tf32", "fp16")
+
+
+class Part(StrEnum):
+    """The table that a column is in."""
+
+    IDENTITY = "identity"  # in each of them: it tells rows apart
+    SPEED = "speed"
+    COST = "cost"
+    START = "start"  # before the measured steps
+    STEP = "step"  # where a step's time goes
+    LOSS = "loss"  # on held-out data
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowColumn(Column[Row]):
+    """A column of a comparison."""
+
+    key: str | None = None  # its name in JSON and CSV; None: it is for people
+    part: Part | None = None  # None: in no text table
+    is_summary: bool = False  # in Markdown and on the page, where a row has its name in a cell
+
+
+def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
+    """Return the columns of `rows`, which for the headings are of one workload, in the order of JSON."""
+    unit = rows[0].setup.sample_unit if rows else "samples"
+    rate = rate_of(rows[0])[1] if rows else f"{unit}/s"
+    prices = [row.price for row in rows if row.price]
+    # The heading says `prorated` if all prices are, else the cells do.
+    prorated = bool(prices) and all(price.hypothetical for price in prices)
+    in_dollars = any(row.verdict.ratio for row in rows)
+    number: dict[str, Any] = {"format": _number, "align": "right", "part": Part.SPEED}
+    money: dict[str, Any] = {
+        "format": partial(with_range, format_value=dollars),
+        "align": "right",
+        "part": Part.COST,
+    }
+    return [
+        _shown("row", lambda row: name_of(row, rows), is_summary=True),
+        _shown("instance", lambda row: row.place, part=Part.IDENTITY),
+        _data("setup.workload"),
+        _data("setup.instance"),
+        _data("setup.device_name"),
+        _data("setup.num_nodes"),
+        _data("setup.num_gpus"),
+        _data("setup.recipe", "recipe", part=Part.IDENTITY),
+        _shown("whose", lambda row: whose(row, rows), part=Part.IDENTITY),
+        _shown("GPUs", _gpus, align="right", part=Part.IDENTITY, is_summary=True),
+        _data("setup.variant"),
+        _data("setup.version"),
+        _data("setup.precision"),
+        _data("setup.batch_size_per_gpu", "batch", format=str, part=Part.IDENTITY, is_summary=True),
+        _data("setup.data"),
+        _data("setup.sequence_length", "tokens each", format=str, part=Part.IDENTITY),
+        _shown("data", _data_text, part=Part.IDENTITY),
+        _shown("which", lambda row: _which(row, rows), part=Part.IDENTITY),
+        _data("overhead.padding_fraction"),
+        _data("setup.kind"),
+        _data("derived"),
+        _data("num_runs", "runs", importance=30, part=Part.SPEED, is_summary=True),
+        _data("run_ids"),
+        _data("shared_by"),
+        _data("num_shared", key="num_shared_runs"),
+        _data(
+            "speed.step_time_s",
+            "step ms",
+            **number | {"format": partial(with_range, factor=1000)},
+            is_summary=True,
+        ),
+        _data("speed.total_time_s", "total s", **number | {"format": with_range}),
+        # All their intervals are that of the step time.
+        _data("speed.samples_per_s", f"{unit}/s", importance=40, **number),
+        _shown(rate, rate_text, align="right", is_summary=True),
+        _data("speed.tokens_per_s", "" if unit == "tokens" else "tokens/s", importance=20, **number),
+        _shown("padding", _padding, importance=10, align="right", part=Part.SPEED),
+        _data("speed.tflops_per_gpu", "TFLOP/s", importance=5, **number),
+        _data("speed.percent_of_peak"),
+        _data("speed.percent_of_bf16_peak"),
+        _shown("% peak", _percent_of_peak, importance=15, align="right", part=Part.SPEED),
+        _data("speed.percent_of_fp8_peak", "% fp8 peak", importance=4, **number),
+        _data("overhead.build_s", "build s", format="{:.1f}".format, align="right", part=Part.START),
+        _data("overhead.compile_s", "compile s", format="{:.1f}".format, align="right", part=Part.START),
+        _data("overhead.warmup_s", "warm-up s", format="{:.1f}".format, align="right", part=Part.START),
+        _data("overhead.peak_memory_gib"),
+        _data("overhead.data_wait_fraction"),
+        _data("overhead.utilization"),
+        *(
+            _shown(f"{part} ms", partial(_part_ms, part=part), align="right", part=Part.STEP)
+            for part in STEP_PARTS
+        ),
+        _data("kernels"),
+        _data("offer.service"),
+        _data("offer.region"),
+        _data("offer.purchase"),
+        _shown(
+            "prorated $/h" if prorated else "$/h",
+            lambda row: _usd_per_hour(row, mark=not prorated),
+            importance=20,
+            align="right",
+            part=Part.COST,
+            is_summary=True,
+        ),
+        _of_price("usd_per_hour", lambda price: price.usd_per_hour),
+        _of_price("price_as_of", lambda price: None if price.basis == "given" else price.as_of.isoformat()),
+        _of_price("price_source", lambda price: price.source),
+        _of_price("price_inferred", lambda price: price.inferred),
+        _of_price("price_charged_as", lambda price: price.instance if price.basis == "named" else None),
+        _of_price("price_hypothetical", lambda price: price.hypothetical),
+        _data("cost.usd_per_million_samples", f"$/M {unit}", **money, is_summary=True),
+        _data("cost.usd_per_billion_tokens", "$/B tokens", importance=10, **money),
+        _data("cost.samples_per_usd"),
+        _data(
+            "verdict.ratio",
+            "x per $",
+            key="ratio_to_baseline",
+            **money | {"format": _ratio_text},
+        ),
+        # It is shown with its interval where it decides.
+        _data(
+            "verdict.speed_ratio",
+            "x speed",
+            key="speed_ratio_to_baseline",
+            importance=15 if in_dollars else KEPT,
+            **money | {"format": partial(_ratio_text, bounds=not in_dollars)},
+        ),
+        _shown("x base", _base_ratio, align="right", is_summary=True),
+        _data("verdict.comparable_as"),
+        _data("verdict.kind", key="verdict"),
+        _shown("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
+        _of_batch("verdict_in_batch", lambda own: own.kind),
+        _of_batch("ratio_in_batch", lambda own: own.ratio or own.speed_ratio),
+        RowColumn("", lambda row: "; ".join(row.verdict.reasons) or None, key="reason"),
+        RowColumn("", lambda row: not row.is_barred, key="ranked"),
+        _data("validity.failures", key="guard_failures"),
+        _data("validity.numerics"),
+        _data("validity.held_out"),
+        _data("validity.convergence"),
+        *_loss_columns(rows),
+        _data("sources"),
+        RowColumn("", lambda row: dict(sorted(row.setup.fingerprint.items())), key="fingerprint"),
+    ]
+
+
+def _data(path: str, name: str = "", *, key: str | None = None, **options: Any) -> RowColumn:
+    """Return a column of data, by where a row has it; with a name it is shown, too."""
+    return RowColumn(name, attrgetter(path), key=key or path.rpartition(".")[2], **options)
+
+
+def _shown(name: str, text: Callable[[Row], str | None], **options: Any) -> RowColumn:
+    return RowColumn(name, text, **options)
+
+
+def _of_price(key: str, value: Callable[[Any], object]) -> RowColumn:
+    return RowColumn("", lambda row: value(row.price) if row.price else None, key=key)
+
+
+def _of_batch(key: str, value: Callable[[Any], object]) -> RowColumn:
+    """Return what the row is beside the baseline of its own batch."""
+    return RowColumn("", lambda row: value(row.verdict.in_batch) if row.verdict.in_batch else None, key=key)
+
+
+def _loss_columns(rows: Sequence[Row]) -> list[RowColumn]:
+    """Return the columns of held-out losses.
+
+    `test` is the metric on test data of the last weights, `test, best` of those best on validation data.
+    """
+    figures = [row.validity.held_out for row in rows if row.validity.held_out]
+    metric = next((held_out.metric for held_out in figures if held_out.metric), None)
+    metrics = {metric: "metric_value", "test": "test_metric_value", "test, best": "best_test_metric_value"}
+    options: dict[str, Any] = {"align": "right", "part": Part.LOSS}
+
+    def figure(name: str, attribute: str, importance: int = KEPT) -> RowColumn:
+        def value(row: Row) -> float | None:
+            return getattr(row.validity.held_out, attribute, None)
+
+        return RowColumn(name, value, format="{:.4g}".format, importance=importance, **options)
+
+    return [
+        _shown(
+            "pairs", lambda row: _beside_reference(row, str(row.validity.convergence.num_pairs)), **options
+        ),
+        figure("loss", "loss"),
+        _shown("difference", lambda row: _beside_reference(row, _difference(row)), **options),
+        *(figure(name, attribute, 10) for name, attribute in metrics.items() if metric and name),
+        _shown("convergence", lambda row: row.validity.convergence.verdict, part=Part.LOSS),
+    ]
+
+
+def whose(row: Row, rows: Sequence[Row]) -> str | None:
+    """Return whose runs the row holds, `yours` or `yours, ann`; None if others shared no run of `rows`."""
+    if not any(other.shared_by for other in rows):
+        return None
+    own = "yours" if any(run.owner is None for run in row.runs) else None
+    return ", ".join(filter(None, [own, *row.shared_by]))
+
+
+def _which(row: Row, rows: Sequence[Row]) -> str | None:
+    """Return what else tells the row from others; None if no row needs it."""
+    return which(row, rows) or (NOTHING if any(which(other, rows) for other in rows) else None)
+
+
+def _data_text(row: Row) -> str:
+    """Return `synthetic`, or `file 0123456789abcdef` if the record says which."""
+    return f"{row.setup.data} {row.setup.fingerprint.get('data', '')}".strip()
+
+
+def _gpus(row: Row) -> str:
+    per_node = row.setup.num_gpus // row.setup.num_nodes
+    return f"{row.setup.num_nodes} x {per_node}" if row.setup.num_nodes > 1 else str(row.setup.num_gpus)
+
+
+def _number(quantity: Interval | None) -> str | None:
+    return with_range(quantity and Interval(value=quantity.value))
+
+
+def _padding(row: Row) -> str | None:
+    fraction = row.overhead.padding_fraction
+    return f"{100 * fraction:.0f}%" if fraction else None
+
+
+def _percent_of_peak(row: Row) -> str | None:
+    """Return the percentage of the bf16 peak; of fp32, tf32 and fp16, that of their own peak."""
+    if row.setup.precision in _PRECISIONS_WITH_OWN_PEAK:
+        own = _number(row.speed.percent_of_peak)
+        return own and f"{own} ({row.setup.precision})"
+    return _number(row.speed.percent_of_bf16_peak)
+
+
+def step_parts_s(row: Row) -> dict[str, float]:
+    """Return the seconds of a step by its parts, as means over the row's profiled runs; empty without any."""
+    profiles = [run.summary.profile.parts_s for run in row.runs if run.summary.profile]
+    means = {part: mean_of([parts.get(part) for parts in profiles]) for part in STEP_PARTS}
+    return {part: seconds for part, seconds in means.items() if seconds is not None}
+
+
+def _part_ms(row: Row, part: str) -> str | None:
+    seconds = step_parts_s(row).get(part)
+    return None if seconds is None else f"{1000 * seconds:.3g}"
+
+
+def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
+    """Return the price of an hour of all nodes. mark: mark a prorated price."""
+    if row.price is None:
+        return None
+    hypothetical = "prorated " if mark and row.price.hypothetical else ""
+    inferred = "~" if row.price.inferred else ""
+    return f"{hypothetical}{inferred}{dollars(row.price.usd_per_hour * row.setup.num_nodes)}"
+
+
+def _base_ratio(row: Row) -> str | None:
+    ratio = row.verdict.ratio or row.verdict.speed_ratio
+    return _ratio_text(ratio) if ratio else None
+
+
+def _ratio_text(ratio: Interval, *, bounds: bool = True) -> str:
+    def text(value: float) -> str:
+        return f"{value:.3f}" if value < 99.5 else f"{value:.0f}"
+
+    # The baseline's ratio to itself is exactly 1.
+    has_limits = bounds and ratio.low != ratio.high
+    return text(ratio.value) + (limits(ratio, 1.0, text) if has_limits else "")
+
+
+def _beside_reference(row: Row, text: str | None) -> str | None:
+    return NOTHING if row.validity.convergence.verdict == REFERENCE else text
+
+
+def _difference(row: Row) -> str | None:
+    """Return `+0.4% (-0.1 to +0.9)`, of the reference's loss."""
+    end: Difference | None = row.validity.convergence.end
+    if end is None or (mean := percent(end, end.mean)) is None:
+        return None
+    low, high = (str(percent(end, limit)).rstrip("%") for limit in (end.low, end.high))
+    return mean if end.low is None else f"{mean} ({low} to {high})"

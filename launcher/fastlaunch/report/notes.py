@@ -1,0 +1,119 @@
+"""What stands under the tables of a comparison: prices with their dates, and what to know of its rows."""
+
+import re
+import textwrap
+from collections.abc import Container, Mapping, Sequence
+
+from fastlaunch.analysis.compare import Comparison, Row
+from fastlaunch.analysis.notes import Note, NoteKind
+from fastlaunch.core.tables import WIDTH
+from fastlaunch.report.text import name_of
+
+#: A note may end with a command, which begins here.
+_COMMAND = re.compile(r"(?<=[;,]) run fastlaunch ")
+#: Names of rows that a decisive note has.
+_MOST_NAMES = 2
+_BRIEF = (NoteKind.BAR, NoteKind.COMMITS_APART)
+
+
+def all_notes(comparison: Comparison, *, width: int = WIDTH) -> str:
+    """Return all notes, workload by workload."""
+    notes = {workload: notes_of(rows, brief=False)[0] for workload, rows in comparison.by_workload.items()}
+    return "\n\n".join(f"{workload}:\n{bulleted(texts, width)}" for workload, texts in notes.items() if texts)
+
+
+def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
+    """Return the prices with their dates, then the reasons with their rows; and how many were left out.
+
+    brief: leave out all reasons but those that bar a row, or would without --allow-unverified, and that
+    commits differ in speed.
+    """
+    by_note = _by_note({id(row): row.verdict.reasons for row in rows}, rows, without=(NoteKind.BATCH,))
+    shown = {note: of for note, of in by_note.items() if not brief or note.kind in _BRIEF}
+    compared = [row for row in rows if not row.is_baseline]
+    # What the baseline may have too names no rows only if it does.
+    notes = [
+        _named(note, of, rows, everyone=rows if note.is_of_runs and compared else compared)
+        for note, of in shown.items()
+    ]
+    return [*price_notes(rows), *notes], len(by_note) - len(shown)
+
+
+def decisive_notes(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """Return the notes on prices, and those that change a decision, of the rows in their order.
+
+    A note on all that are ranked against the baseline names none.
+    """
+    by_note = _by_note({id(row): row.verdict.decisive for row in shown}, shown)
+    ranked = [row for row in shown if row.verdict.is_ranked and not row.is_baseline]
+    everyone = ranked if len(ranked) > 1 else []
+    return [
+        *price_notes(rows),
+        *(_named(note, of, rows, everyone=everyone, most=_MOST_NAMES) for note, of in by_note.items()),
+    ]
+
+
+def _by_note(
+    notes: Mapping[int, Sequence[Note]], rows: Sequence[Row], without: Container[NoteKind] = ()
+) -> dict[Note, list[Row]]:
+    """Return each note with the rows that have it."""
+    by_note: dict[Note, list[Row]] = {}
+    for row in rows:
+        for note in notes[id(row)]:
+            if note.kind not in without:
+                by_note.setdefault(note, []).append(row)
+    return by_note
+
+
+def _named(
+    note: Note,
+    concerned: Sequence[Row],
+    rows: Sequence[Row],
+    *,
+    everyone: Sequence[Row],
+    most: int | None = None,
+) -> str:
+    """Return the note with the names of its rows; without them if it is on `everyone`.
+
+    most: give no more names than so many, unless one more is all.
+    """
+    if (
+        everyone
+        and all(row in concerned for row in everyone)
+        and (most is None or len(concerned) == len(everyone))
+    ):
+        return note
+    names = [*dict.fromkeys(name_of(row, rows) for row in concerned)]
+    num_more = len(names) - most if most and len(names) > most + 1 else 0
+    more = f" and {num_more} more" if num_more else ""
+    return f"{', '.join(names[: len(names) - num_more])}{more}: {note}"
+
+
+def price_notes(rows: Sequence[Row]) -> list[str]:
+    """Return what rows are charged, as of when, and by whom it was published."""
+    notes: dict[str, None] = {}
+    for row in rows:
+        price = row.price
+        if price is None:
+            continue
+        charged = f"charged as {price.instance}" if price.basis == "named" else None
+        what = price.hypothetical or charged or row.setup.instance or "each row"
+        hypothetical = "prorated price, not sold separately: " if price.hypothetical else ""
+        dated = f"as of {price.as_of} ({price.source})" if price.basis != "given" else "as given"
+        inferred = ", inferred" if price.inferred else ""
+        notes[f"{hypothetical}{what}: ${price.usd_per_hour:g}/h {dated}{inferred}"] = None
+    return list(notes)
+
+
+def bulleted(notes: Sequence[str], width: int) -> str:
+    """Return the notes as a list. A command at the end of one has a line of its own, to be copied."""
+    lines = []
+    for note in notes:
+        text, *command = _COMMAND.split(note, maxsplit=1)
+        words = f"{text} run" if command else text
+        # An option must not be broken at its hyphens.
+        lines.append(
+            textwrap.fill(words, width, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
+        )
+        lines += [f"    fastlaunch {words}" for words in command]
+    return "\n".join(lines)
