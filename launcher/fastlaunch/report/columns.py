@@ -147,8 +147,8 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
         _data("verdict.comparable_as"),
         _data("verdict.kind", key="verdict"),
         _shown("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
-        _of_batch("verdict_in_batch", lambda own: own.kind),
-        _of_batch("ratio_in_batch", lambda own: own.ratio or own.speed_ratio),
+        _of_batch("verdict_in_batch", lambda verdict: verdict.kind),
+        _of_batch("ratio_in_batch", lambda verdict: verdict.ratio or verdict.speed_ratio),
         RowColumn("", lambda row: "; ".join(row.verdict.reasons) or None, key="reason"),
         RowColumn("", lambda row: not row.is_barred, key="ranked"),
         _data("validity.failures", key="guard_failures"),
@@ -210,8 +210,8 @@ def whose(row: Row, rows: Sequence[Row]) -> str | None:
     """Return whose runs the row holds, `yours` or `yours, ann`; None if others shared no run of `rows`."""
     if not any(other.shared_by for other in rows):
         return None
-    own = "yours" if any(run.owner is None for run in row.runs) else None
-    return ", ".join(filter(None, [own, *row.shared_by]))
+    mine = "yours" if any(run.owner is None for run in row.runs) else None
+    return ", ".join(filter(None, [mine, *row.shared_by]))
 
 
 def _which(row: Row, rows: Sequence[Row]) -> str | None:
@@ -241,8 +241,8 @@ def _padding(row: Row) -> str | None:
 def _percent_of_peak(row: Row) -> str | None:
     """Return the percentage of the bf16 peak; of fp32, tf32 and fp16, that of their own peak."""
     if row.setup.precision in _PRECISIONS_WITH_OWN_PEAK:
-        own = _number(row.speed.percent_of_peak)
-        return own and f"{own} ({row.setup.precision})"
+        percent_text = _number(row.speed.percent_of_peak)
+        return percent_text and f"{percent_text} ({row.setup.precision})"
     return _number(row.speed.percent_of_bf16_peak)
 
 

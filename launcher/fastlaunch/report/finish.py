@@ -93,7 +93,7 @@ def _cheapest(finishes: list[Finish]) -> str | None:
     ]
     if not ranked:
         return None
-    least, best = min(ranked, key=lambda each: each[0].value)
+    least, best = min(ranked, key=lambda priced: priced[0].value)
     assert best.cost is not None and best.rate is not None
     hours = number(best.cost.hours.value)
     rows = [finish.row for finish in finishes]

@@ -62,10 +62,10 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
         head = f"{row.setup.workload}, {names[id(row)]}: {kind}, {counted(row.num_runs, 'run')}"
         if ratio and ratio.low != ratio.high:
             what = what_counts(row, priced=row.verdict.ratio is not None)
-            head += f", {ratio.value:.3f}x {what} ({_interval(ratio)})"
+            head += f", {ratio.value:.3f}x {what} ({_interval(ratio) or NOTHING})"
         reasons: list[str] = [*row.verdict.reasons]
-        if own := row.verdict.in_batch:
-            ratio = own.ratio or own.speed_ratio
+        if in_batch := row.verdict.in_batch:
+            ratio = in_batch.ratio or in_batch.speed_ratio
             # The baseline's ratio to itself is exactly 1.
             is_known = ratio is not None and ratio.low != ratio.high
             reasons.insert(0, f"{row.verdict.words}{between(ratio) if is_known else ''}")

@@ -23,18 +23,24 @@ _ROWS = "rows"
 _BOUGHT = {"on-demand": "on demand", "spot": "as spot", "capacity-block": "in a capacity block"}
 
 
-def as_text(found: Recommendation, *, width: int) -> str:
+def as_text(recommendation: Recommendation, *, width: int) -> str:
     """Return the recommendation for people: the pick, why, the choices beside it, what to measure next."""
-    parts = [_filled(sentence(found), width), *(_filled(text, width) for text in why(found))]
-    if lines := _lines(found):
-        parts.append(_table(found, lines, width))
-    if found.pick is not None:
-        parts.append(_filled(_experiment(found), width))
-    if notes := _notes(found, lines):
+    parts = [
+        _filled(sentence(recommendation), width),
+        *(_filled(text, width) for text in why(recommendation)),
+    ]
+    if lines := _lines(recommendation):
+        parts.append(_table(recommendation, lines, width))
+    if recommendation.pick is not None:
+        parts.append(_filled(_experiment(recommendation), width))
+    if notes := _notes(recommendation, lines):
         parts.append(bulleted(notes, width))
     # A command is left whole, to be copied.
-    commands = {"measure": found.experiment and found.experiment.command, "train": found.command}
-    if found.pick is not None and any(commands.values()):
+    commands = {
+        "measure": recommendation.experiment and recommendation.experiment.command,
+        "train": recommendation.command,
+    }
+    if recommendation.pick is not None and any(commands.values()):
         parts.append("\n".join(f"{name}: {command}" for name, command in commands.items() if command))
     return "\n\n".join(parts)
 
@@ -43,31 +49,31 @@ def _filled(text: str, width: int) -> str:
     return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-def sentence(found: Recommendation) -> str:
+def sentence(recommendation: Recommendation) -> str:
     """Return the pick in a sentence; why there is none if there is none."""
-    pick, job = found.pick, found.job
+    pick, job = recommendation.pick, recommendation.job
     if pick is not None:
-        what = f"{job.samples:,.0f} {_unit(found)} of {job.workload}"
-        return f"Train {what} on {_named(pick, found)}: {_costs(pick)}, {_evidence(pick)}."
-    if not found.num_choices:
+        what = f"{job.samples:,.0f} {_unit(recommendation)} of {job.workload}"
+        return f"Train {what} on {_named(pick, recommendation)}: {_costs(pick)}, {_evidence(pick)}."
+    if not recommendation.num_choices:
         return f"Nothing can be recommended for {job.workload}: every candidate is left out."
-    cheapest, fastest = found.front[0], found.front[-1]
-    limits = found.limits
+    cheapest, fastest = recommendation.front[0], recommendation.front[-1]
+    limits = recommendation.limits
     wanted = [
         *([f"{_hours(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
         *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
     ]
     more = " --max-nodes allows more nodes." if limits.deadline_hours is not None else ""
     return (
-        f"None of {counted(found.num_choices, 'choice')} is surely done within {' and '.join(wanted)}. The"
-        f" cheapest is {_named(cheapest, found)}: {_costs(cheapest)}. The fastest is"
-        f" {_named(fastest, found)}: {_costs(fastest)}.{more}"
+        f"None of {counted(recommendation.num_choices, 'choice')} is surely done within"
+        f" {' and '.join(wanted)}. The cheapest is {_named(cheapest, recommendation)}: {_costs(cheapest)}."
+        f" The fastest is {_named(fastest, recommendation)}: {_costs(fastest)}.{more}"
     )
 
 
-def why(found: Recommendation) -> Iterator[str]:
+def why(recommendation: Recommendation) -> Iterator[str]:
     """Yield what the pick is better than, and at which price that changes."""
-    pick, runner_up, even = found.pick, found.runner_up, found.break_even
+    pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
     if pick is None:
         return
     if runner_up is not None:
@@ -80,27 +86,27 @@ def why(found: Recommendation) -> Iterator[str]:
         else:
             time = f"is {number(1 / speed)} times as fast"
         yield (
-            f"Why: it costs {cheaper:.1f}% less than the runner-up, {_named(runner_up, found)}"
+            f"Why: it costs {cheaper:.1f}% less than the runner-up, {_named(runner_up, recommendation)}"
             f" ({_costs(runner_up)}, {_evidence(runner_up)}), which {time}."
         )
-    if (measured := found.cheapest_measured) is not None and measured not in (pick, runner_up):
-        yield f"The cheapest that was measured is {_named(measured, found)}: {_costs(measured)}."
+    if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
+        yield f"The cheapest that was measured is {_named(measured, recommendation)}: {_costs(measured)}."
     if even is not None:
         paid = pick.purchase.paid_usd_per_hour
         up_to = math.floor(100 * even.usd_per_hour) / 100  # above it the pick is already another one
         yield (
             f"{even.instance} is cheapest up to ${up_to:,.2f} an hour (now ${paid:,.2f}); above"
-            f" that it is {_named(even.other, found)}."
+            f" that it is {_named(even.other, recommendation)}."
         )
 
 
-def _experiment(found: Recommendation) -> str:
-    experiment = found.experiment
+def _experiment(recommendation: Recommendation) -> str:
+    experiment = recommendation.experiment
     if experiment is None:
         return "No experiment is worth its price: none would save as much, on average, as it costs."
     choice = experiment.choice
-    is_pick = choice is found.pick
-    what = "the pick itself" if is_pick else _named(choice, found)
+    is_pick = choice is recommendation.pick
+    what = "the pick itself" if is_pick else _named(choice, recommendation)
     return (
         f"Measure next: {what}, {_evidence(choice)} so far. About {_hours(experiment.hours)} and"
         f" ${dollars(experiment.usd)}; it changes the pick with a probability of"
@@ -108,15 +114,15 @@ def _experiment(found: Recommendation) -> str:
     )
 
 
-def _unit(found: Recommendation) -> str:
-    return found.job.like.setup.sample_unit
+def _unit(recommendation: Recommendation) -> str:
+    return recommendation.job.like.setup.sample_unit
 
 
-def _named(choice: Choice, found: Recommendation) -> str:
+def _named(choice: Choice, recommendation: Recommendation) -> str:
     """Return `2 x p5.48xlarge with te-fp8 at batch 64 per GPU, on demand`."""
     configuration, (purchase, region) = choice.configuration, choice.rate
     nodes = f"{configuration.num_nodes} x " if configuration.num_nodes > 1 else ""
-    where = "" if region == found.job.own_region else f" in {region}"
+    where = "" if region == recommendation.job.own_region else f" in {region}"
     return (
         f"{nodes}{configuration.instance} with {configuration.recipe} at batch"
         f" {configuration.batch_size_per_gpu} per GPU, {_BOUGHT[purchase]}{where}"
@@ -144,20 +150,25 @@ def _evidence(choice: Choice) -> str:
     return choice.configuration.rate.evidence_text
 
 
-def _lines(found: Recommendation) -> list[Choice]:
+def _lines(recommendation: Recommendation) -> list[Choice]:
     """Return the choices of the table: front, runner-up, and the cheapest of each family of instances."""
     families: dict[str, Choice] = {}
-    for choice in found.by_instance:
+    for choice in recommendation.by_instance:
         families.setdefault(choice.instance.partition(".")[0], choice)
-    first = [*_thinned(found.front), *([found.runner_up] if found.runner_up else [])]
+    first = [
+        *_thinned(recommendation.front),
+        *([recommendation.runner_up] if recommendation.runner_up else []),
+    ]
     chosen = {id(choice): choice for choice in (*first[:_MOST_LINES], *families.values())}
-    for choice in found.cheapest:
+    for choice in recommendation.cheapest:
         if len(chosen) < _FEW_LINES:
             chosen.setdefault(id(choice), choice)
-    within = [choice for choice in chosen.values() if found.limits.allow(choice)]
-    over = [choice for choice in chosen.values() if not found.limits.allow(choice)]
+    within = [choice for choice in chosen.values() if recommendation.limits.allow(choice)]
+    over = [choice for choice in chosen.values() if not recommendation.limits.allow(choice)]
     lines = [*within, *over[: _MOST_OVER if within else None]][:_MOST_LINES]
-    return sorted(lines, key=lambda choice: (not found.limits.allow(choice), choice.usd, choice.hours))
+    return sorted(
+        lines, key=lambda choice: (not recommendation.limits.allow(choice), choice.usd, choice.hours)
+    )
 
 
 def _thinned(front: Sequence[Choice]) -> Iterator[Choice]:
@@ -169,16 +180,16 @@ def _thinned(front: Sequence[Choice]) -> Iterator[Choice]:
             yield choice
 
 
-def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
+def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) -> str:
     """Return the table, without the columns that are the same in every line."""
-    front = {id(choice) for choice in found.front}
+    front = {id(choice) for choice in recommendation.front}
 
     def note(choice: Choice) -> str:
-        if choice is found.pick:
+        if choice is recommendation.pick:
             return "pick"
-        if choice is found.runner_up:
+        if choice is recommendation.runner_up:
             return "next"
-        if not found.limits.allow(choice):
+        if not recommendation.limits.allow(choice):
             return "over"
         return "front" if id(choice) in front else ""
 
@@ -204,7 +215,7 @@ def _table(found: Recommendation, lines: Sequence[Choice], width: int) -> str:
         Column("whose", holders),
         Column("", note),
     ]
-    usual = {"nodes": "1", "bought": "on-demand", "region": found.job.own_region}
+    usual = {"nodes": "1", "bought": "on-demand", "region": recommendation.job.own_region}
     kept = [
         column for column in columns if {column.text(choice) for choice in lines} != {usual.get(column.name)}
     ]
@@ -215,11 +226,11 @@ def _usd_range(choice: Choice) -> str | None:
     return _range(choice.total.usd) if choice.total.usd.low else None
 
 
-def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
+def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]:
     notes = []
     if len(batches := {choice.configuration.global_batch for choice in lines}) == 1 and len(lines) > 1:
         notes.append(f"all train with a global batch of {batches.pop():,}, over all GPUs of a line")
-    if any(not found.limits.allow(choice) for choice in lines):
+    if any(not recommendation.limits.allow(choice) for choice in lines):
         notes.append("over: it is not surely done within the deadline and the budget")
     if any(" grad_accumulation=" in choice.configuration.recipe for choice in lines):
         notes.append(
@@ -232,12 +243,12 @@ def _notes(found: Recommendation, lines: Sequence[Choice]) -> list[str]:
         for text in (choice.configuration.assumption, choice.configuration.rate.assumption)
         if text
     )
-    if lines and not found.job.steps_only:
+    if lines and not recommendation.job.steps_only:
         notes.append(
             "boot, image pull and start-up are as measured where runs on the instance type say it, and else"
             " assumed: fastlaunch estimate lists them"
         )
-    reasons = by_reason((_left(each.instance, each.recipe), each.reason) for each in found.left_out)
+    reasons = by_reason((_left(out.instance, out.recipe), out.reason) for out in recommendation.left_out)
     notes += [f"left out: {_shortened(line)}" for line in reasons[:_MOST_REASONS]]
     if len(reasons) > _MOST_REASONS:
         more = counted(len(reasons) - _MOST_REASONS, "more reason")
@@ -259,45 +270,46 @@ def _shortened(line: str) -> str:
     return f"{', '.join(every[:_MOST_NAMES])}{more}: {reason}"
 
 
-def to_json(found: Recommendation) -> dict[str, Any]:
+def to_json(recommendation: Recommendation) -> dict[str, Any]:
     """Return the recommendation as plain data; docs/reference.md describes it."""
-    job = found.job
+    job = recommendation.job
     return {
         "schema": 1,
         "workload": job.workload,
         "samples": job.samples,
-        "sample_unit": _unit(found),
+        "sample_unit": _unit(recommendation),
         "steps_only": job.steps_only,
-        "deadline_hours": found.limits.deadline_hours,
-        "budget_usd": found.limits.budget_usd,
-        "sentence": sentence(found),
-        "why": " ".join(why(found)) or None,
-        "pick": found.pick and choice_json(found.pick),
-        "runner_up": found.runner_up and choice_json(found.runner_up),
-        "cheapest_measured": found.cheapest_measured and choice_json(found.cheapest_measured),
-        "break_even": found.break_even and _break_even_json(found.break_even),
-        "front": [choice_json(choice) for choice in found.front],
-        "by_instance": [choice_json(choice) for choice in found.by_instance],
-        "num_candidates": found.num_choices,
-        "num_within_limits": found.num_within,
-        "left_out": [vars(each) for each in found.left_out],
-        "next_experiment": found.experiment and _experiment_json(found.experiment),
-        "command": found.command,
-        "warnings": list(found.warnings),
+        "deadline_hours": recommendation.limits.deadline_hours,
+        "budget_usd": recommendation.limits.budget_usd,
+        "sentence": sentence(recommendation),
+        "why": " ".join(why(recommendation)) or None,
+        "pick": recommendation.pick and choice_json(recommendation.pick),
+        "runner_up": recommendation.runner_up and choice_json(recommendation.runner_up),
+        "cheapest_measured": recommendation.cheapest_measured
+        and choice_json(recommendation.cheapest_measured),
+        "break_even": recommendation.break_even and _break_even_json(recommendation.break_even),
+        "front": [choice_json(choice) for choice in recommendation.front],
+        "by_instance": [choice_json(choice) for choice in recommendation.by_instance],
+        "num_candidates": recommendation.num_choices,
+        "num_within_limits": recommendation.num_within,
+        "left_out": [vars(candidate) for candidate in recommendation.left_out],
+        "next_experiment": recommendation.experiment and _experiment_json(recommendation.experiment),
+        "command": recommendation.command,
+        "warnings": list(recommendation.warnings),
     }
 
 
-def as_rows(found: Recommendation) -> list[dict[str, Any]]:
+def as_rows(recommendation: Recommendation) -> list[dict[str, Any]]:
     """Return a row for each choice of the front, and the cheapest on each instance type; cheapest first."""
-    front = {id(choice) for choice in found.front}
-    chosen = {id(choice): choice for choice in (*found.front, *found.by_instance)}
-    if found.runner_up is not None:
-        chosen[id(found.runner_up)] = found.runner_up
+    front = {id(choice) for choice in recommendation.front}
+    chosen = {id(choice): choice for choice in (*recommendation.front, *recommendation.by_instance)}
+    if recommendation.runner_up is not None:
+        chosen[id(recommendation.runner_up)] = recommendation.runner_up
     return [
         {
             **choice_json(choice),
-            "pick": choice is found.pick,
-            "runner_up": choice is found.runner_up,
+            "pick": choice is recommendation.pick,
+            "runner_up": choice is recommendation.runner_up,
             "front": id(choice) in front,
         }
         for choice in sorted(chosen.values(), key=lambda choice: (choice.usd, choice.hours))

@@ -45,9 +45,9 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 def sentence_of(rows: Sequence[Row]) -> str:
     """Return the answer for one workload."""
-    own = at_home(rows)
-    of_batches = (f"; at global batch {batch}, {_clause(each)}" for batch, each in batches_of(own).items())
-    return f"{_clause(own)}{_beside(own)}{_of_others(rows)}{''.join(of_batches)}."
+    home = at_home(rows)
+    of_batches = (f"; at global batch {batch}, {_clause(of)}" for batch, of in batches_of(home).items())
+    return f"{_clause(home)}{_beside(home)}{_of_others(rows)}{''.join(of_batches)}."
 
 
 def answer(comparison: Comparison) -> str:
@@ -260,15 +260,15 @@ def _setup_of(row: Row) -> tuple[object, ...]:
 def _terms(row: Row, same: Sequence[Row]) -> list[str]:
     """Return `sagemaker`, `us-west-2`, `spot`: how its machine was rented, as far as that differs."""
     offers = zip(row.offer, *(other.offer for other in same), strict=True)
-    return [own for own, *others in offers if len(set(others)) > 1]
+    return [term for term, *others in offers if len(set(others)) > 1]
 
 
 def _versions(row: Row, same: Sequence[Row]) -> list[str]:
     """Return `torch 2.6.0`: the versions by which the row differs from others of the same setup."""
-    own, others = row.setup.fingerprint, [other.setup.fingerprint for other in same]
+    versions, others = row.setup.fingerprint, [other.setup.fingerprint for other in same]
     names = dict.fromkeys(name for of in others for name in sorted(of) if name != "data")
     differing = [name for name in names if len({of.get(name) for of in others}) > 1]
-    return [f"{name} {own.get(name, 'unknown' if name == VERSION else NONE)}" for name in differing]
+    return [f"{name} {versions.get(name, 'unknown' if name == VERSION else NONE)}" for name in differing]
 
 
 def dollars(value: float) -> str:

@@ -122,12 +122,12 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         )
     points = []
     for row, usd, hours in ranked:
-        name = name_of(row, [each for each, _, _ in ranked])
+        name = name_of(row, [other for other, _, _ in ranked])
         name += "" if row.place in name else f" on {row.place}"
         points.append(_point(name, colours(row.setup.recipe), "measured", hours, usd))
-    for each in given.predicted.get(workload, ()):
-        usd = scaled(each.hours, each.usd_per_hour)
-        points.append(_point(each.name, colours(each.recipe), "predicted", each.hours, usd))
+    for of in given.predicted.get(workload, ()):
+        usd = scaled(of.hours, of.usd_per_hour)
+        points.append(_point(of.name, colours(of.recipe), "predicted", of.hours, usd))
     front: list[dict[str, Any]] = []
     for point in sorted(points, key=lambda point: (point["hours"], point["usd"])):
         if not front or point["usd"] < front[-1]["usd"]:
@@ -208,7 +208,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "unit": unit,
         "rows": [_row_data(row, names[id(row)], colours) for row in ordered],
         "base": next((numbers[id(row)] for row in ordered if row.is_baseline), None),
-        "predicted": [_predicted_data(each, colours, prices) for each in given.predicted.get(workload, ())],
+        "predicted": [_predicted_data(of, colours, prices) for of in given.predicted.get(workload, ())],
         "mostLabels": _MOST_LABELS,
         "prices": _price_history(rows, given.catalogue, given.today),
         "parts": list(_parts(ordered, names)),
@@ -234,7 +234,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
             (heading, [_row_text(row, columns, numbers[id(row)]) for row in of_group])
             for heading, of_group in _groups(ordered).items()
         ],
-        "predicted": [_predicted_text(each) for each in given.predicted.get(workload, ())],
+        "predicted": [_predicted_text(of) for of in given.predicted.get(workload, ())],
         "boxes": [_price_box(key, row) for key, row in sorted(prices.items())],
         "guards": [_guard(row, names[id(row)]) for row in ordered if row.validity.held_out],
         "num_drawn": len(data["runs"]),
@@ -264,8 +264,8 @@ def _colours(rows: Sequence[Row]) -> Callable[[str], str]:
     # With the most runs first, after the baseline.
     ordered = sorted(rows, key=lambda row: (not row.is_baseline, -row.num_runs))
     recipes = list(dict.fromkeys(_family(row.setup.recipe) for row in ordered))
-    own = recipes if len(recipes) <= len(charts.COLOURS) else recipes[: len(charts.COLOURS) - 1]
-    return lambda recipe: _family(recipe) if _family(recipe) in own else "others"
+    coloured = recipes if len(recipes) <= len(charts.COLOURS) else recipes[: len(charts.COLOURS) - 1]
+    return lambda recipe: _family(recipe) if _family(recipe) in coloured else "others"
 
 
 def _family(recipe: str) -> str:
@@ -423,7 +423,7 @@ def _runs_data(given: PageInput, rows: Sequence[Row], names: Mapping[int, str]) 
                 "id": run.run_id,
                 "name": names[id(row)],
                 "warmup": run.summary.timing.num_warmup_steps or 0,
-                "ranks": [_rank_data(each) for each in series],
+                "ranks": [_rank_data(rank) for rank in series],
             }
         )
     return data
@@ -475,8 +475,8 @@ def _references(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, str]
 
 
 def _likeness(row: Row, other: Row) -> tuple[bool, bool]:
-    own, others = row.setup, other.setup
-    return own.global_batch == others.global_batch, row.place == other.place
+    setup, others = row.setup, other.setup
+    return setup.global_batch == others.global_batch, row.place == other.place
 
 
 def _guard(row: Row, name: str) -> dict[str, Any]:
@@ -552,10 +552,10 @@ def _command(row: Row, own_region: str) -> str | None:
         return script_command([row], row.num_runs) if run.script else None
     if row.setup.kind == "published" or row.setup.batch_size_per_gpu is None:
         return None
-    seeds = [each.summary.seed for each in row.runs if each.summary.seed is not None]
+    seeds = [run.summary.seed for run in row.runs if run.summary.seed is not None]
     try:
         return submit_command(
-            [each.summary for each in row.runs],
+            [run.summary for run in row.runs],
             [row.setup.recipe],
             place=place_of(run, own_region=own_region),
             first_seed=min(seeds, default=0),
