@@ -26,6 +26,7 @@ from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.published import shipped_runs
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.cost import notes
+from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.records.records import Eval
 
 THEN = "2023-11-15"
@@ -226,7 +227,7 @@ def on_other_gpus(instance: str, *, recipe: str = "bf16", precision: str = "bf16
         Query(
             instance=CATALOGUE.instance(instance),
             num_nodes=1,
-            recipe=recipe,
+            recipe=RECIPES[recipe],
             batch_size_per_gpu=64,
             precision=precision,
         )

@@ -35,6 +35,7 @@ from fastlaunch.core.settings import config_path, load_settings
 from fastlaunch.jobs.spec import SCRIPT_RECIPE
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
 ARTICLE = (
     *("--workload", "vit-huge", "--samples", "100M", "--batch-equivalent", "--steps-only"),
@@ -144,9 +145,11 @@ def configuration(
     instance: str,
     samples_per_s: float,
     *,
+    recipe: str = "bf16",
+    num_nodes: int = 1,
+    batch_size_per_gpu: int = 64,
     deviation: float | None = None,
     by: str | None = None,
-    **changes: Any,
 ) -> Configuration:
     """A configuration, measured unless it is predicted `by` a class; 1,000 samples/s make the job one hour.
 
@@ -157,19 +160,21 @@ def configuration(
         half = math.exp(1.645 * deviation)
         mean = math.exp(deviation**2 / 2)
         speed = Interval(value=samples_per_s / mean, low=samples_per_s / half, high=samples_per_s * half)
-    plain = Configuration(
-        instance=instance,
-        num_nodes=1,
-        recipe="bf16",
-        batch_size_per_gpu=64,
-        num_gpus=8,
+    query = Query(
+        instance=CATALOGUE.instance(instance),
+        num_nodes=num_nodes,
+        recipe=recipe_of(recipe) or recipe,
+        batch_size_per_gpu=batch_size_per_gpu,
+        precision="bf16",
+    )
+    return Configuration(
+        query=query,
         rate=Rate(
             samples_per_s=speed,
             evidence=Evidence.PREDICTED if by else Evidence.MEASURED,
             prediction_class=by,
         ),
     )
-    return replace(plain, **changes)
 
 
 def bought(instance: str, usd_per_hour: float, **changes: Any) -> Purchase:
@@ -272,7 +277,7 @@ def test_the_totals_of_a_grid_are_those_of_the_costs_part_by_part() -> None:
         for region in ("us-east-1", "us-west-2")
     ]
     ways = [
-        configuration(name, rate, num_nodes=nodes, num_gpus=8 * nodes, deviation=deviation, by=by)
+        configuration(name, rate, num_nodes=nodes, deviation=deviation, by=by)
         for name, rate, nodes, (deviation, by) in product(
             ("p5.48xlarge", "p5.4xlarge"), (10, 1000), (1, 3), ((None, None), (0.1, "A"), (0.5, "C"))
         )
@@ -285,9 +290,9 @@ def test_the_totals_of_a_grid_are_those_of_the_costs_part_by_part() -> None:
             parts = cost_of(
                 training_of(
                     choice.configuration.rate,
-                    choice.configuration.recipe,
+                    choice.configuration.query.recipe,
                     Interval(value=job.samples),
-                    num_nodes=choice.configuration.num_nodes,
+                    num_nodes=choice.configuration.query.num_nodes,
                     global_batch=choice.configuration.global_batch,
                 ),
                 choice.purchase,
@@ -332,7 +337,7 @@ def test_several_nodes_are_nearly_linear_by_assumption_or_by_runs(
         Query(
             instance=CATALOGUE.instance(P5),
             num_nodes=4,
-            recipe="bf16",
+            recipe=RECIPES["bf16"],
             batch_size_per_gpu=64,
             precision="bf16",
         )
@@ -404,7 +409,7 @@ def test_the_command_of_a_script_has_its_variant_and_where_it_runs() -> None:
         scripts={"amp=bf16": ("--", "python", "train.py", "--amp", "{amp}")},
         variants={"amp=bf16": {"amp": "bf16"}},
     )
-    nodes = configuration(P5, 1000, recipe="amp=bf16", num_nodes=2, num_gpus=16)
+    nodes = configuration(P5, 1000, recipe="amp=bf16", num_nodes=2)
     found = recommend(choices_of([nodes], [bought(P5, 60.0, region="us-west-2")], job), Limits())
     assert found.command == (
         "fastlaunch submit --instance p5.48xlarge --region us-west-2 --num-nodes 2 --max-hours 2 -L amp=bf16"
@@ -634,7 +639,11 @@ def test_an_estimate_of_what_is_recommended_says_the_same() -> None:
     for choice in found.by_instance:
         one = choice.configuration
         estimate = fastlaunch.estimate(
-            "vit-huge", one.instance, recipe=one.recipe, batch_size=one.batch_size_per_gpu, samples="10M"
+            "vit-huge",
+            one.instance,
+            recipe=one.recipe,
+            batch_size=one.query.batch_size_per_gpu,
+            samples="10M",
         )
         assert (estimate.rate.evidence, estimate.rate.source) == (one.rate.evidence, one.rate.source)
         cost = estimate.cost

@@ -332,7 +332,7 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
     is_varied = sum(len(group.runs) > 1 for group in of_newest) > 1
 
     def preference(item: PricedGroup) -> tuple[int, ...]:
-        recipe = item.group.setup.recipe
+        recipe = item.group.setup.known_recipe
         is_named = name is not None and _is_named(item.group, name)
         return (
             is_named and not item.is_barred,
@@ -340,8 +340,8 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
             not item.is_barred,
             log_time(item.group) is not None,
             is_varied and item.group.setup.version == newest,
-            recipe == DEFAULT_BASELINE,
-            recipe.partition(" ")[0] == DEFAULT_BASELINE,
+            item.group.setup.recipe == DEFAULT_BASELINE,
+            recipe is not None and recipe.name == DEFAULT_BASELINE,
             *(() if item.group.setup.is_script else (num_rows_at[_batch(item)], len(item.group.runs))),
         )
 

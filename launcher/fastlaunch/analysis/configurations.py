@@ -19,9 +19,9 @@ from fastlaunch.analysis.rate import (
     Rate,
     Subject,
     gpu_of,
-    micro_batch,
+    label_of,
     precision_of,
-    whole,
+    undivided_of,
 )
 from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.target import LOSS, MIN_SEEDS, Target, usd_to_target
@@ -30,7 +30,8 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.memory import USABLE_MEMORY, memory_line, peaks_by_batch
 from fastlaunch.measure.summary import RunSummary, Setup
-from fastlaunch_train.recipes.recipes import in_parts, recipe_of
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import RECIPES, in_parts
 from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
 from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 
@@ -39,23 +40,29 @@ from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 class Configuration:
     """A way to train a workload, and its speed."""
 
-    instance: str
-    num_nodes: int
-    recipe: str
-    batch_size_per_gpu: int
-    num_gpus: int  # over all nodes
+    query: Query
     rate: Rate
     # For as much training as the reference's samples give, such as 1.2 times as many.
     samples_factor: float = 1.0
     assumption: str | None = None  # of that factor
 
     @property
+    def instance(self) -> str:
+        return self.query.instance.name
+
+    @property
+    def recipe(self) -> str:
+        """The label of its recipe, or of a script's variant."""
+        return label_of(self.query.recipe)
+
+    @property
     def global_batch(self) -> int:
-        return self.batch_size_per_gpu * self.num_gpus
+        assert self.query.global_batch is not None
+        return self.query.global_batch
 
     @property
     def samples_per_step(self) -> float:
-        """Return samples of a step of all ranks: as its runs counted them, else the global batch."""
+        """Samples of a step of all ranks: as its runs counted them, else the global batch."""
         row = self.rate.row
         if row is not None and row.group.measure == STEP and row.setup.recipe == self.recipe:
             return samples_per_step(row.group)
@@ -108,13 +115,8 @@ def _end_loss(run: RunSummary) -> float | None:
     return end.loss if end else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    """A configuration whose rate is asked for."""
-
-    query: Query
-    samples_factor: float = 1.0
-    assumption: str | None = None
+#: A query, the factor of its samples, and the assumption behind that.
+_Candidate = tuple[Query, float, str | None]
 
 
 def configurations(
@@ -137,40 +139,27 @@ def configurations(
     known: dict[tuple[object, ...], _Candidate] = {}
     if reference is not None:
         for candidate in _measured(candidates, reference, scope, left_out, samples_factors, catalogue):
-            known[_key(candidate.query)] = candidate
+            known[_key(candidate[0])] = candidate
     # What cannot be predicted anyway needs no reason.
     reasons = [] if scope.measured_only else left_out
     facts = facts_of(rows, subject, catalogue)
     for query in _queries(subject, facts, instances, catalogue, scope, reasons):
-        known.setdefault(_key(query), _Candidate(query=query))
-    found = []
-    answers = finder.rates([each.query for each in known.values()], predicts=not scope.measured_only)
-    for candidate, rate in zip(known.values(), answers, strict=True):
-        query = candidate.query
+        known.setdefault(_key(query), (query, 1.0, None))
+    kept = []
+    answers = finder.rates([query for query, _, _ in known.values()], predicts=not scope.measured_only)
+    for (query, factor, assumption), rate in zip(known.values(), answers, strict=True):
         name = query.instance.name
         if isinstance(rate, str):
-            reasons.append(LeftOut(instance=name, recipe=whole(query.recipe)[0], reason=rate))
+            reasons.append(LeftOut(instance=name, recipe=query.undivided, reason=rate))
             continue
         if rate.published is not None:
             figure = rate.published
             reason = (
                 f"published at {figure.samples_per_s.value:.4g}/s by {figure.source}: newer runs predict it"
             )
-            left_out.append(LeftOut(instance=name, recipe=query.recipe, reason=reason))
-        assert query.batch_size_per_gpu is not None
-        found.append(
-            Configuration(
-                instance=name,
-                num_nodes=query.num_nodes,
-                recipe=query.recipe,
-                batch_size_per_gpu=query.batch_size_per_gpu,
-                num_gpus=query.num_gpus,
-                rate=rate,
-                samples_factor=candidate.samples_factor,
-                assumption=candidate.assumption,
-            )
-        )
-    return found
+            left_out.append(LeftOut(instance=name, recipe=label_of(query.recipe), reason=reason))
+        kept.append(Configuration(query=query, rate=rate, samples_factor=factor, assumption=assumption))
+    return kept
 
 
 def _key(query: Query) -> tuple[object, ...]:
@@ -201,7 +190,8 @@ def _measured(
             left_out.append(LeftOut(instance=setup.instance, recipe=setup.recipe, reason=reason))
 
         instance = catalogue.instances.get(setup.instance)
-        if _is_excluded(setup.recipe, scope):
+        recipe = setup.known_recipe or setup.recipe
+        if _is_excluded(recipe, scope):
             leave("--exclude-recipe")
         elif row.speed.samples_per_s is None or setup.batch_size_per_gpu is None:
             leave("its runs give no samples per second")
@@ -220,23 +210,24 @@ def _measured(
             query = Query(
                 instance=instance,
                 num_nodes=setup.num_nodes,
-                recipe=setup.recipe,
+                recipe=recipe,
                 batch_size_per_gpu=setup.batch_size_per_gpu,
                 precision=precision_of(setup),
                 sequence_length=setup.sequence_length,
             )
-            yield _Candidate(query=query, samples_factor=factor, assumption=assumption)
+            yield query, factor, assumption
 
 
-def _is_excluded(recipe: str, scope: Scope) -> bool:
-    return bool(scope.excluded_recipes & {recipe, recipe.split(" ")[0]})
+def _is_excluded(recipe: Recipe | str, scope: Scope) -> bool:
+    names = {recipe} if isinstance(recipe, str) else {recipe.label, recipe.name}
+    return bool(scope.excluded_recipes & names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFacts:
     """What a workload's rows say of a recipe, wherever they ran."""
 
-    recipe: str
+    recipe: Recipe | str  # undivided
     precision: str
     batches: tuple[int, ...] = ()  # per GPU
     # Memory of a GPU: what is there anyhow, and what each sample of a micro-batch adds; None if not known.
@@ -250,16 +241,17 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
     by_recipe: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.speed.samples_per_s is not None and gpu_of(row.setup, catalogue) is not None:
-            by_recipe[whole(row.setup.recipe)[0]].append(row)
+            by_recipe[undivided_of(row.setup)].append(row)
     if not by_recipe:
         batches = (subject.info.batch_size,) if subject.info else ()
-        return [RecipeFacts(recipe="bf16", precision="bf16", batches=batches)]
+        return [RecipeFacts(recipe=RECIPES["bf16"], precision="bf16", batches=batches)]
     facts = []
-    for recipe, of_recipe in by_recipe.items():
+    for label, of_recipe in by_recipe.items():
+        known = of_recipe[0].setup.known_recipe
         fixed, per_sample = _memory_of(of_recipe, subject.params, catalogue)
         facts.append(
             RecipeFacts(
-                recipe=recipe,
+                recipe=(known and in_parts(known, 1)) or label,
                 precision=precision_of(of_recipe[0].setup),
                 batches=tuple(sorted({b for row in of_recipe if (b := row.setup.batch_size_per_gpu)})),
                 fixed_gib=fixed,
@@ -277,10 +269,10 @@ def _memory_of(
 
     Without a record of the peak, the GPU's whole memory stands for it.
     """
-    micro = [(micro_batch(row.setup.recipe, row.setup.batch_size_per_gpu), row) for row in rows]
-    peaks = peaks_by_batch((batch, row.overhead.peak_memory_gib) for batch, row in micro)
+    peaks = peaks_by_batch((row.setup.micro_batch, row.overhead.peak_memory_gib) for row in rows)
     if not peaks:
-        for batch, row in micro:
+        for row in rows:
+            batch = row.setup.micro_batch
             accelerator = accelerator_of(row.setup, catalogue)
             if batch and accelerator:
                 peaks[batch] = accelerator.memory_gib
@@ -298,10 +290,10 @@ def _queries(
     usable = []
     for each in facts:
         if _is_excluded(each.recipe, scope):
-            left_out.append(LeftOut(instance=None, recipe=each.recipe, reason="--exclude-recipe"))
+            left_out.append(LeftOut(instance=None, recipe=label_of(each.recipe), reason="--exclude-recipe"))
         elif each.failure is not None:
             reason = f"{each.failure} (--allow-unverified)"
-            left_out.append(LeftOut(instance=None, recipe=each.recipe, reason=reason))
+            left_out.append(LeftOut(instance=None, recipe=label_of(each.recipe), reason=reason))
         else:
             usable.append(each)
     for instance in instances:
@@ -317,9 +309,14 @@ def _queries(
         if most_nodes > 1 and not instance.num_efa_interfaces:
             leave(None, "several nodes need EFA, which it does not have")
             most_nodes = 1
+        gpu = Capabilities(
+            compute_capability=parse_version(accelerator.compute_capability), gpu=accelerator.name
+        )
         for each in usable:
-            if lacking := _lacking(each.recipe, accelerator):
-                leave(each.recipe, lacking)
+            label = label_of(each.recipe)
+            # The predictor knows which formats of a script's variant a GPU has.
+            if lacking := isinstance(each.recipe, Recipe) and missing_part(each.recipe, gpu):
+                leave(label, lacking)
                 continue
             for num_nodes in range(1, most_nodes + 1):
                 num_gpus = num_nodes * instance.num_accelerators
@@ -328,14 +325,14 @@ def _queries(
                     if not part:
                         need_gib = each.fixed_gib + (each.gib_per_sample or 0.0)
                         leave(
-                            each.recipe,
+                            label,
                             f"does not fit in memory: {need_gib:.3g} GiB for one sample, of"
                             f" {USABLE_MEMORY * accelerator.memory_gib:.3g} that can be used",
                         )
                         continue
                     recipe = _in_parts(each.recipe, batch // part)
                     if recipe is None:
-                        leave(each.recipe, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
+                        leave(label, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
                         continue
                     yield Query(
                         instance=instance,
@@ -345,18 +342,6 @@ def _queries(
                         precision=each.precision,
                         sequence_length=subject.sequence_length,
                     )
-
-
-@functools.cache
-def _lacking_at(label: str, capability: str, gpu: str) -> str | None:
-    recipe = recipe_of(label)
-    if recipe is None:
-        return None  # a script's variant: the predictor knows which formats a GPU has
-    return missing_part(recipe, Capabilities(compute_capability=parse_version(capability), gpu=gpu))
-
-
-def _lacking(recipe: str, accelerator: Accelerator) -> str | None:
-    return _lacking_at(recipe, accelerator.compute_capability or "", accelerator.name)
 
 
 def _batches(subject: Subject, facts: RecipeFacts, num_gpus: int, scope: Scope) -> list[int]:
@@ -383,13 +368,11 @@ def largest_part(batch: int, facts: RecipeFacts, accelerator: Accelerator, *, is
 
 
 @functools.cache
-def _in_parts(label: str, num_parts: int) -> str | None:
-    """Return the recipe's label with so many micro-batches; None for one that cannot have them."""
+def _in_parts(recipe: Recipe | str, num_parts: int) -> Recipe | str | None:
+    """Return the recipe with so many micro-batches; None for one that cannot have them."""
     if num_parts == 1:
-        return label
-    recipe = recipe_of(label)
-    divided = recipe and in_parts(recipe, num_parts)
-    return divided.label if divided else None
+        return recipe
+    return None if isinstance(recipe, str) else in_parts(recipe, num_parts)
 
 
 def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> str | None:
@@ -397,19 +380,20 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
 
     rows: of the workload. Raises UserError for a batch that does not fit, by the peaks of the recipe's rows.
     """
-    batch_size, (recipe, num_parts) = query.batch_size_per_gpu, whole(query.recipe)
-    if batch_size is None:
+    batch_size, part = query.batch_size_per_gpu, query.micro_batch
+    if batch_size is None or part is None:
         return None
-    part = batch_size // num_parts
     accelerator = catalogue.accelerators[query.instance.accelerator]
-    alike = [row for row in rows if whole(row.setup.recipe)[0] == recipe]
+    alike = [row for row in rows if undivided_of(row.setup) == query.undivided]
     if any(
-        accelerator_of(row.setup, catalogue) == accelerator
-        and (micro_batch(row.setup.recipe, row.setup.batch_size_per_gpu) or 0) >= part
+        accelerator_of(row.setup, catalogue) == accelerator and (row.setup.micro_batch or 0) >= part
         for row in alike
     ):
         return None
-    facts = next((each for each in facts_of(alike, subject, catalogue) if each.recipe == recipe), None)
+    facts = next(
+        (each for each in facts_of(alike, subject, catalogue) if label_of(each.recipe) == query.undivided),
+        None,
+    )
     has_peak = any(row.overhead.peak_memory_gib is not None for row in alike)
     if facts is None or facts.gib_per_sample is None or not has_peak:
         return f"whether a batch of {batch_size} per GPU fits in its memory is not known"
@@ -418,7 +402,8 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     if largest == part:
         return None
     room_gib = USABLE_MEMORY * accelerator.memory_gib
-    fits = _fitting_batch(query.recipe, num_parts * int((room_gib - facts.fixed_gib) / facts.gib_per_sample))
+    most = query.num_parts * int((room_gib - facts.fixed_gib) / facts.gib_per_sample)
+    fits = _fitting_batch(query.recipe, most)
     if fits is None:
         hint = "take an instance type whose GPUs have more memory"
     elif is_script:
@@ -433,9 +418,10 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     )
 
 
-def _fitting_batch(label: str, most: int) -> int | None:
+def _fitting_batch(recipe: Recipe | str, most: int) -> int | None:
     """Return the largest batch up to `most` that the recipe takes, better one that suits it; None if none."""
-    recipe = recipe_of(label)
-    parts = recipe.grad_accumulation if recipe else 1
-    sizes = [most // each * each for each in ((parts * batch_multiple(recipe), parts) if recipe else (1,))]
-    return next((size for size in sizes if size > 0 and not (recipe and batch_problem(recipe, size))), None)
+    if isinstance(recipe, str):
+        return most if most > 0 else None
+    parts = recipe.grad_accumulation
+    sizes = [most // each * each for each in (parts * batch_multiple(recipe), parts)]
+    return next((size for size in sizes if size > 0 and not batch_problem(recipe, size)), None)

@@ -26,7 +26,7 @@ from fastlaunch.catalog.prices import Price, VolumePrice
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import parse_duration_s
 from fastlaunch.measure.summary import Interval
-from fastlaunch_train.recipes.recipes import recipe_of
+from fastlaunch_train.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
@@ -155,17 +155,16 @@ class Training:
 
 
 def training_of(
-    rate: Rate, recipe: str, samples: Interval, *, num_nodes: int, global_batch: float
+    rate: Rate, recipe: Recipe | str, samples: Interval, *, num_nodes: int, global_batch: float
 ) -> Training:
     """Return the training of so many samples at the rate. global_batch: where its runs do not say."""
-    known = recipe_of(recipe)
     return Training(
         samples=samples,
         rate=rate,
         num_nodes=num_nodes,
         account=account_of_row(rate.row) if rate.row else None,
         samples_per_step=samples_per_step(rate.row.group) if rate.row else global_batch,
-        compiles=known is None or known.compiles,  # a script may
+        compiles=isinstance(recipe, str) or recipe.compiles,  # a script may
     )
 
 
@@ -320,7 +319,7 @@ def to_finish(
             batch = _samples_of_step(row)
             training = training_of(
                 rate,
-                row.setup.recipe,
+                row.setup.known_recipe or row.setup.recipe,
                 Interval(value=samples),
                 num_nodes=row.setup.num_nodes,
                 global_batch=batch,

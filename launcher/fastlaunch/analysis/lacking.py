@@ -10,7 +10,6 @@ from fastlaunch.analysis.pricing import ChargedAs, PriceRequest
 from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.measure.summary import Setup
-from fastlaunch_train.recipes.recipes import recipe_of
 
 
 def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
@@ -35,7 +34,7 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
         is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
         return submit_command(
             [run.summary for run in row.runs],
-            [base.setup.recipe, row.setup.recipe] if is_pair else [row.setup.recipe],
+            [of.setup.known_recipe or of.setup.recipe for of in ((base, row) if is_pair else (row,))],
             place=place_of(row.runs[0], own_region=own_region),
             # Seeds that none has: those of before would make no new pair.
             first_seed=next_seed([run.summary for of in (base, row) for run in of.runs]),
@@ -60,7 +59,7 @@ def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = 
 
 def _terms(setup: Setup) -> tuple[object, ...]:
     """Return what one command can give to several recipes alike."""
-    recipe = recipe_of(setup.recipe)
+    recipe = setup.known_recipe
     overrides = recipe.overrides if recipe else ()
     return overrides, setup.batch_size_per_gpu, setup.num_gpus, setup.data, setup.sequence_length
 

@@ -26,7 +26,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval, Setup
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.recipes.recipes import in_parts, recipe_of
+from fastlaunch_train.recipes.recipes import in_parts
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
 #: Ranges hold this part; the logarithm of their half is so many deviations.
@@ -133,7 +133,7 @@ class Query:
 
     instance: InstanceType
     num_nodes: int
-    recipe: str  # its label, with the parts that a batch is taken in; of a script, its variant
+    recipe: Recipe | str  # a script's variant, or a published name that is no recipe, is text
     batch_size_per_gpu: int | None  # None where a script does not say
     precision: str
     data: str | None = None  # as the header of a record says; None for any
@@ -147,32 +147,35 @@ class Query:
     def global_batch(self) -> int | None:
         return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu * self.num_gpus
 
+    @property
+    def num_parts(self) -> int:
+        """How many micro-batches a GPU's batch is taken in."""
+        return 1 if isinstance(self.recipe, str) else self.recipe.grad_accumulation
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples that a GPU computes at once."""
+        return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu // self.num_parts
+
+    @property
+    def undivided(self) -> str:
+        """The label of its recipe without the parts that a batch is taken in."""
+        return undivided(self.recipe)
+
+
+def label_of(recipe: Recipe | str) -> str:
+    return recipe if isinstance(recipe, str) else recipe.label
+
 
 @functools.cache
-def whole(recipe: str) -> tuple[str, int]:
-    """Return a recipe's label without the parts that a batch is taken in, and how many these are."""
-    known = recipe_of(recipe)
-    if known is None or known.grad_accumulation == 1:
-        return recipe, 1
-    undivided = in_parts(known, 1)
-    assert undivided is not None
-    return undivided.label, known.grad_accumulation
+def undivided(recipe: Recipe | str) -> str:
+    """Return the recipe's label without the parts that a batch is taken in; any other label as it is."""
+    return label_of((isinstance(recipe, Recipe) and in_parts(recipe, 1)) or recipe)
 
 
-def micro_batch(recipe: str, batch_size: int | None) -> int | None:
-    """Return the samples that a GPU computes at once."""
-    return None if batch_size is None else batch_size // whole(recipe)[1]
-
-
-def in_as_many_parts(setup: Setup, recipe: str) -> int | None:
-    """Return the batch per GPU of the recipe whose parts are as large as those of a row."""
-    micro = micro_batch(setup.recipe, setup.batch_size_per_gpu)
-    return None if micro is None else micro * whole(recipe)[1]
-
-
-def recipe_of_setup(setup: Setup) -> Recipe | None:
-    """Return the recipe of runs; None for a script's variant, and for a published name that is no recipe."""
-    return None if setup.is_script else recipe_of(setup.recipe)
+def undivided_of(setup: Setup) -> str:
+    """Return the same of the recipe of runs."""
+    return undivided(setup.known_recipe or setup.recipe)
 
 
 def precision_of(setup: Setup) -> str:
@@ -214,14 +217,13 @@ class Subject:
     task: str
     has_rows: bool  # measured on some GPU
 
-    def model_of(self, recipe: str) -> str:
-        """Return the anchors' name of the workload by this recipe: each is a model of its own."""
-        return f"{self.workload} {whole(recipe)[0]}" if self.has_rows else _published_name(self.workload)
-
     def config(self, recipe: str, *, sequence_length: int | None, **place: Any) -> Config:
-        """Return the workload by this recipe, as predictions see it. place: as `config_of` takes it."""
+        """Return the workload by this recipe, which is a model of its own, as predictions see it.
+
+        recipe: its label, undivided. place: as `config_of` takes it.
+        """
         return config_of(
-            model=self.model_of(recipe),
+            model=f"{self.workload} {recipe}" if self.has_rows else _published_name(self.workload),
             unit=self.unit,
             params=self.params,
             sequence=sequence_length,
@@ -328,8 +330,8 @@ class Finder:
                 if accelerator is None or not (row.speed.samples_per_s or row.speed.step_time_s):
                     continue
                 setup = row.setup
-                recipe, batch = whole(setup.recipe)[0], micro_batch(setup.recipe, setup.batch_size_per_gpu)
-                key = (accelerator.name, recipe, batch, setup.num_nodes, setup.num_gpus)
+                recipe = undivided_of(setup)
+                key = (accelerator.name, recipe, setup.micro_batch, setup.num_nodes, setup.num_gpus)
                 self._rows[key].append((origin, row))
                 if setup.kind != "published":
                     self._newest_run[recipe] = max(self._newest_run.get(recipe, ""), _measured_on(row))
@@ -345,11 +347,11 @@ class Finder:
             if gpu is None or speed is None:
                 continue
             config = self._subject.config(
-                setup.recipe,
+                undivided_of(setup),
                 precision=precision_of(setup),
                 gpu=gpu,
                 num_gpus=setup.num_gpus,
-                batch=micro_batch(setup.recipe, setup.batch_size_per_gpu),
+                batch=setup.micro_batch,
                 sequence_length=setup.sequence_length,
                 date=_measured_on(row),
             )
@@ -377,20 +379,16 @@ class Finder:
 
     def _is_old(self, rate: Rate, query: Query) -> bool:
         """Return whether it is a published figure that is older than runs of the recipe."""
-        newest = self._newest_run.get(whole(query.recipe)[0], "")
+        newest = self._newest_run.get(query.undivided, "")
         return rate.evidence is Evidence.PUBLISHED and newest > (rate.measured_on or "")
 
     def _known(self, query: Query, num_nodes: int) -> Rate | None:
         """Return the rate on so many nodes as measured, or else as published."""
-        recipe, num_parts = whole(query.recipe)
-        batch = micro_batch(query.recipe, query.batch_size_per_gpu)
         num_gpus = num_nodes * query.instance.num_accelerators
-        key = (query.instance.accelerator, recipe, batch, num_nodes, num_gpus)
-        if key not in self._rows:
-            return None
+        key = (query.instance.accelerator, query.undivided, query.micro_batch, num_nodes, num_gpus)
         fitting = [
             (origin, row)
-            for origin, row in self._rows[key]
+            for origin, row in self._rows.get(key, ())
             if (query.sequence_length in (None, row.setup.sequence_length))
             and (query.data is None or row.setup.data in ("published", query.data))
         ]
@@ -403,14 +401,14 @@ class Finder:
                 row.setup.kind != "published",
                 not row.is_barred,
                 origin is Origin.LEDGER,
-                whole(row.setup.recipe)[1] == num_parts,
+                row.setup.num_parts == query.num_parts,
                 row.setup.instance == query.instance.name,
                 _measured_on(row),
                 row.num_runs,
             )
 
         origin, row = max(fitting, key=rank)
-        is_divided_alike = whole(row.setup.recipe)[1] == num_parts
+        is_divided_alike = row.setup.num_parts == query.num_parts
         is_on_type = row.setup.instance == query.instance.name and is_divided_alike
         evidence = Evidence.MEASURED if is_on_type else Evidence.SAME_GPU
         if row.setup.kind == "published":
@@ -424,7 +422,7 @@ class Finder:
         assumption = None
         if not is_divided_alike:
             batch = row.setup.batch_size_per_gpu
-            assumption = f"measured at batch {batch} per GPU, each of {num_parts} parts taken as fast"
+            assumption = f"measured at batch {batch} per GPU, each of {query.num_parts} parts taken as fast"
         return Rate(samples_per_s=rate, evidence=evidence, row=row, origin=origin, assumption=assumption)
 
     def _predicted(self, queries: Sequence[Query]) -> list[Rate | str]:
@@ -458,11 +456,11 @@ class Finder:
         configs = []
         for query in queries:
             config = subject.config(
-                query.recipe,
+                query.undivided,
                 precision=query.precision,
                 gpu=name_of(self._catalogue.accelerators[query.instance.accelerator]),
                 num_gpus=query.instance.num_accelerators,
-                batch=micro_batch(query.recipe, query.batch_size_per_gpu) or None,
+                batch=query.micro_batch or None,
                 sequence_length=query.sequence_length or subject.sequence_length,
             )
             configs.append(replace(config, year=newest))
@@ -519,8 +517,8 @@ class Finder:
         if subject.flops_per_sample and peaks:
             peak = peaks.get(query.precision) or max(peaks.values())
             limits.append(peak * 1e12 * num_gpus / subject.flops_per_sample)
-        if micro := micro_batch(query.recipe, query.batch_size_per_gpu):
-            limits.append(micro * num_gpus / _MIN_STEP_S)
+        if query.micro_batch:
+            limits.append(query.micro_batch * num_gpus / _MIN_STEP_S)
         if query.num_nodes > 1 and subject.params is not None and query.global_batch:
             # fp32 gradients, exchanged between the nodes.
             sent_bytes = 2 * (query.num_nodes - 1) / query.num_nodes * 4 * subject.params
@@ -529,12 +527,11 @@ class Finder:
 
     def _scaled(self, query: Query) -> Rate | None:
         """Return the rate by the nearest number of GPUs and the scaling that was given; it has no range."""
-        recipe = whole(query.recipe)[0]
-        batch = micro_batch(query.recipe, query.batch_size_per_gpu)
+        key = query.instance.accelerator, query.undivided, query.micro_batch
         alike = [
             (abs(math.log(num_gpus / query.num_gpus)), num_gpus, rows)
-            for (gpu, name, micro, _, num_gpus), rows in self._rows.items()
-            if (gpu, name, micro) == (query.instance.accelerator, recipe, batch)
+            for (*of, _, num_gpus), rows in self._rows.items()
+            if (*of,) == key
         ]
         if not alike or self._scaling is None:
             return None
@@ -578,8 +575,8 @@ def _node(query: Query) -> tuple[object, ...]:
     return (
         query.instance.accelerator,
         query.instance.num_accelerators,
-        whole(query.recipe)[0],
-        micro_batch(query.recipe, query.batch_size_per_gpu),
+        query.undivided,
+        query.micro_batch,
         query.precision,
         query.sequence_length,
     )

@@ -4,7 +4,6 @@ A choice is a configuration bought in one way. Its dollars and hours are expecte
 range of a prediction. A deadline and a budget hold for the upper end of the range.
 """
 
-import functools
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +25,11 @@ from fastlaunch.analysis.cost import (
     training_of,
 )
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
-from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, Rate, whole
+from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, Rate
 from fastlaunch.analysis.spot import forecast_spot, steps_between
 from fastlaunch.analysis.suggest import Place, rented, submit_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummary
-from fastlaunch_train.recipes.recipes import recipe_of
 
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -205,8 +203,9 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
     for number, configuration in enumerate(configurations):
         by_instance.setdefault(configuration.instance, []).append(number)
     steps_s = np.array([_steps_s(configuration, job) for configuration in configurations]).reshape(-1, 3).T
-    nodes = np.array([configuration.num_nodes for configuration in configurations], float)
-    compiles = np.array([_compiles(configuration.recipe) for configuration in configurations], bool)
+    nodes = np.array([each.query.num_nodes for each in configurations], float)
+    recipes = [each.query.recipe for each in configurations]
+    compiles = np.array([isinstance(each, str) or each.compiles for each in recipes], bool)
     is_alike = np.array([configuration.rate.row is None for configuration in configurations], bool)
     columns: list[tuple[Ids, Ids, Array, Array]] = []
     refused: dict[LeftOut, None] = {}
@@ -301,17 +300,11 @@ def _training(configuration: Configuration, job: Job, samples: float | None = No
     """Return the training of so many samples, by default the job's, as its costs are worked out."""
     return training_of(
         configuration.rate,
-        configuration.recipe,
+        configuration.query.recipe,
         Interval(value=job.samples * configuration.samples_factor if samples is None else samples),
-        num_nodes=configuration.num_nodes,
+        num_nodes=configuration.query.num_nodes,
         global_batch=configuration.global_batch,
     )
-
-
-@functools.cache
-def _compiles(label: str) -> bool:
-    recipe = recipe_of(label)
-    return recipe is None or recipe.compiles
 
 
 def recommend(
@@ -321,7 +314,7 @@ def recommend(
     order = np.lexsort((choices.hours[0], choices.usd[0]))
     within = _in_time(order[limits.keep(choices.usd[2], choices.hours[2])[order]], choices, limits)
     at = int(within[0]) if len(within) else None
-    kinds = choices.labels(lambda one, bought: (one.instance, whole(one.recipe)[0], bought.price.purchase))
+    kinds = choices.labels(lambda one, bought: (one.instance, one.query.undivided, bought.price.purchase))
     instances = choices.labels(lambda one, _: one.instance)
     is_measured = np.array([each.rate.evidence.is_measured for each in choices.configurations], bool)
 
@@ -495,9 +488,9 @@ def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | Non
     setup = replace(
         job.like.setup,
         instance=configuration.instance,
-        num_nodes=configuration.num_nodes,
-        num_gpus=configuration.num_gpus,
-        batch_size_per_gpu=configuration.batch_size_per_gpu,
+        num_nodes=configuration.query.num_nodes,
+        num_gpus=configuration.query.num_gpus,
+        batch_size_per_gpu=configuration.query.batch_size_per_gpu,
     )
     like = replace(job.like, num_steps=steps, setup=setup, quality=Quality(), checkpoints=Checkpoints())
     if (every_s := choice.total.checkpoint_every_s) is not None:
@@ -506,7 +499,7 @@ def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | Non
         )
         like = replace(like, checkpoints=Checkpoints(number=1, last_step=min(every, steps)))
     if not setup.is_script:
-        command = submit_command([like], [configuration.recipe], place=place, first_seed=0, repeats=1)
+        command = submit_command([like], [configuration.query.recipe], place=place, first_seed=0, repeats=1)
         return f"{command.removesuffix(' --seed 0 --repeats 1')} --max-hours {max_hours}"
     script = job.scripts.get(configuration.recipe)
     if script is None:

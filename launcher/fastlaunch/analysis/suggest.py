@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fastlaunch.analysis.convergence import curve
 from fastlaunch.analysis.pooling import MeasuredRun
 from fastlaunch.measure.summary import RunSummary
-from fastlaunch_train.recipes.recipes import recipe_of
+from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
 #: On spot `submit` asks for the steps between checkpoints. For runs that made none we propose a quarter of
@@ -41,21 +41,25 @@ def seeds(first: int, number: int) -> str:
 
 
 def submit_command(
-    runs: Sequence[RunSummary], recipes: Sequence[str], *, place: Place, first_seed: int, repeats: int
+    runs: Sequence[RunSummary],
+    recipes: Sequence[Recipe | str],
+    *,
+    place: Place,
+    first_seed: int,
+    repeats: int,
 ) -> str:
     """Return the command that makes `repeats` more runs like `runs` of each of `recipes`.
 
-    recipes: labels that share their overrides. place: of the runs' instance, if they had one. Records do not
-    say where data lie, nor which capacity block it was: the user fills in PATH and cr-....
+    recipes: they share their overrides. place: of the runs' instance, if they had one. Records do not say
+    where data lie, nor which capacity block it was: the user fills in PATH and cr-....
     """
     like = runs[0]
-    known = [recipe_of(label) for label in recipes]
-    names = [recipe.name if recipe else label for recipe, label in zip(known, recipes, strict=True)]
+    names = [recipe if isinstance(recipe, str) else recipe.name for recipe in recipes]
     words = ["--local"] if like.setup.instance is None else list(rented(runs, like.setup.instance, place))
     words += ["--workload", like.setup.workload, "--recipe", ",".join(names)]
     for argument in shlex.split(like.setup.fingerprint.get("arguments", "")):
         words += ["--set-workload", argument]
-    for field, text in known[0].overrides if known[0] else ():
+    for field, text in () if isinstance(recipes[0], str) else recipes[0].overrides:
         words += ["--set", f"{field}={text}"]
     words += ["--batch-size", str(like.setup.batch_size_per_gpu)]
     if like.setup.instance is None and (like.setup.num_gpus > 1 or _is_of_gpu(like)):

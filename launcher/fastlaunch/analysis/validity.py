@@ -29,7 +29,8 @@ from fastlaunch.analysis.pooling import Group, MeasuredRun, pooling_key
 from fastlaunch.analysis.suggest import Place, next_seed, place_of, seeds, submit_command
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import RunSummary, Setup
-from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
 
 #: The recipes to compare losses with, the preferred first; plain ones come before those with overrides. If
@@ -37,6 +38,8 @@ from fastlaunch_train.records.records import Check
 REFERENCES = ("bf16", "fp32", "tf32")
 #: Fields of a recipe that decide what it trains to. We compare only recipes that share these.
 RULES = ("optimizer", "learning_rate")
+#: Fields of a recipe that were set, and to what.
+Overrides = tuple[tuple[str, str], ...]
 
 #: The sample unit of workloads whose steps are no optimizer steps.
 FORWARD_ONLY = "tensors"
@@ -59,7 +62,7 @@ _NOT_EQUIVALENT = "te-article"
 class Reference:
     """What the loss of a row is compared with."""
 
-    recipe: str | None  # its label, also if it has no runs yet; None if no row was evaluated
+    recipe: Recipe | str | None  # also if it has no runs yet; None if no row was evaluated
     runs: tuple[RunSummary, ...] = ()  # those with the row's rules
     is_alike: bool = False  # whether some of them share all that a pair shares, apart from seed and end
 
@@ -69,20 +72,25 @@ class Evaluated:
     """A row that was evaluated on held-out data, and whose numerics are not known to be wrong."""
 
     runs: tuple[RunSummary, ...]
-    stem: str  # the recipe's label without its rules
-    rules: tuple[str, ...]
+    stem: Recipe | str  # the recipe without its rules
+    rules: Overrides
     ends: frozenset[int]  # the steps of the last evaluations
 
     @property
-    def recipe(self) -> str:
-        return self.runs[0].setup.recipe
+    def recipe(self) -> Recipe | str:
+        return self.runs[0].setup.known_recipe or self.runs[0].setup.recipe
+
+    @property
+    def place(self) -> int:
+        """Where its recipe stands among REFERENCES; behind the last if it does not."""
+        name = "" if isinstance(self.stem, str) else self.stem.name
+        return REFERENCES.index(name) if name in REFERENCES else len(REFERENCES)
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
         """The lowest is the reference. A row that always diverges comes last."""
-        name, *overrides = self.stem.split()
-        place = REFERENCES.index(name) if name in REFERENCES else len(REFERENCES)
-        return all(diverged(run) for run in self.runs), bool(overrides), place
+        is_changed = isinstance(self.stem, Recipe) and bool(self.stem.overrides)
+        return all(diverged(run) for run in self.runs), is_changed, self.place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +136,8 @@ def _runs_of(group: Group, unfit: Sequence[MeasuredRun]) -> list[RunSummary]:
 def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place) -> Validity:
     wrong = tuple(_wrong_numerics(runs))
     checked = any(run.quality.checks for run in runs)
-    if reference.runs and runs[0].setup.recipe == reference.recipe:
-        convergence = Convergence(verdict=REFERENCE, reference=reference.recipe)
+    if reference.runs and runs[0].setup.recipe == reference.runs[0].setup.recipe:
+        convergence = Convergence(verdict=REFERENCE, reference=runs[0].setup.recipe)
     else:
         convergence = converges(runs, reference.runs)
     noun = "round" if runs[0].setup.is_script else "seed"
@@ -171,7 +179,8 @@ def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
     for name, results in failed.items():
         share = f" (in {len(results)} of {len(runs)} runs)" if len(results) < len(runs) else ""
         yield f"{name}: {results[0]}{share}"
-    if not failed and _blocks_of(runs[0].setup.recipe) == _NOT_EQUIVALENT:
+    recipe = runs[0].setup.known_recipe
+    if not failed and recipe and recipe.blocks == _NOT_EQUIVALENT:
         yield "known not to be equivalent: its blocks attend across the batch, and train another model"
 
 
@@ -185,13 +194,6 @@ def _what_failed(check: Check) -> str:
 def _per_hundred(part: float) -> str:
     """Return `137%`, `5.2%`, `0.0013%`: two digits, and no exponent if it is large."""
     return f"{100 * part:.0f}%" if 0.1 <= part < 1e6 else f"{100 * part:.2g}%"
-
-
-def _blocks_of(label: str) -> str | None:
-    """Return the blocks of a recipe by its label; None for one that is not ours."""
-    name, *overrides = label.split()
-    given = dict(override.partition("=")[::2] for override in overrides)
-    return given.get("blocks") or (RECIPES[name].blocks if name in RECIPES else None)
 
 
 def _evidence(convergence: Convergence, noun: str) -> str:
@@ -214,7 +216,9 @@ def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Re
     is_script = runs[0].setup.is_script
     if not reference.runs:
         command = _reference_command(reference.recipe, runs, place)
-        return f"there is no reference with {_rules(runs)}; {command}"
+        rules = " and ".join(f"{field}={text}" for field, text in rules_of(runs[0].setup))
+        rules = rules or "the workload's own optimizer and learning rate"
+        return f"there is no reference with {rules}; {command}"
     num_pairs = convergence.num_pairs + len(convergence.diverged)
     if num_pairs < FEWEST_PAIRS:
         more = "rounds" if is_script else "seeds"
@@ -247,12 +251,7 @@ def _seeds(number: int, runs: Sequence[RunSummary], reference: Reference) -> str
     return f"{number} more (of both: {seeds(next_seed((*runs, *reference.runs)), number)})"
 
 
-def _rules(runs: Sequence[RunSummary]) -> str:
-    """Return `learning_rate=0.01`, or words for a row without such an override."""
-    return " and ".join(rules_of(runs[0].setup)) or "the workload's own optimizer and learning rate"
-
-
-def _reference_command(recipe: str, runs: Sequence[RunSummary], place: Place) -> str:
+def _reference_command(recipe: Recipe | str, runs: Sequence[RunSummary], place: Place) -> str:
     """Return `run fastlaunch submit ...`, which makes runs of the reference at the row's seeds."""
     known = sorted({run.seed for run in runs if run.seed is not None}) or [0]
     repeats = max(known[-1] - known[0] + 1, FEWEST_PAIRS)
@@ -277,9 +276,11 @@ def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
     evaluated = []
     for runs in rows:
         if any(map(is_evaluated, runs)):
-            stem, rules = _split(runs[0].setup)
+            setup = runs[0].setup
+            recipe, rules = setup.known_recipe, rules_of(setup)
+            stem = _with_rules(recipe, ()) if recipe else setup.recipe
             evaluated.append(Evaluated(runs=tuple(runs), stem=stem, rules=rules, ends=_ends(runs)))
-    known = [row for row in evaluated if row.stem.split()[0] in REFERENCES]
+    known = [row for row in evaluated if row.place < len(REFERENCES)]
     return sorted(
         known or [row for row in evaluated if row.stem == evaluated[0].stem], key=lambda row: row.rank
     )
@@ -297,7 +298,8 @@ def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Refer
     rules = rules_of(runs[0].setup)
     by_rules = [row for row in rows if row.rules == rules]
     if not by_rules:
-        return Reference(recipe=" ".join([rows[0].stem, *rules]))
+        stem = rows[0].stem
+        return Reference(recipe=stem if isinstance(stem, str) else _with_rules(stem, rules))
     ends = _ends(runs)
     alike = [row for row in by_rules if _trains_alike(runs[0], ends, row)]
     best = (alike or by_rules)[0]
@@ -308,18 +310,20 @@ def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Refer
     )
 
 
-def rules_of(setup: Setup) -> tuple[str, ...]:
-    """Return the overrides of a recipe's label that decide what it trains to; a script's has none."""
-    return _split(setup)[1]
+def rules_of(setup: Setup) -> Overrides:
+    """Return the overrides of a recipe that decide what it trains to; a script's has none."""
+    recipe = setup.known_recipe
+    return tuple((field, text) for field, text in recipe.overrides if field in RULES) if recipe else ()
 
 
-def _split(setup: Setup) -> tuple[str, tuple[str, ...]]:
-    """Return a recipe's label without the overrides that are rules, and those."""
-    if setup.is_script:
-        return setup.recipe, ()
-    name, *overrides = setup.recipe.split()
-    rules = tuple(override for override in overrides if override.partition("=")[0] in RULES)
-    return " ".join([name, *(override for override in overrides if override not in rules)]), rules
+def _with_rules(recipe: Recipe, rules: Overrides) -> Recipe | str:
+    """Return the recipe with these rules alone; only its label where that cannot be."""
+    kept = [(field, text) for field, text in recipe.overrides if field not in RULES]
+    overrides = [f"{field}={text}" for field, text in (*kept, *rules)]
+    try:
+        return resolve_recipe(recipe.name, overrides)
+    except RecipeError:
+        return " ".join([recipe.name, *overrides])
 
 
 def _ends(runs: Sequence[RunSummary]) -> frozenset[int]:

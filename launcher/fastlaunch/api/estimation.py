@@ -5,7 +5,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastlaunch.api.rates import Known
     from fastlaunch.catalog.hardware import InstanceType
     from fastlaunch.measure.summary import Interval
+    from fastlaunch_train.recipes.recipe import Recipe
 
 #: The recipe of `submit`, where none is given.
 DEFAULT_RECIPE = "bf16"
@@ -156,9 +157,10 @@ def estimate(
     from fastlaunch.analysis.configurations import check_memory
     from fastlaunch.analysis.cost import Purchase, cost_of, parse_assumptions, training_of
     from fastlaunch.analysis.pooling import Offer
-    from fastlaunch.analysis.rate import Query, in_as_many_parts, precision_of, unit_of
+    from fastlaunch.analysis.rate import Query, label_of, precision_of, unit_of
     from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch_train.recipes.recipe import Recipe
     from fastlaunch_train.recipes.recipes import recipe_of
 
     context = context or default_context()
@@ -193,19 +195,23 @@ def estimate(
     known = known_rows(context, workload, catalogue, with_shared=with_shared)
     for warning in known.warnings:
         context.report(f"warning: {warning}")
-    like = _Like(recipe=recipe, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
+    asked = recipe and (recipe_of(recipe) or recipe)
+    like = _Like(recipe=asked, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
     row = _most_like(known, like)
     _check_gpu(row, kind, catalogue)
-    asked = recipe_of(recipe) if recipe and not row.setup.is_script else None
-    label = asked.label if asked else row.setup.recipe
     query = Query(
         instance=kind,
         num_nodes=num_nodes,
-        recipe=label,
-        batch_size_per_gpu=batch_size or in_as_many_parts(row.setup, label),
+        recipe=asked
+        if isinstance(asked, Recipe) and not row.setup.is_script
+        else row.setup.known_recipe or row.setup.recipe,
+        batch_size_per_gpu=batch_size,
         precision=precision_of(row.setup),
         sequence_length=row.setup.sequence_length,
     )
+    if batch_size is None and row.setup.micro_batch is not None:
+        # Parts as large as those of the row.
+        query = replace(query, batch_size_per_gpu=row.setup.micro_batch * query.num_parts)
     count = _samples(context, length, known, row, query)
     subject = known.subject(row.setup)
     unknown = check_memory(query, known.rows, subject, catalogue)
@@ -213,8 +219,8 @@ def estimate(
     rate = known.finder(subject, scaling=scaling).rate(query)
     if isinstance(rate, str):
         raise UserError(
-            f"nobody measured {query.recipe} on {query.num_gpus} x {kind.accelerator}, and it cannot be"
-            f" predicted: {rate}",
+            f"nobody measured {label_of(query.recipe)} on {query.num_gpus} x {kind.accelerator}, and it"
+            f" cannot be predicted: {rate}",
             "take another recipe, or an instance type that can be predicted or was measured",
         )
     training = training_of(
@@ -237,7 +243,7 @@ def estimate(
     cost = cost_of(training, bought, assumptions=assumptions, steps_only=steps_only)
     return Estimate(
         workload=workload,
-        recipe=query.recipe,
+        recipe=label_of(query.recipe),
         instance=instance,
         num_nodes=num_nodes,
         batch_size=query.batch_size_per_gpu,
@@ -261,11 +267,10 @@ def estimate(
 
 def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> None:
     """Raise UserError if the row's recipe, one of ours, does not run on the GPUs of the instance type."""
-    from fastlaunch.analysis.rate import recipe_of_setup
     from fastlaunch.jobs.variants import gpu_problem
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    recipe = recipe_of_setup(row.setup)
+    recipe = row.setup.known_recipe
     with suppress(WorkloadError):  # a script's
         if recipe and (
             problem := gpu_problem(instance, recipe, workload_info(row.setup.workload), catalogue)
@@ -399,7 +404,7 @@ def _price(
 class _Like:
     """What is asked for; None where the runs are to say."""
 
-    recipe: str | None  # a label, or a variant of a script
+    recipe: "Recipe | str | None"  # text is a variant of a script
     instance: "InstanceType"
     num_nodes: int
     batch_size: int | None  # per GPU
@@ -426,17 +431,17 @@ def _most_like(known: "Known", like: _Like) -> "Row":
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
     """
     from fastlaunch.analysis.pricing import accelerator_of
-    from fastlaunch.analysis.rate import whole
+    from fastlaunch.analysis.rate import label_of, undivided, undivided_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    workload, recipe = known.workload, like.recipe
+    workload, recipe = known.workload, like.recipe and label_of(like.recipe)
     all_rows = known.on_gpus
     fitting = [
         (origin, row)
         for origin, row in all_rows
-        if recipe is None
-        or row.setup.is_named(recipe)
-        or (not row.setup.is_script and whole(row.setup.recipe)[0] == whole(recipe)[0])
+        if like.recipe is None
+        or row.setup.is_named(label_of(like.recipe))
+        or (not row.setup.is_script and undivided_of(row.setup) == undivided(like.recipe))
     ]
     for origin in known.comparisons:
         on_it = [
@@ -450,7 +455,7 @@ def _most_like(known: "Known", like: _Like) -> "Row":
             return min(_of_one_recipe(on_it, workload), key=like.distance)
     if fitting:
         return min(_of_one_recipe([row for _, row in fitting], workload), key=like.distance)
-    what = f"{workload} with {like.recipe}" if like.recipe else workload
+    what = f"{workload} with {recipe}" if recipe else workload
     names = [*dict.fromkeys(row.setup.recipe for _, row in all_rows)]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     if names:
@@ -460,9 +465,9 @@ def _most_like(known: "Known", like: _Like) -> "Row":
             workload_info(workload)
         except WorkloadError as error:
             if rows := known.rows:
-                if like.recipe and not any(row.setup.is_named(like.recipe) for row in rows):
+                if recipe and not any(row.setup.is_named(recipe) for row in rows):
                     raise UnknownName(
-                        "variant", like.recipe, dict.fromkeys(row.setup.recipe for row in rows)
+                        "variant", recipe, dict.fromkeys(row.setup.recipe for row in rows)
                     ) from None
                 raise UserError(
                     f"{workload} is a script that ran on no GPU",
@@ -470,7 +475,7 @@ def _most_like(known: "Known", like: _Like) -> "Row":
                 ) from None
             raise UserError(error.message, f"{error.hint}; or a script that was measured") from None
         hint = f"measure it: {_command(workload, like)}"
-        if like.recipe in (None, DEFAULT_RECIPE):
+        if recipe in (None, DEFAULT_RECIPE):
             hint += (
                 f"; `fastlaunch recommend --workload {workload} --samples N` predicts it from other models"
             )
@@ -481,8 +486,9 @@ def _command(workload: str, like: _Like) -> str:
     """Return the command that measures one of our workloads as it is like."""
     words = ["--workload", workload, *_place(like)]
     if like.recipe:
-        name, *overrides = like.recipe.split()
-        words += ["--recipe", name, *(word for override in overrides for word in ("--set", override))]
+        words += ["--recipe", like.recipe if isinstance(like.recipe, str) else like.recipe.name]
+        for field, text in () if isinstance(like.recipe, str) else like.recipe.overrides:
+            words += ["--set", f"{field}={text}"]
     if like.batch_size:
         words += ["--batch-size", str(like.batch_size)]
     return shlex.join(["fastlaunch", "submit", *words])
@@ -491,9 +497,10 @@ def _command(workload: str, like: _Like) -> str:
 def _script_command(rows: "Sequence[Row]", like: _Like) -> str:
     """Return the command that measures a script, of whose variants `rows` are, as it is like."""
     from fastlaunch.analysis.lacking import script_command
+    from fastlaunch.analysis.rate import label_of
 
     known = [row for row in rows if row.runs[0].script]
-    named = [row for row in known if like.recipe and row.setup.is_named(like.recipe)]
+    named = [row for row in known if like.recipe and row.setup.is_named(label_of(like.recipe))]
     if not known:
         return shlex.join(["fastlaunch", "submit", *_place(like), "--", "python", rows[0].setup.workload])
     return script_command((named or known)[:1], 1, place=_place(like))

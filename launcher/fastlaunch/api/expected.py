@@ -67,7 +67,7 @@ def expected(
         batch = kind.batch_size * kind.num_gpus
         samples = Interval(value=float(kind.steps * batch))
         training = training_of(
-            rate, kind.recipe.label, samples, num_nodes=kind.num_nodes, global_batch=float(batch)
+            rate, kind.recipe, samples, num_nodes=kind.num_nodes, global_batch=float(batch)
         )
         num_runs = sum(job.without_seed == kind for job in jobs)
         for number in range(num_runs):
@@ -94,7 +94,7 @@ def _query(job: JobSpec, site: "Site") -> "Query":
     return Query(
         instance=site.instance,
         num_nodes=job.num_nodes,
-        recipe=job.recipe.label,
+        recipe=job.recipe,
         batch_size_per_gpu=job.batch_size,
         precision=job.recipe.precision,
         data=job.inputs.data.partition(":")[0],

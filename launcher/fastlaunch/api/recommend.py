@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.rate import Origin
     from fastlaunch.api.rates import Known
     from fastlaunch.measure.summary import RunSummary, Setup
+    from fastlaunch_train.recipes.recipe import Recipe
 
 #: Instance types of a first measurement.
 _MOST_MEASURED = 3
@@ -100,7 +101,7 @@ def recommend(
     """
     from fastlaunch.analysis.configurations import Scope
     from fastlaunch.analysis.cost import parse_assumptions
-    from fastlaunch.analysis.rate import Origin, whole
+    from fastlaunch.analysis.rate import Origin
     from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
 
@@ -163,7 +164,7 @@ def recommend(
     bought = _purchases(context, catalogue, purchases, regions, as_of, assumptions, unsold, warnings)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
     configurations = _configurations(known, found, scope, scaling, left_out, warnings, bought)
-    recipes = {name for each in configurations for name in (each.recipe, whole(each.recipe)[0])}
+    recipes = {name for each in configurations for name in (each.recipe, each.query.undivided)}
     failures = {row.setup.recipe: row.validity.failures[0] for row in known.rows if row.validity.failures}
     for recipe in sorted(recipes & failures.keys()):
         warnings.append(f"{recipe} counts as --allow-unverified asks, although {failures[recipe]}")
@@ -203,7 +204,7 @@ def recommend(
     )
     if not result.num_choices:
         result = replace(result, command=_sweep_command(job, bought, catalogue))
-    elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.recipe)):
+    elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.query.recipe)):
         result = replace(result, warnings=(*result.warnings, lacking))
     return Recommendation(
         **vars(result), reference=found.reference, source=str(found.origin), prices_as_of=as_of or today
@@ -224,15 +225,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _lacking_in_images(workload: str, recipe: str) -> str | None:
+def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
     """Return what AWS's images lack for the training and how to have it, as `submit` would say."""
     from fastlaunch.jobs.variants import how_to_build, not_in_base_images
-    from fastlaunch_train.recipes.recipes import recipe_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    known = recipe_of(recipe)
+    if isinstance(recipe, str):
+        return None
     try:
-        lacking = not_in_base_images(known, workload_info(workload)) if known else ()
+        lacking = not_in_base_images(recipe, workload_info(workload))
     except WorkloadError:
         return None
     if not lacking:

@@ -155,7 +155,7 @@ def _predicted(workload: str, made: Report, *, most_usd: float) -> "list[Predict
     return [
         Predicted(
             name=f"{choice.configuration.recipe} on {choice.instance}",
-            recipe=choice.configuration.recipe,
+            recipe=choice.configuration.query.recipe,
             instance=choice.instance,
             usd_per_hour=choice.usd / choice.hours,
             hours=choice.total.hours,

@@ -10,6 +10,8 @@ from typing import Any
 
 from fastlaunch.core.terminal import printable_data
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, names_variant
+from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import recipe_of
 from fastlaunch_train.records.records import Check, Eval
 
 #: What is said of limits that say nothing.
@@ -78,6 +80,22 @@ class Setup:
     def is_script(self) -> bool:
         """Whether it was a command of the user's own, of which only that much is known."""
         return self.precision == SCRIPT_RECIPE.precision
+
+    @property
+    def known_recipe(self) -> Recipe | None:
+        """The recipe that the label names; None for a script's variant, and a published name that is none."""
+        return None if self.is_script else recipe_of(self.recipe)
+
+    @property
+    def num_parts(self) -> int:
+        """How many micro-batches a GPU's batch is taken in."""
+        recipe = self.known_recipe
+        return recipe.grad_accumulation if recipe else 1
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples that a GPU computes at once; None where a script does not say."""
+        return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu // self.num_parts
 
     def is_named(self, text: str) -> bool:
         """Return whether `text` is the recipe's label; or of a script its variant, or a part of that."""

@@ -121,11 +121,11 @@ def _unit(recommendation: Recommendation) -> str:
 def _named(choice: Choice, recommendation: Recommendation) -> str:
     """Return `2 x p5.48xlarge with te-fp8 at batch 64 per GPU, on demand`."""
     configuration, (purchase, region) = choice.configuration, choice.rate
-    nodes = f"{configuration.num_nodes} x " if configuration.num_nodes > 1 else ""
+    nodes = f"{configuration.query.num_nodes} x " if configuration.query.num_nodes > 1 else ""
     where = "" if region == recommendation.job.own_region else f" in {region}"
     return (
         f"{nodes}{configuration.instance} with {configuration.recipe} at batch"
-        f" {configuration.batch_size_per_gpu} per GPU, {_BOUGHT[purchase]}{where}"
+        f" {configuration.query.batch_size_per_gpu} per GPU, {_BOUGHT[purchase]}{where}"
     )
 
 
@@ -197,15 +197,19 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
         row = choice.configuration.rate.row
         return whose(row, [row]) if row else None
 
+    def recipe(choice: Choice) -> str:
+        query = choice.configuration.query
+        return f"{query.undivided} /{query.num_parts}" if query.num_parts > 1 else str(query.undivided)
+
     def evidence(choice: Choice) -> str:
         rate = choice.configuration.rate
         return " ".join(filter(None, (rate.evidence, rate.prediction_class)))
 
     columns: list[Column[Choice]] = [
         Column("instance", lambda choice: choice.instance),
-        Column("nodes", lambda choice: str(choice.configuration.num_nodes), align="right"),
-        Column("recipe", lambda choice: choice.configuration.recipe.replace(" grad_accumulation=", " /")),
-        Column("batch", lambda choice: str(choice.configuration.batch_size_per_gpu), importance=2),
+        Column("nodes", lambda choice: str(choice.configuration.query.num_nodes), align="right"),
+        Column("recipe", recipe),
+        Column("batch", lambda choice: str(choice.configuration.query.batch_size_per_gpu), importance=2),
         Column("bought", lambda choice: choice.rate[0]),
         Column("region", lambda choice: choice.rate[1]),
         Column("$", lambda choice: dollars(choice.usd), align="right"),
@@ -232,7 +236,7 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
         notes.append(f"all train with a global batch of {batches.pop():,}, over all GPUs of a line")
     if any(not recommendation.limits.allow(choice) for choice in lines):
         notes.append("over: it is not surely done within the deadline and the budget")
-    if any(" grad_accumulation=" in choice.configuration.recipe for choice in lines):
+    if any(choice.configuration.query.num_parts > 1 for choice in lines):
         notes.append(
             "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
             " global batch stays the same"
@@ -321,9 +325,9 @@ def choice_json(choice: Choice) -> dict[str, Any]:
     configuration, whole, price = choice.configuration, choice.total, choice.purchase.price
     return {
         "instance": configuration.instance,
-        "num_nodes": configuration.num_nodes,
+        "num_nodes": configuration.query.num_nodes,
         "recipe": configuration.recipe,
-        "batch_size_per_gpu": configuration.batch_size_per_gpu,
+        "batch_size_per_gpu": configuration.query.batch_size_per_gpu,
         "global_batch": configuration.global_batch,
         "purchase": price.purchase,
         "region": price.region,

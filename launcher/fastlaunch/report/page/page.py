@@ -26,6 +26,7 @@ from fastlaunch.report.notes import decisive_notes
 from fastlaunch.report.overview import in_order, is_comparable
 from fastlaunch.report.page import charts
 from fastlaunch.report.text import UNKNOWN, dollars, name_of, number, rate_of, sentence_of, with_range
+from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.records import STEP_PARTS
 
 #: What lies beside this file, for the page.
@@ -49,7 +50,7 @@ class Predicted:
     """What nobody measured, for the chart of cost against time: for a million samples."""
 
     name: str
-    recipe: str
+    recipe: Recipe | str
     instance: str
     usd_per_hour: float  # of all nodes
     hours: Interval
@@ -124,7 +125,9 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     for row, usd, hours in ranked:
         name = name_of(row, [other for other, _, _ in ranked])
         name += "" if row.place in name else f" on {row.place}"
-        points.append(_point(name, colours(row.setup.recipe), "measured", hours, usd))
+        points.append(
+            _point(name, colours(row.setup.known_recipe or row.setup.recipe), "measured", hours, usd)
+        )
     for of in given.predicted.get(workload, ()):
         usd = scaled(of.hours, of.usd_per_hour)
         points.append(_point(of.name, colours(of.recipe), "predicted", of.hours, usd))
@@ -256,20 +259,20 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _colours(rows: Sequence[Row]) -> Callable[[str], str]:
+def _colours(rows: Sequence[Row]) -> Callable[[Recipe | str], str]:
     """Return what names the colour of a recipe: its name, or `others` where there are more than colours.
 
     The baseline has a colour of its own, and the recipes with the most runs have.
     """
     # With the most runs first, after the baseline.
     ordered = sorted(rows, key=lambda row: (not row.is_baseline, -row.num_runs))
-    recipes = list(dict.fromkeys(_family(row.setup.recipe) for row in ordered))
+    recipes = list(dict.fromkeys(_family(row.setup.known_recipe or row.setup.recipe) for row in ordered))
     coloured = recipes if len(recipes) <= len(charts.COLOURS) else recipes[: len(charts.COLOURS) - 1]
     return lambda recipe: _family(recipe) if _family(recipe) in coloured else "others"
 
 
-def _family(recipe: str) -> str:
-    return recipe.split(" ")[0]
+def _family(recipe: Recipe | str) -> str:
+    return recipe if isinstance(recipe, str) else recipe.name
 
 
 def _place_key(row: Row) -> str:
@@ -301,12 +304,12 @@ def _hours(rate_per_s: Interval | None) -> Interval | None:
     return reciprocal(scaled(rate_per_s, _S_PER_HOUR), 1e6) if rate_per_s else None
 
 
-def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, Any]:
+def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> dict[str, Any]:
     setup, hours, (rate, _) = row.setup, _hours(rate_on_type(row.group)), rate_of(row)
     return {
         "name": name,
         "short": _short(name),
-        "colour": colours(setup.recipe),
+        "colour": colours(setup.known_recipe or setup.recipe),
         "place": _place_key(row),
         "numNodes": setup.num_nodes,
         "usdPerHour": row.price.usd_per_hour if row.price else None,
@@ -318,7 +321,7 @@ def _row_data(row: Row, name: str, colours: Callable[[str], str]) -> dict[str, A
 
 
 def _predicted_data(
-    of: Predicted, colours: Callable[[str], str], prices: Mapping[str, Row]
+    of: Predicted, colours: Callable[[Recipe | str], str], prices: Mapping[str, Row]
 ) -> dict[str, Any]:
     # A price typed for a GPU that is charged as this instance type is one of the type's.
     place = next(
@@ -556,7 +559,7 @@ def _command(row: Row, own_region: str) -> str | None:
     try:
         return submit_command(
             [run.summary for run in row.runs],
-            [row.setup.recipe],
+            [row.setup.known_recipe or row.setup.recipe],
             place=place_of(run, own_region=own_region),
             first_seed=min(seeds, default=0),
             repeats=len(set(seeds)) or row.num_runs,
