@@ -351,9 +351,9 @@ def test_a_target_takes_as_many_samples_as_the_seeds_that_reached_it() -> None:
 
     imported(scored(0, 90), scored(1, 100), scored(2, 110))
     found = estimate(samples=None, target="loss=2.5")
-    # 100 steps, and 4.303 x 10 / sqrt(3) of these to each side.
+    # 100 steps, and 2.920 x 10 / sqrt(3) of these to each side.
     assert found.samples.value == pytest.approx(51_200)
-    assert found.samples.high == pytest.approx(51_200 + 4.303 * 10 / 3**0.5 * 512, rel=1e-4)
+    assert found.samples.high == pytest.approx(51_200 + 2.920 * 10 / 3**0.5 * 512, rel=1e-4)
     assert part(found, "steps").seconds.high is not None
     for arguments in ({"target": "loss=1.5"}, {"target": "loss=2.5", "num_nodes": 2}):
         with pytest.raises(UserError):

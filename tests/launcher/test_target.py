@@ -8,13 +8,14 @@ from statistics import stdev
 from typing import Any
 
 import pytest
-from fake_summaries import PLAIN, changed, compared
+from fake_summaries import CATALOGUE, PLAIN, changed, compared
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.analysis.compare import Comparison
+from fastlaunch.analysis.cost import to_finish
 from fastlaunch.analysis.statistics import t_quantile
-from fastlaunch.analysis.target import RowToTarget, Target, margins, parse_target, usd_to_target
+from fastlaunch.analysis.target import RowToTarget, Target, margins, parse_target, to_target
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.target import target_json, target_table
@@ -50,7 +51,7 @@ def run(
 
 
 def rows(*summaries: RunSummary, target: Target = ACCURACY, **prices: Any) -> tuple[RowToTarget, ...]:
-    return usd_to_target(compared(*summaries, **prices), target)
+    return to_target(compared(*summaries, **prices), target)
 
 
 def reaching(recipe: str, steps: Sequence[int], **changes: Any) -> list[RunSummary]:
@@ -61,7 +62,7 @@ def reaching(recipe: str, steps: Sequence[int], **changes: Any) -> list[RunSumma
 
 
 def told(comparison: Comparison, target: str = "accuracy=0.9") -> list[str]:
-    (workload,) = target_json(comparison, target)["workloads"]
+    (workload,) = target_json(comparison, target, CATALOGUE)["workloads"]
     return list(workload["notes"])
 
 
@@ -155,17 +156,17 @@ def test_three_seeds_that_all_got_there_have_a_mean_and_an_interval() -> None:
     times = [8 + step + 4 for step in (100, 200, 300)]
     assert list(row.times_s.values()) == pytest.approx(times)
     assert (row.num_reached, row.num_seeds, row.reason) == (3, 3, None)
-    half_width = 4.302653 * stdev(times) / math.sqrt(3)
-    assert row.time_s is not None and row.usd is not None
+    half_width = 2.919986 * stdev(times) / math.sqrt(3)
+    assert row.time_s is not None and row.samples is not None
     assert (row.time_s.value, row.time_s.low, row.time_s.high) == pytest.approx(
         (212, max(0, 212 - half_width), 212 + half_width), rel=1e-6
     )
-    assert row.usd.value == pytest.approx(212)
+    assert row.samples.value == 64 * 200
 
 
 def test_seeds_that_took_the_same_are_not_taken_for_certain() -> None:
     (row,) = rows(*reaching("bf16", [100, 100, 100]))
-    half_width = 4.302653 * 0.001 * 112 / math.sqrt(3)
+    half_width = 2.919986 * 0.001 * 112 / math.sqrt(3)
     assert row.time_s is not None and row.time_s.high == pytest.approx(112 + half_width)
 
 
@@ -179,10 +180,10 @@ def test_repeats_of_one_seed_are_one_seed() -> None:
 
 def test_there_is_no_mean_over_those_that_got_there() -> None:
     comparison = compared(*reaching("bf16", [100, 200, 300]), run("bf16", 9, {400: 0.7}), usd_per_hour=DOLLAR)
-    (row,) = usd_to_target(comparison, ACCURACY)
-    assert (row.num_reached, row.num_seeds, row.time_s, row.usd) == (3, 4, None, None)
+    (row,) = to_target(comparison, ACCURACY)
+    assert (row.num_reached, row.num_seeds, row.time_s, row.samples) == (3, 4, None, None)
     assert row.reason == "reached by 3 of 4 seeds" and not row.is_ranked
-    text = target_table(comparison, "accuracy=0.9")
+    text = target_table(comparison, "accuracy=0.9", CATALOGUE)
     assert "3 of 4" in text and "100 to 300" in text and "mean s" not in text
     assert "costs least" not in text
 
@@ -190,7 +191,7 @@ def test_there_is_no_mean_over_those_that_got_there() -> None:
 def test_runs_that_failed_count_among_those_that_did_not_get_there() -> None:
     lost = run("bf16", 4, {}, status="nan_loss", problems=("ended as nan_loss",), step_time_s=1.0)
     comparison = compared(*reaching("bf16", [100, 200, 300]), lost)
-    (row,) = usd_to_target(comparison, ACCURACY)
+    (row,) = to_target(comparison, ACCURACY)
     assert (row.num_reached, row.num_seeds, row.time_s) == (3, 4, None)
     assert "bf16: n/a, reached by 3 of 4 seeds (others ended as nan_loss)" in told(comparison)
     other = changed(lost, recipe="fp32")
@@ -217,7 +218,7 @@ def test_the_cheapest_way_to_a_target_and_how_far_the_others_are_behind() -> Non
         *reaching("compile", [390, 400, 410], step_time_s=1.0, compile_s=30.0),
         usd_per_hour=DOLLAR,
     )
-    found = usd_to_target(comparison, ACCURACY)
+    found = to_target(comparison, ACCURACY)
     (margin,) = margins(found, ACCURACY)
     assert (margin.best.row.setup.recipe, margin.other.row.setup.recipe) == ("compile", "bf16")
     assert margin.is_settled
@@ -228,9 +229,22 @@ def test_the_cheapest_way_to_a_target_and_how_far_the_others_are_behind() -> Non
     error = max(math.sqrt(2) * 0.001, stdev(apart)) / math.sqrt(3)
     assert margin.ratio.low is not None
     assert margin.ratio.low / margin.ratio.value == pytest.approx(math.exp(-4.302653 * error), rel=1e-6)
-    notes = told(comparison)
-    assert notes[0] == "accuracy >= 0.9 costs least with compile: $442.00"
-    assert notes[1].startswith("bf16 costs +88.2% (between +")
+
+
+def test_dollars_to_a_target_are_those_of_as_many_samples() -> None:
+    comparison = compared(*reaching("bf16", [100, 200, 300]), usd_per_hour=DOLLAR)
+    (row,) = to_target(comparison, ACCURACY)
+    (finish,) = to_finish(comparison.rows, 200, lambda region: None)
+    (workload,) = target_json(comparison, "accuracy=0.9", CATALOGUE)["workloads"]
+    assert finish.cost is not None and row.samples is not None
+    (found,) = workload["rows"]
+    assert found["usd_to_target"]["value"] == pytest.approx(finish.cost.usd.value, rel=1e-4)
+    assert found["evidence"] == "measured"
+    # The seeds differ by more than the speed: the range is theirs.
+    assert row.samples.high is not None
+    most = 64 * (200 + 2.919986 * 100 / math.sqrt(3))
+    assert row.samples.high == pytest.approx(most, rel=1e-6)
+    assert found["usd_to_target"]["high"] > finish.cost.usd.value + (most / 64 - 200)
 
 
 def test_a_margin_spends_no_more_than_its_looks_may() -> None:
@@ -268,18 +282,17 @@ def test_rows_on_other_data_do_not_race(
         both += reaching(recipe, (100, 110, 120), data=data, fingerprint=fingerprint)
     comparison = compared(*both)
     assert any("so they are not compared" in note for note in told(comparison)) is is_apart
-    assert bool(margins(usd_to_target(comparison, ACCURACY), ACCURACY)) is not is_apart
+    assert bool(margins(to_target(comparison, ACCURACY), ACCURACY)) is not is_apart
 
 
 def test_the_json_has_every_run() -> None:
     comparison = compared(*reaching("bf16", [100, 200, 300]), usd_per_hour=DOLLAR)
-    data = json.loads(json.dumps(target_json(comparison, "accuracy=0.9"), allow_nan=False))
+    data = json.loads(json.dumps(target_json(comparison, "accuracy=0.9", CATALOGUE), allow_nan=False))
     assert (data["metric"], data["value"]) == ("accuracy", 0.9)
     (workload,) = data["workloads"]
     (row,) = workload["rows"]
     assert (row["num_reached"], row["num_seeds"], row["ranked"], row["reason"]) == (3, 3, True, None)
-    assert row["usd_to_target"]["value"] == pytest.approx(212)
-    assert [(one["seed"], one["step"], one["usd"]) for one in row["runs"]] == [
+    assert [(one["seed"], one["step"], one["time_s"]) for one in row["runs"]] == [
         (1, 100, pytest.approx(112)),
         (2, 200, pytest.approx(212)),
         (3, 300, pytest.approx(312)),

@@ -23,8 +23,7 @@ from fastlaunch.analysis.rate import (
     precision_of,
     undivided_of,
 )
-from fastlaunch.analysis.statistics import mean_of
-from fastlaunch.analysis.target import LOSS, MIN_SEEDS, Target, usd_to_target
+from fastlaunch.analysis.target import LOSS, Target, to_target
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
@@ -97,12 +96,11 @@ def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, flo
     ends = [loss for run in reference.group.summaries if (loss := _end_loss(run)) is not None]
     if not ends:
         return {}
-    results = usd_to_target(comparison, Target(metric=LOSS, value=max(ends)))
+    results = to_target(comparison, Target(metric=LOSS, value=max(ends)))
     samples = {
-        id(result.row): mean * samples_per_step(result.row.group)
+        id(result.row): result.samples.value
         for result in results
-        if result.num_reached == result.num_seeds >= MIN_SEEDS
-        and (mean := mean_of([float(run.step) for run in result.runs if run.step is not None]))
+        if result.samples
         and result.row.group.measure == STEP
         and data_of(result.row.group.first) == data_of(reference.group.first)
     }

@@ -221,8 +221,7 @@ class Finish:
     row: "Row"
     steps: float
     rate: Rate | None  # None if its runs give no speed
-    cost: Cost | None
-    has_price: bool  # its dollars are no price's otherwise
+    cost: Cost | None  # its dollars say nothing where the row has no price
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,8 +303,7 @@ def to_finish(
 ) -> list[Finish]:
     """Return what a job of `steps` steps of the baseline costs on each row of a workload.
 
-    The machine is charged by the hour, spot without a loss. volume_of: the price of volumes in a region.
-    Raises UserError for a number of steps that is not above 0.
+    volume_of: as `cost_of_row` takes it. Raises UserError for a number of steps that is not above 0.
     """
     if not (math.isfinite(steps) and steps > 0):
         raise UserError(f"{steps:g} steps are no job", "give a number of steps above 0")
@@ -314,29 +312,32 @@ def to_finish(
     samples = steps * _samples_of_step(base)
     finishes = []
     for row in rows:
-        rate, cost = rate_of_row(row), None
-        if rate is not None:
-            batch = _samples_of_step(row)
-            training = training_of(
-                rate,
-                row.setup.known_recipe or row.setup.recipe,
-                Interval(value=samples),
-                num_nodes=row.setup.num_nodes,
-                global_batch=batch,
-            )
-            price = replace(row.price or _UNPRICED, purchase="on-demand")
-            bought = Purchase(price=price, volume=volume_of(price.region) if row.price else None)
-            cost = cost_of(training, bought, assumptions=Assumptions())
-        finishes.append(
-            Finish(
-                row=row,
-                steps=samples / _samples_of_step(row),
-                rate=rate,
-                cost=cost,
-                has_price=row.price is not None,
-            )
-        )
+        rate, cost = cost_of_row(row, Interval(value=samples), volume_of) or (None, None)
+        finishes.append(Finish(row=row, steps=samples / _samples_of_step(row), rate=rate, cost=cost))
     return finishes
+
+
+def cost_of_row(
+    row: "Row", samples: Interval, volume_of: Callable[[str], VolumePrice | None]
+) -> tuple[Rate, Cost] | None:
+    """Return what a training of so many samples costs where a row ran; None if its runs give no speed.
+
+    The machine is charged by the hour, spot without a loss. volume_of: the price of volumes in a region.
+    The dollars say nothing where the row has no price.
+    """
+    rate = rate_of_row(row)
+    if rate is None:
+        return None
+    training = training_of(
+        rate,
+        row.setup.known_recipe or row.setup.recipe,
+        samples,
+        num_nodes=row.setup.num_nodes,
+        global_batch=_samples_of_step(row),
+    )
+    price = replace(row.price or _UNPRICED, purchase="on-demand")
+    bought = Purchase(price=price, volume=volume_of(price.region) if row.price else None)
+    return rate, cost_of(training, bought, assumptions=Assumptions())
 
 
 def _samples_of_step(row: "Row") -> float:

@@ -1,7 +1,8 @@
 """What it takes to train to a target on held-out data: which seeds reach it, when, and for how much.
 
-A run has reached the target with the first evaluation at which it holds; `finish` accounts for its time until
-then. Rows of different global batch may be compared, as the target is the same.
+A run has reached the target with the first evaluation at which it holds, and its account is of its time until
+then; `cost` says what as many samples cost. Rows of different global batch may be compared, as the target is
+the same.
 
 There is a mean only if there are three seeds or more and all reach the target. A mean over those that do
 would make a recipe look the better the more of its runs fail.
@@ -18,8 +19,9 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import curve, mean_if_all
 from fastlaunch.analysis.differences import FLOOR, Differences, RunTime
 from fastlaunch.analysis.looks import Looked, look_through
-from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key
+from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key, samples_per_step
 from fastlaunch.analysis.pricing import scaled, usd_per_second
+from fastlaunch.analysis.rate import IN_RANGE
 from fastlaunch.analysis.statistics import Difference, t_quantile
 from fastlaunch.analysis.suggest import seeds
 from fastlaunch.analysis.verdicts import exp
@@ -101,15 +103,14 @@ class RowToTarget:
     num_seeds: int
     times_s: Mapping[int | None, float]  # of the seeds that reached it
     num_reached: int
-    #: Mean over the seeds with the 95% interval of Student's t, if there are MIN_SEEDS and all reached it.
+    #: Means over the seeds with Student's interval of 90%, if there are MIN_SEEDS and all reached it.
     time_s: Interval | None
-    usd_per_s: float | None
+    samples: Interval | None  # of steps, where a step's samples are not known
     reason: str | None  # why there is no mean time
 
     @property
-    def usd(self) -> Interval | None:
-        """What the time costs; None where that or the price is not known."""
-        return scaled(self.time_s, self.usd_per_s) if self.time_s and self.usd_per_s else None
+    def usd_per_s(self) -> float | None:
+        return usd_per_second(self.row.price, self.row.setup.num_nodes) if self.row.price else None
 
     @property
     def is_ranked(self) -> bool:
@@ -118,7 +119,7 @@ class RowToTarget:
         return timed and not self.row.is_barred
 
 
-def usd_to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:
+def to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:
     """Return how every row of the comparison gets to `target`.
 
     Raises UserError if no run was evaluated on held-out data, UnknownName if none knows the metric.
@@ -157,14 +158,18 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
     known = {seed: time_s for seed, time_s in times_s.items() if time_s is not None}
     counts = (len(by_seed), len(reached), len(known))
     reason = _why_no_mean(runs, *counts, target, is_script=row.setup.is_script)
+    steps = [mean_if_all(run.step for run in own) for own in reached.values()]
+    samples = None
+    if len(reached) == len(by_seed) >= MIN_SEEDS:
+        samples = scaled(_mean_over_seeds([step or 0.0 for step in steps]), samples_per_step(row.group))
     return RowToTarget(
         row=row,
         runs=tuple(runs),
         num_seeds=len(by_seed),
         num_reached=len(reached),
         times_s=known,
-        time_s=None if reason else mean_over_seeds(list(known.values())),
-        usd_per_s=usd_per_second(row.price, row.setup.num_nodes) if row.price else None,
+        time_s=None if reason else _mean_over_seeds(list(known.values())),
+        samples=samples,
         reason=reason,
     )
 
@@ -229,11 +234,14 @@ def _why_no_mean(
     return "a step time is not known" if num_timed < num_reached else None
 
 
-def mean_over_seeds(values: Sequence[float]) -> Interval:
-    """Return the mean with its 95% interval; seeds are not taken to lie closer than repeats do."""
+def _mean_over_seeds(values: Sequence[float]) -> Interval:
+    """Return the mean with its 90% interval, as costs have them.
+
+    Seeds are not taken to lie closer than repeats do.
+    """
     mean = sum(values) / len(values)
     deviation = max(FLOOR * mean, stdev(values))
-    half_width = t_quantile(0.975, len(values) - 1) * deviation / math.sqrt(len(values))
+    half_width = t_quantile((1 + IN_RANGE) / 2, len(values) - 1) * deviation / math.sqrt(len(values))
     return Interval(value=mean, low=max(0.0, mean - half_width), high=mean + half_width)
 
 
@@ -269,7 +277,8 @@ def _evaluated_on(run: RunSummary, target: Target) -> tuple[object, ...]:
 def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
     """Return how far the other ranked rows are behind the best, the nearest first.
 
-    By dollars where every one of them has a price, else by time. None where they are on other data.
+    By the seeds' times at the rows' hourly prices where all have one, else by time. None where they are on
+    other data.
     """
     ranked = [row for row in rows if row.is_ranked]
     if len(ranked) < 2 or are_on_other_data(ranked, target):

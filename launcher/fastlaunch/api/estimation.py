@@ -575,22 +575,14 @@ def _samples_of_epoch(context: AppContext, row: "Row") -> float:
 
 def _samples_to(target: str, known: "Known", row: "Row") -> "Interval":
     """Return how many samples the row's seeds took to the target. Raises UserError unless all reached it."""
-    from fastlaunch.analysis.pooling import samples_per_step
-    from fastlaunch.analysis.pricing import scaled
     from fastlaunch.analysis.rate import unit_of
-    from fastlaunch.analysis.target import mean_over_seeds, parse_target, usd_to_target
+    from fastlaunch.analysis.target import parse_target, to_target
 
     (comparison,) = (each for each in known.comparisons.values() if any(row is other for other in each.rows))
-    results = usd_to_target(comparison, parse_target(target))
-    result = next(each for each in results if each.row is row)
-    if result.time_s is None:
+    result = next(each for each in to_target(comparison, parse_target(target)) if each.row is row)
+    if result.samples is None:
         raise UserError(
             f"how many {unit_of(row)} {row.setup.recipe} takes to {target} is not known: {result.reason}",
             "give --samples",
         )
-    by_seed: dict[int | None, list[int]] = {}
-    for run in result.runs:
-        if run.step is not None:
-            by_seed.setdefault(run.seed, []).append(run.step)
-    steps = mean_over_seeds([sum(each) / len(each) for each in by_seed.values()])
-    return scaled(steps, samples_per_step(row.group))
+    return result.samples

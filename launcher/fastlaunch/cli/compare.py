@@ -257,7 +257,7 @@ def comparison_text(
         further = {
             **beside,
             **({} if finish is None else {"finish": finish_json(comparison, finish, comparison.catalogue)}),
-            **({} if target is None else {"target": target_json(comparison, target)}),
+            **({} if target is None else {"target": target_json(comparison, target, comparison.catalogue)}),
         }
         return as_json(comparison, further)
     width = output_width()
@@ -270,7 +270,7 @@ def comparison_text(
     if finish is not None:
         parts.append(finish_table(comparison, finish, comparison.catalogue, width=width))
     if target is not None:
-        parts.append(target_table(comparison, target, width=width))
+        parts.append(target_table(comparison, target, comparison.catalogue, width=width))
     if not in_full:
         parts.append("more: --all (every row, column and note), --why ROW, --notes")
     return "\n\n".join(parts)

@@ -1,12 +1,14 @@
 """What a training takes and costs, as a sentence, as rows of a table and as plain data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastlaunch.analysis.account import WORDS
+from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import Cost
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.rate import Rate
+from fastlaunch.catalog.prices import Catalogue, VolumePrice
 from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import quantity_to_json
@@ -36,6 +38,12 @@ def rate_to_json(rate: Rate) -> dict[str, Any]:
         "prediction_class": rate.prediction_class,
         "source": rate.source,
     }
+
+
+def volume_prices(comparison: Comparison, catalogue: Catalogue) -> Callable[[str], VolumePrice | None]:
+    """Return what gives a region's price of volumes, of the day of the rows' newest price."""
+    day = max((row.price.as_of for row in comparison.rows if row.price), default=None)
+    return lambda region: catalogue.find_volume_price(region, on=day) if day else None
 
 
 def _limits(quantity: Interval) -> str:

@@ -129,13 +129,6 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def product(*factors: float | None) -> float | None:
-    """Return the product of the factors; None if one is unknown, or if it is not finite."""
-    known = [factor for factor in factors if factor is not None]
-    value = math.prod(known)
-    return value if len(known) == len(factors) and math.isfinite(value) else None
-
-
 def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | None:
     """Return a quantity as plain data; None if it is unknown or not finite. A bound may be open."""
     if quantity is None or not math.isfinite(quantity.value):

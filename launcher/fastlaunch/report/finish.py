@@ -9,10 +9,16 @@ from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.tables import WIDTH, Column, table
-from fastlaunch.report.cost import cost_to_json, rate_to_json
+from fastlaunch.report.cost import cost_to_json, rate_to_json, volume_prices
 from fastlaunch.report.data import place_to_json
 from fastlaunch.report.notes import bulleted
 from fastlaunch.report.text import UNKNOWN, about, dollars, name_of, number, with_range
+
+#: What to know of dollars that are no run's bill.
+HOW_COSTS_ARE_KNOWN = (
+    "boot and what else no run of a row tells are assumed, as `fastlaunch estimate` lists them",
+    "ranges and ± hold 90%, on any machine of the type; parts that come once have none",
+)
 
 
 def finish_table(comparison: Comparison, steps: float, catalogue: Catalogue, *, width: int = WIDTH) -> str:
@@ -41,15 +47,9 @@ def finish_json(comparison: Comparison, steps: float, catalogue: Catalogue) -> d
 def _finishes(
     comparison: Comparison, steps: float, catalogue: Catalogue
 ) -> Iterator[tuple[str, list[Finish]]]:
-    day = max((row.price.as_of for row in comparison.rows if row.price), default=None)
-
+    volumes = volume_prices(comparison, catalogue)
     for workload, rows in comparison.by_workload.items():
-        yield (
-            workload,
-            to_finish(
-                rows, steps, lambda region: catalogue.find_volume_price(region, on=day) if day else None
-            ),
-        )
+        yield workload, to_finish(rows, steps, volumes)
 
 
 def _section(workload: str, finishes: list[Finish], width: int) -> str:
@@ -66,8 +66,7 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
     samples = "" if base.row.group.measure == BARE_STEP else f" of {name_of(base.row, rows)}"
     notes = [
         *filter(None, [_cheapest(finishes)]),
-        "boot and what else no run of a row tells are assumed, as `fastlaunch estimate` lists them",
-        "ranges and ± hold 90%, on any machine of the type; parts that come once have none",
+        *HOW_COSTS_ARE_KNOWN,
     ]
     heading = f"{workload}: to the end of {about(base.steps)} steps{samples}"
     text = table(finishes, columns, width, rule=True, missing=UNKNOWN)
@@ -75,7 +74,7 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
 
 
 def _usd(finish: Finish) -> str | None:
-    return with_range(finish.cost.usd, format_value=dollars) if finish.cost and finish.has_price else None
+    return with_range(finish.cost.usd, format_value=dollars) if finish.cost and finish.row.price else None
 
 
 def _cheapest(finishes: list[Finish]) -> str | None:
@@ -87,7 +86,7 @@ def _cheapest(finishes: list[Finish]) -> str | None:
         (finish.cost.usd, finish)
         for finish in finishes
         if finish.cost
-        and finish.has_price
+        and finish.row.price
         and not finish.row.is_barred
         and finish.row.verdict.comparable_as == TRAINING
     ]
@@ -120,7 +119,7 @@ def _row_to_json(finish: Finish) -> dict[str, Any]:
         **(rate_to_json(finish.rate) if finish.rate else {}),
         **(cost_to_json(cost) if cost else {"hours": None, "usd": None, "parts": []}),
     }
-    if not finish.has_price:
+    if row.price is None:
         data |= {"usd": None, "effective_usd": None}
         data["parts"] = [{**part, "usd": None} for part in data["parts"]]
     return data
