@@ -161,7 +161,7 @@ def test_show_has_everything(own: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (data["id"], data["state"], data["price"], err) == (OWN, "completed", None, "")
     assert [event["state"] for event in data["history"]] == ["planned", "running", "completed"]
     assert data["attempts"][0]["handle"]["pid"] == 5
-    assert data["summary"]["recipe"] == "compile"
+    assert data["summary"]["setup"]["recipe"] == "compile"
 
 
 def test_collecting_what_ran_here_is_a_line(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,8 @@ def test_show_has_evaluations_checks_and_padding(tmp_path: Path, capsys: pytest.
         assert line in lines
     assert "12.5% of the tokens are padding" in sentence and "NOT pass the check of isolation" in sentence
     summary = json.loads(typed(capsys, "show", OWN, "--output", "json")[0])["summary"]
-    assert (len(summary["evals"]), summary["eval_s"], summary["padding_fraction"]) == (4, 10.0, 0.125)
+    quality = summary["quality"]
+    assert (len(quality["evals"]), quality["eval_s"], summary["padding_fraction"]) == (4, 10.0, 0.125)
 
 
 def test_show_says_where_a_steps_time_went(

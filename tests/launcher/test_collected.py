@@ -14,6 +14,7 @@ from fake_summaries import PLAIN
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.core.data import to_data
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
@@ -323,4 +324,4 @@ def test_a_machine_that_pulled_nothing_has_no_pull(tmp_path: Path, pull_s: int |
 def test_without_a_word_nothing_is_known(tmp_path: Path) -> None:
     assert with_start(PLAIN, [attempt()], tmp_path) == PLAIN
     assert with_start(PLAIN, [], tmp_path) == PLAIN
-    assert "boot_s" not in json.dumps(PLAIN.to_json())
+    assert "boot_s" not in json.dumps(to_data(PLAIN))

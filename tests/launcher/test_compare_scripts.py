@@ -14,6 +14,7 @@ from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.analysis.convergence import REFERENCE, WITHIN, WORSE
 from fastlaunch.analysis.lacking import more_runs_command
 from fastlaunch.cli.render import run_row, runs_sentence
+from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import Script, submit_words, variant_label
@@ -240,9 +241,9 @@ def test_more_rounds_are_proposed_as_the_command_that_was_given() -> None:
 
 def test_runs_of_a_script_survive_being_stored() -> None:
     summary = BF16[0].summary
-    stored = json.loads(json.dumps(summary.to_json()))
-    assert RunSummary.from_json(stored) == summary
-    assert RunSummary.from_json(stored).setup.variant == {"amp": "bf16"}
+    stored = read(RunSummary, json.loads(json.dumps(to_data(summary))), "it")
+    assert stored == summary
+    assert stored.setup.variant == {"amp": "bf16"}
     assert summary.environment != Environment() and isinstance(summary.timing.step_time_s, Interval)
 
 

@@ -17,6 +17,7 @@ from fake_records import write_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.lifecycle import importer
 from fastlaunch.lifecycle.importer import find_runs
@@ -79,7 +80,7 @@ def run_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, RANK).write_bytes(SOUND)
         (run,) = find_runs([Path(folder)]).runs.values()
-    shared = {"schema": "fastlaunch-run/1", "id": "x", "spec": None, "summary": run.summary.to_json()}
+    shared = {"schema": "fastlaunch-run/1", "id": "x", "spec": None, "summary": to_data(run.summary)}
     return json.dumps(shared).encode()
 
 
@@ -225,7 +226,7 @@ def read(path: Path) -> None:
         return
     assert imports.runs
     for run in imports.runs.values():
-        json.dumps(run.summary.to_json(), allow_nan=False, ensure_ascii=False).encode()
+        json.dumps(to_data(run.summary), allow_nan=False, ensure_ascii=False).encode()
 
 
 @given(data=st.data())

@@ -1,10 +1,11 @@
 """Step records to a summary: known answers for the arithmetic, and what makes a run unfit."""
 
 import json
+import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -16,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.analysis.suggest import Place, submit_command
+from fastlaunch.core.data import read, to_data
+from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import AllReduce, RunSummary, StepProfile, Timing
 from fastlaunch_train.distributed.all_reduce import Bandwidth
@@ -369,7 +372,7 @@ def test_steps_that_the_loss_scaler_skipped_are_counted(run, num_skipped: int, n
     summary = run(steps=200, skipped=lambda step: step <= num_skipped)
     assert summary.quality.skipped_fraction == num_skipped / 200
     assert (len(summary.warnings), summary.problems) == (num_warnings, ())
-    assert RunSummary.from_json(summary.to_json()) == summary
+    assert read(RunSummary, to_data(summary), "it") == summary
 
 
 def test_a_step_that_was_done_again_counts_as_it_was_then(run) -> None:
@@ -381,7 +384,7 @@ def test_a_step_that_was_done_again_counts_as_it_was_then(run) -> None:
 def test_without_a_loss_scaler_nothing_is_known_of_skipped_steps(run) -> None:
     summary = run(steps=200)
     assert summary.quality.skipped_fraction is None
-    assert "skipped_fraction" not in summary.to_json()
+    assert "skipped_fraction" not in to_data(summary)["quality"]
 
 
 def scored(step: int, loss: float | None = 1.0, *, seconds: float = 2.0, **changes: Any) -> Eval:
@@ -554,13 +557,6 @@ def test_records_of_an_older_schema_are_read(tmp_path: Path) -> None:
     assert (newest.record_schema, newest.recipe_schema) == (RECORD_SCHEMA, RECIPE_SCHEMA)
 
 
-def test_summaries_of_before_are_read(run) -> None:
-    new = {"record_schema", "recipe_schema", "num_warmup_steps"}
-    old = {name: value for name, value in run().to_json().items() if name not in new}
-    read = RunSummary.from_json(old)
-    assert (read.environment.record_schema, read.quality.evals, read.checkpoints.number) == (None, (), 0)
-
-
 # --- any records, any summary ----------------------------------------------------------------------------
 
 with tempfile.TemporaryDirectory() as folder:
@@ -596,7 +592,7 @@ def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.
         path=Path("r"), header=HEADER | {"steps": 150}, phases=(), steps=steps, blocks=tuple(blocks), end=end
     )
     summary = summarize([record])
-    json.dumps(summary.to_json(), allow_nan=False)
+    json.dumps(to_data(summary), allow_nan=False)
     if summary.timing.step_time_s is None:
         assert summary.problems
         return
@@ -605,6 +601,7 @@ def test_any_records_have_a_step_time_or_a_problem_and_no_time_is_lost(data: st.
     assert total_s == pytest.approx(sum(block.wall_s for block in blocks))
 
 
+EVAL = {"step": 1, "split": "test", "loss": 1.0, "num_samples": 2, "seconds": 0.1}
 #: A value of each type, which is no field's default.
 OF_TYPE: Mapping[Any, Any] = {
     **{str: "text", int: 7, bool: True, float: 0.1},
@@ -623,18 +620,39 @@ def value_of(kind: Any) -> Any:
 
 def fields_of(value: Any) -> Any:
     """All fields at whatever depth, those too that are not compared."""
-    return {name: fields_of(of) for name, of in vars(value).items()} if is_dataclass(value) else value
+    return (
+        {of.name: fields_of(getattr(value, of.name)) for of in fields(value)}
+        if is_dataclass(value)
+        else value
+    )
 
 
 @pytest.mark.parametrize("summary", [PLAIN, value_of(RunSummary)], ids=["few fields", "all fields"])
 def test_a_summary_comes_back_from_json(summary: RunSummary) -> None:
-    data = summary.to_json()
-    assert fields_of(RunSummary.from_json(json.loads(json.dumps(data)))) == fields_of(summary)
-    assert None not in data.values() and () not in data.values() and {} not in data.values()
+    data = to_data(summary)
+    assert fields_of(read(RunSummary, json.loads(json.dumps(data)), "it")) == fields_of(summary)
+    assert None not in data.values() and [] not in data.values() and {} not in data.values()
 
 
-@pytest.mark.parametrize("change", [{"colour": "red"}, {"step_time_s": 0.1}, {"setup": {}}])
-def test_other_json_is_no_summary(change: dict[str, Any]) -> None:
-    for data in ({}, PLAIN.to_json() | change):
-        with pytest.raises(ValueError, match="not a run summary"):
-            RunSummary.from_json(data)
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"colour": "red"}, "$.colour"),
+        ({"quality": {"evals": [{**EVAL, "step": "1"}]}}, "$.quality.evals[0].step"),
+        ({"quality": {"evals": [{**EVAL, "colour": "red"}]}}, "$.quality.evals[0].colour"),
+        ({"timing": {"step_time_s": 0.1}}, "$.timing.step_time_s"),
+        ({"setup": {}}, "$.setup"),
+        ({"num_steps": True}, "$.num_steps"),
+        ({"peak_memory_gib": 10**400}, "$.peak_memory_gib"),
+    ],
+)
+def test_other_json_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"`{place}`")) as error:
+        read(RunSummary, to_data(PLAIN) | change, "summary")
+    assert str(error.value).startswith("summary: ")
+
+
+@pytest.mark.parametrize("data", [None, [], "text", {"status": "completed"}])
+def test_what_is_no_mapping_of_its_fields_is_no_summary(data: Any) -> None:
+    with pytest.raises(UserError):
+        read(RunSummary, data, "summary")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stubbed_aws import StubbedAws
 
 from fastlaunch.cli.main import run
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import CloudRefused
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.terminal import printable, printable_data
@@ -96,7 +97,7 @@ def test_what_records_name_stays_within_its_line(records: Path, capsys: pytest.C
         path.write_text("\n".join(lines) + "\n")
     header = "workload,recipe,batch_size_per_gpu,num_gpus,num_nodes,step_time_s,instance,measured_on,source"
     (records / "figures.csv").write_text(f'{header}\nvit-huge,bf16,8,1,1,0.1,unknown,2026-11-01,"a{EVIL}"\n')
-    summaries = [each.summary.to_json() for each in find_runs([records]).runs.values()]
+    summaries = [to_data(each.summary) for each in find_runs([records]).runs.values()]
     assert len(summaries) == 5 and json.dumps(summaries, ensure_ascii=False).isprintable()
     for imported in ("Imported 5 runs", "Imported 0 runs"):
         assert run(["runs", "import", str(records)]) == 0

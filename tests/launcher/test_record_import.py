@@ -17,6 +17,7 @@ from fake_summaries import changed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import recorded_run_id
 from fastlaunch.lifecycle.importer import find_runs
@@ -301,28 +302,32 @@ def test_a_run_file_that_is_not_ours_or_damaged_does_not_stand_in_the_way(
     [
         {"id": "../../elsewhere"},
         {"spec": {"recipe": [1]}},
-        {"summary": {"num_gpus": 0}},
-        {"summary": {"num_gpus": 9, "instance": "p5.48xlarge"}},
-        {"summary": {"late": float("nan")}},
-        {"summary": {"final_loss": "2"}},
-        {"summary": {"step_time_s": {"value": -1.0}}},
-        {"summary": {"samples_per_step": -0.5}},
-        {"summary": {"boot_s": -1e9}},
-        {"summary": {"total_time_s": 0}},
+        {"summary": {"setup": {"num_gpus": 0}}},
+        {"summary": {"setup": {"num_gpus": 9, "instance": "p5.48xlarge"}}},
+        {"summary": {"timing": {"late": float("nan")}}},
+        {"summary": {"quality": {"final_loss": "2"}}},
+        {"summary": {"timing": {"step_time_s": {"value": -1.0}}}},
+        {"summary": {"timing": {"samples_per_step": -0.5}}},
+        {"summary": {"startup": {"boot_s": -1e9}}},
+        {"summary": {"figures": {"total_time_s": 0}}},
         {"price": {**PRICE, "usd_per_hour": 5e-324}},
         {"price": {**PRICE, "usd_per_hour": 1e308}},
-        {"summary": {"checks": [{"name": "isolation", "passed": 1}]}},
+        {"summary": {"quality": {"checks": [{"name": "isolation", "passed": 1}]}}},
     ],
 )
 def test_a_run_file_with_a_wrong_value_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    summary = summarize([read_record(file) for file in write_run(tmp_path / "source", steps=40)]).to_json()
-    texts = {"schema": "fastlaunch-run/1", "id": "some-run", "spec": None, "summary": summary}
+    summary = summarize([read_record(file) for file in write_run(tmp_path / "source", steps=40)])
+    texts = {"schema": "fastlaunch-run/1", "id": "some-run", "spec": None, "summary": to_data(summary)}
     (tmp_path / "run").mkdir()
     file = tmp_path / "run" / "run.json"
     file.write_text(json.dumps(texts))
     assert list(find_runs([file.parent]).runs) == ["some-run"]
-    changed = {**changes, **({"summary": {**summary, **changes["summary"]}} if "summary" in changes else {})}
-    file.write_text(json.dumps({**texts, **changed}))
+    if "summary" in changes:
+        topics = to_data(summary)
+        for name, values in changes["summary"].items():
+            topics[name] = topics.get(name, {}) | values
+        changes = {"summary": topics}
+    file.write_text(json.dumps({**texts, **changes}))
     with pytest.raises(BadFile):
         find_runs([file.parent])
 
@@ -331,7 +336,7 @@ def test_what_its_machine_took_to_start_comes_with_a_run(tmp_path: Path) -> None
     """It stands in no record, and what the records say is read from them all the same."""
     files = write_run(tmp_path / "run", steps=40, run_id="20261121-090312-k3f9")
     summary = summarize([read_record(file) for file in files])
-    known = {**summary.to_json(), "boot_s": 40.0, "pull_s": 60.5, "final_loss": 99.0}
+    known = to_data(changed(summary, boot_s=40.0, pull_s=60.5, final_loss=99.0))
     texts = {"schema": "fastlaunch-run/1", "id": "20261121-090312-k3f9", "spec": None, "summary": known}
     (tmp_path / "run" / "run.json").write_text(json.dumps(texts), encoding="utf-8-sig")
     imports = find_runs([tmp_path])

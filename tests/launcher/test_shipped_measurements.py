@@ -7,6 +7,7 @@ import pytest
 
 from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
 from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.core.data import to_data
 from fastlaunch.core.paths import shipped
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.measure.published import shipped_summaries
@@ -29,7 +30,7 @@ def test_the_summaries_are_those_of_the_records(summaries: dict[str, RunSummary]
     counted = {id: run for id, run in found.runs.items() if run.summary.profile is None}
     assert set(counted) == set(summaries)
     for run_id, run in counted.items():
-        assert _rounded(run.summary.to_json()) == _rounded(summaries[run_id].to_json()), run_id
+        assert _rounded(to_data(run.summary)) == _rounded(to_data(summaries[run_id])), run_id
 
 
 def _rounded(value: Any) -> Any:

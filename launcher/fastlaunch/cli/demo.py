@@ -13,6 +13,7 @@ import click
 
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, output_width, print_coloured
+from fastlaunch.core.data import to_data
 from fastlaunch.core.tables import Column, table
 from fastlaunch.measure.published import SUMMARIES, shipped_summaries
 
@@ -187,7 +188,7 @@ def write_summaries(folder: Path) -> int:
         raise imports.skipped[0]
     # Those that were profiled show where time goes, and are none of the rows whose speeds are compared.
     runs = {run_id: run for run_id, run in imports.runs.items() if run.summary.profile is None}
-    text = json.dumps({run_id: run.summary.to_json() for run_id, run in runs.items()}, indent=1)
+    text = json.dumps({run_id: to_data(run.summary) for run_id, run in runs.items()}, indent=1)
     (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")
     return len(runs)
 

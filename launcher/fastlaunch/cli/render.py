@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.cli.options import next_command, print_coloured
+from fastlaunch.core.data import to_data
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import printable
@@ -263,7 +264,7 @@ def run_json(run: "Run") -> dict[str, Any]:
         "workload": run.workload,
         "recipe": run.recipe,
         "directory": str(run.directory) if run.directory else None,
-        "summary": run.summary.to_json() if run.summary else None,
+        "summary": to_data(run.summary) if run.summary else None,
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.measure.summary import RunSummary
@@ -31,7 +32,7 @@ FIELDS = {
     "owner": "ifnull(owner, '')",
     **{
         name: _OF_SUMMARY.format(path)
-        for name, path in {"commit": "commit", "version": "fingerprint.version"}.items()
+        for name, path in {"commit": "environment.commit", "version": "setup.fingerprint.version"}.items()
     },
 }
 _MAX_SELECTOR_LENGTH = 1000
@@ -70,7 +71,7 @@ def recorded_run_id(header: Mapping[str, Any]) -> str:
 
 def published_run_id(summary: RunSummary) -> str:
     """Return an id that follows from what the row says: equal rows are one run."""
-    return f"pub-{_digest(json.dumps(summary.to_json(), sort_keys=True), num_digits=16)}"
+    return f"pub-{_digest(json.dumps(to_data(summary), sort_keys=True), num_digits=16)}"
 
 
 def shared_id(name: str, *keys: str | None) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core import locks
+from fastlaunch.core.data import to_data
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder
@@ -332,7 +333,7 @@ class Ledger:
 
     def set_summary(self, run_id: str, summary: RunSummary) -> None:
         """Store what the run measured."""
-        self._file.update("runs", run_id, summary=dumps(summary.to_json()))
+        self._file.update("runs", run_id, summary=dumps(to_data(summary)))
 
     def history(self, run_id: str) -> list[Event]:
         """Return the states that the run entered, oldest first."""
@@ -687,7 +688,7 @@ class Ledger:
             "recipe": summary.setup.recipe,
             "instance": summary.setup.instance,
             "directory": _text(path),
-            "summary": dumps(summary.to_json()),
+            "summary": dumps(to_data(summary)),
         }
         if not known:
             self._insert(id=run_id, backend=IMPORT, **columns)

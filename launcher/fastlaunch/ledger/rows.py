@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch.catalog.prices import Price
+from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
@@ -127,7 +128,7 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
             columns["state"] = RunState(columns["state"])
             columns["ending"] = columns["ending"] and Ending(columns["ending"])
             columns["price"] = prices[price]
-            columns["summary"] = RunSummary.from_json(json.loads(summary)) if summary else None
+            columns["summary"] = read(RunSummary, json.loads(summary), "summary") if summary else None
             columns["script"] = script and Script.from_json(json.loads(script))
             columns["directory"] = Path(directory) if directory else None
             for name in selected.keys() & {"spec", "plan"}:

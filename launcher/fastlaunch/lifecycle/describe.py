@@ -9,6 +9,7 @@ from typing import Any
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.core.data import to_data
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.ledger.attempt_cost import cost_text, total_cost
@@ -57,7 +58,7 @@ def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
         "price": run.price.to_json() if run.price else None,
         "spec": run.spec,
         "plan": run.plan,
-        "summary": run.summary.to_json() if run.summary else None,
+        "summary": to_data(run.summary) if run.summary else None,
     }
 
 
@@ -131,12 +132,16 @@ def for_people(run: Run, data: Mapping[str, Any]) -> dict[str, Any]:
     summary = run.summary
     if summary is None:
         return dict(data)
-    words = {
-        "evals": list(map(_evaluated, summary.quality.evals)),
-        "checks": list(map(_checked, summary.quality.checks)),
-        "profile": list(_profiled(summary.profile, summary.timing)),
-    }
-    return {**data, "summary": {**data["summary"], **{name: text for name, text in words.items() if text}}}
+    shown = dict(data["summary"])
+    if summary.profile:
+        shown["profile"] = list(_profiled(summary.profile, summary.timing))
+    if quality := shown.get("quality"):
+        words = {
+            "evals": list(map(_evaluated, summary.quality.evals)),
+            "checks": list(map(_checked, summary.quality.checks)),
+        }
+        shown["quality"] = quality | words
+    return {**data, "summary": shown}
 
 
 def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:

@@ -9,12 +9,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, cast
 
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
+from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
 from fastlaunch.jobs.spec import JobSpec
@@ -286,7 +287,8 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
                 run_file = _read_run_file(path)
             elif path.suffix == ".csv":
                 for published in read_published(path):
-                    row = RunSummary.from_json(published.to_json())  # as it comes back from the ledger
+                    # As it comes back from the ledger.
+                    row = read(RunSummary, to_data(published), "the row")
                     imports.add(ImportedRun(run_id=published_run_id(row), summary=row, source=path))
             else:
                 ranks.setdefault(read_header(path)["run_id"], []).append(path)
@@ -302,7 +304,7 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
         if records:
             _add(_recorded(folder, records, run_file), imports)
     if run_file and not ranks and run_file["summary"]:
-        summary = RunSummary.from_json(run_file["summary"])
+        summary = read(RunSummary, run_file["summary"], "summary")
         run = ImportedRun(
             run_id=run_file["id"],
             summary=summary,
@@ -344,7 +346,7 @@ def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, An
     assert summary is not None
     if run_file and run_file["summary"]:
         # What its machine took to start stands in no record.
-        known = RunSummary.from_json(run_file["summary"])
+        known = read(RunSummary, run_file["summary"], "summary")
         names = ("boot_s", "pull_s", "install_s", "inputs_s", "input_bytes")
         startup = replace(summary.startup, **{name: getattr(known.startup, name) for name in names})
         summary = replace(summary, startup=startup)
@@ -388,7 +390,7 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
         if run_file["spec"] is not None:
             JobSpec.from_json(run_file["spec"])
         if run_file["summary"] is not None:
-            _check_summary(RunSummary.from_json(run_file["summary"]))
+            _check_summary(read(RunSummary, run_file["summary"], "summary"))
         if (price := _price(run_file)) is not None and not (
             all(isinstance(text, str) for text in price.key[:4])
             and _LEAST_USD < price.usd_per_hour < _MOST_USD
@@ -404,32 +406,24 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
 
 
 def _check_summary(summary: RunSummary) -> None:
-    """Raise ValueError unless every value is of its field's type and can be stored."""
-    _check_type("summary", summary, RunSummary)
+    """Raise ValueError for a number that no run has."""
     setup, step = summary.setup, summary.timing.step_time_s
     counts = (setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu)
     times_s = (step.value if step else None, summary.figures.total_time_s)
     if 0 in counts or any(time_s is not None and time_s < _LEAST_S for time_s in times_s):
         raise ValueError("a number of GPUs, nodes or samples, or a time, is not positive")
-    # What is no number, and what is no text, can be written in JSON but not be stored.
-    json.dumps(summary.to_json(), allow_nan=False, ensure_ascii=False).encode()
+    for name, number in _numbers("summary", summary):
+        if number < 0 and name not in _SIGNED:
+            raise ValueError(f"{name} is {number!r}")
 
 
-def _check_type(name: str, value: object, kind: Any) -> None:
-    """Raise ValueError unless `value` is of the type of the field `name`, as are the fields within it."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if is_dataclass(value) and isinstance(value, kind):
-        for field_name, field_type in get_type_hints(type(value)).items():
-            _check_type(field_name, getattr(value, field_name), field_type)
-    elif origin is tuple and isinstance(value, tuple):
-        for item in value:
-            _check_type(name, item, arguments[0])
-    elif origin is Mapping and isinstance(value, Mapping):
-        for item in value.values():
-            _check_type(name, item, arguments[1])
-    elif (
-        origin in (tuple, Mapping)
-        or not isinstance(value, kind | int if kind in (float, float | None) else kind)
-        or (isinstance(value, int | float) and value < 0 and name not in _SIGNED)
-    ):
-        raise ValueError(f"{name} is {value!r}")
+def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a dataclass, however deep, with the names of their fields."""
+    if is_dataclass(value):
+        for of in fields(value):
+            yield from _numbers(of.name, getattr(value, of.name))
+    elif isinstance(value, tuple | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(name, item)
+    elif isinstance(value, int | float):
+        yield name, value

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.s3_sync import Store, write_whole
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import shared_id
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
@@ -234,7 +235,7 @@ def _run_file(run: Run, *, owner: str, account: str | None, words: Words | None)
         "created_at": run.created_at,
         "price": run.price.to_json() if run.price else None,
         "spec": run.spec,
-        "summary": run.summary.to_json(),
+        "summary": to_data(run.summary),
     }
     shared = words.hidden_in_run(shared) if words else shared
     return json.dumps(shared, indent=2, sort_keys=True).encode() + b"\n"

@@ -49,8 +49,8 @@ class Words:
         """Return what a run file says, without the words."""
         hidden: dict[str, Any] = self._hidden(dict(data))
         hidden["spec"] = {**data["spec"], "script": {**data["spec"]["script"], "command": [self.name]}}
-        summary = hidden["summary"]
-        summary["fingerprint"] = {**summary.get("fingerprint", {}), WORDS: self.digest}
+        setup = hidden["summary"]["setup"]
+        setup["fingerprint"] = {**setup.get("fingerprint", {}), WORDS: self.digest}
         return hidden
 
     def hidden_in_line(self, line: bytes) -> bytes:

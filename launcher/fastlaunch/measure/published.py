@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.core.data import read
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text, shipped
 from fastlaunch.core.units import parse_date
@@ -77,14 +78,14 @@ def shipped_runs(workload: str) -> dict[str, RunSummary]:
 
 
 def read_summaries(path: Path) -> dict[str, RunSummary]:
-    """Read the JSON of `RunSummary.to_json()` by run id, in order.
+    """Return the summaries in a JSON file by run id, in order.
 
     Raises BadFile if there is none, or it is something else.
     """
     try:
         data = json.loads(path.read_bytes())
-        return {run_id: RunSummary.from_json(summary) for run_id, summary in data.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return {run_id: read(RunSummary, summary, run_id) for run_id, summary in data.items()}
+    except (OSError, ValueError, AttributeError, UserError) as error:
         raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
 
 

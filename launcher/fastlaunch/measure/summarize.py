@@ -7,6 +7,7 @@ from datetime import datetime
 
 import numpy as np
 
+from fastlaunch.core.data import read, to_data
 from fastlaunch.core.units import in_ms, utc_day
 from fastlaunch.measure.events import (
     all_reduce_of,
@@ -181,7 +182,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         problems=tuple(problems),
     )
     # As it comes back from the ledger: what a record names may hold anything.
-    return RunSummary.from_json(summary.to_json())
+    return read(RunSummary, to_data(summary), "the records")
 
 
 def _recorded(ranks: Sequence[RankRecord]) -> Sequence[RankRecord]:

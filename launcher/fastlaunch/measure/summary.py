@@ -5,10 +5,8 @@ It is stored with the run, so that comparing never reads step files.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
-from fastlaunch.core.terminal import printable_data
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, names_variant
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import recipe_of
@@ -225,7 +223,7 @@ class Figures:
 class RunSummary:
     """One run as the analysis sees it, recorded step by step or published as a total.
 
-    None is for what is not known; older records know less than new ones. The JSON is flat.
+    None is for what is not known; older records know less than new ones.
     """
 
     setup: Setup
@@ -252,72 +250,3 @@ class RunSummary:
     def pair_number(self) -> int | None:
         """What it shares with the runs that it is paired with: its seed; of a script, its round."""
         return self.environment.round if self.setup.is_script else self.seed
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data that `from_json` turns back into an equal summary, without what is unknown."""
-        data = {}
-        for key, (topic, name, default) in _PLACES.items():
-            value = getattr(getattr(self, topic) if topic else self, name)
-            if value != default:
-                data[key] = _to_json(value)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "RunSummary":
-        """Return the summary that `to_json` wrote, its texts printable. Raises ValueError for other data."""
-        topics: dict[str, dict[str, Any]] = {name: {} for name in ("", *_TOPICS)}
-        try:
-            for key, value in printable_data(data).items():
-                topic, name, _ = _PLACES[key]
-                topics[topic][name] = _FROM_JSON[key](value) if key in _FROM_JSON else value
-            own = topics.pop("")
-            return cls(**own, **{name: _TOPICS[name](**values) for name, values in topics.items()})
-        except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(f"not a run summary: {error}") from None
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Interval | AllReduce | Eval | Check | StepProfile):
-        return {name: _to_json(part) for name, part in vars(value).items() if part is not None}
-    if isinstance(value, tuple):
-        return [_to_json(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-_FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
-    "step_time_s": lambda value: Interval(**value),
-    "all_reduce": lambda value: AllReduce(**value),
-    "profile": lambda value: StepProfile(**value),
-    "evals": lambda lines: tuple(Eval(**{"loss": None, **line}) for line in lines),
-    "checks": lambda lines: tuple(Check(**line) for line in lines),
-    "warnings": tuple,
-    "uncounted": tuple,
-    "problems": tuple,
-}
-_TOPICS: Mapping[str, type] = {
-    **{"setup": Setup, "timing": Timing, "startup": Startup, "checkpoints": Checkpoints},
-    **{"quality": Quality, "environment": Environment, "figures": Figures},
-}
-#: Keys of the JSON that are not the field's name.
-_KEYS = {
-    ("checkpoints", "longest_s"): "checkpoint_s",
-    ("checkpoints", "total_s"): "checkpoints_s",
-    ("checkpoints", "number"): "num_checkpoints",
-    ("checkpoints", "last_step"): "last_checkpoint_step",
-}
-
-
-def _default(of: "Field[Any]") -> Any:
-    """Return the value that JSON leaves out."""
-    if of.default is not MISSING:
-        return of.default
-    return of.default_factory() if of.default_factory is not MISSING else None
-
-
-#: Where a value of the JSON stands, by its key: topic (empty for the summary itself), field, default.
-_PLACES: Mapping[str, tuple[str, str, Any]] = {
-    _KEYS.get((topic, of.name), of.name): (topic, of.name, _default(of))
-    for topic, kind in {"": RunSummary, **_TOPICS}.items()
-    for of in fields(kind)
-    if topic or of.name not in _TOPICS
-}

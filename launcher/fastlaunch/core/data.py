@@ -1,0 +1,75 @@
+"""Dataclasses as plain data, such as JSON holds, and back."""
+
+import datetime
+import functools
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar
+
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.terminal import printable_data
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], data: Any, where: str) -> T:
+    """Return the value of a dataclass that `to_data` wrote, its texts `printable`.
+
+    where: what the data are, for messages. Raises UserError, with the place, for a value of another type, a
+    missing field or one that the dataclass lacks, and for what the dataclass itself refuses.
+    """
+    # Imported late: `--help` reads nothing.
+    import msgspec
+
+    data = printable_data(data)
+    try:
+        value = msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {error}") from None
+    if unknown := _complete(value, data, "$"):
+        raise UserError(f"{where}: unknown field `{unknown[0]}`")
+    return value
+
+
+def to_data(value: Any) -> Any:
+    """Return plain data that `read` turns back into an equal value, without fields that are as by default."""
+    if is_dataclass(value):
+        data = {of.name: to_data(getattr(value, of.name)) for of in fields(value)}
+        for of in fields(value):
+            # As data: what two values are not compared by is kept all the same.
+            default = of.default if of.default_factory is MISSING else of.default_factory()
+            if data[of.name] == to_data(default):
+                del data[of.name]
+        return data
+    if isinstance(value, Mapping):
+        return {name: to_data(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_data(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime.date) else value
+
+
+def _complete(value: Any, data: Any, at: str) -> list[str]:
+    """Set every field of the dataclasses in `value`; return the paths in its `data` that none of them has."""
+    unknown: list[str] = []
+    if not is_dataclass(value):
+        items = enumerate(data) if isinstance(data, list) else data.items()
+        parts = [(value[key], item, f"{at}[{key!r}]") for key, item in items if isinstance(item, dict | list)]
+    else:
+        # msgspec leaves what has its default to the class, where `vars` does not see it.
+        known = vars(value)
+        kind: Any = type(value)
+        for name in _names_of(kind):
+            if name not in known:
+                known[name] = getattr(value, name)
+        unknown = [f"{at}.{name}" for name in data if name not in known]
+        parts = [
+            (known[name], item, f"{at}.{name}")
+            for name, item in data.items()
+            if isinstance(item, dict | list) and name in known
+        ]
+    return [*unknown, *(path for part in parts for path in _complete(*part))]
+
+
+@functools.cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(of.name for of in fields(kind))
