@@ -13,9 +13,9 @@ from fake_summaries import PLAIN, changed, compared, runs
 
 from fastlaunch.analysis.compare import MeasuredRun
 from fastlaunch.cli.main import run
-from fastlaunch.core.data import read, to_data
+from fastlaunch.core.data import to_data
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.measure.summary import RunSummary
+from fastlaunch.measure.summary import RunSummary, read_summary
 
 OF_COMMITS = "runs of several commits make one row: "
 OLD, NEW = "76689a99023ff044deda788085a7fe2d40e265b0", "e20c5bc1d1b7a7f3fd2c4a7a13a3b0a5d2b7c001"
@@ -161,4 +161,4 @@ def test_commit_and_power_limit_are_recorded(recorded: Any, watts: float | None,
     machine = {"host_id": "a", "device_type": "cuda", "device_name": "NVIDIA H200", "power_limit_w": recorded}
     summary = summarize(read_all(write_run(tmp_path, steps=40, header={"machine": machine, "commit": OLD})))
     assert (summary.environment.power_limit_w, summary.environment.commit) == (watts, OLD)
-    assert asdict(read(RunSummary, to_data(summary), "it").environment) == asdict(summary.environment)
+    assert asdict(read_summary(to_data(summary)).environment) == asdict(summary.environment)

@@ -16,6 +16,7 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price, paid_usd_per_hour
+from fastlaunch.core.data import read
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.settings import AccountRate, Settings
 from fastlaunch.jobs.spec import JobSpec
@@ -128,7 +129,7 @@ def test_managed_spot_costs_the_share_that_was_billed() -> None:
     assert price is not None
     assert (price.usd_per_hour, price.purchase) == (pytest.approx(63.296 * 0.3), "spot")
     assert price.source.startswith("30.0% of 63.296")
-    assert Price.from_json(price.to_json()) == price
+    assert read(Price, price.to_json(), "price") == price
     # Nothing off, nothing told, or nothing of SageMaker's.
     assert managed_spot_price(listed, replace(aws_status, billable_s=1000.0)) is None
     assert managed_spot_price(listed, replace(aws_status, training_s=None)) is None

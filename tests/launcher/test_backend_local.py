@@ -16,6 +16,7 @@ from fake_train.processes import wait_until
 
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.core import locks
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
@@ -116,7 +117,7 @@ def test_plan_is_the_golden_one(name: str, job: JobSpec) -> None:
         num_cores=8,
         commit="0123456789abcdef0123456789abcdef01234567",
     )
-    plan = json.loads(json.dumps(LocalBackend(settings).plan({"<run-id>": job}).to_json()))
+    plan = json.loads(json.dumps(to_data(LocalBackend(settings).plan({"<run-id>": job}))))
     assert plan == json.loads((GOLDEN / f"{name}.json").read_text())
 
 

@@ -57,7 +57,7 @@ def test_dry_run_is_one_object_with_the_request(capsys: pytest.CaptureFixture[st
     plan = plan_of(capsys, "--recipe", "te-fp8")
     assert list(plan) == [
         *("backend", "operation", "request", "placeholders"),
-        *("max_cost_usd", "usd_per_hour", "price_as_of", "region", "objects", "expected"),
+        *("max_cost_usd", "usd_per_hour", "price_as_of", "region", "sunk_usd", "objects", "expected"),
     ]
     assert plan["expected"]["usd"]["value"] > 0
     assert (plan["backend"], plan["operation"], plan["region"]) == ("ec2", "RunInstances", "us-east-1")

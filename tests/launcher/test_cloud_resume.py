@@ -15,8 +15,8 @@ from fake_summaries import PLAIN, changed
 from fastlaunch.api.context import AppContext
 from fastlaunch.aws.types import Identity
 from fastlaunch.backends.local import LocalBackend, LocalSettings
-from fastlaunch.backends.site import Site
 from fastlaunch.cli.main import run as run_command
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.machine import Machine
@@ -40,7 +40,7 @@ def interrupted(world: World, *, saved: tuple[str, ...] = ("step-00000010.pt", "
     """A run, in the ledger, that its node's watchdog stopped after 30 of its 120 minutes."""
     run = world.add()
     attempt = world.attempt(run)
-    world.ledger.set_sites(run.submission_id, list(map(Site.to_json, (A, B, WEST))))
+    world.ledger.set_sites(run.submission_id, list(map(to_data, (A, B, WEST))))
     world.ledger.set_machine(attempt.id, zone="us-east-1a", launched_at=START)
     world.ledger.end_attempt(attempt.id, RunState.INTERRUPTED, billed_seconds=1800, lived_s=1800)
     world.ledger.set_state(run.id, RunState.INTERRUPTED)

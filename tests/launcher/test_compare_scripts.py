@@ -14,13 +14,13 @@ from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.analysis.convergence import REFERENCE, WITHIN, WORSE
 from fastlaunch.analysis.lacking import more_runs_command
 from fastlaunch.cli.render import run_row, runs_sentence
-from fastlaunch.core.data import read, to_data
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.spec import Script, submit_words, variant_label
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.describe import measured as describe_measured
-from fastlaunch.measure.summary import Environment, Interval, RunSummary
+from fastlaunch.measure.summary import Environment, Interval, RunSummary, read_summary
 from fastlaunch.report.data import as_csv, as_json
 from fastlaunch.report.overview import as_overview, why
 from fastlaunch.report.table import as_table
@@ -241,7 +241,7 @@ def test_more_rounds_are_proposed_as_the_command_that_was_given() -> None:
 
 def test_runs_of_a_script_survive_being_stored() -> None:
     summary = BF16[0].summary
-    stored = read(RunSummary, json.loads(json.dumps(to_data(summary))), "it")
+    stored = read_summary(json.loads(json.dumps(to_data(summary))))
     assert stored == summary
     assert stored.setup.variant == {"amp": "bf16"}
     assert summary.environment != Environment() and isinstance(summary.timing.step_time_s, Interval)

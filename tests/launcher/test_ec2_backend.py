@@ -16,6 +16,7 @@ from stubbed_aws import StubbedAws
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER
+from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
@@ -58,7 +59,7 @@ def test_exactly_the_plans_request_is_sent(name: str, stubbed_aws: StubbedAws, t
     data = json.loads((Path(__file__).parents[1] / "plans" / f"{name}.json").read_text())
     data["request"]["UserData"] = "\n".join(data["request"]["UserData"])
     # What the machines fetch goes another way.
-    planned = replace(Plan.from_json(data), objects=())
+    planned = replace(read(Plan, data, "plan"), objects=())
     machine = {
         "InstanceType": planned.request["InstanceType"],
         "ClientToken": planned.request["ClientToken"],

@@ -39,6 +39,8 @@ from hypothesis import strategies as st
 from fastlaunch.backends.ec2.plan import _decimal, interfaces_of, plan_ec2
 from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
 from fastlaunch.backends.validate import request_problems
+from fastlaunch.core.data import read as from_data
+from fastlaunch.core.data import to_data
 from fastlaunch.core.plan import Plan
 
 GOLDEN = Path(__file__).parents[1] / "plans"
@@ -117,7 +119,7 @@ PLANS = golden_plans(bootstrap_as_text)
 
 def written(plan: Plan) -> str:
     """The plan as it is kept: the user data as a list of lines."""
-    data = plan.to_json()
+    data = to_data(plan)
     data["request"] = {**data["request"], "UserData": data["request"]["UserData"].split("\n")}
     return json.dumps(data, indent=2) + "\n"
 
@@ -126,7 +128,7 @@ def read(name: str) -> Plan:
     """The plan that was kept under this name."""
     data = json.loads((GOLDEN / f"{name}.json").read_text())
     data["request"]["UserData"] = "\n".join(data["request"]["UserData"])
-    return Plan.from_json(data)
+    return from_data(Plan, data, "plan")
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -170,7 +172,7 @@ def run_instances() -> Any:
 
 def test_planning_is_pure() -> None:
     assert plan() == plan()
-    assert Plan.from_json(json.loads(json.dumps(plan().to_json()))) == plan()
+    assert from_data(Plan, json.loads(json.dumps(to_data(plan()))), "plan") == plan()
 
 
 def test_the_ceiling_is_the_time_limit_and_ten_minutes() -> None:

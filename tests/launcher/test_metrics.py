@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastlaunch.analysis.suggest import Place, submit_command
-from fastlaunch.core.data import read, to_data
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.measure.summary import AllReduce, RunSummary, StepProfile, Timing
+from fastlaunch.measure.summary import AllReduce, RunSummary, StepProfile, Timing, read_summary
 from fastlaunch_train.distributed.all_reduce import Bandwidth
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -372,7 +372,7 @@ def test_steps_that_the_loss_scaler_skipped_are_counted(run, num_skipped: int, n
     summary = run(steps=200, skipped=lambda step: step <= num_skipped)
     assert summary.quality.skipped_fraction == num_skipped / 200
     assert (len(summary.warnings), summary.problems) == (num_warnings, ())
-    assert read(RunSummary, to_data(summary), "it") == summary
+    assert read_summary(to_data(summary)) == summary
 
 
 def test_a_step_that_was_done_again_counts_as_it_was_then(run) -> None:
@@ -630,7 +630,7 @@ def fields_of(value: Any) -> Any:
 @pytest.mark.parametrize("summary", [PLAIN, value_of(RunSummary)], ids=["few fields", "all fields"])
 def test_a_summary_comes_back_from_json(summary: RunSummary) -> None:
     data = to_data(summary)
-    assert fields_of(read(RunSummary, json.loads(json.dumps(data)), "it")) == fields_of(summary)
+    assert fields_of(read_summary(json.loads(json.dumps(data)))) == fields_of(summary)
     assert None not in data.values() and [] not in data.values() and {} not in data.values()
 
 
@@ -648,11 +648,11 @@ def test_a_summary_comes_back_from_json(summary: RunSummary) -> None:
 )
 def test_other_json_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"`{place}`")) as error:
-        read(RunSummary, to_data(PLAIN) | change, "summary")
-    assert str(error.value).startswith("summary: ")
+        read_summary(to_data(PLAIN) | change)
+    assert str(error.value).startswith("run summary: ")
 
 
 @pytest.mark.parametrize("data", [None, [], "text", {"status": "completed"}])
 def test_what_is_no_mapping_of_its_fields_is_no_summary(data: Any) -> None:
     with pytest.raises(UserError):
-        read(RunSummary, data, "summary")
+        read_summary(data)

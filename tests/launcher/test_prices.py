@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fastlaunch.catalog.load import load_catalogue, read_catalogue
 from fastlaunch.catalog.prices import Catalogue, Price
+from fastlaunch.core.data import read
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.units import parse_date
 
@@ -149,10 +150,10 @@ def test_a_price_survives_being_stored_and_anything_else_is_none() -> None:
     price = _price(NOVEMBER_2023, 98.32)
     stored = price.to_json()
     assert stored["as_of"] == "2023-11-15"
-    assert Price.from_json(stored) == price
+    assert read(Price, stored, "price") == price
     for change in ({"as_of": "soon"}, {"as_of": 5}, {"usd_per_hour": "x"}, {"service": "gcp"}, {"x": 1}):
         with pytest.raises(UserError):
-            Price.from_json(stored | change)
+            read(Price, stored | change, "price")
     for usd_per_hour in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match=r"of p5\.48xlarge is"):
             _price(NOVEMBER_2023, usd_per_hour)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.core.data import read, to_data
+from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile
 from fastlaunch.measure.published import REQUIRED_COLUMNS, read_published, shipped_figures
-from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.measure.summary import Interval, RunSummary, read_summary
 
 HEADER = ",".join(REQUIRED_COLUMNS)
 ROW = "vit-huge,p4d.24xlarge,1,bf16,64,8,0.41,2023-11-15,an article"
@@ -86,7 +86,7 @@ def test_repeats_say_their_seed_host_and_round(csv_file) -> None:
     assert (first.seed, first.environment.host_id, first.environment.round) == (0, "node-7", 2)
     assert (unsaid.seed, unsaid.environment.host_id, unsaid.environment.round) == (None, None, None)
     assert first.environment.session is None
-    assert read(RunSummary, to_data(first), "it").environment.round == 2
+    assert read_summary(to_data(first)).environment.round == 2
 
 
 def _with_one_changed(column: str, value: str) -> str:

@@ -23,6 +23,8 @@ from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_pla
 
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S, plan_sagemaker
 from fastlaunch.backends.validate import request_problems
+from fastlaunch.core.data import read as from_data
+from fastlaunch.core.data import to_data
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
 from fastlaunch_train.node.protocol import program_from_json
@@ -83,12 +85,12 @@ PLANS = golden_plans()
 
 def written(plan: Plan) -> str:
     """The plan as it is kept."""
-    return json.dumps(plan.to_json(), indent=2) + "\n"
+    return json.dumps(to_data(plan), indent=2) + "\n"
 
 
 def read(name: str) -> Plan:
     """The plan that was kept under this name."""
-    return Plan.from_json(json.loads((GOLDEN / f"{name}.json").read_text()))
+    return from_data(Plan, json.loads((GOLDEN / f"{name}.json").read_text()), "plan")
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -135,7 +137,7 @@ def not_in_enum(shape: Any, value: Any) -> Any:
 
 def test_planning_is_pure() -> None:
     assert training_plan_of() == training_plan_of()
-    assert Plan.from_json(json.loads(json.dumps(training_plan_of().to_json()))) == training_plan_of()
+    assert from_data(Plan, json.loads(json.dumps(to_data(training_plan_of()))), "plan") == training_plan_of()
 
 
 def test_the_ceiling_is_the_time_limit_and_ten_minutes() -> None:

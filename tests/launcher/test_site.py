@@ -8,6 +8,7 @@ from ec2_builders import BLOCK, NEEDS, site
 from sagemaker_builders import training_site
 
 from fastlaunch.backends.site import Site
+from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import UserError
 
 
@@ -30,11 +31,11 @@ from fastlaunch.core.errors import UserError
     ids=["group", "secret", "small", "block", "needs", "sagemaker", "vpc"],
 )
 def test_a_site_comes_back_as_it_was(place: Site) -> None:
-    stored = json.loads(json.dumps(place.to_json()))
-    assert Site.from_json(stored) == place
+    stored = json.loads(json.dumps(to_data(place)))
+    assert read(Site, stored, "site") == place
 
 
-@pytest.mark.parametrize("data", [{}, {**training_site().to_json(), "placement": "x"}])
+@pytest.mark.parametrize("data", [{}, {**to_data(training_site()), "placement": "x"}])
 def test_what_is_no_site_is_told(data: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="holds no site"):
-        Site.from_json(data)
+    with pytest.raises(UserError, match=r"^site: "):
+        read(Site, data, "site")

@@ -12,6 +12,7 @@ import pytest
 from fake_records import write_run
 
 from fastlaunch.core import locks
+from fastlaunch.core.data import read, to_data
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
@@ -128,7 +129,7 @@ def planned(backend: InstantBackend) -> str:
         submission_id,
         run_id,
         spec=JOB.to_json(),
-        plan=plan.to_json(),
+        plan=to_data(plan),
         workload=JOB.workload,
         recipe=JOB.recipe.label,
         backend="local",
@@ -146,7 +147,7 @@ def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) 
     assert all(summary and summary.timing.step_time_s for summary in summaries)
     spec = JobSpec.from_json(runs[0].spec or {})
     assert spec == replace(JOB, session=runs[0].submission_id)
-    assert Plan.from_json(runs[0].plan or {}) == backend.plan({runs[0].id: spec})
+    assert read(Plan, runs[0].plan, "plan") == backend.plan({runs[0].id: spec})
 
 
 def interrupted(backend: InstantBackend, *checkpoints: str) -> Run:

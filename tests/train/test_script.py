@@ -12,8 +12,9 @@ import pytest
 import torch
 from scripts import environment, record, run, script, start
 
-from fastlaunch.core.data import read, to_data
+from fastlaunch.core.data import to_data
 from fastlaunch.measure.summarize import summarize
+from fastlaunch.measure.summary import read_summary
 from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.records.records import read_record
 from fastlaunch_train.script.recording import Recording
@@ -271,7 +272,7 @@ def test_a_run_of_unknown_samples_is_fit_and_has_a_step_time(tmp_path: Path) -> 
     summary = summarize([found])
     assert summary.problems == ()
     assert summary.timing.samples_per_step is None and summary.timing.step_time_s is not None
-    assert read(type(summary), to_data(summary), "it") == summary
+    assert read_summary(to_data(summary)) == summary
 
 
 def test_the_first_step_starts_the_clock_and_a_loss_may_be_told(tmp_path: Path) -> None:

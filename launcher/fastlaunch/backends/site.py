@@ -6,11 +6,9 @@ A text such as `<ami-id>` stands for what is not known without asking AWS.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Price
-from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import CodeBundle
 
 
@@ -142,27 +140,6 @@ class Site:
     def unknown_names(self, run_ids: Iterable[str]) -> set[str]:
         """Return the names of what is not known yet, of the runs too, without the brackets."""
         return {*self.placeholders, *(run_id[1:-1] for run_id in run_ids if run_id.startswith("<"))}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data that `from_json` turns back into an equal site."""
-        return {**asdict(self), "price": self.price and self.price.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Site":
-        """Return the site that `to_json` wrote. Raises UserError for other data."""
-        try:
-            values, instance = dict(data), data["instance"]
-            sold = tuple(instance["purchase_options"])
-            values["instance"] = InstanceType(**{**instance, "purchase_options": sold})
-            values["price"] = Price.from_json(values["price"]) if values["price"] else None
-            values["block"] = CapacityBlock(**values["block"]) if values["block"] else None
-            for name in ("code", "requirements"):
-                values[name] = CodeBundle(**values[name]) if values[name] else None
-            for name in ("subnets", "security_groups"):
-                values[name] = tuple(values[name])
-            return cls(**values)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"the ledger holds no site, but {data!r}: {error}", "submit it again") from None
 
 
 def _texts(value: object) -> Iterator[str]:

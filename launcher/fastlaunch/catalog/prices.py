@@ -13,8 +13,6 @@ from typing import Any, Literal
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, check_positive
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.terminal import printable_data
-from fastlaunch.core.units import parse_date
 
 SERVICES = ("ec2", "sagemaker")
 #: Prices change rarely and much; what is older is said wherever money is.
@@ -57,20 +55,6 @@ class Price:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that the ledger keeps, with the date as YYYY-MM-DD."""
         return {name: getattr(self, name) for name in _STORED} | {"as_of": self.as_of.isoformat()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Price":
-        """Return the price that `to_json` wrote. Raises UserError if it is none."""
-        try:
-            return cls(
-                **{
-                    **printable_data(value),
-                    "as_of": parse_date(value["as_of"]),
-                    "usd_per_hour": float(value["usd_per_hour"]),
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"not a price: {error}") from None
 
 
 #: What every gp3 volume has at no extra charge. aws.amazon.com/ebs/pricing, read 2026-11.

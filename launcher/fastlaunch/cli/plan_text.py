@@ -6,7 +6,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,7 +62,7 @@ def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, sho
             click.echo(f"left out: {reason}", err=True)
         files = {"files": [file.path for file in directory.files]} if directory else {}
         expected = {"expected": expected_json(dry_run.expected)}
-        click.echo(json.dumps({**plan.to_json(), **expected, **files}, indent=2))
+        click.echo(json.dumps({**asdict(plan), **expected, **files}, indent=2))
     elif show == "files":
         if directory is None:
             raise UserError(

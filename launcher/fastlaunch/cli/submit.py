@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -116,7 +117,7 @@ def _show_is_for_aws() -> UserError:
 
 
 def _plans_json(plans: Sequence[Plan]) -> str:
-    shown = [plan.to_json() for plan in plans]
+    shown = [asdict(plan) for plan in plans]
     return json.dumps(shown[0] if len(shown) == 1 else {"plans": shown}, indent=2)
 
 

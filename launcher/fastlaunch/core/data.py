@@ -7,13 +7,12 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.terminal import printable_data
 
 T = TypeVar("T")
 
 
 def read(kind: type[T], data: Any, where: str) -> T:
-    """Return the value of a dataclass that `to_data` wrote, its texts `printable`.
+    """Return the value of a dataclass that `to_data` wrote.
 
     where: what the data are, for messages. Raises UserError, with the place, for a value of another type, a
     missing field or one that the dataclass lacks, and for what the dataclass itself refuses.
@@ -21,7 +20,6 @@ def read(kind: type[T], data: Any, where: str) -> T:
     # Imported late: `--help` reads nothing.
     import msgspec
 
-    data = printable_data(data)
     try:
         value = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:

@@ -62,24 +62,6 @@ class Plan:
     sunk_usd: float | None = None
     objects: tuple[PlanObject, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data that `from_json` turns back into an equal plan."""
-        data = {**vars(self), "request": dict(self.request), "placeholders": list(self.placeholders)}
-        for name in ("region", "sunk_usd"):
-            if data[name] is None:
-                del data[name]
-        if self.objects:
-            data["objects"] = [vars(stored) for stored in self.objects]
-        else:
-            del data["objects"]
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """Return the plan that `to_json` wrote."""
-        objects = tuple(PlanObject(**one) for one in data.get("objects", ()))
-        return cls(**{**data, "placeholders": tuple(data["placeholders"]), "objects": objects})
-
 
 @dataclass(frozen=True, kw_only=True)
 class CodeBundle:

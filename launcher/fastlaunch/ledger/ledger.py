@@ -391,7 +391,7 @@ class Ledger:
                 account=account,
                 partition=partition,
                 output=tag_of(plan, OUTPUT_TAG) if plan else None,
-                plan=dumps(plan.to_json()) if plan else None,
+                plan=dumps(to_data(plan)) if plan else None,
             )
             for position, run_id in enumerate(run_ids):
                 self._file.insert("attempt_runs", attempt_id=attempt_id, run_id=run_id, position=position)

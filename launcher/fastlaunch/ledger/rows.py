@@ -11,10 +11,10 @@ from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.core.terminal import printable
+from fastlaunch.core.terminal import printable, printable_data
 from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.db import LedgerFile, damaged
-from fastlaunch.measure.summary import RunSummary
+from fastlaunch.measure.summary import RunSummary, read_summary
 
 _COLUMNS = (
     *("id", "token", "n", "backend", "region", "handle", "state", "ending", "reason"),
@@ -124,11 +124,11 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
         directory, script = columns["directory"], columns["script"]
         try:
             if price not in prices:
-                prices[price] = Price.from_json(json.loads(price))
+                prices[price] = read(Price, printable_data(json.loads(price)), "price")
             columns["state"] = RunState(columns["state"])
             columns["ending"] = columns["ending"] and Ending(columns["ending"])
             columns["price"] = prices[price]
-            columns["summary"] = read(RunSummary, json.loads(summary), "summary") if summary else None
+            columns["summary"] = read_summary(json.loads(summary)) if summary else None
             columns["script"] = script and Script.from_json(json.loads(script))
             columns["directory"] = Path(directory) if directory else None
             for name in selected.keys() & {"spec", "plan"}:
@@ -267,8 +267,8 @@ def read_plan(file: LedgerFile, attempt_id: int) -> Plan | None:
     if row is None or row[0] is None:
         return None
     try:
-        return Plan.from_json(json.loads(row[0]))
-    except (ValueError, TypeError, KeyError) as error:
+        return read(Plan, json.loads(row[0]), "plan")
+    except (ValueError, UserError) as error:
         raise damaged(file.path, f"plan of attempt {row[1]}: {error}") from None
 
 

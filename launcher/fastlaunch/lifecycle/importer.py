@@ -18,12 +18,13 @@ from fastlaunch.catalog.prices import Price
 from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
+from fastlaunch.core.terminal import printable_data
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ids import published_run_id, recorded_run_id
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.measure.outcome import read_records
 from fastlaunch.measure.published import read_published
-from fastlaunch.measure.summary import RunSummary
+from fastlaunch.measure.summary import RunSummary, read_summary
 from fastlaunch_train.records.records import (
     SUFFIXES,
     RankRecord,
@@ -288,7 +289,7 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
             elif path.suffix == ".csv":
                 for published in read_published(path):
                     # As it comes back from the ledger.
-                    row = read(RunSummary, to_data(published), "the row")
+                    row = read_summary(to_data(published))
                     imports.add(ImportedRun(run_id=published_run_id(row), summary=row, source=path))
             else:
                 ranks.setdefault(read_header(path)["run_id"], []).append(path)
@@ -304,7 +305,7 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
         if records:
             _add(_recorded(folder, records, run_file), imports)
     if run_file and not ranks and run_file["summary"]:
-        summary = read(RunSummary, run_file["summary"], "summary")
+        summary = read_summary(run_file["summary"])
         run = ImportedRun(
             run_id=run_file["id"],
             summary=summary,
@@ -346,7 +347,7 @@ def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, An
     assert summary is not None
     if run_file and run_file["summary"]:
         # What its machine took to start stands in no record.
-        known = read(RunSummary, run_file["summary"], "summary")
+        known = read_summary(run_file["summary"])
         names = ("boot_s", "pull_s", "install_s", "inputs_s", "input_bytes")
         startup = replace(summary.startup, **{name: getattr(known.startup, name) for name in names})
         summary = replace(summary, startup=startup)
@@ -370,7 +371,8 @@ def _origin(run_file: Mapping[str, Any]) -> dict[str, Any]:
 
 def _price(run_file: Mapping[str, Any]) -> Price | None:
     """Return what the run of a run file was billed at; None if it does not say. Raises UserError."""
-    return Price.from_json(run_file["price"]) if run_file.get("price") is not None else None
+    price = run_file.get("price")
+    return None if price is None else read(Price, printable_data(price), "price")
 
 
 def _read_run_file(path: Path) -> Mapping[str, Any]:
@@ -390,7 +392,7 @@ def _read_run_file(path: Path) -> Mapping[str, Any]:
         if run_file["spec"] is not None:
             JobSpec.from_json(run_file["spec"])
         if run_file["summary"] is not None:
-            _check_summary(read(RunSummary, run_file["summary"], "summary"))
+            _check_summary(read_summary(run_file["summary"]))
         if (price := _price(run_file)) is not None and not (
             all(isinstance(text, str) for text in price.key[:4])
             and _LEAST_USD < price.usd_per_hour < _MOST_USD

@@ -19,6 +19,7 @@ from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
 from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
+from fastlaunch.core.data import read, to_data
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder
@@ -154,7 +155,7 @@ class Launcher:
         runs = self._seen_elsewhere(submission_id)
         run_ids, attempts = [run.id for run in runs], self._attempts_of(runs)
         specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
-        placements = tuple(map(Site.from_json, self.ledger.sites_of(submission_id)))
+        placements = tuple(read(Site, site, "site") for site in self.ledger.sites_of(submission_id))
         looks = self._looks(submission, run_ids)
         follow = partial(
             self._run_on_aws,
@@ -381,7 +382,7 @@ class Launcher:
         run_ids = []
         with self.ledger.transaction():
             if submission.placements:
-                self.ledger.set_sites(submission_id, [site.to_json() for site in submission.placements])
+                self.ledger.set_sites(submission_id, [to_data(site) for site in submission.placements])
             for job in submission.jobs_at(first):
                 run_id = self.ledger.new_run_id()
                 run_ids.append(run_id)
@@ -393,7 +394,7 @@ class Launcher:
                     submission_id,
                     run_id,
                     spec=job.to_json(),
-                    plan=plan.to_json() if plan else None,
+                    plan=to_data(plan) if plan else None,
                     workload=job.workload,
                     recipe=job.label,
                     instance=first.instance.name if first else job.instance,

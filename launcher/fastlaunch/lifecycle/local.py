@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch.backends.protocol import Backend
+from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
@@ -53,7 +54,7 @@ class LocalRunner:
             return self.ledger.get(run_id).state
         attempt_id, token = self.ledger.add_attempt([run_id])
         try:
-            plan = self._with_contents(Plan.from_json(run.plan), run)
+            plan = self._with_contents(read(Plan, run.plan, "plan"), run)
             if is_resumed:
                 plan = _resuming(plan, number=token.rpartition("-a")[2], is_script="script" in run.spec)
             handle = self.backend.execute(plan)

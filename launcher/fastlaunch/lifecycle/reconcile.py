@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
+from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
@@ -70,7 +71,7 @@ def handle_of(run: Run, *, ledger: Ledger, backend: Backend) -> Mapping[str, Any
     for attempt in ledger.attempts_of(run.id)[-1:]:
         if attempt.handle is not None:
             return attempt.handle
-    return backend.find(Plan.from_json(run.plan)) if run.plan else None
+    return backend.find(read(Plan, run.plan, "plan")) if run.plan else None
 
 
 def reconcile_cloud(

@@ -12,6 +12,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import MIN_MINUTES
+from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import RunState
@@ -81,7 +82,7 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
             "submit it again with a larger --max-hours",
         )
     last = attempts[-1]
-    stored = map(Site.from_json, ledger.sites_of(run.submission_id))
+    stored = (read(Site, site, "site") for site in ledger.sites_of(run.submission_id))
     saved = checkpoints(run, [last], backends)
     newest = saved.newest if saved else None
     is_fresh = newest is None and not has_begun(last, backend.home)

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.core.data import read
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text, shipped
 from fastlaunch.core.units import parse_date
-from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing
+from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing, read_summary
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
@@ -84,7 +83,7 @@ def read_summaries(path: Path) -> dict[str, RunSummary]:
     """
     try:
         data = json.loads(path.read_bytes())
-        return {run_id: read(RunSummary, summary, run_id) for run_id, summary in data.items()}
+        return {run_id: read_summary(summary) for run_id, summary in data.items()}
     except (OSError, ValueError, AttributeError, UserError) as error:
         raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import numpy as np
 
-from fastlaunch.core.data import read, to_data
+from fastlaunch.core.data import to_data
 from fastlaunch.core.units import in_ms, utc_day
 from fastlaunch.measure.events import (
     all_reduce_of,
@@ -37,7 +37,16 @@ from fastlaunch.measure.headers import (
     variant_of,
 )
 from fastlaunch.measure.steptime import COMPILED_LATE, NoTiming, compiled_late, time_attempt
-from fastlaunch.measure.summary import Environment, Figures, Quality, RunSummary, Setup, Startup, Timing
+from fastlaunch.measure.summary import (
+    Environment,
+    Figures,
+    Quality,
+    RunSummary,
+    Setup,
+    Startup,
+    Timing,
+    read_summary,
+)
 from fastlaunch_train.records.records import FROM_CACHE, UNRECORDED_PHASE, RankRecord
 
 #: From best to worst; of several ranks, the one that says most about the cause counts.
@@ -182,7 +191,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         problems=tuple(problems),
     )
     # As it comes back from the ledger: what a record names may hold anything.
-    return read(RunSummary, to_data(summary), "the records")
+    return read_summary(to_data(summary))
 
 
 def _recorded(ranks: Sequence[RankRecord]) -> Sequence[RankRecord]:

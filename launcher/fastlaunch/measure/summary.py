@@ -6,7 +6,10 @@ It is stored with the run, so that comparing never reads step files.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from fastlaunch.core.data import read
+from fastlaunch.core.terminal import printable_data
 from fastlaunch.jobs.spec import SCRIPT_RECIPE, names_variant
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import recipe_of
@@ -250,3 +253,8 @@ class RunSummary:
     def pair_number(self) -> int | None:
         """What it shares with the runs that it is paired with: its seed; of a script, its round."""
         return self.environment.round if self.setup.is_script else self.seed
+
+
+def read_summary(data: Any) -> RunSummary:
+    """Return the summary of which these are the `to_data`, its texts `printable`. Raises UserError."""
+    return read(RunSummary, printable_data(data), "run summary")
