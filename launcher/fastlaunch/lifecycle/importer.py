@@ -59,6 +59,47 @@ _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """What `fastlaunch runs export` and `push` wrote of a run, as far as it is read."""
+
+    id: str
+    spec: dict[str, Any] | None
+    summary: RunSummary | None
+    price: Price | None = None
+    backend: str | None = None
+    owner: str | None = None
+    account: str | None = None
+    submission: str | None = None
+
+    def __post_init__(self) -> None:
+        # It becomes the name of a folder when the run is exported again.
+        if not _RUN_ID.fullmatch(self.id):
+            raise UserError(f"id is {self.id!r}")
+        for name in filter(None, (self.owner, self.account, self.submission)):
+            if not _ORIGIN.fullmatch(name):
+                raise UserError(f"no user, account or submission is called {name!r}")
+        if self.spec is not None:
+            JobSpec.from_json(self.spec)
+        if self.summary is not None:
+            _check_summary(self.summary)
+        if self.price is not None and not _LEAST_USD < self.price.usd_per_hour < _MOST_USD:
+            raise UserError(f"usd_per_hour is {self.price.usd_per_hour}")
+
+    def imported(self, summary: RunSummary, source: Path, files: tuple[Path, ...] = ()) -> "ImportedRun":
+        """Return the run of this file, with a summary of its records where there are any."""
+        return ImportedRun(
+            run_id=self.id,
+            summary=summary,
+            source=source,
+            files=files,
+            price=self.price,
+            owner=self.owner,
+            account=self.account,
+            submission=self.submission,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImportedRun:
     """A run that files tell of. source: the file, folder or archive. files: its record files, if any.
 
@@ -281,7 +322,7 @@ def _read_files(files: Iterable[Path], imports: Imports) -> None:
 def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
     """Add the runs in `files`, which lie in `folder` itself."""
     ranks: dict[str, list[Path]] = {}
-    run_file: Mapping[str, Any] = {}
+    run_file: RunFile | None = None
     for path in files:
         try:
             if path.name == RUN_FILE:
@@ -304,16 +345,8 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
         imports.skipped += problems
         if records:
             _add(_recorded(folder, records, run_file), imports)
-    if run_file and not ranks and run_file["summary"]:
-        summary = read_summary(run_file["summary"])
-        run = ImportedRun(
-            run_id=run_file["id"],
-            summary=summary,
-            source=folder,
-            price=_price(run_file),
-            **_origin(run_file),
-        )
-        _add(run, imports)
+    if run_file and run_file.summary and not ranks:
+        _add(run_file.imported(run_file.summary, folder), imports)
 
 
 def _add(run: ImportedRun, imports: Imports) -> None:
@@ -338,85 +371,55 @@ def _with_possible_gpus(run: ImportedRun) -> ImportedRun:
     return replace(run, summary=replace(run.summary, warnings=warnings))
 
 
-def _recorded(folder: Path, records: list[RankRecord], run_file: Mapping[str, Any]) -> ImportedRun:
+def _recorded(folder: Path, records: list[RankRecord], run_file: RunFile | None) -> ImportedRun:
     records.sort(key=lambda record: (record.header["attempt"], record.header["rank"]))
     run_id = recorded_run_id(records[0].header)
-    if run_file and run_file["id"] != run_id:
-        run_file = {}
-    summary, _ = summarize_run(run_file.get("spec"), records)
+    if run_file is None or run_file.id != run_id:
+        run_file = RunFile(id=run_id, spec=None, summary=None)
+    summary, _ = summarize_run(run_file.spec, records)
     assert summary is not None
-    if run_file and run_file["summary"]:
+    if run_file.summary:
         # What its machine took to start stands in no record.
-        known = read_summary(run_file["summary"])
         names = ("boot_s", "pull_s", "install_s", "inputs_s", "input_bytes")
-        startup = replace(summary.startup, **{name: getattr(known.startup, name) for name in names})
-        summary = replace(summary, startup=startup)
-    if run_file.get("backend") == "sagemaker" and summary.setup.instance:
+        known = {name: getattr(run_file.summary.startup, name) for name in names}
+        summary = replace(summary, startup=replace(summary.startup, **known))
+    if run_file.backend == "sagemaker" and summary.setup.instance:
         # Nor whose machine it was, in an older one.
         summary = replace(summary, environment=replace(summary.environment, service="sagemaker"))
     files = tuple(record.path for record in records)
-    return ImportedRun(
-        run_id=run_id,
-        summary=summary,
-        source=files[0] if len(files) == 1 else folder,
-        files=files,
-        price=_price(run_file),
-        **_origin(run_file),
-    )
+    return run_file.imported(summary, files[0] if len(files) == 1 else folder, files)
 
 
-def _origin(run_file: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: run_file.get(name) for name in ("owner", "account", "submission")}
-
-
-def _price(run_file: Mapping[str, Any]) -> Price | None:
-    """Return what the run of a run file was billed at; None if it does not say. Raises UserError."""
-    price = run_file.get("price")
-    return None if price is None else read(Price, printable_data(price), "price")
-
-
-def _read_run_file(path: Path) -> Mapping[str, Any]:
-    """Return what `fastlaunch runs export` wrote; empty for another file of that name. Raises BadFile."""
+def _read_run_file(path: Path) -> RunFile | None:
+    """Return what `fastlaunch runs export` wrote; None for another file of that name. Raises BadFile."""
     try:
-        run_file = json.loads(read_text(path))
-        if not isinstance(run_file, dict) or run_file.get("schema") != RUN_SCHEMA:
-            return {}
-        if not is_storable(run_file):
+        data = json.loads(read_text(path))
+        if not isinstance(data, dict) or data.get("schema") != RUN_SCHEMA:
+            return None
+        if not is_storable(data):
             raise BadFile(path, "holds an absurd number, or is nested too deeply")
-        # It becomes the name of a folder when the run is exported again.
-        if not isinstance(run_file["id"], str) or not _RUN_ID.fullmatch(run_file["id"]):
-            raise BadFile(path, f"id is {run_file['id']!r}")
-        for name, value in _origin(run_file).items():
-            if value is not None and not (isinstance(value, str) and _ORIGIN.fullmatch(value)):
-                raise BadFile(path, f"{name} is {value!r}")
-        if run_file["spec"] is not None:
-            JobSpec.from_json(run_file["spec"])
-        if run_file["summary"] is not None:
-            _check_summary(read_summary(run_file["summary"]))
-        if (price := _price(run_file)) is not None and not (
-            all(isinstance(text, str) for text in price.key[:4])
-            and _LEAST_USD < price.usd_per_hour < _MOST_USD
-        ):
-            raise ValueError(f"price is {run_file['price']!r}")
+        names = {of.name for of in fields(RunFile)}
+        shared = {name: value for name, value in data.items() if name in names}
+        shared |= {name: printable_data(shared[name]) for name in {"summary", "price"} & shared.keys()}
+        return read(RunFile, shared, "run file")
     except BadFile:
         raise
     except UserError as error:
         raise BadFile(path, error.message) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadFile(path, f"not a run file: {error!r}") from None
-    return run_file
 
 
 def _check_summary(summary: RunSummary) -> None:
-    """Raise ValueError for a number that no run has."""
+    """Raise UserError for a number that no run has."""
     setup, step = summary.setup, summary.timing.step_time_s
     counts = (setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu)
     times_s = (step.value if step else None, summary.figures.total_time_s)
     if 0 in counts or any(time_s is not None and time_s < _LEAST_S for time_s in times_s):
-        raise ValueError("a number of GPUs, nodes or samples, or a time, is not positive")
+        raise UserError("a number of GPUs, nodes or samples, or a time, is not positive")
     for name, number in _numbers("summary", summary):
         if number < 0 and name not in _SIGNED:
-            raise ValueError(f"{name} is {number!r}")
+            raise UserError(f"{name} is {number!r}")
 
 
 def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
