@@ -18,8 +18,8 @@ from fastlaunch.core.data import to_data
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.collect import as_json, checkpoints, collected, doing, occupancy, with_start
-from fastlaunch.lifecycle.describe import ceiling_usd, cloud_as_json, cloud_note
+from fastlaunch.lifecycle.collect import checkpoints, collected, doing, occupancy, with_start
+from fastlaunch.lifecycle.describe import ceiling_usd, cloud_note, collected_to_dict, status_to_dict
 
 FIRST, SECOND = "20261121-090000-aaaa", "20261121-090000-bbbb"
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -168,15 +168,15 @@ def test_everything_as_data(tmp_path: Path) -> None:
     record(tmp_path)
     done = run(state=RunState.COMPLETED)
     here = collected(done, [ended()], tmp_path)
-    data = as_json(here, home=tmp_path, now=NOW, discount=0.1, stored=None, refused={})
+    data = collected_to_dict(here, home=tmp_path, now=NOW, discount=0.1, stored=None, refused={})
     assert (data["num_ranks"], len(data["records"]), data["cost_usd"]) == (2, 2, 24.0)
     assert data["image"] == "registry/pytorch@sha256:00"
     (own,) = data["attempts"]
     assert (own["lifecycle"], own["pull_s"], own["instance_id"]) == ("spot", 90, "i-1")
     assert own["billed_seconds"] == 1800.0
     json.dumps(data)
-    assert cloud_as_json(done, [ended()], home=tmp_path, now=NOW)["doing"] is None
-    under_way = cloud_as_json(run(), [attempt()], home=tmp_path, now=NOW)
+    assert status_to_dict(done, [ended()], home=tmp_path, now=NOW)["doing"] is None
+    under_way = status_to_dict(run(), [attempt()], home=tmp_path, now=NOW)
     assert under_way["doing"] == "starting"
     costs = ("cost_usd", "max_cost_usd", "cost_is_final")
     assert [under_way[name] for name in costs] == [24.0, 56.0, False]

@@ -47,7 +47,7 @@ from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.jobs.working_directory import working_directory
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.lifecycle.collect import attempt_as_json
+from fastlaunch.lifecycle.describe import attempt_to_dict
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
@@ -276,7 +276,7 @@ def assert_was_prepared(run: Run, ledger: Ledger, home: Path, *, is_timed: bool,
     assert startup.input_bytes == 4 and startup.install_s is not None and startup.install_s > 0
     assert (startup.inputs_s is not None) == is_timed
     (attempt,) = ledger.attempts_of(run.id)
-    known = attempt_as_json(run, attempt, home=home, now=datetime.now(UTC))
+    known = attempt_to_dict(run, attempt, home=home, now=datetime.now(UTC))
     assert [phase["name"] for phase in known["phases"]] == names
 
 

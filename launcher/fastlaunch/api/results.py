@@ -69,9 +69,9 @@ class Runs(_RunRows):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a data frame with a row per run, as `fastlaunch runs list --output csv` writes them."""
-        from fastlaunch.lifecycle.describe import run_as_row
+        from fastlaunch.lifecycle.describe import run_to_dict
 
-        return data_frame([run_as_row(run) for run in self])
+        return data_frame([run_to_dict(run) for run in self])
 
 
 class Prices(_PriceRows):

@@ -15,7 +15,8 @@ from fastlaunch.cli.options import examples, next_command, profile_option, table
 from fastlaunch.cli.render import print_table, table
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
-from fastlaunch.lifecycle.collect import as_json, checkpoints, collected, summary_of
+from fastlaunch.lifecycle.collect import checkpoints, collected, summary_of
+from fastlaunch.lifecycle.describe import collected_to_dict
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Price
@@ -89,7 +90,7 @@ def _report(
         stored = None if own else checkpoints(run, attempts, context.cloud_backends)
     except CloudRefused as error:
         stored, own = None, {"checkpoints": error}
-    return as_json(
+    return collected_to_dict(
         collected(run, attempts, home),
         home=home,
         now=context.now(),

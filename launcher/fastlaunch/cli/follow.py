@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from io import IncrementalNewlineDecoder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +17,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
-from fastlaunch.cli.render import print_run_rows, run_json, run_row
+from fastlaunch.cli.render import print_run_rows, run_row
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
@@ -94,8 +94,13 @@ def _show_status(
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
     is_under_way = any(not run.state.is_final for run in shown)
     if output == "json":
-        document = {"runs": [_as_json(context, ledger, run) for run in shown]}
-        # Where there are many documents, each has a line of its own.
+        from fastlaunch.lifecycle.describe import status_to_dict
+
+        home, now = context.settings.home, context.now()
+        document = {
+            "runs": [status_to_dict(run, ledger.attempts_of(run.id), home=home, now=now) for run in shown]
+        }
+        # Of many documents, each has a line of its own.
         click.echo(json.dumps(document, indent=None if watch else 2))
         return code, is_under_way
     if rows := [run_row(run, note=_note(context, ledger, run)) for run in shown]:
@@ -248,15 +253,6 @@ def _note(context: AppContext, ledger: "Ledger", run: "Run") -> str | None:
             progress = RecordTail(run.directory).read()
             return describe(progress) if progress else "starting"
     return None
-
-
-def _as_json(context: AppContext, ledger: "Ledger", run: "Run") -> dict[str, Any]:
-    if run.backend not in CLOUD_BACKENDS:
-        return run_json(run)
-    from fastlaunch.lifecycle.describe import cloud_as_json
-
-    attempts = ledger.attempts_of(run.id)
-    return {**run_json(run), **cloud_as_json(run, attempts, home=context.settings.home, now=context.now())}
 
 
 def _alarmed_regions(context: AppContext, ledger: "Ledger", runs: "Sequence[Run]") -> list[str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.cli.options import next_command, print_coloured
-from fastlaunch.core.data import to_data
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import printable
@@ -254,20 +253,6 @@ def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table(f"{text}\n")
 
 
-def run_json(run: "Run") -> dict[str, Any]:
-    """Return a run as plain data for programs."""
-    return {
-        "id": run.id,
-        "submission": run.submission_id,
-        "state": str(run.state),
-        "reason": run.reason,
-        "workload": run.workload,
-        "recipe": run.recipe,
-        "directory": str(run.directory) if run.directory else None,
-        "summary": to_data(run.summary) if run.summary else None,
-    }
-
-
 def runs_sentence(runs: Sequence["Run"], answer: str | None = None) -> str:
     """Return what the runs say in a sentence: a recipe's step time; which of several is best `compare` says.
 
@@ -404,9 +389,10 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
     answer: see `runs_sentence`.
     """
     if output == "json":
-        click.echo(
-            json.dumps({"submission": runs[0].submission_id, "runs": [run_json(r) for r in runs]}, indent=2)
-        )
+        from fastlaunch.lifecycle.describe import measured_to_dict
+
+        document = {"submission": runs[0].submission_id, "runs": [measured_to_dict(run) for run in runs]}
+        click.echo(json.dumps(document, indent=2))
     else:
         sentence = runs_sentence(runs, answer)
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]

@@ -31,7 +31,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import in_ms
 from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
-from fastlaunch.lifecycle.describe import as_lines, for_people, measured, run_as_json, run_as_row
+from fastlaunch.lifecycle.describe import all_to_dict, as_lines, for_people, measured, run_to_dict
 
 if TYPE_CHECKING:
     from fastlaunch.report.tracked_run import TrackedRun
@@ -86,7 +86,7 @@ runs.add_command(pull)
 def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output: str = "table") -> None:
     selected = api.runs(*selectors, context=app_context())
     shown = selected[-limit:] if limit else selected
-    rows = [run_as_row(run) for run in shown]
+    rows = [run_to_dict(run) for run in shown]
     if output != "table":
         print_rows(rows, output=output)
         return
@@ -126,7 +126,7 @@ def show(name: str, output: str) -> None:
     with open_ledger(context.settings, clock=context.now) as ledger:
         reconcile_here(ledger, context)
         run = ledger.get(name)
-        data = run_as_json(ledger, run)
+        data = all_to_dict(ledger, run, home=context.settings.home, now=context.now())
     if output == "json":
         click.echo(json.dumps(data, indent=2))
         return
@@ -282,7 +282,9 @@ def export(selectors: tuple[str, ...], destination: str, file_format: str) -> No
         if file_format != "records":
             _export_tracked(chosen, context, destination, file_format)
             return
-        for missing in export_runs(ledger, chosen, Path(destination)):
+        for missing in export_runs(
+            ledger, chosen, Path(destination), home=context.settings.home, now=context.now()
+        ):
             click.echo(f"warning: {missing}", err=True)
     click.echo(f"Exported {_num_runs(chosen)} to {destination}.")
     next_command(f"fastlaunch runs import {shlex.quote(destination)}")
@@ -344,7 +346,7 @@ def _tracked_runs(chosen: Sequence[Run], context: AppContext) -> "Iterator[Track
 
 
 def _cells(run: Run) -> dict[str, str | float | None]:
-    row = run_as_row(run)
+    row = run_to_dict(run)
     when: str | None = run.created_at[:10]
     if run.backend == IMPORT:
         when = run.summary.environment.measured_on if run.summary else None

@@ -3,17 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import merged
 from fastlaunch.backends.protocol import SERVICES, CloudBackend
-from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.display import RecordTail, describe
@@ -178,104 +175,6 @@ def checkpoints(
         if newest.newest:
             break
     return newest
-
-
-def as_json(
-    collected: Collected,
-    *,
-    home: Path,
-    now: datetime,
-    discount: float,
-    stored: Checkpoints | None,
-    refused: Mapping[str, UserError],
-) -> dict[str, Any]:
-    """Return everything about the run as plain data. refused: by token, why an output could not be had."""
-    run = collected.run
-    own = [attempt_as_json(run, attempt, home=home, now=now) for attempt in collected.attempts]
-    costs = [attempt["cost_usd"] for attempt in own]
-    return {
-        **run_facts(run),
-        "records": [str(path) for path in collected.records],
-        "num_ranks": collected.num_ranks,
-        "log": str(collected.log) if collected.log else None,
-        "node_logs": [str(path) for path in collected.node_logs],
-        "tracebacks": [str(path) for path in collected.tracebacks],
-        "outputs": [str(path) for path in collected.outputs],
-        "checkpoints": vars(stored) if stored else None,
-        "image": (run.spec or {}).get("image"),
-        "list_price": run.price.to_json() if run.price else None,
-        "discount": discount,
-        "attempts": own,
-        "cost_usd": None if None in costs else round(sum(costs), 4),
-        "missing": [*collected.missing, *(error.message for error in refused.values())],
-    }
-
-
-def run_facts(run: Run) -> dict[str, Any]:
-    """Return what every report on a run begins with."""
-    return {
-        "id": run.id,
-        "submission": run.submission_id,
-        "backend": run.backend,
-        "state": str(run.state),
-        "ending": run.ending,
-        "reason": run.reason,
-        "workload": run.workload,
-        "recipe": run.recipe,
-        "instance": run.instance,
-        "directory": str(run.directory) if run.directory else None,
-        "owner": run.owner,
-        "account": run.account,
-    }
-
-
-def attempt_as_json(run: Run, attempt: Attempt, *, home: Path, now: datetime) -> dict[str, Any]:
-    """Return an attempt as plain data, with what its nodes said of themselves.
-
-    `cost_usd` is of all machines and all runs, `sunk_usd` was paid before for their block; `billed_seconds`,
-    `own_seconds` and `shared_seconds` are of one machine.
-    """
-    kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
-    node = {**(kept.boot or {}), **(last_word(attempt, home) or {})}
-    shared = occupancy(run, attempt, home)
-    cost = attempt_cost(attempt, now)
-    handle = attempt.handle or {}
-    ids = handle.get("instance_ids") or list(filter(None, [handle.get("instance_id")]))
-    return {
-        "token": attempt.token,
-        "n": attempt.n,
-        "backend": attempt.backend,
-        "state": str(attempt.state),
-        "ending": attempt.ending,
-        "reason": attempt.reason,
-        "account": attempt.account,
-        "region": attempt.region,
-        "zone": attempt.zone,
-        "instance": attempt.instance,
-        "num_nodes": attempt.num_nodes,
-        "instance_id": handle.get("instance_id"),
-        "instance_ids": ids,
-        "job_name": handle.get("job_name"),
-        "output": attempt.output,
-        **{
-            name: node.get(name)
-            for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
-        },
-        "started_at": attempt.started_at,
-        "launched_at": attempt.launched_at,
-        "ended_at": attempt.ended_at,
-        "look": None if attempt.ended_at else "unknown" if attempt.absences else "seen",
-        "max_minutes": attempt.max_minutes,
-        "billed_seconds": attempt.billing.billed_s,
-        "billing": attempt.billing.source,
-        "usd_per_hour": attempt.billing.usd_per_hour,
-        "cost_usd": cost.usd,
-        "sunk_usd": cost.sunk_usd,
-        "cost": cost_text(cost, run.spec),
-        "run_ids": list(attempt.run_ids),
-        "own_seconds": shared.own_s,
-        "shared_seconds": shared.shared_s,
-    }
 
 
 def _missing(

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch.backends import s3_sync
-from fastlaunch.backends.protocol import CloudBackend
+from fastlaunch.backends.protocol import CLOUD_BACKENDS, CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.data import to_data
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
-from fastlaunch.ledger.attempt_cost import cost_text, total_cost
+from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.collect import attempt_as_json, doing, run_facts
+from fastlaunch.lifecycle.collect import Checkpoints, Collected, doing, last_word, occupancy
 from fastlaunch.lifecycle.deadline_schedule import needs_timer
 from fastlaunch.lifecycle.sight import alarm
 from fastlaunch.measure.summary import StepProfile, Timing
@@ -24,8 +25,11 @@ from fastlaunch_train.records.records import STEP_PARTS, Check, Eval
 _INDENT = "  "
 
 
-def run_as_row(run: Run) -> dict[str, Any]:
-    """Return the run as one flat row. `step_time_s` is None if it was not measured."""
+def run_to_dict(run: Run) -> dict[str, Any]:
+    """Return the run as one flat row: every output of runs for programs begins with it.
+
+    `step_time_s` and `final_loss` are None where they were not measured.
+    """
     summary = run.summary
     return {
         "id": run.id,
@@ -33,10 +37,12 @@ def run_as_row(run: Run) -> dict[str, Any]:
         "submission": run.submission_id,
         "backend": run.backend,
         "owner": run.owner,
+        "account": run.account,
         "workload": run.workload,
         "recipe": run.recipe,
         "instance": run.instance,
         "state": str(run.state),
+        "ending": run.ending,
         "reason": run.reason,
         "step_time_s": summary.timing.step_time_s.value if summary and summary.timing.step_time_s else None,
         "final_loss": summary.quality.final_loss if summary else None,
@@ -44,21 +50,83 @@ def run_as_row(run: Run) -> dict[str, Any]:
     }
 
 
-def run_as_json(ledger: Ledger, run: Run) -> dict[str, Any]:
-    """Return everything that the ledger knows of the run, which was not read in brief, as plain data."""
+def measured_to_dict(run: Run) -> dict[str, Any]:
+    """Return the run with its whole summary."""
+    return {**run_to_dict(run), "summary": to_data(run.summary) if run.summary else None}
+
+
+def attempt_to_dict(run: Run, attempt: Attempt, *, home: Path, now: datetime) -> dict[str, Any]:
+    """Return an attempt as plain data, with what its nodes said of themselves and what it cost.
+
+    `cost_usd` is for all machines and all runs, `sunk_usd` was paid before for their block; `billed_seconds`,
+    `own_seconds` and `shared_seconds` are those of one machine.
+    """
+    kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
+    node = {**(kept.boot or {}), **(last_word(attempt, home) or {})}
+    shared = occupancy(run, attempt, home)
+    cost = attempt_cost(attempt, now) if attempt.backend in CLOUD_BACKENDS else None
+    handle = attempt.handle or {}
+    said = ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
     return {
-        **run_facts(run),
+        **attempt.to_json(),
+        **{name: node.get(name) for name in said},
+        "instance_id": handle.get("instance_id"),
+        "instance_ids": handle.get("instance_ids") or list(filter(None, [handle.get("instance_id")])),
+        "job_name": handle.get("job_name"),
+        "look": None if attempt.ended_at else "unknown" if attempt.absences else "seen",
+        "cost_usd": cost and cost.usd,
+        "sunk_usd": cost and cost.sunk_usd,
+        "cost": cost and cost_text(cost, run.spec),
+        "own_seconds": shared.own_s,
+        "shared_seconds": shared.shared_s,
+    }
+
+
+def all_to_dict(ledger: Ledger, run: Run, *, home: Path, now: datetime) -> dict[str, Any]:
+    """Return everything that the ledger knows of the run, which was not read in brief, as plain data."""
+    attempts = ledger.attempts_of(run.id)
+    return {
+        **measured_to_dict(run),
         "command": ledger.command_of(run.submission_id),
-        "created_at": run.created_at,
         "history": [
             {"at": event.at, "state": str(event.state), "reason": event.reason}
             for event in ledger.history(run.id)
         ],
-        "attempts": [attempt.to_json() for attempt in ledger.attempts_of(run.id)],
+        "attempts": [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts],
         "price": run.price.to_json() if run.price else None,
         "spec": run.spec,
         "plan": run.plan,
-        "summary": to_data(run.summary) if run.summary else None,
+    }
+
+
+def collected_to_dict(
+    collected: Collected,
+    *,
+    home: Path,
+    now: datetime,
+    discount: float,
+    stored: Checkpoints | None,
+    refused: Mapping[str, UserError],
+) -> dict[str, Any]:
+    """Return what `collect` says of the run. refused: by token, why an output could not be had."""
+    run = collected.run
+    attempts = [attempt_to_dict(run, attempt, home=home, now=now) for attempt in collected.attempts]
+    costs = [attempt["cost_usd"] for attempt in attempts]
+    return {
+        **run_to_dict(run),
+        "records": [str(path) for path in collected.records],
+        "num_ranks": collected.num_ranks,
+        "log": str(collected.log) if collected.log else None,
+        "node_logs": [str(path) for path in collected.node_logs],
+        "tracebacks": [str(path) for path in collected.tracebacks],
+        "outputs": [str(path) for path in collected.outputs],
+        "checkpoints": vars(stored) if stored else None,
+        "image": (run.spec or {}).get("image"),
+        "list_price": run.price.to_json() if run.price else None,
+        "discount": discount,
+        "attempts": attempts,
+        "cost_usd": None if None in costs else round(sum(costs), 4),
+        "missing": [*collected.missing, *(error.message for error in refused.values())],
     }
 
 
@@ -128,10 +196,11 @@ def _profiled(profile: StepProfile | None, timing: Timing) -> Iterator[str]:
 
 
 def for_people(run: Run, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `run_as_json` with evaluations, checks and profile in words."""
+    """Return `all_to_dict` with evaluations, checks and profile in words, each figure once."""
     summary = run.summary
+    data = {name: value for name, value in data.items() if name not in ("step_time_s", "final_loss")}
     if summary is None:
-        return dict(data)
+        return data
     shown = dict(data["summary"])
     if summary.profile:
         shown["profile"] = list(_profiled(summary.profile, summary.timing))
@@ -271,18 +340,20 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
     return total
 
 
-def cloud_as_json(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> dict[str, Any]:
-    """Return what `status` adds for a run on AWS: attempts, what it is doing, cost and ceiling in USD.
+def status_to_dict(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> dict[str, Any]:
+    """Return what `status` says of a run; of one on AWS also what it is doing, and its cost in USD.
 
     gpu_use: from 0 to 1, as its machine said last.
     """
+    if run.backend not in CLOUD_BACKENDS:
+        return measured_to_dict(run)
     cost = total_cost(attempts, now)
     return {
-        "instance": run.instance,
+        **measured_to_dict(run),
         "doing": None if run.state.is_final else doing(run, attempts, home),
         "gpu_use": s3_sync.gpu_use(home, attempts[-1].token) if attempts and not run.state.is_final else None,
         "alarm": alarm(attempts[-1], now) if attempts else None,
-        "attempts": [attempt_as_json(run, attempt, home=home, now=now) for attempt in attempts],
+        "attempts": [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts],
         "cost_usd": cost.usd,
         "sunk_usd": cost.sunk_usd,
         "cost_is_final": cost.is_final,

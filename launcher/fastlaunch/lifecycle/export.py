@@ -7,11 +7,12 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
-from fastlaunch.lifecycle.describe import run_as_json
+from fastlaunch.lifecycle.describe import all_to_dict
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
 from fastlaunch_train.records.records import SUFFIXES, DamagedFile, open_unpacked
 
@@ -19,11 +20,14 @@ from fastlaunch_train.records.records import SUFFIXES, DamagedFile, open_unpacke
 _OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".tbz2", ".7z")
 
 
-def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[str]:
+def export_runs(
+    ledger: Ledger, runs: Sequence[Run], destination: Path, *, home: Path, now: datetime
+) -> list[str]:
     """Write a folder per run, with its record files (xz) and `run.json`; returns what was missing, in words.
 
     destination: a `.tar.gz` or `.tar.xz` file that does not exist yet, or a folder, made if need be. Raises
-    UserError for one that holds such a run already, or that cannot be written.
+    UserError for one that holds such a run already, or that cannot be written. An attempt under way costs
+    until `now`.
     """
     try:
         if not destination.name.endswith(ARCHIVE_SUFFIXES):
@@ -32,13 +36,13 @@ def export_runs(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[
                     f"runs are not exported to {destination.suffix}",
                     "give --to a folder, or a .tar.gz or .tar.xz",
                 )
-            return _write_folders(ledger, runs, destination)
+            return _write_folders(ledger, runs, destination, home=home, now=now)
         if destination.exists():
             raise UserError(f"{destination} exists already", "give another name, or remove it first")
         destination.parent.mkdir(parents=True, exist_ok=True)
         # Packed beside its place and then renamed: what bears the name is complete.
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".export-") as temporary:
-            missing = _write_folders(ledger, runs, Path(temporary, "runs"))
+            missing = _write_folders(ledger, runs, Path(temporary, "runs"), home=home, now=now)
             packed = Path(temporary, "packed")
             with _new_archive(packed, destination.name) as archive:
                 archive.add(Path(temporary, "runs"), arcname="runs")
@@ -60,7 +64,9 @@ def _new_archive(path: Path, name: str) -> tarfile.TarFile:
     return tarfile.open(path, "w:gz", compresslevel=1)
 
 
-def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> list[str]:
+def _write_folders(
+    ledger: Ledger, runs: Sequence[Run], destination: Path, *, home: Path, now: datetime
+) -> list[str]:
     taken = [run.id for run in runs if Path(destination, run.id).exists()]
     if taken:
         raise UserError(f"{destination} holds run {taken[0]} already", "give another --to")
@@ -73,7 +79,7 @@ def _write_folders(ledger: Ledger, runs: Sequence[Run], destination: Path) -> li
                 compress(file, folder)
         if not files and (run.summary is None or run.summary.setup.kind == "records"):
             missing.append(f"run {run.id}: {_without_records(run)}")
-        run_file = {"schema": RUN_SCHEMA, **run_as_json(ledger, run)}
+        run_file = {"schema": RUN_SCHEMA, **all_to_dict(ledger, run, home=home, now=now)}
         Path(folder, RUN_FILE).write_text(json.dumps(run_file, indent=2) + "\n", encoding="utf-8")
     return missing
 

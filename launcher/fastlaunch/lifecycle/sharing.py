@@ -18,11 +18,10 @@ from typing import Any, Protocol
 
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.s3_sync import Store, write_whole
-from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import shared_id
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
-from fastlaunch.lifecycle.collect import run_facts
+from fastlaunch.lifecycle.describe import measured_to_dict
 from fastlaunch.lifecycle.export import compress, plain_name, record_files
 from fastlaunch.lifecycle.importer import RUN_FILE, RUN_SCHEMA, ImportedRun, find_runs, unpacked
 from fastlaunch.lifecycle.words import Words, without_words
@@ -226,16 +225,14 @@ def _unshareable(run: Run) -> str | None:
 def _run_file(run: Run, *, owner: str, account: str | None, words: Words | None) -> bytes:
     """Return the run file. Plan, attempts and the command as typed stay here: they name what is private."""
     assert run.summary is not None
-    facts = {name: value for name, value in run_facts(run).items() if name not in _PRIVATE}
+    facts = {name: value for name, value in measured_to_dict(run).items() if name not in _PRIVATE}
     shared = {
         "schema": RUN_SCHEMA,
         **facts,
         "owner": owner,
         "account": account,
-        "created_at": run.created_at,
         "price": run.price.to_json() if run.price else None,
         "spec": run.spec,
-        "summary": to_data(run.summary),
     }
     shared = words.hidden_in_run(shared) if words else shared
     return json.dumps(shared, indent=2, sort_keys=True).encode() + b"\n"
