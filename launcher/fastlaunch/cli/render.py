@@ -5,20 +5,22 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import geometric_mean
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastlaunch.cli.options import next_command, print_coloured
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.jobs.spec import JobSpec, names_apart
-from fastlaunch.measure.summary import Interval, RunSummary, StepProfile
+from fastlaunch.measure.summary import RunSummary, StepProfile
 
 if TYPE_CHECKING:
+    from fastlaunch.api.context import AppContext
     from fastlaunch.ledger.ledger import Run
 
 _NUM_LOG_LINES = 20
@@ -224,21 +226,21 @@ def _text(value: object) -> str:
 
 
 def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
-    """Return a run under RUN_HEADERS; its times if `runs_sentence` takes them too.
+    """Return a run under RUN_HEADERS; its times if `compare` takes them too.
 
     note: what to say of it; by default why it is as it is.
     """
     summary = run.summary
     step_time = summary.timing.step_time_s if summary and _is_measured(run) else None
-    whole = _time(summary) if summary and _is_whole(summary) else None
-    rate = _rate(summary) if summary and step_time else None
+    per_step = summary.timing.samples_per_step if summary and step_time else None
+    whole_s = summary.figures.total_time_s if summary and not summary.timing.step_time_s else None
     return {
         "run": run.id,
         "recipe": run.recipe,
         "state": str(run.state),
         "step_time": in_ms(step_time.value) if step_time else None,
-        "samples_per_s": None if rate is None else rounded(rate),
-        "note": note or run.reason or _problem(summary) or (whole and f"{_in_s(whole.value)} in all"),
+        "samples_per_s": rounded(per_step / step_time.value) if per_step and step_time else None,
+        "note": note or run.reason or _problem(summary) or (whole_s and f"{rounded(whole_s)} s in all"),
     }
 
 
@@ -253,27 +255,30 @@ def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table(f"{text}\n")
 
 
-def runs_sentence(runs: Sequence["Run"], answer: str | None = None) -> str:
-    """Return what the runs say in a sentence: a recipe's step time; which of several is best `compare` says.
+def answer_of(context: "AppContext", runs: Sequence["Run"]) -> str | None:
+    """Return what `compare` answers about the runs' submission by now; None if nothing can be compared."""
+    from fastlaunch.api.comparison import compare_at_own_prices
+    from fastlaunch.ledger.ledger import open_ledger
 
-    answer: that of `compare`; without it the sentence gives the recipes' step times, in no order. Runs of
-    another workload, batch size or number of ranks get a line of their own.
-    """
-    alike: dict[tuple[str, int | None, int, bool, bool], dict[str, list[RunSummary]]] = {}
+    with context.advice.guard("the comparison"):
+        with open_ledger(context.settings, clock=context.now) as ledger:
+            submitted = ledger.fetch_comparable(submission=runs[0].submission_id)
+        # Where nothing was measured the runs themselves say why.
+        with suppress(UserError):
+            return compare_at_own_prices(context, submitted).answer
+    return None
+
+
+def runs_sentence(runs: Sequence["Run"], answer: str | None) -> str:
+    """Return `answer`, which is that of `compare`, with what it leaves out; else why no run has a time."""
     measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
-    for recipe, summary in measured:
-        setup = summary.setup
-        has_samples = summary.timing.samples_per_step is not None
-        key = (setup.workload, setup.batch_size_per_gpu, setup.num_gpus, _is_whole(summary), has_samples)
-        alike.setdefault(key, {}).setdefault(recipe, []).append(summary)
-    if not alike:
+    if not answer or not measured:
         return f"No step time: {_why_not(runs)}."
     missing = sum(not run.is_unneeded for run in runs) - len(measured)
     note = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
     profiled = {recipe: summary.profile for recipe, summary in measured if summary.profile}
     parts = [f"\n{_parts_of(recipe, profile)}." for recipe, profile in profiled.items()]
-    said = answer.removesuffix(".") if answer else ".\n".join(map(_times_text, alike.values()))
-    return f"{said}{note}.{''.join(parts)}"
+    return f"{answer.removesuffix('.')}{note}.{''.join(parts)}"
 
 
 def _parts_of(recipe: str, profile: StepProfile) -> str:
@@ -287,85 +292,17 @@ def _parts_of(recipe: str, profile: StepProfile) -> str:
 def _is_measured(run: "Run") -> bool:
     # A run that was stopped half-way was measured up to there.
     stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
-    return bool(stood and run.summary and _time(run.summary) and not run.summary.problems)
+    return bool(stood and run.summary and _has_time(run.summary) and not run.summary.problems)
 
 
-def _times_text(measured: Mapping[str, Sequence[RunSummary]]) -> str:
-    """Return the sentence, without its full stop, on runs by recipe that are alike in all else."""
-    times = {recipe: _over_runs(summaries) for recipe, summaries in measured.items()}
-    (first, summaries), *further = measured.items()
-    summary = summaries[0]
-    is_whole = _is_whole(summary)
-    in_words, per = (_in_s, "in all") if is_whole else (in_ms, "per step")
-    batch = summary.setup.batch_size_per_gpu
-    at = f"on {summary.setup.workload}{'' if batch is None else f', batch {batch}'}"
-    rates = {} if is_whole else {recipe: _rates_text(of) for recipe, of in measured.items()}
-    if (
-        further
-        and rates
-        and len({each.timing.samples_per_step for of in measured.values() for each in of}) > 1
-    ):
-        # A step time says little where steps differ in their samples, as with an epoch's short last batch.
-        return f"{at}: {', '.join(f'{recipe} {rate}' for recipe, rate in rates.items())}"
-    if further:
-        each = ", ".join(f"{recipe} {in_words(time.value)}" for recipe, time in times.items())
-        return f"{at}: {each} {per}"
-    time = times[first]
-    per_s = f", {rates[first]}" if rates.get(first) else ""
-    limits = time.range_text(lambda limit: rounded(limit * (1 if is_whole else 1000)))
-    interval = f" ({limits})" if limits else ""
-    num_runs = f" over {len(summaries)} runs" if len(summaries) > 1 else ""
-    return f"{first} {at}: {in_words(time.value)} {per}{interval}{per_s}{num_runs}"
-
-
-def _rates_text(summaries: Sequence[RunSummary]) -> str:
-    """Return `634 samples/s`, the geometric mean over the runs; empty where one's samples are not known."""
-    rates = [_rate(summary) for summary in summaries]
-    known = [rate for rate in rates if rate]
-    return (
-        f"{rounded(geometric_mean(known))} {summaries[0].setup.sample_unit}/s"
-        if len(known) == len(rates)
-        else ""
-    )
-
-
-def _over_runs(summaries: Sequence[RunSummary]) -> Interval:
-    """Return the geometric mean of the runs' times, as `compare` does, with the smallest and largest.
-
-    For a single run, return its own interval.
-    """
-    times = [time for summary in summaries if (time := _time(summary))]
-    if len(times) == 1:
-        return times[0]
-    values = [time.value for time in times]
-    return Interval(value=geometric_mean(values), low=min(values), high=max(values))
+def _has_time(summary: RunSummary) -> bool:
+    """Whether its steps were timed; of a script without steps, the whole."""
+    return summary.timing.step_time_s is not None or summary.figures.total_time_s is not None
 
 
 def _problem(summary: RunSummary | None) -> str | None:
     """Return what makes the run unfit to compare; None if nothing does."""
     return summary.problems[0] if summary and summary.problems else None
-
-
-def _time(summary: RunSummary) -> Interval | None:
-    """Return the run's step time; of a script without steps that of the whole, where it is known."""
-    total_s = summary.figures.total_time_s
-    return summary.timing.step_time_s or (None if total_s is None else Interval(value=total_s))
-
-
-def _is_whole(summary: RunSummary) -> bool:
-    """Whether the run's time is that of the whole."""
-    return summary.timing.step_time_s is None
-
-
-def _in_s(seconds: float) -> str:
-    return f"{rounded(seconds)} s"
-
-
-def _rate(summary: RunSummary) -> float | None:
-    """Return samples per second of all ranks; None where the samples of its steps are not known."""
-    assert summary.timing.step_time_s is not None
-    per_step = summary.timing.samples_per_step
-    return None if per_step is None else per_step / summary.timing.step_time_s.value
 
 
 def _why_not(runs: Sequence["Run"]) -> str:
@@ -391,16 +328,16 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
     if output == "json":
         from fastlaunch.lifecycle.describe import measured_to_dict
 
-        document = {"submission": runs[0].submission_id, "runs": [measured_to_dict(run) for run in runs]}
+        rows = [measured_to_dict(run) for run in runs]
+        document = {"submission": runs[0].submission_id, "answer": answer, "runs": rows}
         click.echo(json.dumps(document, indent=2))
     else:
-        sentence = runs_sentence(runs, answer)
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
-        for row in rows:
-            if row["note"] and sentence == f"No step time: {row['note']}.":
-                row["note"] = None
+        if len(rows) == 1 and not any(map(_is_measured, runs)):
+            # The sentence says it.
+            rows[0]["note"] = None
         print_run_rows(rows)
-        print_text(sentence)
+        print_text(runs_sentence(runs, answer))
         for name, texts in _uncounted(runs).items():
             print_text(f"warning: {name}: {'; '.join(texts)}")
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
@@ -440,7 +377,7 @@ def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
     if stopped := next(filter(is_worth_resuming, runs), None):
         return f"fastlaunch resume {stopped.id}"
     ended_well = (run.summary for run in runs if run.state not in (RunState.FAILED, RunState.LOST))
-    if any(summary and _time(summary) for summary in ended_well):
+    if any(summary and _has_time(summary) for summary in ended_well):
         return "fastlaunch compare"
     shown = failed or runs[0]
     has_log = shown.directory is not None and (shown.directory / LOG).is_file()

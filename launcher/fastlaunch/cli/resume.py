@@ -8,7 +8,7 @@ from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, profile_option, table_or_json_option, yes_option
-from fastlaunch.cli.render import print_runs
+from fastlaunch.cli.render import answer_of, print_runs
 from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.errors import UserError
 
@@ -55,7 +55,7 @@ def resume(
         else:
             _ask(context, launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
         resumed = launcher.resume(chosen, detach=detach, account_timer=account_timer)
-    print_runs([resumed], output=output)
+    print_runs([resumed], output=output, answer=answer_of(context, [resumed]))
     return Submitted(runs=Runs([resumed]), is_stopped=bool(launcher.stop.by)).exit_code
 
 

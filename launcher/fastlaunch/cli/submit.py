@@ -3,9 +3,8 @@
 import json
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,7 +12,7 @@ from fastlaunch.api import submission as api
 from fastlaunch.api.results import CloudDryRun, Submitted
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, table_or_json_option, yes_option
-from fastlaunch.cli.render import print_runs
+from fastlaunch.cli.render import answer_of, print_runs
 from fastlaunch.cli.submit_options import (
     GroupedCommand,
     declared_options,
@@ -23,10 +22,6 @@ from fastlaunch.cli.submit_options import (
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.spec import JobSpec
-
-if TYPE_CHECKING:
-    from fastlaunch.api.context import AppContext
-    from fastlaunch.ledger.ledger import Run
 
 
 @click.command(
@@ -82,7 +77,7 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
         raise _show_is_for_aws()
     result = api.submit(context=context, dry_run=dry_run, yes=yes, **options)
     if isinstance(result, Submitted):
-        print_runs(result.runs, output=output, answer=_answer(context, result.runs))
+        print_runs(result.runs, output=output, answer=answer_of(context, result.runs))
         return result.exit_code
     if isinstance(result, CloudDryRun):
         from fastlaunch.cli.plan_text import print_dry_run
@@ -93,21 +88,6 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
     else:
         click.echo(_plans_json(result.plans) if output == "json" else _plans_text(result.plans, result.jobs))
     return EXIT_DONE
-
-
-def _answer(context: "AppContext", runs: Sequence["Run"]) -> str | None:
-    """Return what `compare` answers by now; None for one recipe, and where nothing can be compared."""
-    from fastlaunch.api.comparison import compare_at_own_prices
-    from fastlaunch.ledger.ledger import open_ledger
-
-    with context.advice.guard("the comparison"):
-        with open_ledger(context.settings, clock=context.now) as ledger:
-            runs = ledger.fetch_comparable(submission=runs[0].submission_id)
-        if len({run.recipe for run in runs}) > 1 and all(run.state.is_final for run in runs):
-            # Where nothing was measured the runs themselves say why.
-            with suppress(UserError):
-                return compare_at_own_prices(context, runs).answer
-    return None
 
 
 def _show_is_for_aws() -> UserError:
