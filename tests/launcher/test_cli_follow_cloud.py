@@ -151,7 +151,7 @@ def test_logs_are_the_nodes_until_the_run_has_its_own(
 ) -> None:
     run = started(aws_server)
     assert cloud("logs") == 2
-    assert "has no log yet" in capsys.readouterr().err
+    assert "has no log" in capsys.readouterr().err
     run.upload("node-0/log.txt.000000000000", b"pulling the image\n")
     assert output(capsys, "logs", run.run_ids[0]) == "pulling the image\n"
     run.upload(f"node-0/{run.run_ids[0]}/log.txt.000000000000", b"step 1\n")

@@ -64,10 +64,9 @@ def test_a_run_on_aws_from_its_boot_to_its_end(
     assert cloud("watch", "--output", "json", sleep=sleep) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["state"] for row in rows] == ["running"] * 3 + ["completed"]
-    assert [row["note"] for row in rows[:3]] == [
+    assert [row["doing"] for row in rows[:2]] == [
         "waiting for the machine to boot",
         "pulling the image and starting",
-        None,
     ]
     boot, _, steps, end = rows
     # Ten minutes at $60 an hour; at most 60 minutes and 10 more at $55.04.
@@ -76,7 +75,7 @@ def test_a_run_on_aws_from_its_boot_to_its_end(
     assert boot["time_left_s"] == pytest.approx(50 * 60, abs=60)
     assert (steps["step"], steps["num_steps"], steps["gpu_use"]) == (20, 20, 0.93)
     assert steps["projected_usd"] == pytest.approx(steps["cost_usd"])
-    assert end["is_final"] and end["cost_usd"] == pytest.approx(10.0, abs=1)
+    assert end["cost_is_final"] and end["doing"] is None and end["cost_usd"] == pytest.approx(10.0, abs=1)
 
 
 def test_a_run_that_failed_is_its_exit_code(

@@ -223,23 +223,34 @@ def test_spot_that_nobody_follows_goes_on_at_the_next_look(
     assert len(world.aws.requests) == 2
 
 
-def test_watch_keeps_looking_and_brings_it_home(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def keep_looking(world: World) -> None:
+    """Type `status` every minute, until nothing is under way or waits to go on; for hours at most."""
+    for _ in range(400):
+        assert type_in(world, "status") == 0
+        waiting = world.ledger.goes_on()
+        if not waiting and not world.ledger.select(["state=planned", "state=running"]):
+            return
+        world.clock.sleep(60)
+
+
+def test_looks_at_times_bring_it_home(world: World) -> None:
     runs = taken(world)
-    assert type_in(world, "status", "--watch", "--output", "json") == 0
+    keep_looking(world)
     assert states_of(world, runs) == ["completed", "completed"]
-    looks = [json.loads(line)["runs"] for line in capsys.readouterr().out.splitlines()]
-    assert [{run["state"] for run in looks[at]} for at in (0, -1)] == [{"running"}, {"completed"}]
     assert len(world.aws.requests) == 2
 
 
-def test_ctrl_c_ends_a_watch_and_no_machine(world: World) -> None:
+def test_to_watch_starts_nothing_and_ctrl_c_ends_no_machine(world: World) -> None:
     runs = taken(world)
+    assert type_in(world, "watch") == 1
+    assert states_of(world, runs) == ["interrupted", "interrupted"]
+    assert type_in(world, "status") == 0
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     world.clock.at(90, interrupt)
-    assert type_in(world, "status", "--watch") == 130
+    assert type_in(world, "watch") == 130
     assert states_of(world, runs) == ["running", "running"]
     assert len(world.aws.live()) == 1
 
@@ -250,7 +261,7 @@ def test_without_capacity_it_waits_and_does_not_ask_each_minute(world: World) ->
     assert type_in(world, "status") == 0
     assert states_of(world, runs) == ["interrupted", "interrupted"]
     asked = len(world.aws.requests)
-    assert type_in(world, "status", "--watch") == 0
+    keep_looking(world)
     assert states_of(world, runs) == ["completed", "completed"]
     assert len(world.aws.requests) == asked + 1
 
@@ -270,7 +281,7 @@ def test_what_the_user_gave_up_or_cannot_pay_for_stays_as_it_is(
 ) -> None:
     runs = taken(world)
     change(world, runs[0])
-    assert type_in(world, "status", "--watch") == 0
+    keep_looking(world)
     assert states_of(world, runs) == ["interrupted", "interrupted"]
     assert len(world.aws.requests) == 1
 
@@ -289,7 +300,7 @@ def test_without_minutes_or_a_checkpoint_it_ends(
     else:
         taken(world, **changes)
     asked = len(world.aws.requests)
-    assert type_in(world, "status", "--watch") == 0
+    keep_looking(world)
     assert why in capsys.readouterr().err
     assert len(world.aws.requests) == asked
 

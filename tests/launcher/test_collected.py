@@ -19,7 +19,8 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints, collected, doing, occupancy, with_start
-from fastlaunch.lifecycle.describe import ceiling_usd, cloud_note, collected_to_dict, status_to_dict
+from fastlaunch.lifecycle.describe import ceiling_usd, collected_to_dict
+from fastlaunch.lifecycle.follow import LiveRun, live_run
 
 FIRST, SECOND = "20261121-090000-aaaa", "20261121-090000-bbbb"
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -84,6 +85,10 @@ def record(home: Path, *, ranks: int = 2, attempt: int = 1, run_id: str = FIRST)
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
         (folder / f"rank-{rank:05d}-attempt-{attempt}.jsonl").touch()
+
+
+def live(home: Path, of: Run, *attempts: Attempt) -> LiveRun:
+    return live_run(of, attempts, progress=None, home=home, now=NOW)
 
 
 def missing(home: Path, of: Run, *attempts: Attempt) -> str:
@@ -175,8 +180,8 @@ def test_everything_as_data(tmp_path: Path) -> None:
     assert (own["lifecycle"], own["pull_s"], own["instance_id"]) == ("spot", 90, "i-1")
     assert own["billed_seconds"] == 1800.0
     json.dumps(data)
-    assert status_to_dict(done, [ended()], home=tmp_path, now=NOW)["doing"] is None
-    under_way = status_to_dict(run(), [attempt()], home=tmp_path, now=NOW)
+    assert live(tmp_path, done, ended()).to_dict(home=tmp_path, now=NOW)["doing"] is None
+    under_way = live(tmp_path, run(), attempt()).to_dict(home=tmp_path, now=NOW)
     assert under_way["doing"] == "starting"
     costs = ("cost_usd", "max_cost_usd", "cost_is_final")
     assert [under_way[name] for name in costs] == [24.0, 56.0, False]
@@ -200,19 +205,18 @@ def test_what_a_run_is_doing(tmp_path: Path) -> None:
 
 def test_the_note_tells_place_cost_and_ceiling(tmp_path: Path) -> None:
     # Half an hour at $48, and of 60 minutes and 10 more at most.
-    assert cloud_note(run(), [attempt()], home=tmp_path, now=NOW) == (
+    assert live(tmp_path, run(), attempt()).in_words() == (
         "waiting for the machine to boot; attempt 1 in us-east-1a; $24.00 so far, at most $56.00 for 2 runs"
     )
-    both = [ended(1), attempt(2, run_ids=(FIRST,))]
-    assert cloud_note(run(), both, home=tmp_path, now=NOW) == (
+    assert live(tmp_path, run(), ended(1), attempt(2, run_ids=(FIRST,))).in_words() == (
         "waiting for the machine to boot; attempt 2 in us-east-1a; $48.00 so far, at most $80.00"
     )
     # Over its ceiling.
-    unseen = cloud_note(run(), [attempt(max_minutes=10, absences=[NOW.isoformat()])], home=tmp_path, now=NOW)
+    unseen = live(tmp_path, run(), attempt(max_minutes=10, absences=[NOW.isoformat()])).in_words()
     assert (unseen or "").endswith("; attempt 1 in us-east-1a; at most $16.00 if it ended in time for 2 runs")
-    done = run(state=RunState.FAILED, reason="out of memory")
-    assert cloud_note(done, [ended()], home=tmp_path, now=NOW) == "out of memory; $24.00"
-    assert cloud_note(run(reason="why"), [], home=tmp_path, now=NOW) == "why"
+    failed = run(state=RunState.FAILED, reason="out of memory")
+    assert live(tmp_path, failed, ended()).in_words() == "out of memory; $24.00"
+    assert live(tmp_path, run(reason="why")).in_words() == "why"
 
 
 # Several nodes, SageMaker, blocks
@@ -282,7 +286,7 @@ def test_what_a_run_waits_for_is_told_by_its_service(tmp_path: Path) -> None:
     assert doing(on_sagemaker, [trained()], tmp_path) == "waiting for the job's container"
     assert doing(on_sagemaker, [trained(handle=None, num_nodes=4)], tmp_path).endswith("for 4 machines")
     waiting = run(backend="sagemaker", reason="waiting for capacity")
-    assert cloud_note(waiting, [trained()], home=tmp_path, now=NOW) == (
+    assert live(tmp_path, waiting, trained()).in_words() == (
         "waiting for capacity; attempt 1 in us-east-1; $0.00 so far, at most $56.00 for 2 runs"
     )
 

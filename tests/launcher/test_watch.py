@@ -26,7 +26,7 @@ from fastlaunch.cli.watch import (
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.rows import Run
 from fastlaunch.lifecycle.display import Progress
-from fastlaunch.lifecycle.watch import LiveRun, View, in_thread, live_run, projected_usd, views
+from fastlaunch.lifecycle.follow import Follower, LiveRun, View, in_thread, live_run, projected_usd
 from fastlaunch_train.node.protocol import mean_gpu_use
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -175,21 +175,20 @@ def test_the_last_line_says_how_many_run_and_what_they_cost() -> None:
     assert summary_line(view(MANY[2], cost_usd=3.1)) == "1 run: 1 failed. $3.10."
 
 
-class Scripted:
+class Scripted(Follower):
     """Looks that fail or not, and views, one after another; the last ones stay."""
 
     def __init__(self, looks: Sequence[list[str]], runs: Sequence[LiveRun]) -> None:
         self.looks, self.runs = list(looks), list(runs)
         self.looked_at: list[float] = []
-        self.num_answers = 0
         self.now_s = 0.0
+
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self.now_s)
 
     def question(self) -> Callable[[], list[str]]:
         self.looked_at.append(self.now_s)
         return lambda: self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-
-    def answered(self, problems: Sequence[str]) -> None:
-        self.num_answers += 1
 
     def read(self) -> View:
         return view(self.runs.pop(0) if len(self.runs) > 1 else self.runs[0])
@@ -198,12 +197,12 @@ class Scripted:
         self.now_s += seconds
 
 
-ENDED = replace(MANY[0], is_final=True, state="completed")
+ENDED = replace(MANY[0], run=replace(MANY[0].run, state=RunState.COMPLETED))
 
 
 def test_aws_is_asked_at_intervals_however_often_the_screen_is_drawn() -> None:
     source = Scripted([[]], [MANY[0]] * 25 + [ENDED])
-    shown = list(views(source, interval_s=10.0, tick_s=1.0, sleep=source.sleep))
+    shown = list(source.views(interval_s=10.0, tick_s=1.0))
     assert source.looked_at == [0.0, 10.0, 20.0]
     assert len(shown) == 26 and shown[-1].has_ended
     assert [each.next_look_s for each in shown[:3]] == [10.0, 9.0, 8.0]
@@ -211,7 +210,7 @@ def test_aws_is_asked_at_intervals_however_often_the_screen_is_drawn() -> None:
 
 def test_without_a_network_rows_stay_with_their_age_and_looks_become_rare() -> None:
     source = Scripted([["no way to EC2"]] * 8 + [[]], [MANY[0]] * 200 + [ENDED])
-    shown = list(views(source, interval_s=10.0, tick_s=10.0, sleep=source.sleep))
+    shown = list(source.views(interval_s=10.0, tick_s=10.0))
     waits = [after - before for before, after in itertools.pairwise(source.looked_at)]
     assert waits[:6] == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
     assert waits[8:10] == [10.0, 10.0]
@@ -232,9 +231,9 @@ def test_the_screen_is_drawn_while_aws_lets_wait() -> None:
         began_s = source.now_s
         return lambda: None if source.now_s < began_s + waits else ask()
 
-    shown = list(views(source, interval_s=1.0, tick_s=1.0, sleep=source.sleep, start=slow))
+    shown = list(source.views(interval_s=1.0, tick_s=1.0, start=slow))
     assert [each.next_look_s for each in shown] == [None, None, None, 2.0, 1.0, 1.0]
-    assert source.num_answers == 2 and not shown[2].problems and shown[3].problems == ["no answer"]
+    assert not shown[2].problems and shown[3].problems == ["no answer"]
 
 
 def test_asking_in_a_thread_answers_or_raises_what_it_raised() -> None:
@@ -253,7 +252,7 @@ def test_asking_in_a_thread_answers_or_raises_what_it_raised() -> None:
 
 def printed(output: str, *moments: View) -> list[str]:
     shown = io.StringIO()
-    with redirect_stdout(shown), printed_lines(output) as show:
+    with redirect_stdout(shown), printed_lines(output, Path("none")) as show:
         for moment in moments:
             show(moment)
     return shown.getvalue().splitlines()
@@ -261,7 +260,7 @@ def printed(output: str, *moments: View) -> list[str]:
 
 def test_off_a_terminal_there_is_a_line_per_change() -> None:
     waits = live(progress=None)
-    steps = [replace(MANY[0], step=step) for step in (1, 200, 900, 1000, 1100, 2000)]
+    steps = [replace(MANY[0], progress=replace(HALF, step=step)) for step in (1, 200, 900, 1000, 1100, 2000)]
     lines = printed("table", *map(view, [waits, waits, *steps, ENDED]))
     assert [line.partition(": ")[2].split(", ")[:2] for line in lines] == [
         ["running (spot)", "waiting for the machine to boot"],
@@ -275,7 +274,7 @@ def test_off_a_terminal_there_is_a_line_per_change() -> None:
 
 def test_json_is_an_object_per_run_and_look() -> None:
     rows = [json.loads(line) for line in printed("json", view(*MANY), view(*MANY))]
-    assert [row["run"] for row in rows] == [run.run for run in MANY] * 2
+    assert [row["id"] for row in rows] == [live.run.id for live in MANY] * 2
     assert {key: rows[0][key] for key in ("at", "step", "loss", "projected_usd", "gpu_use")} == {
         "at": "2026-11-21T10:00:00+00:00",
         "step": 5000,

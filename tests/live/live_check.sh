@@ -51,7 +51,7 @@ else
 fi
 
 step 'its end, after which the timer is gone'
-"$FASTLAUNCH" status "$run" --watch
+"$FASTLAUNCH" watch "$run"
 look completed "$run"
 look timer "$run" gone
 

@@ -10,13 +10,13 @@ from fastlaunch.api.context import AppContext
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.catalog.prices import paid_usd_per_hour
 from fastlaunch.cli.context import open_reconciled
-from fastlaunch.cli.follow import current_runs, fetch_output
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import print_table, table
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.lifecycle.collect import checkpoints, collected, summary_of
 from fastlaunch.lifecycle.describe import collected_to_dict
+from fastlaunch.lifecycle.follow import current_runs, fetch_output
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Price
@@ -73,7 +73,8 @@ def _fetch_all(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> 
     """Bring home the output of the runs' attempts, each once; return the errors by token."""
     attempts = {attempt.token: attempt for run in runs for attempt in ledger.attempts_of(run.id)}
     with activity("fetching what runs have uploaded", total=len(attempts)) as shown:
-        return fetch_output(context, shown.over(attempts.values(), lambda attempt: attempt.token))
+        each = shown.over(attempts.values(), lambda attempt: attempt.token)
+        return fetch_output(context.aws, context.settings.home, each)
 
 
 def _report(

@@ -4,18 +4,19 @@ import codecs
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from io import IncrementalNewlineDecoder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.cli.context import open_reconciled
+from fastlaunch.cli.context import app_context, open_reconciled
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import print_run_rows, run_row
 from fastlaunch.core.activity import activity
@@ -23,21 +24,19 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import raw_output
-from fastlaunch.lifecycle.advice import PROGRESS
-from fastlaunch.lifecycle.display import RecordTail, describe
+from fastlaunch.core.units import counted
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger, Run
     from fastlaunch.ledger.rows import Attempt
+    from fastlaunch.lifecycle.follow import Follower, View
 
 #: A node uploads every 30 s.
 FETCH_INTERVAL_S = 5.0
-_WATCH_INTERVAL_S = 60.0
+#: What runs here writes its log at once.
+_LOOK_INTERVAL_S = 0.2
 #: What ended on AWS is shown for so long: overnight nobody looks.
 _LATELY = timedelta(days=1)
-#: For more machines that nobody follows, `status` would take long to fetch.
-_MAX_FETCHED = 16
-
 _CHUNK_BYTES = 2**16
 
 
@@ -45,15 +44,13 @@ _CHUNK_BYTES = 2**16
     short_help="Show where runs stand, after checking that it is still true.",
     epilog=examples(
         ("what is under way, and what ended today", "fastlaunch status"),
-        ("until all have ended", "fastlaunch status --watch"),
         ("for a script", "fastlaunch status k3f9 --output json"),
     ),
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--watch", is_flag=True, help="Look every minute, until no run is under way.")
 @table_or_json_option("the rows are")
 @profile_option
-def status(runs: tuple[str, ...], watch: bool, output: str) -> int:
+def status(runs: tuple[str, ...], output: str) -> int:
     """Show where runs stand, after checking that it is still true.
 
     RUN is a run's id, the beginning or end of it, or `field=glob`. Without RUN: the runs under way, those on
@@ -61,56 +58,58 @@ def status(runs: tuple[str, ...], watch: bool, output: str) -> int:
     checkpoint, within its --max-hours, if EC2 took its spot machine or a GPU of it is faulty.
     The exit code is 1 if a machine is over its time, or AWS does not show it.
     """
-    while True:
-        with open_reconciled() as (context, ledger):
-            is_waiting = _go_on(context, ledger)
-            code, is_under_way = _show_status(context, ledger, runs, output, watch=watch)
-        if not watch or not (is_waiting or is_under_way):
-            return code
-        context.sleep(_WATCH_INTERVAL_S)
+    from fastlaunch.lifecycle.follow import current_runs, fetch_unfollowed, not_here
 
-
-def _go_on(context: AppContext, ledger: "Ledger") -> bool:
-    """Go on with what EC2 interrupted and nobody follows; return whether any still waits for that."""
-    if not ledger.goes_on():
-        return False
-    with open_launcher(context, context.cloud_backends) as launcher:
-        is_waiting = launcher.go_on()
-        if launcher.stop.by:
-            raise KeyboardInterrupt
-    return is_waiting
-
-
-def _show_status(
-    context: AppContext, ledger: "Ledger", runs: tuple[str, ...], output: str, *, watch: bool
-) -> tuple[int, bool]:
-    """Print where the runs stand; return the exit code, and whether one of them is under way."""
-    shown = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
-    with activity("fetching what runs have uploaded"):
-        refused = fetch_unfollowed(context, ledger, shown)
-    for token, error in refused.items():
-        click.echo(f"warning: what {token} uploaded cannot be brought here: {error.message}", err=True)
-    alarmed = _alarmed_regions(context, ledger, shown)
+    with open_reconciled() as (context, ledger):
+        if ledger.goes_on():
+            with open_launcher(context, context.cloud_backends) as launcher:
+                launcher.go_on()
+                if launcher.stop.by:
+                    raise KeyboardInterrupt
+        chosen = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
+        with activity("fetching what runs have uploaded"):
+            refused = fetch_unfollowed(context.aws, context.settings.home, ledger, chosen)
+        for problem in not_here(refused):
+            click.echo(f"warning: {problem}", err=True)
+        view = follower(context, ledger, lambda: chosen).read()
+    alarmed = sorted({str(live.attempts[-1].region) for live in view.runs if live.alarm})
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
-    is_under_way = any(not run.state.is_final for run in shown)
     if output == "json":
-        from fastlaunch.lifecycle.describe import status_to_dict
-
-        home, now = context.settings.home, context.now()
-        document = {
-            "runs": [status_to_dict(run, ledger.attempts_of(run.id), home=home, now=now) for run in shown]
-        }
-        # Of many documents, each has a line of its own.
-        click.echo(json.dumps(document, indent=None if watch else 2))
-        return code, is_under_way
-    if rows := [run_row(run, note=_note(context, ledger, run)) for run in shown]:
+        home = context.settings.home
+        click.echo(
+            json.dumps({"runs": [live.to_dict(home=home, now=view.now) for live in view.runs]}, indent=2)
+        )
+        return code
+    if rows := [run_row(live.run, note=live.in_words()) for live in view.runs]:
         print_run_rows(rows)
-    counts = Counter(run.state for run in shown)
-    summary = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
-    click.echo(f"{len(shown)} run{'' if len(shown) == 1 else 's'}: {summary}." if shown else "No runs yet.")
+    click.echo(f"{counted(len(rows), 'run')}: {states_text(chosen)}." if rows else "No runs yet.")
     look = "".join(f" --region {region}" for region in alarmed)
-    next_command(f"fastlaunch reap{look}" if alarmed else _after_status(shown))
-    return code, is_under_way
+    next_command(f"fastlaunch reap{look}" if alarmed else _after_status(chosen))
+    return code
+
+
+def follower(
+    context: AppContext, ledger: "Ledger", choose: "Callable[[], Sequence[Run]]", **further: Any
+) -> "Follower":
+    """Return what follows these runs with the command's backends and clock. further: fields of Follower."""
+    from fastlaunch.lifecycle.follow import Follower
+
+    return Follower(
+        ledger=ledger,
+        settings=context.settings,
+        backends=context.backends,
+        now=context.now,
+        sleep=context.sleep,
+        advice=context.advice,
+        choose=choose,
+        **further,
+    )
+
+
+def states_text(runs: "Sequence[Run]") -> str:
+    """`1 running, 2 completed`."""
+    counts = Counter(run.state for run in runs)
+    return ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
 
 
 @click.command(
@@ -129,12 +128,30 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
 
     RUN is a run's id, or the beginning or end of it. Without RUN: the last run that was started.
     """
-    with open_reconciled() as (context, ledger):
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.lifecycle.follow import fetch_output
+
+    context = app_context()
+    with open_ledger(context.settings, clock=context.now) as ledger:
         chosen = ledger.get(run) if run else _last_started(ledger)
-        show = _show_cloud_log if chosen.backend in CLOUD_BACKENDS else _show_local_log
-        show(context, ledger, chosen, follow=follow, raw=raw)
-        completed = ledger.get(chosen.id).state is RunState.COMPLETED
-        next_command("fastlaunch compare" if completed else "fastlaunch status")
+        is_cloud = chosen.backend in CLOUD_BACKENDS
+        views = follower(
+            context,
+            ledger,
+            lambda: [ledger.get(chosen.id)],
+            fetch=lambda ledger, _: fetch_output(
+                context.aws, context.settings.home, ledger.attempts_of(chosen.id)[-1:]
+            ),
+        ).views(interval_s=FETCH_INTERVAL_S if is_cloud else _LOOK_INTERVAL_S, tick_s=FETCH_INTERVAL_S)
+        log = _Log(context=context, follow=follow, raw=raw)
+        with activity("asking AWS what runs are doing"):
+            view = next(views)
+        log.show(view)
+        for view in views if follow else ():
+            log.show(view)
+    log.end(view.runs[0].run)
+    completed = view.runs[0].run.state is RunState.COMPLETED
+    next_command("fastlaunch compare" if completed else "fastlaunch status")
 
 
 @click.command(
@@ -184,15 +201,6 @@ def cancel(runs: tuple[str, ...], yes: bool) -> None:
     next_command("fastlaunch status")
 
 
-def current_runs(ledger: "Ledger", *, since: datetime | None = None) -> "list[Run]":
-    """Return the runs under way and those of the last submission, and what ended on AWS after `since`."""
-    last = ledger.last_submission()
-    unfinished = ledger.select(["state=planned", "state=running"])
-    ended = ledger.ended_on_aws(since) if since else []
-    others = [run for run in (*ended, *unfinished) if run.submission_id != last]
-    return others + (ledger.select(submission=last) if last else [])
-
-
 class _LogTail:
     """Prints what was added to a log since the last time. Unless raw, a carriage return begins a line."""
 
@@ -213,21 +221,44 @@ class _LogTail:
             self._offset = log.tell()
 
 
-def _show_local_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool, raw: bool) -> None:
-    from fastlaunch.lifecycle.reconcile import reconcile
+@dataclass(kw_only=True)
+class _Log:
+    """Prints the log of a run as far as it is here: that of its node, or of its machine, until it has one."""
 
-    path = run.directory / LOG if run.directory else None
-    if path is None or not path.is_file():
-        raise UserError(f"run {run.id} has no log: it is {run.state} ({run.backend})")
-    log = _LogTail(path, raw=raw)
-    while True:
-        # Looked up before reading: what was printed up to the end is then read after it.
-        lives = follow and ledger.get(run.id).state is RunState.RUNNING
-        log.print()
-        if not lives:
-            break
-        context.sleep(0.2)
-        reconcile(ledger, context.backends, context.settings)
+    context: AppContext
+    follow: bool
+    raw: bool
+    _tails: dict[Path, _LogTail] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    def show(self, view: "View") -> None:
+        (live,) = view.runs
+        run = live.run
+        for problem in view.problems:
+            self._tell(f"warning: {problem}")
+        path = _log_of(self.context.settings.home, run, live.attempts)
+        if path is None and (run.state.is_final or not self.follow):
+            path = _console_log(self.context, live.attempts)
+        if path is not None:
+            if path.name != LOG:
+                until = "" if run.state.is_final else f", until run {run.id} prints something"
+                self._tell(f"the machine's own log{until}:")
+            self._tails.setdefault(path, _LogTail(path, raw=self.raw)).print()
+        elif not run.state.is_final and run.reason:
+            self._tell(f"nothing is printed yet: {run.reason}")
+
+    def end(self, run: "Run") -> None:
+        """Say where else the run printed something. Raise UserError if it has no log."""
+        if not self._tails:
+            raise UserError(f"run {run.id} has no log: it is {run.state}", "type: fastlaunch status")
+        # A run of several nodes may have failed on another one.
+        if run.directory and (others := sorted(run.directory.glob("log-node-*.txt"))):
+            self._tell(f"what it printed on other nodes: {', '.join(map(str, others))}")
+
+    def _tell(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            click.echo(line, err=True)
 
 
 def _last_started(ledger: "Ledger") -> "Run":
@@ -242,27 +273,6 @@ def _last_started(ledger: "Ledger") -> "Run":
     return started[-1]
 
 
-def _note(context: AppContext, ledger: "Ledger", run: "Run") -> str | None:
-    with context.advice.guard(PROGRESS):
-        if run.backend in CLOUD_BACKENDS:
-            from fastlaunch.lifecycle.describe import cloud_note
-
-            attempts = ledger.attempts_of(run.id)
-            return cloud_note(run, attempts, home=context.settings.home, now=context.now())
-        if run.state is RunState.RUNNING and run.directory is not None:
-            progress = RecordTail(run.directory).read()
-            return describe(progress) if progress else "starting"
-    return None
-
-
-def _alarmed_regions(context: AppContext, ledger: "Ledger", runs: "Sequence[Run]") -> list[str]:
-    """Return where machines of these runs are over their time, or may live without being seen."""
-    from fastlaunch.lifecycle.sight import alarm
-
-    last = [ledger.attempts_of(run.id)[-1:] for run in runs if run.backend in CLOUD_BACKENDS]
-    return sorted({str(each.region) for attempts in last for each in attempts if alarm(each, context.now())})
-
-
 def _after_status(runs: "Sequence[Run]") -> str:
     running = [run for run in runs if run.state is RunState.RUNNING]
     if running:
@@ -275,89 +285,9 @@ def _after_status(runs: "Sequence[Run]") -> str:
     return f"fastlaunch runs show {runs[0].id}" if runs else "fastlaunch submit --local"
 
 
-def fetch_output(context: AppContext, attempts: Iterable["Attempt"]) -> dict[str, UserError]:
-    """Bring home what is new of the attempts; return the errors by token."""
-    refused = {}
-    for attempt in attempts:
-        if attempt.region is None or attempt.output is None:
-            continue
-        try:
-            synced = s3_sync.sync(
-                context.aws,
-                context.settings.home,
-                region=attempt.region,
-                output=attempt.output,
-                token=attempt.token,
-                run_ids=attempt.run_ids,
-                num_nodes=attempt.num_nodes,
-            )
-            if synced.left_out:
-                refused[attempt.token] = synced.left_out
-        except UserError as error:
-            refused[attempt.token] = error
-    return refused
-
-
-def fetch_unfollowed(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
-    """Bring home what is new of these runs from machines that no launcher follows, a few of them.
-
-    Returns the errors by token.
-    """
-    attempts: dict[str, Attempt] = {}
-    for run in runs:
-        if run.backend not in CLOUD_BACKENDS or run.state.is_final or len(attempts) >= _MAX_FETCHED:
-            continue
-        for attempt in ledger.attempts_of(run.id)[-1:]:
-            if attempt.handle and not attempt.ended_at and not ledger.launcher_lives(run):
-                attempts[attempt.token] = attempt
-    return fetch_output(context, attempts.values())
-
-
-def _show_cloud_log(context: AppContext, ledger: "Ledger", run: "Run", *, follow: bool, raw: bool) -> None:
-    """Print the run's log as far as it was uploaded; its node's until it has one. follow: until it ends.
-
-    Raises UserError if there is neither.
-    """
-    from fastlaunch.lifecycle.reconcile import reconcile
-
-    shown: dict[Path, _LogTail] = {}
-    warned: set[str] = set()
-    while True:
-        # Looked up before fetching: what was printed up to the end is then fetched after it.
-        now = ledger.get(run.id)
-        has_ended = now.state.is_final
-        attempts = ledger.attempts_of(run.id)
-        for error in fetch_output(context, attempts[-1:]).values():
-            if error.message not in warned:
-                click.echo(f"warning: {error.message}", err=True)
-            warned.add(error.message)
-        path = _cloud_log(context.settings.home, run, attempts)
-        if path is None and (has_ended or not follow):
-            path = _console_log(context, attempts)
-        if path is not None:
-            if path not in shown and path.name != LOG:
-                until = "" if has_ended else f", until run {run.id} prints something"
-                click.echo(f"the machine's own log{until}:", err=True)
-            shown.setdefault(path, _LogTail(path, raw=raw)).print()
-        elif not has_ended and now.reason and now.reason not in warned:
-            click.echo(f"nothing is printed yet: {now.reason}", err=True)
-            warned.add(now.reason)
-        if has_ended or not follow:
-            break
-        context.sleep(FETCH_INTERVAL_S)
-        reconcile(ledger, context.backends, context.settings)
-    if not shown:
-        raise UserError(
-            f"run {run.id} has no log yet: it is {ledger.get(run.id).state}", "type: fastlaunch status"
-        )
-    # A run of several nodes may have failed on another one.
-    if others := sorted(s3_sync.run_folder(context.settings.home, run.id).glob("log-node-*.txt")):
-        click.echo(f"what it printed on other nodes: {', '.join(map(str, others))}", err=True)
-
-
-def _cloud_log(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
-    own = s3_sync.run_folder(home, run.id) / LOG
-    if own.is_file():
+def _log_of(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
+    own = run.directory / LOG if run.directory else None
+    if own is not None and own.is_file():
         return own
     tokens = [attempt.token for attempt in reversed(attempts)]
     theirs = [path(home, token) for token in tokens for path in (s3_sync.node_log_path, s3_sync.console_path)]

@@ -4,29 +4,26 @@ import glob
 import json
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.follow import fetch_unfollowed
+from fastlaunch.cli.follow import follower, states_text
 from fastlaunch.cli.options import SECONDS, examples, next_command, profile_option
 from fastlaunch.cli.render import STATE_COLOURS, print_table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
-from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import printable, raw_output
 from fastlaunch.core.units import counted, duration_text, in_ms, rounded
 
 if TYPE_CHECKING:
     from fastlaunch.backends.protocol import CloudBackend
-    from fastlaunch.ledger.ledger import Run
-    from fastlaunch.lifecycle.watch import LiveRun, View
+    from fastlaunch.ledger.ledger import Ledger, Run
+    from fastlaunch.lifecycle.follow import LiveRun, View
 
 _UNKNOWN = "n/a"
 _GAP = "  "
@@ -55,6 +52,8 @@ _DROPPED = (
 )
 #: There is room for so much of a note.
 _LEAST_NOTE = 22
+#: What ended on AWS is shown for so long beside what is under way.
+_LATELY = timedelta(hours=1)
 #: On a terminal what is known here is read so often.
 _TICK_S = 1.0
 
@@ -92,29 +91,36 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
     ends only the watch. Where stdout is not a terminal it prints a line per change.
     """
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.lifecycle.watch import LedgerSource, at_once, gpu_use_here, in_thread, views
+    from fastlaunch.lifecycle.follow import at_once, fetch_unfollowed, gpu_use_here, in_thread, under_way
 
     if runs and sweep:
         raise UserError("RUN and --sweep are given", "give one of them")
     if interval < 1:
         raise UserError(f"--interval: {interval:g} s is too often", "give 1 or more")
     context = app_context()
+    home = context.settings.home
     is_screen = output == "table" and sys.stdout.isatty()
-    with open_ledger(context.settings, clock=context.now) as ledger:
-        source = LedgerSource(
-            ledger=ledger,
-            home=context.settings.home,
-            now=context.now,
-            ask=partial(_ask_aws, context),
-            advice=context.advice,
-            local_gpu_use=gpu_use_here,
-            selectors=(f"sweep={glob.escape(ledger.sweep(sweep).id)}",) if sweep else runs,
+
+    def fetch(ledger: "Ledger", chosen: "Sequence[Run]") -> "Mapping[str, UserError]":
+        # What is looked at again soon gives up soon.
+        looks = context.backends.get("ec2")
+        return fetch_unfollowed(
+            cast("CloudBackend", looks).aws if looks else context.aws, home, ledger, chosen
         )
-        moments = views(
-            source,
+
+    with open_ledger(context.settings, clock=context.now) as ledger:
+        selectors = (f"sweep={glob.escape(ledger.sweep(sweep).id)}",) if sweep else runs
+        moments = follower(
+            context,
+            ledger,
+            lambda: (
+                ledger.select(selectors) if selectors else under_way(ledger, since=context.now() - _LATELY)
+            ),
+            fetch=fetch,
+            local_gpu_use=gpu_use_here,
+        ).views(
             interval_s=interval,
             tick_s=_TICK_S if is_screen else interval,
-            sleep=context.sleep,
             start=in_thread if is_screen else at_once,
         )
         view = next(moments)
@@ -125,7 +131,7 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
             next_command("fastlaunch status" if ledger.last_submission() else "fastlaunch submit --local")
             return EXIT_DONE
         is_stopped = False
-        with _screen() if is_screen else printed_lines(output) as show:
+        with _screen() if is_screen else printed_lines(output, home) as show:
             try:
                 show(view)
                 for view in moments:
@@ -133,27 +139,6 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
             except KeyboardInterrupt:
                 is_stopped = True
     return _finish(view, output=output, is_screen=is_screen, is_stopped=is_stopped)
-
-
-def _ask_aws(context: AppContext, runs: "Sequence[Run]") -> list[str]:
-    """Bring the ledger up to what is true and fetch what is new, as `status` does; return what failed."""
-    from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.lifecycle.reconcile import reconcile
-
-    problems: list[str] = []
-    # What is looked at again soon gives up soon.
-    looking = replace(context, connect=lambda: cast("CloudBackend", context.backends["ec2"]).aws)
-    try:
-        # It may be another thread's turn.
-        with open_ledger(context.settings, clock=context.now) as ledger:
-            reconcile(ledger, context.backends, context.settings, warn=problems.append)
-            refused = fetch_unfollowed(looking, ledger, runs)
-    except UserError as error:
-        return [*problems, error.message]
-    return [
-        *problems,
-        *(f"what {name} uploaded is not here: {each.message}" for name, each in refused.items()),
-    ]
 
 
 def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> int:
@@ -165,16 +150,17 @@ def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> 
         click.echo(summary_line(view))
     if view.problems:
         click.echo(f"warning: the last look failed: {view.problems[0]}", err=True)
-    under_way = [run for run in view.runs if not run.is_final]
+    unfinished = [live.run for live in view.runs if not live.run.state.is_final]
     if is_stopped:
-        if under_way:
-            one = len(under_way) == 1
-            click.echo(f"{counted(len(under_way), 'run')} {'goes' if one else 'go'} on", err=True)
-        next_command(f"fastlaunch cancel {under_way[0].run}" if under_way else "fastlaunch status")
+        if unfinished:
+            goes = "goes" if len(unfinished) == 1 else "go"
+            click.echo(f"{counted(len(unfinished), 'run')} {goes} on", err=True)
+        next_command(f"fastlaunch cancel {unfinished[0].id}" if unfinished else "fastlaunch status")
         return EXIT_INTERRUPTED
-    failed = [run for run in view.runs if run.has_failed]
-    next_command(f"fastlaunch logs {failed[0].run}" if failed else "fastlaunch compare")
-    return EXIT_JOB_FAILED if failed or any(run.alarm for run in view.runs) else EXIT_DONE
+    failed = [live.run for live in view.runs if live.has_failed]
+    after = f"fastlaunch logs {failed[0].id}" if failed else "fastlaunch compare"
+    next_command("fastlaunch status" if view.num_interrupted else after)
+    return EXIT_JOB_FAILED if failed or any(live.alarm for live in view.runs) else EXIT_DONE
 
 
 @contextmanager
@@ -208,7 +194,7 @@ def _coloured(line: str) -> Any:
 
 
 @contextmanager
-def printed_lines(output: str) -> "Iterator[Callable[[View], None]]":
+def printed_lines(output: str, home: Path) -> "Iterator[Callable[[View], None]]":
     """Yield what prints a line for each change of a run, or an object for each run at each look."""
     shown: dict[str, tuple[object, ...]] = {}
     problems: Sequence[str] = ()
@@ -219,25 +205,27 @@ def printed_lines(output: str) -> "Iterator[Callable[[View], None]]":
             problems = view.problems
             for line in problem_lines(view):
                 click.echo(f"warning: {line}", err=True)
-        for run in view.runs:
+        for live in view.runs:
             if output == "json":
-                click.echo(json.dumps({"at": view.now.isoformat(timespec="seconds"), **run.to_json()}))
-            elif shown.get(run.run) != (change := _change(run)):
-                shown[run.run] = change
-                click.echo(f"{view.now:%H:%M:%S} {change_line(run)}")
+                at = view.now.isoformat(timespec="seconds")
+                click.echo(json.dumps({"at": at, **live.to_dict(home=home, now=view.now)}))
+            elif shown.get(live.run.id) != (change := _change(live)):
+                shown[live.run.id] = change
+                click.echo(f"{view.now:%H:%M:%S} {change_line(live)}")
 
     yield show
 
 
-def _change(run: "LiveRun") -> tuple[object, ...]:
+def _change(live: "LiveRun") -> tuple[object, ...]:
     """Return what a line is printed for if it changes: every tenth of the steps does."""
-    tenth = run.step * 10 // run.num_steps if run.step and run.num_steps else run.step
-    return run.state, run.attempt, run.note, run.alarm, tenth
+    step, num_steps = live.step, live.progress and live.progress.num_steps
+    tenth = step * 10 // num_steps if step and num_steps else step
+    return live.run.state, len(live.attempts), live.note, live.alarm, tenth
 
 
-def change_line(run: "LiveRun") -> str:
+def change_line(live: "LiveRun") -> str:
     """`20261121-090312-k3f9 bf16: running, step 40/200, 12.3 ms, 652 samples/s, loss 2.31, $3.10`."""
-    row = cells(run)
+    row = cells(live)
     named = {"step": "step {}", "step_time": "{}", "samples_per_s": "{} samples/s", "loss": "loss {}"}
     named |= {
         "gpu_use": "GPU use {}",
@@ -245,17 +233,18 @@ def change_line(run: "LiveRun") -> str:
         "projected": "{} projected",
         "time_left": "{} left",
     }
-    if run.is_final:
+    if live.run.state.is_final:
         named |= {"cost": "{}", "projected": ""}
     parts = [text.format(row[key]) for key, text in named.items() if row[key] not in ("", _UNKNOWN)]
-    return f"{run.run} {run.recipe}: {', '.join(filter(None, [row['state'], run.alarm, run.note, *parts]))}"
+    shown = ", ".join(filter(None, [row["state"], live.alarm, live.note, *parts]))
+    return f"{live.run.id} {live.run.recipe}: {shown}"
 
 
 def screen_lines(view: "View", width: int, height: int) -> list[str]:
     """Return the whole screen: a line on the watch, what failed, the table, and what it comes to."""
     head = f"{view.now:%H:%M:%S} UTC, {_next_look(view)}; Ctrl-C leaves the runs alone"
     above = [head, *problem_lines(view), ""]
-    alarms = [f"ALARM: {run.run}: {run.alarm}" for run in view.runs if run.alarm]
+    alarms = [f"ALARM: {live.run.id}: {live.alarm}" for live in view.runs if live.alarm]
     below = ["", summary_line(view), *alarms]
     table = table_lines(view.runs, width)
     room = max(2, height - len(above) - len(below) - 1)
@@ -268,7 +257,7 @@ def problem_lines(view: "View") -> list[str]:
     """Return how old the rows are, when it looks again, and what the last look failed of."""
     if not view.problems:
         return []
-    ages = [run.seen_s for run in view.runs if run.seen_s is not None]
+    ages = [live.seen_s for live in view.runs if live.seen_s is not None]
     age = f"the rows are {duration_text(max(ages))} old, " if ages else ""
     first, *others = view.problems
     more = f" (and {len(others)} more)" if others else ""
@@ -281,8 +270,7 @@ def _next_look(view: "View") -> str:
 
 def summary_line(view: "View") -> str:
     """`3 runs: 1 running, 2 completed. $3.10 so far.`"""
-    counts = Counter(run.state for run in view.runs)
-    states = ", ".join(f"{counts[state]} {state}" for state in RunState if counts[state])
+    states = states_text([live.run for live in view.runs])
     so_far = "" if view.has_ended else " so far"
     cost = "" if view.cost_usd is None else f" {_usd(view.cost_usd)}{so_far}."
     more = f" {counted(view.num_interrupted, 'interrupted run')} to go on: fastlaunch status."
@@ -340,32 +328,29 @@ def _line(keys: Sequence[str], widths: Mapping[str, int], row: Mapping[str, str]
     return _GAP.join(parts)
 
 
-def cells(run: "LiveRun") -> dict[str, str]:
+def cells(live: "LiveRun") -> dict[str, str]:
     """Return the run as texts by column, `n/a` for what is not known, and `note` beside them."""
-    step = (
-        _UNKNOWN if run.step is None else f"{run.step:,}" + (f"/{run.num_steps:,}" if run.num_steps else "")
-    )
-    details = [
-        run.purchase if run.purchase == "spot" else "",
-        f"attempt {run.attempt}" if (run.attempt or 1) > 1 else "",
-    ]
+    run, num_steps = live.run, live.progress and live.progress.num_steps
+    of = f"/{num_steps:,}" if num_steps else ""
+    again = live.attempts[-1].n if live.attempts else 1
+    details = [run.purchase if run.purchase == "spot" else "", f"attempt {again}" if again > 1 else ""]
     detail = ", ".join(filter(None, details))
     return {
-        "run": printable(run.run),
+        "run": printable(run.id),
         "recipe": printable(run.recipe),
         "instance": run.instance or "local",
-        "state": f"{run.state} ({detail})" if detail else run.state,
-        "step": step,
-        "step_time": _known(run.step_time_s, in_ms),
-        "samples_per_s": _known(run.samples_per_s, rounded),
-        "loss": _known(run.loss, "{:.3f}".format),
-        "gpu_use": _known(run.gpu_use, "{:.0%}".format),
-        "cost": _known(run.cost_usd, _usd),
-        "projected": _known(run.projected_usd, _usd),
-        "ceiling": _known(run.max_cost_usd, _usd),
-        "time_left": "" if run.is_final else _known(run.time_left_s, duration_text),
+        "state": f"{run.state} ({detail})" if detail else str(run.state),
+        "step": _UNKNOWN if live.step is None else f"{live.step:,}{of}",
+        "step_time": _known(live.step_time_s, in_ms),
+        "samples_per_s": _known(live.samples_per_s, rounded),
+        "loss": _known(live.loss, "{:.3f}".format),
+        "gpu_use": _known(live.gpu_use, "{:.0%}".format),
+        "cost": _known(live.cost_usd, _usd),
+        "projected": _known(live.projected_usd, _usd),
+        "ceiling": _known(live.max_cost_usd, _usd),
+        "time_left": "" if run.state.is_final else _known(live.time_left_s, duration_text),
         # What has ended and says why takes its numbers' place only if there are none.
-        "note": printable(run.note or "") if run.step is None else "",
+        "note": printable(live.note or "") if live.step is None else "",
     }
 
 

@@ -13,12 +13,10 @@ from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
-from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text, total_cost
+from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.collect import Checkpoints, Collected, doing, last_word, occupancy
-from fastlaunch.lifecycle.deadline_schedule import needs_timer
-from fastlaunch.lifecycle.sight import alarm
+from fastlaunch.lifecycle.collect import Checkpoints, Collected, last_word, occupancy
 from fastlaunch.measure.summary import StepProfile, Timing
 from fastlaunch_train.records.records import STEP_PARTS, Check, Eval
 
@@ -287,33 +285,6 @@ def once_more(backend: CloudBackend) -> str:
     return "once more ends it at once, saving nothing"
 
 
-def cloud_note(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> str | None:
-    """`step 40/200, 652 images/s, loss 2.31; attempt 2 in us-east-1a; $3.10 so far, at most $55.04`.
-
-    For a run that has ended: its reason and what its machines cost. None before there was an attempt.
-    """
-    if not attempts:
-        return run.reason
-    so_far = total_cost(attempts, now)
-    cost = cost_text(so_far, run.spec)
-    if run.state.is_final:
-        return f"{run.reason}; {cost}" if run.reason else cost
-    last = attempts[-1]
-    nodes = f" on {last.num_nodes} nodes" if last.num_nodes > 1 else ""
-    place = f"attempt {last.n} in {last.zone or last.region}{nodes}"
-    ceiling = ceiling_usd(attempts)
-    # SageMaker tells how much less it bills for spot when the job has ended.
-    is_discounted = last.backend == "sagemaker" and (run.spec or {}).get("purchase") == "spot"
-    spot = " before spot's discount" if is_discounted and last.ended_at is None else ""
-    is_within = ceiling is not None and (so_far.usd is None or so_far.usd < ceiling)
-    bound = f", at most ${ceiling:,.2f}" if is_within else ""
-    machine = f" for {len(last.run_ids)} runs" if len(last.run_ids) > 1 else ""
-    alarmed = f"ALARM: {problem}; " if (problem := alarm(last, now)) else ""
-    if needs_timer(last):
-        alarmed += "no timer in the account yet; "
-    return f"{alarmed}{doing(run, attempts, home)}; {place}; {cost}{spot}{bound}{machine}"
-
-
 def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
     """Return the most that the attempts can cost together in USD; None if a price or a limit is not known.
 
@@ -338,24 +309,3 @@ def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
                 usd_per_hour=attempt.billing.usd_per_hour,
             )
     return total
-
-
-def status_to_dict(run: Run, attempts: Sequence[Attempt], *, home: Path, now: datetime) -> dict[str, Any]:
-    """Return what `status` says of a run; of one on AWS also what it is doing, and its cost in USD.
-
-    gpu_use: from 0 to 1, as its machine said last.
-    """
-    if run.backend not in CLOUD_BACKENDS:
-        return measured_to_dict(run)
-    cost = total_cost(attempts, now)
-    return {
-        **measured_to_dict(run),
-        "doing": None if run.state.is_final else doing(run, attempts, home),
-        "gpu_use": s3_sync.gpu_use(home, attempts[-1].token) if attempts and not run.state.is_final else None,
-        "alarm": alarm(attempts[-1], now) if attempts else None,
-        "attempts": [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts],
-        "cost_usd": cost.usd,
-        "sunk_usd": cost.sunk_usd,
-        "cost_is_final": cost.is_final,
-        "max_cost_usd": ceiling_usd(attempts),
-    }
