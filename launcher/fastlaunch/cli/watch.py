@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = "n/a"
 _GAP = "  "
-#: Column -> heading. Those of training come together: while a run takes no steps, its note stands there.
+#: Column -> heading. While a run takes no steps, what it waits for stands in the place of its step.
 _HEADERS: Mapping[str, str] = {
     "run": "run",
     "recipe": "recipe",
@@ -43,15 +43,14 @@ _HEADERS: Mapping[str, str] = {
     "ceiling": "ceiling",
     "time_left": "time left",
 }
-_TRAINING = ("step", "step_time", "samples_per_s", "loss", "gpu_use")
-_WORDS = ("run", "recipe", "instance", "state")
+_WORDS = ("run", "recipe", "instance", "state", "step")
 #: Left out first where there is no room. The others always stay.
 _DROPPED = (
     *("ceiling", "samples_per_s", "gpu_use", "projected", "instance", "loss", "time_left", "recipe"),
     "step_time",
 )
-#: There is room for so much of a note.
-_LEAST_NOTE = 22
+#: Columns leave until there is room for so much of what a run waits for.
+_LEAST_NOTE = 30
 #: What ended on AWS is shown for so long beside what is under way.
 _LATELY = timedelta(hours=1)
 #: On a terminal what is known here is read so often.
@@ -226,7 +225,8 @@ def _change(live: "LiveRun") -> tuple[object, ...]:
 def change_line(live: "LiveRun") -> str:
     """`20261121-090312-k3f9 bf16: running, step 40/200, 12.3 ms, 652 samples/s, loss 2.31, $3.10`."""
     row = cells(live)
-    named = {"step": "step {}", "step_time": "{}", "samples_per_s": "{} samples/s", "loss": "loss {}"}
+    named = {"step": "{}" if live.step is None else "step {}"}
+    named |= {"step_time": "{}", "samples_per_s": "{} samples/s", "loss": "loss {}"}
     named |= {
         "gpu_use": "GPU use {}",
         "cost": "{} so far",
@@ -236,7 +236,8 @@ def change_line(live: "LiveRun") -> str:
     if live.run.state.is_final:
         named |= {"cost": "{}", "projected": ""}
     parts = [text.format(row[key]) for key, text in named.items() if row[key] not in ("", _UNKNOWN)]
-    shown = ", ".join(filter(None, [row["state"], live.alarm, live.note, *parts]))
+    note = None if live.step is None else live.note
+    shown = ", ".join(filter(None, [row["state"], live.alarm, note, *parts]))
     return f"{live.run.id} {live.run.recipe}: {shown}"
 
 
@@ -278,58 +279,34 @@ def summary_line(view: "View") -> str:
 
 
 def table_lines(runs: "Sequence[LiveRun]", width: int) -> list[str]:
-    """Return a table of the runs with the columns that `width` has room for, a line for each."""
-    rows = [cells(run) for run in runs]
-    keys = columns_for(rows, width)
-    widths = _widths(rows, keys, room=width)
-    lines = [_line(keys, widths, _HEADERS, note="")]
-    lines += [_line(keys, widths, row, note=row["note"]) for row in rows]
-    return [_cut(line.rstrip(), width) for line in lines]
+    """Return a table of the runs, a line for each, with the columns that `width` has room for.
 
-
-def columns_for(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Return the columns that `width` has room for: first those give way that say nothing of any run."""
-    keys = list(_HEADERS)
+    Columns that say nothing of any run leave first.
+    """
+    rows = [cells(live) for live in runs]
+    widths = {key: max(map(len, (text, *(row[key] for row in rows)))) for key, text in _HEADERS.items()}
+    step_width = widths.pop("step")
     nothing = [key for key in _DROPPED if all(row[key] in ("", _UNKNOWN) for row in rows)]
     for key in dict.fromkeys((*nothing, *_DROPPED)):
-        if sum(_widths(rows, keys).values()) + len(_GAP) * (len(keys) - 1) <= width:
+        room = width - sum(widths.values()) - len(_GAP) * len(widths)
+        if room >= min(step_width, _LEAST_NOTE):
             break
-        keys.remove(key)
-    return keys
-
-
-def _widths(rows: Sequence[Mapping[str, str]], keys: Sequence[str], room: int = 0) -> dict[str, int]:
-    """Return the widths of the columns; notes, which stand in those of training, get what `room` leaves."""
-    widths = {
-        key: max(
-            len(_HEADERS[key]), *(len(row[key]) for row in rows if not (row["note"] and key in _TRAINING)), 0
-        )
-        for key in keys
-    }
-    training = [widths[key] for key in keys if key in _TRAINING]
-    longest = max((len(row["note"]) for row in rows), default=0)
-    lacking = max(0, longest - sum(training) - len(_GAP) * (len(training) - 1))
-    least = max(0, lacking - max(0, longest - _LEAST_NOTE))
-    spare = room - sum(widths.values()) - len(_GAP) * (len(keys) - 1)
-    widths["step"] += max(least, min(lacking, spare))
-    return widths
-
-
-def _line(keys: Sequence[str], widths: Mapping[str, int], row: Mapping[str, str], *, note: str) -> str:
-    training = [key for key in keys if key in _TRAINING]
-    parts = []
-    for key in keys:
-        if note and key in training:
-            if key == training[0]:
-                room = sum(widths[each] for each in training) + len(_GAP) * (len(training) - 1)
-                parts.append(_cut(note, room).ljust(room))
-        else:
-            parts.append(row[key].ljust(widths[key]) if key in _WORDS else row[key].rjust(widths[key]))
-    return _GAP.join(parts)
+        del widths[key]
+    room = width - sum(widths.values()) - len(_GAP) * len(widths)
+    widths["step"] = max(len(_HEADERS["step"]), min(step_width, room))
+    lines = []
+    for row in (_HEADERS, *rows):
+        parts = [(key, _cut(row[key], widths[key])) for key in _HEADERS if key in widths]
+        texts = (text.ljust(widths[key]) if key in _WORDS else text.rjust(widths[key]) for key, text in parts)
+        lines.append(_cut(_GAP.join(texts).rstrip(), width))
+    return lines
 
 
 def cells(live: "LiveRun") -> dict[str, str]:
-    """Return the run as texts by column, `n/a` for what is not known, and `note` beside them."""
+    """Return the run as texts by column, `n/a` for what is not known.
+
+    How a run ended, or what it waits for, takes the place of its step only if it has none.
+    """
     run, num_steps = live.run, live.progress and live.progress.num_steps
     of = f"/{num_steps:,}" if num_steps else ""
     again = live.attempts[-1].n if live.attempts else 1
@@ -340,7 +317,7 @@ def cells(live: "LiveRun") -> dict[str, str]:
         "recipe": printable(run.recipe),
         "instance": run.instance or "local",
         "state": f"{run.state} ({detail})" if detail else str(run.state),
-        "step": _UNKNOWN if live.step is None else f"{live.step:,}{of}",
+        "step": printable(live.note or _UNKNOWN) if live.step is None else f"{live.step:,}{of}",
         "step_time": _known(live.step_time_s, in_ms),
         "samples_per_s": _known(live.samples_per_s, rounded),
         "loss": _known(live.loss, "{:.3f}".format),
@@ -349,8 +326,6 @@ def cells(live: "LiveRun") -> dict[str, str]:
         "projected": _known(live.projected_usd, _usd),
         "ceiling": _known(live.max_cost_usd, _usd),
         "time_left": "" if run.state.is_final else _known(live.time_left_s, duration_text),
-        # What has ended and says why takes its numbers' place only if there are none.
-        "note": printable(live.note or "") if live.step is None else "",
     }
 
 
