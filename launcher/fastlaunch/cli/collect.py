@@ -11,7 +11,7 @@ from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.catalog.prices import paid_usd_per_hour
 from fastlaunch.cli.context import open_reconciled
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
-from fastlaunch.cli.render import print_table, table
+from fastlaunch.cli.render import plain_table, print_table
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.lifecycle.collect import checkpoints, collected, summary_of
@@ -113,7 +113,7 @@ def _print(reports: Sequence[Mapping[str, Any]], context: AppContext) -> None:
         next_command("fastlaunch runs")
         return
     rows = [_row(report) for report in reports]
-    print_table(table(rows, _HEADERS, shrinkable=("recipe",), droppable=("log", "ranks")) + "\n")
+    print_table(plain_table(rows, _HEADERS, spare=("log", "ranks")) + "\n")
     for report in reports:
         for name, value in _facts(report):
             click.echo(f"{report['id']}  {name:<11} {value}")

@@ -12,7 +12,7 @@ import click
 from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
-from fastlaunch.cli.render import table
+from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
@@ -137,7 +137,7 @@ def _print(results: Sequence["Check"]) -> None:
             lines += [f"  {check.hint}"] if check.hint else []
     counts = Counter(str(check.result) for check in results)
     counted = ", ".join(f"{number} {result}" for result, number in counts.items())
-    click.echo("\n".join([table(rows, _HEADERS), "", *lines, f"{len(results)} checks: {counted}."]))
+    click.echo("\n".join([plain_table(rows, _HEADERS), "", *lines, f"{len(results)} checks: {counted}."]))
 
 
 def _print_json(results: Sequence["Check"]) -> None:

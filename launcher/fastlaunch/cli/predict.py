@@ -90,7 +90,6 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
         answers,
         output=output,
         headers=headers,
-        shrinkable=("model", "precision"),
         columns=dict.fromkeys((*columns, *ADDED)),
     )
     unseen = Counter((row["model"], row["gpu"]) for row in answers if row["evidence"] == "C")

@@ -248,7 +248,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], *, has_quotas: bool) -> None
         }
         for row, note in zip(rows, notes, strict=True)
     ]
-    print_rows(cells, output="table", headers=headers, droppable=("usd_per_gpu", "accelerators"))
+    print_rows(cells, output="table", headers=headers, spare=("usd_per_gpu", "accelerators"))
     click.echo()
     width = min(_COLUMNS, shutil.get_terminal_size(fallback=(_COLUMNS, 1)).columns)
     for note, number in numbers.items():

@@ -14,7 +14,7 @@ import click
 from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
-from fastlaunch.cli.render import table
+from fastlaunch.cli.render import plain_table
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
@@ -393,8 +393,8 @@ def _print(report: _Report) -> None:
         if rows := report.rows(kind):
             columns = {"region": "region"} if kind == "schedule" else _MACHINE_HEADERS
             headers = {kind: words.noun, **columns, "done": "", "why": "why"}
-            droppable = ("hours", "owner", "zone", "type")
-            click.echo(table([_cells(row) for row in rows], headers, droppable=droppable) + "\n")
+            spare = ("hours", "owner", "zone", "type")
+            click.echo(plain_table([_cells(row) for row in rows], headers, spare=spare) + "\n")
     for refusal in report.refused:
         subject = refusal.id or f"{_WORDS[refusal.kind].noun}s"
         click.echo(f"error: {subject} in {refusal.region}: {refusal.error.message}", err=True)

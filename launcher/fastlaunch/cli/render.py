@@ -14,7 +14,7 @@ from fastlaunch.cli.options import next_command, print_coloured
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.terminal import printable
+from fastlaunch.core.tables import SPARE, keyed, table
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.measure.summary import RunSummary, StepProfile
@@ -36,12 +36,6 @@ RUN_HEADERS: Mapping[str, str] = {
     "note": "",
 }
 
-_GAP = 2
-#: What the last column is not made narrower than, and what others are not cut to less than.
-_LEAST_WORDS = 30
-_LEAST_CUT = 8
-#: In a narrower column a note on a run would be a pile of short lines.
-_ROOM_FOR_NOTES = 50
 STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
     RunState.COMPLETED: {"fg": "green"},
     RunState.RUNNING: {"fg": "magenta"},
@@ -50,8 +44,6 @@ STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
 }
 #: The space before a text, and the name of a value.
 _NAME = re.compile(r"^ *(?:\S+ {2,})?")
-#: A number, with a unit or without; ~ says that it is inferred.
-_NUMBER = re.compile(r"[-~]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 
 
 def print_rows(
@@ -59,14 +51,13 @@ def print_rows(
     *,
     output: str,
     headers: Mapping[str, str] | None = None,
-    shrinkable: Sequence[str] = (),
-    droppable: Sequence[str] = (),
+    spare: Sequence[str] = (),
     columns: Iterable[str] = (),
 ) -> None:
     """Print rows of equal keys on stdout. output: `table`, `json` (a list of objects) or `csv`.
 
     headers: key -> heading; the table has only these columns, JSON and CSV have every key. None is an empty
-    cell, and null in JSON. shrinkable, droppable: see `table`. columns: the header of a CSV without rows.
+    cell, and null in JSON. spare: see `plain_table`. columns: the header of a CSV without rows.
     """
     if output == "json":
         click.echo(json.dumps(rows, indent=2, default=str))
@@ -76,7 +67,7 @@ def print_rows(
         click.echo(csv_text(rows, rows[0] if rows else columns), nl=False)
     else:
         headers = headers or {key: key for key in (rows[0] if rows else {})}
-        print_table(table(rows, headers, shrinkable=shrinkable, droppable=droppable))
+        print_table(plain_table(rows, headers, spare=spare))
 
 
 def print_table(text: str) -> None:
@@ -91,138 +82,29 @@ def print_text(text: str) -> None:
     """
     width = shutil.get_terminal_size(fallback=(0, 1)).columns
     if width:
-        text = "\n".join(_filled(line, width, then=len(_NAME.findall(line)[0])) for line in text.splitlines())
+        text = "\n".join(
+            textwrap.fill(
+                line,
+                width,
+                subsequent_indent=" " * len(_NAME.findall(line)[0]),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for line in text.splitlines()
+        )
     click.echo(text)
 
 
-def _filled(text: str, width: int, *, first: int = 0, then: int) -> str:
-    """Return the text in lines of `width`, the first indented by `first` and the others by `then`."""
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=" " * first,
-        subsequent_indent=" " * then,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def table(
-    rows: Sequence[Mapping[str, Any]],
-    headers: Mapping[str, str],
-    *,
-    terminal: int | None = None,
-    shrinkable: Sequence[str] = (),
-    droppable: Sequence[str] = (),
-    room: int | None = None,
+def plain_table(
+    rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str], *, spare: Sequence[str] = ()
 ) -> str:
-    """Return a plain table with a row per line; columns of numbers are right-aligned.
+    """Return a table of rows with equal keys, as wide as the terminal; see `core.tables`.
 
-    If it is wider than the terminal, the `droppable` columns are left out one by one, then the `shrinkable`
-    ones cut (…), then all but the first of these left out, from the last on; the last column's words wrap,
-    and stand under their row where there is no room beside it.
-    terminal: its width, 0 without one; looked up if None. room: how many characters there must be for these
-    words beside the others, which then do not give way to them.
+    headers: key -> heading. spare: what leaves before words wrap, in this order.
     """
-    from tabulate import tabulate
-
-    if not headers:
-        return ""
-    width = shutil.get_terminal_size(fallback=(0, 1)).columns if terminal is None else terminal
-    widths, last = _widths(rows, headers), [*headers][-1]
-    values = [row[last] for row in rows]
-    wraps = len(headers) > 1 and not _is_numeric(values) and any(" " in _text(value) for value in values)
-    # The last column's words beside the rest, else below it.
-    needs = [min(widths[last], room or _LEAST_WORDS), -_GAP] if wraps else [widths[last]]
-    kept = widths
-    for need in needs if width else ():
-        give_way = (shrinkable, droppable) if room is None or need == needs[-1] else ((), ())
-        kept = _narrowed({**widths, last: need}, headers, width, *give_way)
-        if _excess(kept, width) <= 0:
-            break
-    is_below = kept.get(last) == -_GAP
-    if last in kept:
-        kept[last] = widths[last]
-    cells = [[_cut(_text(row[key]), kept[key]) for key in kept] for row in rows]
-    lines = [[headers[key] for key in kept], *cells]
-    is_right = [_is_numeric([row[key] for row in rows]) for key in kept]
-    details = [""] * len(lines)
-    if is_below:
-        details = ["", *(_filled(line[-1], width, first=_GAP, then=_GAP) for line in cells)]
-        lines, is_right = [line[:-1] for line in lines], is_right[:-1]
-    elif width and wraps and (excess := _excess(kept, width)) > 0:
-        lines = [[*line[:-1], _filled(line[-1], kept[last] - excess, then=0)] for line in lines]
-    # The headings go in as a row: tabulate would make each column two characters wider than its heading.
-    alignment = ["right" if right else "left" for right in is_right]
-    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=alignment)
-    if not is_below:
-        return text
-    return "\n".join(
-        line for pair in zip(text.splitlines(), details, strict=True) for line in pair if line.strip()
-    )
-
-
-def _excess(widths: Mapping[str, int], width: int) -> int:
-    """Return how many characters columns so wide are too many."""
-    return sum(widths.values()) + _GAP * (len(widths) - 1) - width
-
-
-def _narrowed(
-    widths: Mapping[str, int],
-    headers: Mapping[str, str],
-    width: int,
-    shrinkable: Sequence[str],
-    droppable: Sequence[str],
-) -> dict[str, int]:
-    """Return the widths of the columns that are kept, as far as need be."""
-    kept = dict(widths)
-    for key in droppable:
-        if _excess(kept, width) > 0:
-            kept.pop(key, None)
-    cut = _shrunk(kept, headers, width, shrinkable)
-    for key in reversed(shrinkable[1:]):
-        if _excess(cut, width) > 0:
-            kept.pop(key, None)
-            cut = _shrunk(kept, headers, width, shrinkable)
-    return cut
-
-
-def _shrunk(
-    widths: Mapping[str, int], headers: Mapping[str, str], width: int, shrinkable: Sequence[str]
-) -> dict[str, int]:
-    """Return the widths with the widest of the `shrinkable` columns cut, as far as need be and one may."""
-    cut = dict(widths)
-    while _excess(cut, width) > 0:
-        keys = [key for key in shrinkable if key in cut and cut[key] > max(len(headers[key]), _LEAST_CUT)]
-        if not keys:
-            break
-        cut[max(keys, key=lambda key: cut[key])] -= 1
-    return cut
-
-
-def _widths(rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, int]:
-    return {
-        key: max(len(heading), *(len(_text(row[key])) for row in rows), 0) for key, heading in headers.items()
-    }
-
-
-def _is_numeric(values: Sequence[object]) -> bool:
-    known = [_text(value) for value in values if value is not None]
-    return bool(known) and all(_NUMBER.fullmatch(text) for text in known)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return printable(", ".join(map(str, value)))
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "" if value is None else printable(str(value))
+    width = shutil.get_terminal_size(fallback=(0, 1)).columns
+    importance = {key: SPARE - left for left, key in enumerate(reversed(spare))}
+    return table(rows, keyed(headers, importance), width or None)
 
 
 def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
@@ -246,13 +128,8 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
 
 def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as `run_row` makes them, and an empty line."""
-    # What was imported has long ids; samples/s follow from the step time.
-    droppable = ("samples_per_s",)
-    # A script need not say how many samples a step has.
-    empty = {key for key in droppable if all(row[key] is None for row in rows)}
-    headers = {key: text for key, text in RUN_HEADERS.items() if key not in empty}
-    text = table(rows, headers, shrinkable=("recipe",), droppable=droppable, room=_ROOM_FOR_NOTES)
-    print_table(f"{text}\n")
+    # Samples/s follow from the step time.
+    print_table(f"{plain_table(rows, RUN_HEADERS, spare=('samples_per_s',))}\n")
 
 
 def answer_of(context: "AppContext", runs: Sequence["Run"]) -> str | None:

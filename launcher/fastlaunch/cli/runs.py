@@ -98,8 +98,7 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
             output=output,
             headers=headers,
             # The id begins with the workload where it is long, and else with the day.
-            shrinkable=("recipe", "instance", "workload"),
-            droppable=("when", "loss", "backend", "owner"),
+            spare=("when", "loss", "backend", "owner", "workload", "instance"),
         )
     click.echo(f"{_num_runs(selected)}{f', the last {limit} shown' if len(shown) < len(selected) else ''}.")
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")

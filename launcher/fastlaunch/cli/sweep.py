@@ -14,7 +14,7 @@ from fastlaunch.api.compared import Swept
 from fastlaunch.api.sweep_plan import SweepPlan, in_lines
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, table_or_json_option, yes_option
-from fastlaunch.cli.render import table
+from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import GroupedCommand, declared_options, training_profile_option
 from fastlaunch.core.errors import EXIT_DONE
 from fastlaunch.core.units import counted
@@ -144,7 +144,7 @@ def _plan_text(plan: SweepPlan) -> str:
     ]
     is_script = any(swept.options and swept.options.command for swept in plan.types.values())
     headers = _SCRIPT_HEADERS if is_script else _HEADERS
-    return "\n".join([table(rows, headers, shrinkable=("recipe",)), "", *wrapped])
+    return "\n".join([plain_table(rows, headers), "", *wrapped])
 
 
 def _runs_text(swept: SweptType) -> str:
