@@ -11,7 +11,7 @@ from fake_cloud import BOOT_S, START, FakeNode
 from fastlaunch.backends.s3_sync import MAX_REPORT_BYTES
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.lifecycle.collect import collected
+from fastlaunch.lifecycle.collect import missing_of
 
 
 def test_a_machine_that_never_boots_is_ended_and_its_console_kept(world: World) -> None:
@@ -153,7 +153,7 @@ def test_a_last_word_that_no_node_writes_is_none(world: World, forged: dict[str,
     (run,) = world.submit()
     # Its record tells.
     assert run.state is RunState.COMPLETED and world.attempt(run).ended_at
-    (missing,) = collected(run, [world.attempt(run)], world.home).missing
+    (missing,) = missing_of(run, [world.attempt(run)], world.home)
     assert "without a last word" in missing
 
 

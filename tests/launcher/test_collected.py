@@ -18,7 +18,7 @@ from fastlaunch.core.data import to_data
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.collect import checkpoints, collected, doing, occupancy, with_start
+from fastlaunch.lifecycle.collect import checkpoints, doing, missing_of, occupancy, with_start
 from fastlaunch.lifecycle.describe import ceiling_usd, collected_to_dict
 from fastlaunch.lifecycle.follow import LiveRun, live_run
 
@@ -91,8 +91,12 @@ def live(home: Path, of: Run, *attempts: Attempt) -> LiveRun:
     return live_run(of, attempts, progress=None, home=home, now=NOW)
 
 
+def report(home: Path, of: Run, *attempts: Attempt) -> dict[str, Any]:
+    return collected_to_dict(of, attempts, home=home, now=NOW, discount=0.1, stored=None, refused={})
+
+
 def missing(home: Path, of: Run, *attempts: Attempt) -> str:
-    return "; ".join(collected(of, attempts, home).missing)
+    return "; ".join(missing_of(of, attempts, home))
 
 
 def test_what_is_missing_of_a_run_under_way_is_what_it_is_doing(tmp_path: Path) -> None:
@@ -172,8 +176,7 @@ def test_everything_as_data(tmp_path: Path) -> None:
     say(tmp_path, "status", boot_s=40, pull_s=90, outcome="completed", runs=[])
     record(tmp_path)
     done = run(state=RunState.COMPLETED)
-    here = collected(done, [ended()], tmp_path)
-    data = collected_to_dict(here, home=tmp_path, now=NOW, discount=0.1, stored=None, refused={})
+    data = report(tmp_path, done, ended())
     assert (data["num_ranks"], len(data["records"]), data["cost_usd"]) == (2, 2, 24.0)
     assert data["image"] == "registry/pytorch@sha256:00"
     (own,) = data["attempts"]
@@ -268,9 +271,9 @@ def test_logs_of_every_node_tracebacks_and_outputs_are_found(tmp_path: Path) -> 
         (folder / name).touch()
     for name in ("output", "output-node-1"):
         (folder / name).mkdir()
-    found = collected(run(state=RunState.FAILED), [both(ended_at=NOW.isoformat())], tmp_path)
-    assert found.outputs == (folder / "output", folder / "output-node-1")
-    assert [path.name for path in (*found.node_logs, *found.tracebacks)] == names
+    data = report(tmp_path, run(state=RunState.FAILED), both(ended_at=NOW.isoformat()))
+    assert data["outputs"] == [str(folder / "output"), str(folder / "output-node-1")]
+    assert [Path(path).name for path in (*data["node_logs"], *data["tracebacks"])] == names
 
 
 def trained(**changes: Any) -> Attempt:

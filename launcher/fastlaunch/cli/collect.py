@@ -14,7 +14,7 @@ from fastlaunch.cli.options import examples, next_command, profile_option, table
 from fastlaunch.cli.render import plain_table, print_table
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
-from fastlaunch.lifecycle.collect import checkpoints, collected, summary_of
+from fastlaunch.lifecycle.collect import checkpoints, summary_of
 from fastlaunch.lifecycle.describe import collected_to_dict
 from fastlaunch.lifecycle.follow import current_runs, fetch_output
 
@@ -92,7 +92,8 @@ def _report(
     except CloudRefused as error:
         stored, own = None, {"checkpoints": error}
     return collected_to_dict(
-        collected(run, attempts, home),
+        run,
+        attempts,
         home=home,
         now=context.now(),
         discount=_discount(run.price, context),

@@ -46,50 +46,6 @@ class Occupancy:
     shared_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collected:
-    """What is here of a run."""
-
-    run: Run
-    attempts: tuple[Attempt, ...]
-    #: From every rank and attempt, as `tracebacks` are.
-    records: tuple[Path, ...]
-    log: Path | None
-    node_logs: tuple[Path, ...]
-    #: In words; empty if all is here.
-    missing: tuple[str, ...]
-    tracebacks: tuple[Path, ...] = ()
-    #: Folders of what a script left, of every node and attempt.
-    outputs: tuple[Path, ...] = ()
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks with a record of the newest attempt that recorded anything."""
-        return len(_ranks_of_last(self.records))
-
-
-def collected(run: Run, attempts: Sequence[Attempt], home: Path) -> Collected:
-    """Return what is here of the run, without fetching more."""
-    records = s3_sync.record_paths(home, run.id)
-    folder = s3_sync.run_folder(home, run.id)
-    log = folder / LOG
-    node_logs = [
-        s3_sync.node_log_path(home, attempt.token, node)
-        for attempt in attempts
-        for node in range(attempt.num_nodes)
-    ]
-    return Collected(
-        run=run,
-        attempts=tuple(attempts),
-        records=records,
-        log=log if log.is_file() else None,
-        node_logs=tuple(path for path in node_logs if path.is_file()),
-        missing=tuple(_missing(run, attempts, records, log, home)),
-        tracebacks=tuple(sorted(folder.glob("traceback-rank-*.txt"))),
-        outputs=tuple(sorted(path for path in folder.glob("output*") if path.is_dir())),
-    )
-
-
 def summary_of(run: Run, attempts: Sequence[Attempt], home: Path) -> "RunSummary | None":
     """Return what the run measured by the records that are here; None without any."""
     records, _ = read_records(s3_sync.record_paths(home, run.id))
@@ -177,10 +133,8 @@ def checkpoints(
     return newest
 
 
-def _missing(
-    run: Run, attempts: Sequence[Attempt], records: Sequence[Path], log: Path, home: Path
-) -> list[str]:
-    """Return what of the newest attempt is not here, and why; empty if all is."""
+def missing_of(run: Run, attempts: Sequence[Attempt], home: Path) -> list[str]:
+    """Return what of the run's newest attempt is not here, and why; empty if all is."""
     if not run.state.is_final:
         return [f"under way: {doing(run, attempts, home)}"]
     if not attempts:
@@ -202,9 +156,9 @@ def _missing(
         silent_nodes = _nodes(silent, attempt)
         missing.append(f"{silent_nodes} ended without a last word: the end of log and records may be lost")
     ranks = set(range((run.spec or {}).get("num_gpus", 0)))
-    if absent := sorted(ranks - _ranks_of_last(records)):
+    if absent := sorted(ranks - ranks_of_last(s3_sync.record_paths(home, run.id))):
         missing.append(f"no record of rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
-    if not log.is_file():
+    if not (s3_sync.run_folder(home, run.id) / LOG).is_file():
         missing.append("no log")
     return missing
 
@@ -249,7 +203,8 @@ def _nodes(nodes: Sequence[int], attempt: Attempt) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
 
 
-def _ranks_of_last(records: Sequence[Path]) -> set[int]:
+def ranks_of_last(records: Sequence[Path]) -> set[int]:
+    """Return the ranks with a record of the newest attempt that recorded anything."""
     names = [name for path in records if (name := _RECORD.fullmatch(path.name))]
     last = max((int(name[2]) for name in names), default=0)
     return {int(name[1]) for name in names if int(name[2]) == last}

@@ -11,12 +11,13 @@ from fastlaunch.backends.protocol import CLOUD_BACKENDS, CloudBackend
 from fastlaunch.catalog.rates import max_cost_usd
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.log_file import LOG
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.collect import Checkpoints, Collected, last_word, occupancy
+from fastlaunch.lifecycle.collect import Checkpoints, last_word, missing_of, occupancy, ranks_of_last
 from fastlaunch.measure.summary import StepProfile, Timing
 from fastlaunch_train.records.records import STEP_PARTS, Check, Eval
 
@@ -98,7 +99,8 @@ def all_to_dict(ledger: Ledger, run: Run, *, home: Path, now: datetime) -> dict[
 
 
 def collected_to_dict(
-    collected: Collected,
+    run: Run,
+    attempts: Sequence[Attempt],
     *,
     home: Path,
     now: datetime,
@@ -106,25 +108,32 @@ def collected_to_dict(
     stored: Checkpoints | None,
     refused: Mapping[str, UserError],
 ) -> dict[str, Any]:
-    """Return what `collect` says of the run. refused: by token, why an output could not be had."""
-    run = collected.run
-    attempts = [attempt_to_dict(run, attempt, home=home, now=now) for attempt in collected.attempts]
-    costs = [attempt["cost_usd"] for attempt in attempts]
+    """Return what is here of a run on AWS, what it cost, and what is missing and why.
+
+    discount: the fraction of the list price that is not paid. refused: by token, why an output could not be
+    had.
+    """
+    folder, records = s3_sync.run_folder(home, run.id), s3_sync.record_paths(home, run.id)
+    node_logs = [
+        s3_sync.node_log_path(home, each.token, n) for each in attempts for n in range(each.num_nodes)
+    ]
+    as_data = [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts]
+    costs = [attempt["cost_usd"] for attempt in as_data]
     return {
         **run_to_dict(run),
-        "records": [str(path) for path in collected.records],
-        "num_ranks": collected.num_ranks,
-        "log": str(collected.log) if collected.log else None,
-        "node_logs": [str(path) for path in collected.node_logs],
-        "tracebacks": [str(path) for path in collected.tracebacks],
-        "outputs": [str(path) for path in collected.outputs],
+        "records": [str(path) for path in records],
+        "num_ranks": len(ranks_of_last(records)),
+        "log": str(folder / LOG) if (folder / LOG).is_file() else None,
+        "node_logs": [str(path) for path in node_logs if path.is_file()],
+        "tracebacks": [str(path) for path in sorted(folder.glob("traceback-rank-*.txt"))],
+        "outputs": [str(path) for path in sorted(folder.glob("output*")) if path.is_dir()],
         "checkpoints": vars(stored) if stored else None,
         "image": (run.spec or {}).get("image"),
         "list_price": run.price.to_json() if run.price else None,
         "discount": discount,
-        "attempts": attempts,
+        "attempts": as_data,
         "cost_usd": None if None in costs else round(sum(costs), 4),
-        "missing": [*collected.missing, *(error.message for error in refused.values())],
+        "missing": [*missing_of(run, attempts, home), *(error.message for error in refused.values())],
     }
 
 
