@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -150,7 +151,9 @@ def runs_sentence(runs: Sequence["Run"], answer: str | None) -> str:
     """Return `answer`, which is that of `compare`, with what it leaves out; else why no run has a time."""
     measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
     if not answer or not measured:
-        return f"No step time: {_why_not(runs)}."
+        at = _why_not(runs)
+        why = "no run has ended" if at is None else runs[at].reason or _problem(runs[at].summary)
+        return f"No step time: {why}."
     missing = sum(not run.is_unneeded for run in runs) - len(measured)
     note = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
     profiled = {recipe: summary.profile for recipe, summary in measured if summary.profile}
@@ -182,10 +185,11 @@ def _problem(summary: RunSummary | None) -> str | None:
     return summary.problems[0] if summary and summary.problems else None
 
 
-def _why_not(runs: Sequence["Run"]) -> str:
-    reasons = [run.reason for run in runs]
-    reasons += [_problem(run.summary) for run in runs]
-    return next(filter(None, reasons), "no run has ended" if runs else "there are no runs")
+def _why_not(runs: Sequence["Run"]) -> int | None:
+    """Return the number of the run that says why nothing was measured; None if none does."""
+    with_reason = (at for at, run in enumerate(runs) if run.reason)
+    with_problem = (at for at, run in enumerate(runs) if _problem(run.summary))
+    return next(chain(with_reason, with_problem), None)
 
 
 def _uncounted(runs: Sequence["Run"]) -> Mapping[str, Mapping[str, None]]:
@@ -210,9 +214,9 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         click.echo(json.dumps(document, indent=2))
     else:
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
-        if len(rows) == 1 and not any(map(_is_measured, runs)):
+        if not any(map(_is_measured, runs)) and (at := _why_not(runs)) is not None:
             # The sentence says it.
-            rows[0]["note"] = None
+            rows[at]["note"] = None
         print_run_rows(rows)
         print_text(runs_sentence(runs, answer))
         for name, texts in _uncounted(runs).items():
@@ -220,23 +224,13 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
     failed = next((run for run in failures if run.directory), None)
     if failed is not None and failed.directory is not None:
-        lines = _untold(telling_lines(failed.directory, num_lines=_NUM_LOG_LINES), failed.reason or "")
+        if lines := telling_lines(failed.directory, num_lines=_NUM_LOG_LINES):
+            # An error in our words is the run's reason, which is printed above; its hint is not.
+            after = [number for number, line in enumerate(lines, start=1) if line.startswith(_OUR_ERROR)]
+            lines = lines[after[-1] :] if after else lines
         if lines:
             click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
     next_command(_next(runs, failed))
-
-
-def _untold(lines: list[str], reason: str) -> list[str]:
-    """Return the lines of a log after the error in our words that `reason` repeats, such as a hint; else all.
-
-    The last line of a traceback says little without the others.
-    """
-    told = [
-        number
-        for number, line in enumerate(lines, start=1)
-        if line.startswith(_OUR_ERROR) and (text := line.removeprefix(_OUR_ERROR).strip()) and text in reason
-    ]
-    return lines[told[-1] :] if told else lines
 
 
 def _names(runs: "Sequence[Run]") -> list[str]:
