@@ -22,9 +22,12 @@ LAUNCHER_ROOMS: Mapping[str, tuple[str, ...] | None] = {
     "ledger": ("core", "catalog", "jobs", "measure"),
     "backends": ("core", "catalog", "jobs", "aws", "measure"),
     "placement": ("core", "catalog", "jobs", "aws", "backends"),
-    "lifecycle": ("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "placement"),
     "analysis": ("core", "catalog", "measure"),
     "report": ("core", "catalog", "measure", "analysis"),
+    "lifecycle": (
+        *("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "placement"),
+        *("analysis", "report"),
+    ),
     "api": (
         *("core", "catalog", "jobs", "aws", "measure", "ledger", "backends", "placement", "lifecycle"),
         *("analysis", "report"),

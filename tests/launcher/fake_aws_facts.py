@@ -17,7 +17,7 @@ from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings, Settings
-from fastlaunch.jobs.build import CloudRequest, build_cloud_request
+from fastlaunch.jobs.build import Jobs, build_jobs
 from fastlaunch.jobs.option_rules import check_on_aws
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.aws_lookup import AwsLookup
@@ -165,11 +165,11 @@ def cloud(*instances: str, **changes: Any) -> Options:
     return Options(**{"instances": instances or ("p5.48xlarge",), "regions": ("us-east-1",), **changes})
 
 
-def request(*instances: str, **changes: Any) -> CloudRequest:
-    """A request with these options."""
+def request(*instances: str, **changes: Any) -> Jobs:
+    """What to train, with these options."""
     options = cloud(*instances, checkpoint_every=9, **changes)
     check_on_aws(options)
-    return build_cloud_request(options, catalogue=catalogue())
+    return build_jobs(options, catalogue=catalogue())
 
 
 def lookup(aws: FakeAws | None = None, **changes: Any) -> AwsLookup:

@@ -18,11 +18,11 @@ import fastlaunch
 from fastlaunch import UserError
 from fastlaunch.api.context import AppContext
 from fastlaunch.api.keywords import SubmitArguments
-from fastlaunch.api.results import CloudDryRun
 from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.options import arguments, command_line
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.lifecycle.submit import DryRun
 
 
 def test_no_subpackage_hides_a_function() -> None:
@@ -184,7 +184,7 @@ def test_money_is_not_spent_unless_the_caller_says_so(isolated: Path) -> None:
         return fastlaunch.submit(instances="p5.48xlarge", max_minutes=30, context=context, **how)
 
     planned = submit(dry_run=True)
-    assert isinstance(planned, CloudDryRun) and planned.ceiling.usd > 0
+    assert isinstance(planned, DryRun) and planned.placement.ceiling.usd > 0
     assert planned.plans[0].operation == "RunInstances" and not planned.lacks_scheduler
     with pytest.raises(UserError, match="no terminal to ask on") as raised:
         submit()

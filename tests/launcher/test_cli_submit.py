@@ -16,12 +16,12 @@ from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import is_training, launcher, runs, wait_until
 
 import fastlaunch_train
-from fastlaunch.api.context import CLOUD, commit_of, local_settings, make_backends
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import this_machine
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.lifecycle.world import CLOUD, commit_of, local_settings, make_backends
 
 TRAIN = str(Path(fastlaunch_train.__file__).parents[1])
 

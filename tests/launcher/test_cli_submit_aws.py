@@ -27,10 +27,10 @@ from fastlaunch.catalog.container_images import training_base
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.build import build_cloud_request
+from fastlaunch.jobs.build import build_jobs
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.ledger import open_ledger
-from fastlaunch.placement.prepare import prepare, upload_code
+from fastlaunch.placement.prepare import place_on_aws, upload_code
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -292,11 +292,9 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
     base = training_base(None, today=NOW.date())
     digest = "sha256:" + "5" * 64
     region.images["us-east-1", "763104351884", base.repository, base.tag] = digest
-    request = build_cloud_request(
-        Options(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue()
-    )
-    prepared = prepare(
-        request,
+    jobs = build_jobs(Options(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue())
+    placement = place_on_aws(
+        jobs,
         aws=AWS,
         settings=load_settings(),
         catalogue=catalogue(),
@@ -305,15 +303,15 @@ def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: M
         pins=(),
     )
     assert changes(region) == []
-    assert len(prepared.placements) == 2 and prepared.bundle is not None
-    upload_code(prepared, AWS)
+    assert len(placement.sites) == 2 and placement.bundle is not None
+    upload_code(placement, AWS)
     (stored,) = [sent for sent in region.sent("PutObject") if "/code/" in sent.parameters["Key"]]
-    (site, *_) = prepared.placements
+    (site, *_) = placement.sites
     assert site.code is not None
-    assert stored.parameters["Key"] == site.code.key == f"fastlaunch/code/{prepared.bundle.sha256}.tar.gz"
+    assert stored.parameters["Key"] == site.code.key == f"fastlaunch/code/{placement.bundle.sha256}.tar.gz"
     body = backend("s3", "aws").get_object(site.bucket, site.code.key).value
     assert hashlib.sha256(body).hexdigest() == site.code.sha256
-    upload_code(prepared, AWS)
+    upload_code(placement, AWS)
     # The second time S3 is asked to store it only if it is not there, and it is.
     stores = [sent for sent in region.sent("PutObject") if "/code/" in sent.parameters["Key"]]
     assert [sent.status for sent in stores] == [200, 412]

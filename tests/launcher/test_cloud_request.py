@@ -9,7 +9,7 @@ from ec2_builders import IMAGE, catalogue
 
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.build import CloudRequest, build_cloud_request, jobs_at
+from fastlaunch.jobs.build import Jobs, build_jobs
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws, given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import Inputs, JobSpec, Terms
@@ -30,14 +30,14 @@ BLOCK: dict[str, Any] = {"purchase": "capacity-block", "reservation": "cr-0a1b2c
 TWO_TYPES = {"instances": ("p5.48xlarge", "p5en.48xlarge")}
 
 
-def build(terms: dict[str, Any] | None = None, **request: Any) -> CloudRequest:
+def build(terms: dict[str, Any] | None = None, **request: Any) -> Jobs:
     options = replace(TERMS, **(terms or {}), **request)
     check_on_aws(options)
-    return build_cloud_request(options, catalogue=catalogue())
+    return build_jobs(options, catalogue=catalogue())
 
 
-def jobs(request: CloudRequest, **where: Any) -> tuple[JobSpec, ...]:
-    return jobs_at(request, request.instances[0], "us-east-1", **where)
+def jobs(request: Jobs, **where: Any) -> tuple[JobSpec, ...]:
+    return request.at(request.instances[0], "us-east-1", **where)
 
 
 def test_defaults_are_those_of_a_gpu() -> None:
@@ -71,7 +71,7 @@ def test_every_instance_type_gets_the_same_jobs_interleaved() -> None:
         overrides=("ddp_bucket_mb=25",),
         repeats=2,
     )
-    on_8, on_1 = (jobs_at(request, instance, "us-east-1") for instance in request.instances)
+    on_8, on_1 = (request.at(instance, "us-east-1") for instance in request.instances)
     assert [job.recipe.name for job in on_8] == ["te-fp8", "bf16", "bf16", "te-fp8"]
     assert [replace(job, instance="p5.48xlarge", num_gpus=8) for job in on_1] == list(on_8)
     assert {job.num_gpus for job in on_1} == {1}
@@ -264,12 +264,12 @@ def test_the_instance_types_say_which_service() -> None:
 
 def test_several_nodes_have_a_rank_for_each_gpu_of_all() -> None:
     request = build({"num_nodes": 4, "allow_tcp": True, "instances": ("p5.48xlarge", "g5.xlarge")})
-    large, small = (jobs_at(request, one, "us-east-1")[0] for one in request.instances)
+    large, small = (request.at(one, "us-east-1")[0] for one in request.instances)
     assert (large.num_nodes, large.num_gpus, large.allow_tcp) == (4, 32, True)
     assert (small.num_nodes, small.num_gpus) == (4, 4)
     # One node has nobody to talk to, over whatever.
     alone = build({"allow_tcp": True})
-    assert not jobs_at(alone, alone.instances[0], "us-east-1")[0].allow_tcp
+    assert not alone.at(alone.instances[0], "us-east-1")[0].allow_tcp
 
 
 def test_a_job_knows_its_block_or_training_plan() -> None:

@@ -12,7 +12,7 @@ from fake_train.processes import runs
 
 from fastlaunch.catalog.experiments import EXPERIMENTS
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.build import CloudRequest, Jobs, build_cloud_request, build_jobs, jobs_at
+from fastlaunch.jobs.build import Jobs, build_jobs
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import Inputs
@@ -29,9 +29,9 @@ def here(name: str, machine: Machine = LAPTOP, **options: Any) -> Jobs:
     return build_jobs(Options(experiment=name, **options), machine=machine, catalogue=catalogue())
 
 
-def there(name: str, terms: dict[str, Any] | None = None, **options: Any) -> CloudRequest:
+def there(name: str, terms: dict[str, Any] | None = None, **options: Any) -> Jobs:
     usual = Options(experiment=name, instances=("p5.48xlarge",), regions=("us-east-1",))
-    return build_cloud_request(replace(usual, **(terms or {}), **options), catalogue=catalogue())
+    return build_jobs(replace(usual, **(terms or {}), **options), catalogue=catalogue())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -83,8 +83,8 @@ def test_deepspeed_is_given_no_adafactor_which_it_cannot_shard() -> None:
 
 def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
     found = here("distilbert", repeats=2)
-    assert {job.workload for job in found.specs} == {"distilbert-tiny"}
-    assert [(job.recipe.label, job.num_gpus) for job in found.specs[:5]] == [
+    assert {job.workload for job in found.at()} == {"distilbert-tiny"}
+    assert [(job.recipe.label, job.num_gpus) for job in found.at()[:5]] == [
         ("fp32", 1),
         ("lightning precision=fp32", 1),
         ("lightning precision=fp16", 1),
@@ -92,26 +92,26 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
         ("lightning precision=fp16", 2),
     ]
     # A B, then B A.
-    there, back = found.specs[:7], found.specs[:6:-1]
+    there, back = found.at()[:7], found.at()[:6:-1]
     assert [replace(job, seed=1, round=2) for job in there] == list(back)
-    assert {(job.steps, job.epochs, job.batch_size) for job in found.specs} == {(200, None, 8)}
+    assert {(job.steps, job.epochs, job.batch_size) for job in found.at()} == {(200, None, 8)}
     assert found.differences == (
         ("length", "3 epochs; of made-up data, which have no end: 200 steps"),
         ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 8"),
         ("ranks", "4; here: 2"),
     )
-    assert {job.workload for job in here("fusion").specs} == {"gelu:256x1024"}
+    assert {job.workload for job in here("fusion").at()} == {"gelu:256x1024"}
 
 
 def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
     found = here("fp8", replace(ONE_H200, modules=frozenset({"torch", "timm"})))
-    assert [(job.workload, job.recipe.label, job.batch_size) for job in found.specs] == [
+    assert [(job.workload, job.recipe.label, job.batch_size) for job in found.at()] == [
         ("vit-huge", "bf16", 64)
     ]
     assert "pip install '.[te]'" in found.differences[0][1]
     assert len(found.differences) == len(EXPERIMENTS["fp8"].variants) - 1
     on_one = here("distilbert", ONE_H200)
-    assert {job.num_gpus for job in on_one.specs} == {1}
+    assert {job.num_gpus for job in on_one.at()} == {1}
     assert "it is for 4 GPUs, and here is 1 x NVIDIA H200" in on_one.differences[1][1]
     assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).differences) == 1
 
@@ -121,22 +121,22 @@ def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> Non
     corpus.touch()
     options = {"steps": 7, "eval_every": 3, "model": "gpt2", "tokenizer": "gpt2", "sequence_length": 64}
     found = here("compile-modes", ONE_H200, data=f"file:{corpus}", seed=4, **options)
-    assert {(job.steps, job.epochs, job.eval_every, job.seed) for job in found.specs} == {(7, None, 3, 4)}
+    assert {(job.steps, job.epochs, job.eval_every, job.seed) for job in found.at()} == {(7, None, 3, 4)}
     text = Inputs(data=f"file:{corpus}", model="gpt2", tokenizer="gpt2", sequence_length=64)
-    assert {job.inputs for job in found.specs} == {text}
-    assert {job.inputs.data for job in here("fp8", ONE_H200).specs} == {"loader"}
+    assert {job.inputs for job in found.at()} == {text}
+    assert {job.inputs.data for job in here("fp8", ONE_H200).at()} == {"loader"}
 
 
 def test_epochs_are_of_data_that_have_an_end(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": f"folder:{tmp_path}"}
     found = here("distilbert", ONE_H200, **options)
-    assert {(job.steps, job.epochs, job.eval_every) for job in found.specs} == {(None, 3, 2917)}
+    assert {(job.steps, job.epochs, job.eval_every) for job in found.at()} == {(None, 3, 2917)}
     assert not [what for what, _ in found.differences if what == "length"]
     # Made-up data have none: asked for, the entrypoint would refuse every run on a machine that is paid.
     made_up = there("distilbert", {"image": IMAGE})
-    jobs = jobs_at(made_up, made_up.instances[0], "us-east-1")
+    jobs = made_up.at(made_up.instances[0], "us-east-1")
     assert {(job.steps, job.epochs) for job in jobs} == {(200, None)}
-    assert {job.steps for job in here("distilbert", ONE_H200, steps=9).specs} == {9}
+    assert {job.steps for job in here("distilbert", ONE_H200, steps=9).at()} == {9}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_experiment_of_which_nothing_runs_is_refused() -> None:
 
 def test_on_aws_each_variant_has_its_batch_and_what_an_instance_cannot_is_left_out() -> None:
     request = there("fp8")
-    jobs = jobs_at(request, request.instances[0], "us-east-1")
+    jobs = request.at(request.instances[0], "us-east-1")
     assert [(job.recipe.label, job.batch_size, job.num_gpus) for job in jobs] == [
         *(("bf16", 64, 8), ("te-article", 64, 8), ("te-article", 128, 8), ("te-article-fp8", 128, 8)),
         *(("te-bf16", 64, 8), ("te-bf16", 128, 8), ("te-fp8", 128, 8)),
@@ -180,14 +180,14 @@ def test_on_aws_each_variant_has_its_batch_and_what_an_instance_cannot_is_left_o
         "te-fp8 on vit-huge at batch 128",
     ]
     assert "A100 40GB has 8.0" in both.skipped[0][1]
-    on_each = [[job.recipe for job in jobs_at(both, one, "us-east-1")] for one in both.instances]
+    on_each = [[job.recipe for job in both.at(one, "us-east-1")] for one in both.instances]
     assert on_each[0] == on_each[1] and len(on_each[0]) == 5
 
 
 def test_on_aws_an_arm_may_use_some_of_the_gpus() -> None:
     own = {"image": IMAGE}
     on_ec2 = there("distilbert", own)
-    num_gpus = [job.num_gpus for job in jobs_at(on_ec2, on_ec2.instances[0], "us-east-1")]
+    num_gpus = [job.num_gpus for job in on_ec2.at(on_ec2.instances[0], "us-east-1")]
     assert num_gpus == [1, 1, 1, 1, 4, 4, 4]
     trained = there("distilbert", {**own, "backend": "sagemaker", "instances": ("ml.g5.xlarge",)})
     assert len(trained.variants) == 4

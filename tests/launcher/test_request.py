@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from ec2_builders import catalogue
 
-from fastlaunch.api.containers import jobs_in_containers
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.build import FEWEST_TIMED_STEPS, build_jobs
 from fastlaunch.jobs.machine import Machine, this_machine
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import Inputs, JobSpec, entrypoint_arguments
-from fastlaunch.jobs.sweep import search_options
 from fastlaunch.jobs.variants import missing_on, nearest_on
+from fastlaunch.lifecycle.sweep_plan import search_options
 from fastlaunch.measure.steptime import MIN_TIMED_STEPS, MIN_WARMUP_STEPS
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
@@ -36,10 +35,10 @@ def jobs(machine: Machine = CPU, **options: Any) -> Any:
 
 
 def test_defaults_follow_the_machine() -> None:
-    (here,) = jobs().specs
+    (here,) = jobs().at()
     assert (here.workload, here.batch_size, here.recipe.name) == ("vit-tiny", 8, "bf16")
     assert (here.steps, here.seed, here.num_gpus, here.instance) == (200, 0, 1, None)
-    (there,) = jobs(TWO_H200).specs
+    (there,) = jobs(TWO_H200).at()
     assert (there.workload, there.batch_size, there.num_gpus) == ("vit-huge", 64, 2)
 
 
@@ -47,9 +46,8 @@ def test_a_rehearsal_in_ones_own_image_reads_data_there(tmp_path: Path) -> None:
     there = f"folder:{tmp_path / 'nowhere here'}"
 
     def rehearsed(data: str, image: str | None) -> tuple[JobSpec, ...]:
-        request = Options(workload="distilbert-tiny", data=data, model=str(tmp_path))
-        jobs = build_jobs(request, machine=CPU, catalogue=CATALOGUE, image=image).specs
-        return jobs_in_containers(jobs, image=image, num_nodes=1)
+        typed = {"workload": "distilbert-tiny", "data": data, "model": str(tmp_path), "image": image}
+        return jobs(**typed, container=True).at()
 
     (job,) = rehearsed(there, "acme/train:1")
     assert (job.inputs.data, job.inputs.model) == (there, str(tmp_path))
@@ -64,17 +62,17 @@ def test_a_rehearsal_in_ones_own_image_reads_data_there(tmp_path: Path) -> None:
 
 
 def test_what_is_given_counts() -> None:
-    (job,) = jobs(TWO_H200, workload="vit-tiny", batch_size=16, nproc=1, seed=5, steps=7).specs
+    (job,) = jobs(TWO_H200, workload="vit-tiny", batch_size=16, nproc=1, seed=5, steps=7).at()
     assert (job.workload, job.batch_size, job.num_gpus, job.seed, job.steps) == ("vit-tiny", 16, 1, 5, 7)
-    assert jobs(batch_size="auto").specs[0].batch_size is None
-    assert jobs(nproc=4).specs[0].num_gpus == 4
-    assert jobs(workload="timm:vit_base_patch16_224").specs[0].batch_size == 8
+    assert jobs(batch_size="auto").at()[0].batch_size is None
+    assert jobs(nproc=4).at()[0].num_gpus == 4
+    assert jobs(workload="timm:vit_base_patch16_224").at()[0].batch_size == 8
 
 
 @pytest.mark.parametrize(("repeats", "order"), [(1, "ABC"), (2, "ABCCBA"), (3, "ABCCBAABC")])
 def test_repeats_are_interleaved_there_and_back(repeats: int, order: str) -> None:
     names = {"fp32": "A", "bf16": "B", "compile": "C"}
-    specs = jobs(recipes=tuple(names), repeats=repeats).specs
+    specs = jobs(recipes=tuple(names), repeats=repeats).at()
     assert "".join(names[spec.recipe.name] for spec in specs) == order
     assert len({spec.without_seed for spec in specs}) == 3
     # The runs of a round have a seed of their own, and make pairs.
@@ -84,13 +82,13 @@ def test_repeats_are_interleaved_there_and_back(repeats: int, order: str) -> Non
 
 def test_the_largest_batch_fits_all_recipes_or_each_its_own() -> None:
     labels = ("fp32", "bf16", "compile")
-    specs = jobs(recipes=labels, batch_size="auto", repeats=2).specs
+    specs = jobs(recipes=labels, batch_size="auto", repeats=2).at()
     assert [spec.batch_size for spec in specs] == [None] * 6
     assert {spec.fit for spec in specs} == {labels}
     words = entrypoint_arguments(specs[0])
     assert [after for word, after in itertools.pairwise(words) if word == "--fit"] == list(labels)
-    assert {spec.fit for spec in jobs(recipes=labels, batch_size="auto-each").specs} == {()}
-    (alone,) = jobs(recipes=labels[:1], batch_size="auto").specs
+    assert {spec.fit for spec in jobs(recipes=labels, batch_size="auto-each").at()} == {()}
+    (alone,) = jobs(recipes=labels[:1], batch_size="auto").at()
     assert (alone.fit, alone.batch_size) == ((), None)
     assert JobSpec.from_json(json.loads(json.dumps(specs[0].to_json()))) == specs[0]
 
@@ -116,14 +114,14 @@ def test_the_fewest_steps_are_those_of_the_step_time() -> None:
 
 def test_a_misspelt_model_of_timm_is_refused_before_it_is_tried() -> None:
     for name in ("vit_base_patch16_224", "vit_base_patch16_224.augreg_in21k", "resnet50"):
-        assert jobs(workload=f"timm:{name}").specs[0].workload == f"timm:{name}"
+        assert jobs(workload=f"timm:{name}").at()[0].workload == f"timm:{name}"
     with pytest.raises(UnknownName, match="vit_bas_patch16") as refused:
         jobs(workload="timm:vit_bas_patch16_224")
     assert "timm:vit_base_patch16_224" in str(refused.value.hint)
 
 
 def test_overrides_hold_for_every_recipe() -> None:
-    specs = jobs(recipes=("bf16", "fp32"), overrides=("optimizer_impl=fused",)).specs
+    specs = jobs(recipes=("bf16", "fp32"), overrides=("optimizer_impl=fused",)).at()
     assert [spec.recipe.label for spec in specs] == ["bf16 optimizer_impl=fused", "fp32 optimizer_impl=fused"]
 
 
@@ -180,7 +178,7 @@ def test_what_cannot_run_here_is_refused_with_what_would(
     options: dict[str, Any], message: str, hint: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        jobs(**options)
+        jobs(**options).at()
     assert message in caught.value.message
     assert hint in (caught.value.hint or "")
 
@@ -193,14 +191,14 @@ def test_more_processes_than_gpus_are_refused() -> None:
 @pytest.mark.parametrize("workload", ["vit-tiny", "distilbert-imdb"])
 def test_a_recipe_that_fits_the_workloads_optimizer_is_taken(workload: str) -> None:
     machine = replace(CPU, modules=SOFTWARE)
-    assert jobs(machine, workload=workload, recipes=("fsdp2",), overrides=("optimizer_impl=fused",)).specs
-    assert jobs(machine, workload="gpt2-tiny", recipes=("zero1",)).specs
+    assert jobs(machine, workload=workload, recipes=("fsdp2",), overrides=("optimizer_impl=fused",)).at()
+    assert jobs(machine, workload="gpt2-tiny", recipes=("zero1",)).at()
 
 
 def test_own_workload_and_folder_are_taken(tmp_path: Path) -> None:
     own = tmp_path / "my.py"
     own.write_text("def build(): ...\n")
-    (job,) = jobs(workload=f"{own}:build", data=f"folder:{tmp_path}").specs
+    (job,) = jobs(workload=f"{own}:build", data=f"folder:{tmp_path}").at()
     assert (job.workload, job.inputs.data) == (f"{own}:build", f"folder:{tmp_path}")
 
 
@@ -208,10 +206,10 @@ def test_arguments_of_an_own_workload_reach_the_job(tmp_path: Path) -> None:
     own = tmp_path / "my.py"
     own.write_text("def build(depth: int, width: int = 8): ...")
     given = {"workload": f"{own}:build", "workload_arguments": ("width=4", "depth=3")}
-    (job,) = jobs(**given).specs
+    (job,) = jobs(**given).at()
     argv = entrypoint_arguments(job)
     assert parse_options([*argv, "--output", "out"]).arguments == {"depth": 3, "width": 4}
-    (other,) = jobs(**given | {"workload_arguments": ("depth=3", "width=4")}).specs
+    (other,) = jobs(**given | {"workload_arguments": ("depth=3", "width=4")}).at()
     assert job == other
     for texts in (("depht=3",), ()):
         with pytest.raises(UserError, match="cannot be called with"):
@@ -222,7 +220,7 @@ def test_arguments_of_an_own_workload_reach_the_job(tmp_path: Path) -> None:
 
 def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out() -> None:
     found = jobs(local=True, instances=("p5.48xlarge",), recipes=("te-fp8",), batch_size=128)
-    (job,) = found.specs
+    (job,) = found.at()
     assert (job.workload, job.batch_size, job.num_gpus, job.instance) == ("vit-tiny", 8, 1, None)
     assert job.recipe.label == "bf16"
     assert found.differences == (
@@ -238,14 +236,14 @@ def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out
 
 def test_rehearsal_with_a_gpu_that_can_keeps_the_job() -> None:
     found = jobs(TWO_H200, local=True, instances=("p5.48xlarge",), recipes=("te-fp8",), batch_size=128)
-    (job,) = found.specs
+    (job,) = found.at()
     assert (job.workload, job.batch_size, job.recipe.name) == ("vit-huge", 128, "te-fp8")
     assert [what for what, _ in found.differences] == ["GPU", "ranks", "network", "image", "price"]
 
 
 def test_two_recipes_with_one_stand_in_are_rehearsed_once() -> None:
     found = jobs(local=True, instances=("p5.48xlarge",), recipes=("te-fp8", "te-bf16"), repeats=2)
-    assert [spec.recipe.label for spec in found.specs] == ["bf16"] * 2
+    assert [spec.recipe.label for spec in found.at()] == ["bf16"] * 2
     assert sum(what == "recipe" for what, _ in found.differences) == 2
 
 
@@ -254,7 +252,7 @@ def test_data_are_found_below_the_home_folder(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "reviews.csv").touch()
     for data, workload in (("folder:~", "vit-tiny"), ("file:~/reviews.csv", "distilbert-tiny")):
-        assert {spec.inputs.data for spec in jobs(workload=workload, data=data).specs} == {data}
+        assert {spec.inputs.data for spec in jobs(workload=workload, data=data).at()} == {data}
     with pytest.raises(UserError, match="there is no file ~/none"):
         jobs(workload="distilbert-tiny", data="file:~/none.csv")
 
@@ -264,16 +262,16 @@ def test_text_and_epochs_reach_the_job(tmp_path: Path) -> None:
     corpus.touch()
     folder = str(tmp_path)
     text = {"model": folder, "tokenizer": "org/t", "sequence_length": 64, "data": f"file:{corpus}"}
-    (job,) = jobs(workload="gpt2-xsmall", epochs=2, eval_every=50, **text).specs
+    (job,) = jobs(workload="gpt2-xsmall", epochs=2, eval_every=50, **text).at()
     assert (job.steps, job.epochs, job.eval_every, job.batch_size) == (None, 2, 50, 4)
     assert job.inputs == Inputs(**text)  # type: ignore[arg-type]
-    (job,) = jobs(workload=f"hf-clm:{folder}").specs
+    (job,) = jobs(workload=f"hf-clm:{folder}").at()
     assert (job.workload, job.steps) == (f"hf-clm:{folder}", 200)
 
 
 def test_a_step_profile_reaches_the_entrypoint() -> None:
-    (job,) = jobs(workload="vit-tiny", step_profile=True).specs
-    (plain,) = jobs(workload="vit-tiny").specs
+    (job,) = jobs(workload="vit-tiny", step_profile=True).at()
+    (plain,) = jobs(workload="vit-tiny").at()
     for spec in (job, plain):
         options = parse_options([*entrypoint_arguments(spec), "--output", "out"])
         assert options.step_profile == spec.step_profile
@@ -289,7 +287,7 @@ def test_a_rehearsal_of_text_without_a_gpu_leaves_the_model_out() -> None:
     found = jobs(
         local=True, instances=("p5.48xlarge",), workload="gpt2-xsmall", model="./gpt2", sequence_length=512
     )
-    (job,) = found.specs
+    (job,) = found.at()
     assert (job.workload, job.inputs) == ("gpt2-tiny", Inputs())
     assert found.differences[0] == ("workload", "gpt2-xsmall at batch 4: rehearsed with gpt2-tiny at batch 4")
 

@@ -32,10 +32,9 @@ from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
 from fastlaunch.core.settings import RegionSettings
-from fastlaunch.jobs.build import jobs_at
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.aws_lookup import fitted
-from fastlaunch.placement.prepare import place
+from fastlaunch.placement.prepare import checked_sites
 from fastlaunch.placement.resolve import (
     OfflineLookup,
     Resolution,
@@ -61,7 +60,7 @@ def resolved(
         "eu_west_3": usual("eu-west-3", "a"),
     }
     own = {"base": None, "bundle": None} if changes.get("image") else {}
-    left, _ = place(request(*instances, **changes), lookup(aws, settings=settings(**regions), **own))
+    left, _ = checked_sites(request(*instances, **changes), lookup(aws, settings=settings(**regions), **own))
     return left
 
 
@@ -503,7 +502,7 @@ def test_offline_a_region_without_a_price_is_left_out() -> None:
 def test_offline_several_interfaces_name_what_must_be_given() -> None:
     found = offline_ec2(num_nodes=2)
     assert {"subnet-id", "security-group-id"} <= set(found.placeholders)
-    check_plan(found, jobs_at(request(num_nodes=2), found.instance, found.region), max_minutes=120)
+    check_plan(found, request(num_nodes=2).at(found.instance, found.region), max_minutes=120)
     assert offline_ec2(usual(letters="a"), num_nodes=2).subnet == "subnet-a"
 
 
@@ -515,7 +514,7 @@ def test_offline_a_block_is_dear_and_never_free() -> None:
     assert (found.usd_per_hour, found.block.fee_usd) == (pytest.approx(39.3333333), 944.0)
     assert "block-end" in found.placeholders and found.zone == "us-east-1a"
     plan = plan_at(
-        {"<run-id>": jobs_at(request(**block), found.instance, found.region)[0]},
+        {"<run-id>": request(**block).at(found.instance, found.region)[0]},
         found,
         attempt=1,
         max_minutes=120,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import join_list, split_list
-from fastlaunch.jobs.build import build_cloud_request, build_jobs, jobs_at
+from fastlaunch.jobs.build import build_jobs
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import check_travels_along, script_name
@@ -35,7 +35,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def specs(command: str, *lists: str, machine: Machine = CPU, **options: Any) -> tuple[JobSpec, ...]:
     words = tuple(shlex.split(command.replace("python", shlex.quote(sys.executable), 1)))
     given = Options(command=words, lists=lists, **options)
-    return build_jobs(given, machine=machine, catalogue=None).specs
+    return build_jobs(given, machine=machine, catalogue=None).at()
 
 
 def ends(jobs: tuple[JobSpec, ...]) -> list[str]:
@@ -217,8 +217,8 @@ def on_aws(*command: str, options: Mapping[str, Any] | None = None, **cloud: Any
     from fake_summaries import CATALOGUE
 
     where = {"instances": ("g5.48xlarge",), "regions": ("us-east-1",), **cloud}
-    request = build_cloud_request(Options(command=command, **(options or {}), **where), catalogue=CATALOGUE)
-    return jobs_at(request, request.instances[0], "us-east-1")
+    request = build_jobs(Options(command=command, **(options or {}), **where), catalogue=CATALOGUE)
+    return request.at(request.instances[0], "us-east-1")
 
 
 @pytest.mark.parametrize(

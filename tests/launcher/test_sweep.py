@@ -22,7 +22,6 @@ from fastlaunch.analysis.compare import compare
 from fastlaunch.analysis.pricing import PriceRequest
 from fastlaunch.api.comparison import measured_run
 from fastlaunch.api.context import AppContext
-from fastlaunch.api.sweep_plan import SweepPlan
 from fastlaunch.api.until_best import best_rows, until_best
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.errors import NoCapacity, UserError
@@ -31,7 +30,6 @@ from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.jobs.spec import JobSpec, Script
-from fastlaunch.jobs.sweep import Cell, SweptType
 from fastlaunch.ledger.db import LedgerFile
 from fastlaunch.ledger.ids import BATCH_SEARCH
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
@@ -39,6 +37,7 @@ from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs
+from fastlaunch.lifecycle.sweep_plan import Cell, PlannedPart, SweepPlan
 
 P4D, P5 = "p4d.24xlarge", "p5.48xlarge"
 MOST = 6
@@ -379,17 +378,14 @@ ROUNDS = Options(until_resolved=True, max_rounds=MOST, until_best=True)
 
 
 def plan_of_matrix() -> SweepPlan:
-    types = {
-        name: SweptType(
+    parts = {
+        name: PlannedPart(
             cells=tuple(Cell(instance=name, label=recipe, batch_size=None) for recipe in recipes),
             options=ROUNDS,
         )
         for name, recipes in MATRIX.items()
     }
-    ceiling: Any = None
-    return SweepPlan(
-        types=types, warnings=(), make=lambda started: ([], {}), ceilings=dict.fromkeys(types, ceiling)
-    )
+    return SweepPlan(parts=parts, is_until_best=True)
 
 
 def context_of(world: World) -> AppContext:
@@ -397,7 +393,7 @@ def context_of(world: World) -> AppContext:
 
 
 def sweep_until_best(world: World, id: str) -> None:
-    decides = until_best(plan_of_matrix(), context_of(world), catalogue())
+    decides = until_best(plan_of_matrix(), context_of(world))
     parts = [part(name, *recipes, options=ROUNDS) for name, recipes in MATRIX.items()]
     carry_out(world, *parts, id=id, until_best=decides)
 
@@ -407,7 +403,7 @@ def check_best(world: World, id: str) -> list[tuple[str, str, int, RunState]]:
     runs = [run for of in sweep_runs(world.ledger, id).values() for run in of]
     assert len(runs) == 5 * MOST
     assert all(run.state is RunState.COMPLETED or run.is_unneeded for run in runs)
-    ((best, *_),) = best_rows(runs, plan_of_matrix(), context_of(world), catalogue())
+    ((best, *_),) = best_rows(runs, plan_of_matrix(), context_of(world))
     assert best.setup.instance == P4D
     return [each for each in cells(world, id) if each[-1] is RunState.COMPLETED]
 

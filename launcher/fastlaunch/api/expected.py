@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from fastlaunch.measure.summary import Setup
 
 
-def expected(
-    context: AppContext, jobs: Sequence[JobSpec], site: "Site", catalogue: Catalogue
-) -> "Expected | str":
+def expected(context: AppContext, jobs: Sequence[JobSpec], site: "Site") -> "Expected | str":
     """Return what the jobs will probably take at the site, or why that is not known.
 
     It warns of batches that will probably not fit in the memory of the site's GPUs.
@@ -39,6 +37,7 @@ def expected(
 
     if any(job.script for job in jobs):
         return "as only the script says how long it runs"
+    catalogue = context.catalogue
     bought = _purchase(context, jobs[0], site, catalogue)
     known = {
         name: known_rows(context, name, catalogue) for name in dict.fromkeys(job.workload for job in jobs)

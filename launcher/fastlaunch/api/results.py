@@ -2,24 +2,18 @@
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import RunState
 
 if TYPE_CHECKING:
     import pandas
 
-    from fastlaunch.analysis.cost import Expected
-    from fastlaunch.backends.site import Site
     from fastlaunch.catalog.prices import Catalogue, Price
     from fastlaunch.core.settings import Settings
-    from fastlaunch.jobs.options import Options
-    from fastlaunch.jobs.spec import JobSpec
-    from fastlaunch.jobs.working_directory import WorkingDirectory
     from fastlaunch.ledger.rows import Run
-    from fastlaunch.placement.cost_ceiling import CostCeiling
 
 Item = TypeVar("Item")
 
@@ -145,36 +139,3 @@ class Submitted:
             run.state is RunState.COMPLETED or not run.state.is_final or run.is_unneeded for run in self.runs
         )
         return EXIT_DONE if good else EXIT_JOB_FAILED
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """What a submission would do: nothing was started, written or asked."""
-
-    #: Here one for each run; on AWS the request at the first place.
-    plans: tuple[Plan, ...] = field(repr=False)
-    jobs: "tuple[JobSpec, ...]" = field(repr=False)
-    #: The most that it may cost; None on this machine.
-    ceiling: "CostCeiling | None" = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CloudDryRun(DryRun):
-    """And where on AWS, and for how much."""
-
-    #: Where it may run, in the order to try.
-    sites: "Sequence[Site]" = field(repr=False)
-    #: Places that were left out, and why.
-    skipped: Sequence[tuple[str, str]]
-    ceiling: "CostCeiling"
-    #: How old the oldest price is, where it is old.
-    old_prices: str | None
-    #: What it will probably take, by runs like it; in words why that is not known.
-    expected: "Expected | str" = field(repr=False)
-    options: "Options" = field(repr=False)
-    #: Whether the config file names no role for the timer in the account.
-    lacks_scheduler: bool
-    #: The most that a submission may cost, by the option or the config file; None without either.
-    budget_usd: float | None = None
-    #: What travels with a script.
-    directory: "WorkingDirectory | None" = field(repr=False)

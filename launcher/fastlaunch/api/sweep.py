@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from fastlaunch.api.compared import Swept
-from fastlaunch.api.context import AppContext, default_context, open_launcher, tell_of_edits
+from fastlaunch.api.context import default_context
 from fastlaunch.api.keywords import SweepArguments
 from fastlaunch.api.results import Runs
-from fastlaunch.api.submission import backend_name, check_truths, with_regions
-from fastlaunch.api.sweep_plan import SweepPlan, in_lines, plan_here, plan_on_aws
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.api.submission import VIEWS, check_truths
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import report_line
-from fastlaunch.jobs.option_rules import check_on_aws, check_places, settings_with
 from fastlaunch.jobs.options import Options, arguments, command_line
+from fastlaunch.lifecycle.submit import report_edits
+from fastlaunch.lifecycle.sweep_plan import SweepPlan, make_parts, plan_lines, plan_sweep
+from fastlaunch.lifecycle.world import World, open_launcher
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
@@ -38,7 +38,7 @@ def sweep(
     dry_run: Literal[True],
     yes: bool = ...,
     announce: Announce | None = ...,
-    context: AppContext | None = ...,
+    context: World | None = ...,
     **options: Unpack[SweepArguments],
 ) -> SweepPlan: ...
 
@@ -50,7 +50,7 @@ def sweep(
     dry_run: Literal[False] = ...,
     yes: bool = ...,
     announce: Announce | None = ...,
-    context: AppContext | None = ...,
+    context: World | None = ...,
     **options: Unpack[SweepArguments],
 ) -> Swept: ...
 
@@ -62,7 +62,7 @@ def sweep(
     dry_run: bool,
     yes: bool = ...,
     announce: Announce | None = ...,
-    context: AppContext | None = ...,
+    context: World | None = ...,
     **options: Unpack[SweepArguments],
 ) -> SweepPlan | Swept: ...
 
@@ -73,7 +73,7 @@ def sweep(
     dry_run: bool = False,
     yes: bool = False,
     announce: Announce | None = None,
-    context: AppContext | None = None,
+    context: World | None = None,
     **options: Unpack[SweepArguments],
 ) -> SweepPlan | Swept:
     """Measure recipes, or variants of a script, on several instance types, within one budget.
@@ -88,99 +88,68 @@ def sweep(
     """
     check_truths("sweep", dry_run=dry_run, yes=yes)
     given = arguments(options, function="sweep")
-    if context is None:
-        context = default_context(command_line("sweep", given))
-    stored = None
+    world, stored = context or default_context(command_line("sweep", given)), None
     if resume is not None:
         if given or dry_run:
             raise UserError("--resume goes on with a sweep as it was typed", "leave out the other options")
-        stored = _stored(context, resume)
-        context = replace(context, argv=stored.argv)
+        stored = _stored(world, resume)
+        world = replace(world, argv=stored.argv)
         given = arguments(stored.arguments, function="sweep")
-    context, plan = _plan(context, Options(**given))
-    if dry_run:
-        return plan
-    num_parallel = given.get("parallel") or 1
-    return _carry_out(
-        context, plan, stored, given=given, num_parallel=num_parallel, yes=yes, announce=announce
-    )
+    plan, world = plan_sweep(Options(**given), world, VIEWS)
+    return plan if dry_run else _carry_out(world, plan, stored, given=given, yes=yes, announce=announce)
 
 
-def _stored(context: AppContext, name: str) -> "StoredSweep":
+def _stored(world: World, name: str) -> "StoredSweep":
     """Return the sweep to go on with. Raises UserError if there is none, or it is of another folder."""
     from fastlaunch.ledger.ledger import open_ledger
 
-    with open_ledger(context.settings, clock=context.now) as ledger:
+    with open_ledger(world.settings, clock=world.now) as ledger:
         stored = ledger.sweep(name or None)
     if Path.cwd() != stored.directory:
         raise UserError(f"{stored.id} was started in {stored.directory}", f"type: cd {stored.directory}")
     return stored
 
 
-def _plan(context: AppContext, options: Options) -> tuple[AppContext, SweepPlan]:
-    """Return what the options name, and the context with their settings."""
-    name, repeats = backend_name(context, options), options.repeats
-    if options.until_best and repeats is not None:
-        raise UserError(
-            "--until-best says itself how often each cell runs",
-            f"leave out --repeats, or give --max-rounds {max(repeats, FIRST_LOOK)}",
-        )
-    if name == "local" and options.instances:
-        raise UserError("--local sweeps this machine", "leave out --instance, or --local")
-    if name == "local":
-        check_places(options, "local")
-    # Without --repeats by the planned rule.
-    options = with_regions(context, replace(options, until_resolved=repeats is None))
-    if name == "local":
-        return context, plan_here(context, options)
-    if options.purchase == "capacity-block":
-        raise UserError("a capacity block is of one instance type", "type: fastlaunch submit")
-    check_on_aws(options)
-    context = replace(context, settings=settings_with(context.settings, options))
-    return context, plan_on_aws(context, options)
-
-
 def _carry_out(
-    context: AppContext,
+    world: World,
     plan: SweepPlan,
     stored: "StoredSweep | None",
     *,
     given: dict[str, Any],
-    num_parallel: int,
     yes: bool,
     announce: Announce | None,
 ) -> Swept:
     from fastlaunch.api.until_best import until_best
-    from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.core import locks
     from fastlaunch.core.home import make_folder
     from fastlaunch.lifecycle.launcher import check_home
     from fastlaunch.lifecycle.sweep import Sweep
 
     if plan.ceilings:
-        context.check_can_ask(yes=yes)
-    check_home(context.settings.home)
-    backends = context.cloud_backends if plan.ceilings else {"local": context.backends["local"]}
-    with open_launcher(context, backends) as launcher:
+        world.check_can_ask(yes=yes)
+    check_home(world.settings.home)
+    num_parallel = given.get("parallel") or 1
+    backends = world.cloud_backends if plan.ceilings else {"local": world.backends["local"]}
+    with open_launcher(world, backends) as launcher:
         ledger = launcher.ledger
         started = ledger.parts_of(stored.id) if stored else {}
         if announce is not None:
             announce(plan)
-        for line in () if announce else in_lines(plan):
-            context.report(line)
+        for line in () if announce else plan_lines(plan):
+            world.report(line)
         for line in plan.warnings:
-            context.report(f"warning: {line}")
+            world.report(f"warning: {line}")
         if stored:
-            context.report(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}")
+            world.report(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}")
             for submission in started.values():
-                tell_of_edits(context, ledger.select(submission=submission), plan.scripts)
-        parts, refused = plan.make(started)
+                report_edits(world, ledger.select(submission=submission), plan.scripts)
+        parts, refused = make_parts(plan, started, world, VIEWS)
         for name, error in refused.items():
-            context.report(f"left out: {name}: {error.message}")
+            world.report(f"left out: {name}: {error.message}")
         if plan.ceilings:
-            context.confirm("Go on?" if stored else "Start it?", yes=yes)
-        sweep_id = stored.id if stored else ledger.add_sweep(context.argv, given, Path.cwd())
-        context.report(f"{sweep_id}: to go on with it if it is stopped: fastlaunch sweep --resume")
+            world.confirm("Go on?" if stored else "Start it?", yes=yes)
+        sweep_id = stored.id if stored else ledger.add_sweep(world.argv, given, Path.cwd())
+        world.report(f"{sweep_id}: to go on with it if it is stopped: fastlaunch sweep --resume")
         lock = ledger.launcher_lock(sweep_id)
         if locks.is_held(lock):
             raise UserError(f"another fastlaunch carries out {sweep_id}", "look: fastlaunch status")
@@ -188,59 +157,56 @@ def _carry_out(
         carried_out = Sweep(
             id=sweep_id,
             launcher=launcher,
-            command=shlex.join(["fastlaunch", *context.argv]),
+            command=shlex.join(["fastlaunch", *world.argv]),
             parts=parts,
             max_cost_usd=plan.max_cost_usd,
             num_parallel=num_parallel,
-            open_beside=partial(_open_beside, context, launcher.stop) if num_parallel > 1 else None,
-            until_best=until_best(plan, context, load_catalogue(*context.settings.price_files()))
-            if given.get("until_best")
-            else None,
+            open_beside=partial(_open_beside, world, launcher.stop) if num_parallel > 1 else None,
+            until_best=until_best(plan, world) if plan.is_until_best else None,
             left_out=refused,
         )
         with locks.held(lock):
             carried_out.carry_out()
-        return _result(context, carried_out, launcher, plan)
+        return _result(world, carried_out, launcher, plan)
 
 
 @contextmanager
-def _open_beside(context: AppContext, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
+def _open_beside(world: World, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
     """Yield a launcher with a ledger of its own, whose lines begin with the name of its part."""
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.display import PlainLines
     from fastlaunch.lifecycle.launcher import Launcher
 
-    own = replace(context, connect=lambda: context.aws, sleep=stop.sleeping(context.sleep))
-    with open_ledger(context.settings, clock=context.now) as ledger:
+    own = replace(world, connect=lambda: world.aws, sleep=stop.sleeping(world.sleep))
+    with open_ledger(world.settings, clock=world.now) as ledger:
         yield Launcher(
             backends=own.cloud_backends,
             ledger=ledger,
-            settings=context.settings,
-            display=PlainLines(clock=context.monotonic_s, prefix=f"{name}: "),
+            settings=world.settings,
+            display=PlainLines(clock=world.monotonic_s, prefix=f"{name}: "),
             stop=stop,
             report=lambda line: report_line(f"{name}: {line}"),
         )
 
 
-def _result(context: AppContext, carried_out: "Sweep", launcher: "Launcher", plan: SweepPlan) -> Swept:
+def _result(world: World, carried_out: "Sweep", launcher: "Launcher", plan: SweepPlan) -> Swept:
     """Return what became of the parts, what they measured and what was saved."""
     from fastlaunch.api.comparison import compare_at_own_prices
     from fastlaunch.api.until_best import best_rows
-    from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.lifecycle.sweep import duration_s, saved, sweep_runs
 
     by_part = sweep_runs(launcher.ledger, carried_out.id)
     runs = [run for of in by_part.values() for run in of]
     best: list[list[Row]] = []
     comparison = early = None
-    with context.advice.guard("the comparison"):
+    with world.advice.guard("the comparison"):
         is_measured = any(run.summary and duration_s(run.summary) is not None for run in runs)
         if carried_out.until_best and is_measured:
-            best = best_rows(runs, plan, context, load_catalogue(*context.settings.price_files()))
+            best = best_rows(runs, plan, world)
         baseline = best[0][0].run_ids[0] if best else None
         if is_measured:
-            comparison = compare_at_own_prices(context, runs, baseline)
-    with context.advice.guard("what stopping early saved"):
+            comparison = compare_at_own_prices(world, runs, baseline)
+    with world.advice.guard("what stopping early saved"):
         early = saved(launcher.ledger, runs)
     return Swept(
         id=carried_out.id,

@@ -7,34 +7,33 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.comparison import measured_run
-from fastlaunch.api.context import AppContext
 from fastlaunch.catalog.gpus import identify
-from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.jobs.options import ML
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.elimination import SweptCell
-    from fastlaunch.api.sweep_plan import SweepPlan
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.sweep import UntilBest
+    from fastlaunch.lifecycle.sweep_plan import SweepPlan
 
 
-def until_best(plan: "SweepPlan", context: AppContext, catalogue: Catalogue) -> "UntilBest":
+def until_best(plan: "SweepPlan", world: World) -> "UntilBest":
     """Return what leaves out runs of the sweep, and says which part to start next."""
     from fastlaunch.analysis.elimination import eliminate, next_places, predict_cells
     from fastlaunch.lifecycle.sweep import UntilBest
 
     def elimination(runs: Sequence["Run"]) -> dict[str, str]:
-        cells = SweptCells(runs, context, catalogue)
+        cells = SweptCells(runs, world)
         unneeded = eliminate(predict_cells(cells.cells), max_rounds(plan)).unneeded
         return {id: why for at, why in unneeded.items() for id in cells.run_ids[at]}
 
     def next_part(runs: Sequence["Run"], names: Sequence[str]) -> str:
-        if names[0] not in plan.ceilings:
+        if len(names) == 1:
             return names[0]
-        cells = SweptCells(runs, context, catalogue)
+        cells = SweptCells(runs, world)
         waiting = [cell for name in names for cell in cells.on(name, plan)]
         predicted = predict_cells([*cells.cells, *waiting])[len(cells.cells) :]
         return str(next_places(predicted)[0])
@@ -42,13 +41,11 @@ def until_best(plan: "SweepPlan", context: AppContext, catalogue: Catalogue) -> 
     return UntilBest(elimination=elimination, next_part=next_part)
 
 
-def best_rows(
-    runs: Sequence["Run"], plan: "SweepPlan", context: AppContext, catalogue: Catalogue
-) -> list[list["Row"]]:
+def best_rows(runs: Sequence["Run"], plan: "SweepPlan", world: World) -> list[list["Row"]]:
     """Return for each global batch the rows that may be best, the one that is by its figures first."""
     from fastlaunch.analysis.elimination import eliminate
 
-    cells = SweptCells(runs, context, catalogue)
+    cells = SweptCells(runs, world)
     found = eliminate(cells.cells, max_rounds(plan))
     return [
         [
@@ -68,19 +65,19 @@ def max_rounds(plan: "SweepPlan") -> int:
 class SweptCells:
     """The cells that have runs in the ledger, made or planned, as elimination takes them."""
 
-    def __init__(self, runs: Sequence["Run"], context: AppContext, catalogue: Catalogue) -> None:
+    def __init__(self, runs: Sequence["Run"], world: World) -> None:
         from fastlaunch.analysis.compare import PriceRequest, compare
 
-        self._catalogue, self._today, self._region = catalogue, context.today, context.settings.region
+        self._catalogue, self._today, self._region = world.catalogue, world.today, world.settings.region
         by_spec: dict[JobSpec, list[Run]] = {}
         for run in runs:
             by_spec.setdefault(JobSpec.from_json(run.spec or {}).without_seed, []).append(run)
         #: For each cell, as are `rows` and `cells`.
         self.run_ids = [[run.id for run in of] for of in by_spec.values()]
         comparison = compare(
-            [each for run in runs if (each := measured_run(run, context.settings.region))],
-            catalogue=catalogue,
-            prices=PriceRequest(today=self._today, region=context.settings.region),
+            [each for run in runs if (each := measured_run(run, self._region))],
+            catalogue=self._catalogue,
+            prices=PriceRequest(today=self._today, region=self._region),
         )
         rows = {id: row for row in comparison.rows if row.group.log_times for id in row.run_ids}
         #: None of one that measured nothing yet.

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from fastlaunch.api.announcement import (
+from fastlaunch.cli.options import next_command
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.plan import Plan
+from fastlaunch.core.units import by_reason, counted
+from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.working_directory import shown
+from fastlaunch.lifecycle.announcement import (
     MOST,
     expected_json,
     expected_text,
@@ -22,14 +29,7 @@ from fastlaunch.api.announcement import (
     spot_text,
     travels_text,
 )
-from fastlaunch.api.results import CloudDryRun
-from fastlaunch.cli.options import next_command
-from fastlaunch.core.errors import UserError
-from fastlaunch.core.plan import Plan
-from fastlaunch.core.units import by_reason, counted
-from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import JobSpec
-from fastlaunch.jobs.working_directory import shown
+from fastlaunch.lifecycle.submit import DryRun
 from fastlaunch.placement.config_checks import setup_command
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 
@@ -51,14 +51,14 @@ _TO_BE_GIVEN = {
 _INDENT = 9
 
 
-def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, show: str | None) -> None:
+def print_dry_run(dry_run: DryRun, *, argv: Sequence[str], output: str, show: str | None) -> None:
     """Print what a submission for AWS would do, as text or JSON. argv: of the command, without its name.
 
     Raises UserError for a part to show that it does not have.
     """
-    (plan,), directory = dry_run.plans, dry_run.directory
+    (plan,), directory = dry_run.plans, dry_run.placement.directory
     if output == "json":
-        for reason in by_reason(dry_run.skipped):
+        for reason in by_reason(dry_run.placement.skipped):
             click.echo(f"left out: {reason}", err=True)
         files = {"files": [file.path for file in directory.files]} if directory else {}
         expected = {"expected": expected_json(dry_run.expected)}
@@ -75,26 +75,27 @@ def print_dry_run(dry_run: CloudDryRun, *, argv: Sequence[str], output: str, sho
         click.echo(plan_text(dry_run))
         if not dry_run.lacks_scheduler and not to_be_given(plan):
             command, *words = (word for word in argv if word != "--dry-run")
-            if dry_run.ceiling.is_above(dry_run.budget_usd):
-                words = ["--max-cost", str(math.ceil(dry_run.ceiling.usd)), *words]
+            if dry_run.placement.ceiling.is_above(dry_run.budget_usd):
+                words = ["--max-cost", str(math.ceil(dry_run.placement.ceiling.usd)), *words]
             next_command(shlex.join(["fastlaunch", command, *words]))
 
 
-def plan_text(dry_run: CloudDryRun) -> str:
+def plan_text(dry_run: DryRun) -> str:
     """Return what would be done at the first site, what it costs, what ends it and what is missing."""
-    (plan,), jobs, options, sites = dry_run.plans, dry_run.jobs, dry_run.options, dry_run.sites
-    travels = [*(travels_text(dry_run.directory) if dry_run.directory else []), *needs_text(options)]
-    site, *others = sites
-    where = [f"left out: {reason}" for reason in by_reason(dry_run.skipped)[:MOST]]
+    (plan,), jobs, placement = dry_run.plans, dry_run.jobs, dry_run.placement
+    options, directory = placement.options, placement.directory
+    travels = [*(travels_text(directory) if directory else []), *needs_text(options)]
+    site, *others = placement.sites
+    where = [f"left out: {reason}" for reason in by_reason(placement.skipped)[:MOST]]
     if others:
         where.insert(0, f"without capacity there: {some([other.name for other in others], ', then ')}")
-        if len({other.instance.name for other in sites}) > 1:
+        if len({other.instance.name for other in placement.sites}) > 1:
             where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
     ends = _ends(site, options, lacks_scheduler=dry_run.lacks_scheduler)
     old = [f"{dry_run.old_prices}."] if dry_run.old_prices else []
     expected = expected_text(dry_run.expected, jobs, max_minutes=options.max_minutes)
-    cost = [f"{dry_run.ceiling}.", *old, expected, NOT_COUNTED]
+    cost = [f"{placement.ceiling}.", *old, expected, NOT_COUNTED]
     lines = [
         *_topic("plan", [in_words(_as_followed(jobs, options), site)], width),
         *_topic("where", where, width),

@@ -1,4 +1,4 @@
-"""`fastlaunch submit`: options to jobs, jobs to plans, and they run: here, or on AWS (submit_cloud.py)."""
+"""`fastlaunch submit`: options to jobs, jobs to plans, and they run: here, or on AWS."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fastlaunch.api import submission as api
-from fastlaunch.api.results import CloudDryRun, Submitted
+from fastlaunch.api.results import Submitted
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, table_or_json_option, yes_option
 from fastlaunch.cli.render import answer_of, print_runs
@@ -79,7 +79,7 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
     if isinstance(result, Submitted):
         print_runs(result.runs, output=output, answer=answer_of(context, result.runs))
         return result.exit_code
-    if isinstance(result, CloudDryRun):
+    if result.placement.sites:
         from fastlaunch.cli.plan_text import print_dry_run
 
         print_dry_run(result, argv=context.argv, output=output, show=show)

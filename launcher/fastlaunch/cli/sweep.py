@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.api import sweep as api
-from fastlaunch.api.announcement import expected_json
 from fastlaunch.api.compared import Swept
-from fastlaunch.api.sweep_plan import SweepPlan, in_lines
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, table_or_json_option, yes_option
 from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import GroupedCommand, declared_options, training_profile_option
 from fastlaunch.core.errors import EXIT_DONE
 from fastlaunch.core.units import counted
-from fastlaunch.jobs.sweep import SweptType
+from fastlaunch.lifecycle.announcement import expected_json
+from fastlaunch.lifecycle.sweep_plan import PlannedPart, SweepPlan, plan_lines
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
@@ -110,16 +109,18 @@ def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: 
 def _print_plan(plan: SweepPlan, *, output: str) -> None:
     if output == "json":
         cells = [
-            {**vars(cell), "runs": 0 if cell.skipped else swept.num_rounds}
-            for swept in plan.types.values()
-            for cell in swept.cells
+            {**vars(cell), "runs": 0 if cell.skipped else part.num_rounds}
+            for part in plan.types.values()
+            for cell in part.cells
         ]
         ceilings = {name: ceiling.usd for name, ceiling in plan.ceilings.items()}
         files = {"files": [file.path for file in plan.directory.files]} if plan.directory else {}
         data = {
             "cells": cells,
             "ceilings_usd": ceilings,
-            "expected": {name: expected_json(each) for name, each in plan.expected.items()},
+            "expected": {
+                name: expected_json(part.expected) for name, part in plan.types.items() if part.ceiling
+            },
             "max_cost_usd": plan.max_cost_usd,
             **files,
         }
@@ -133,23 +134,24 @@ def _plan_text(plan: SweepPlan) -> str:
     rows = [
         {
             **{"instance": name, "recipe": cell.label, "batch_size": cell.batch_size or "default"},
-            "runs": "none" if cell.skipped else _runs_text(swept),
+            "runs": "none" if cell.skipped else _runs_text(part, plan),
         }
-        for name, swept in plan.types.items()
-        for cell in swept.cells
+        for name, part in plan.types.items()
+        for cell in part.cells
     ]
     width = min(_WIDEST, shutil.get_terminal_size(fallback=(_WIDEST, 1)).columns)
     wrapped = [
-        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in in_lines(plan)
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False)
+        for line in plan_lines(plan)
     ]
-    is_script = any(swept.options and swept.options.command for swept in plan.types.values())
+    is_script = any(part.options and part.options.command for part in plan.types.values())
     headers = _SCRIPT_HEADERS if is_script else _HEADERS
     return "\n".join([plain_table(rows, headers), "", *wrapped])
 
 
-def _runs_text(swept: SweptType) -> str:
-    is_planned = swept.options is not None and swept.options.until_resolved
-    return f"at most {swept.num_rounds}" if is_planned or swept.is_until_best else str(swept.num_rounds)
+def _runs_text(part: PlannedPart, plan: SweepPlan) -> str:
+    is_planned = part.options is not None and part.options.until_resolved
+    return f"at most {part.num_rounds}" if is_planned or plan.is_until_best else str(part.num_rounds)
 
 
 def _print_result(context: "AppContext", swept: Swept, *, output: str) -> None:

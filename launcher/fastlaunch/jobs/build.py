@@ -1,9 +1,8 @@
-"""`Options` -> `JobSpec`s: to run or rehearse here (`build_jobs`), or on AWS (`build_cloud_request`).
+"""`Options` -> `Jobs`, to run or rehearse here or on AWS -> a `JobSpec` for every run.
 
 What is wrong with a request by itself is an error here, before anything is asked of AWS.
 """
 
-import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 from fastlaunch.catalog.experiments import EXPERIMENTS
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.catalog.prices import Catalogue, Price
-from fastlaunch.catalog.rates import check_sold, dearest_rate
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.catalog.rates import check_sold
 from fastlaunch.core.conventions import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
@@ -24,7 +23,7 @@ from fastlaunch.jobs.scripts import (
     num_ranks,
     on_nodes,
     script_spec,
-    script_specs,
+    scripts_here,
     scripts_of,
 )
 from fastlaunch.jobs.spec import JobSpec, Script, Terms, Variant
@@ -54,35 +53,83 @@ _CPU_RANKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The jobs to run on this machine."""
+    """What to train, checked as far as that asks nothing of AWS; `at` gives the jobs on a machine."""
 
-    #: In the order they run.
-    specs: tuple[JobSpec, ...]
+    options: Options
+    #: What is trained, in order; none where scripts are.
+    variants: tuple[Variant, ...] = ()
+    #: The variants of a command of the user's own, the baseline first.
+    scripts: tuple[Script, ...] = ()
+    #: The instance types of the options, in the order they are tried; none on this machine.
+    instances: tuple[InstanceType, ...] = ()
+    #: Variants of an experiment that the instances cannot run, as (name, reason).
+    skipped: tuple[tuple[str, str], ...] = ()
     #: What a rehearsal does not cover, or an experiment has otherwise here, as (topic, sentence).
     differences: tuple[tuple[str, str], ...] = ()
-    #: The specs' workloads, each once.
-    workloads: tuple[WorkloadInfo, ...] = ()
-    #: What to know of their figures before they are made.
+    #: What to know of the figures before they are made.
     caveats: tuple[str, ...] = ()
 
+    @property
+    def workloads(self) -> tuple[WorkloadInfo, ...]:
+        """The workloads of the variants, each once."""
+        return tuple(dict.fromkeys(variant.workload for variant in self.variants))
 
-def build_jobs(
-    options: Options, *, machine: Machine, catalogue: Catalogue | None, image: str | None = None
-) -> Jobs:
-    """Return the jobs of `options` on `machine`, repeats interleaved: A B, then B A, and so on.
+    @property
+    def user_file(self) -> Path | None:
+        """The user's own workload file, which travels in the code bundle; None for any other workload."""
+        if self.scripts:
+            return None
+        path, separator, _ = self.variants[0].workload.name.rpartition(".py:")
+        return Path(f"{path}.py") if separator else None
 
-    catalogue: needed to rehearse an instance, and to tell what a GPU takes. image: the user's own, if jobs
-    run in it: data are there, and not here. Raises UserError for what does not exist, is not allowed or
-    cannot run here; a variant of an experiment that cannot is left out.
+    def at(
+        self, instance: InstanceType | None = None, region: str | None = None, *, image: str | None = None
+    ) -> tuple[JobSpec, ...]:
+        """Return the jobs on an instance type, or on this machine: A B, then B A, and so on.
+
+        There are as many, in the same order, on every instance type, with one rank per GPU unless a variant
+        says otherwise. image: by digest, where it is known. Raises UserError if a recipe does not train with
+        so many ranks.
+        """
+        options = self.options
+        where: dict[str, Any] = {"region": region or options.region}
+        if instance:
+            where |= _on_aws(options, instance) | {"image": image}
+        if self.scripts:
+            scripts = self.scripts
+            if instance:
+                scripts = tuple(
+                    on_nodes(script, options.nproc, instance, options.num_nodes) for script in scripts
+                )
+            return interleaved([script_spec(script, **where) for script in scripts], options)
+        num_gpus = instance.num_accelerators * options.num_nodes if instance else 1
+        # Two variants may have the same stand-in here; it is run once.
+        specs = dict.fromkeys(
+            _spec(variant, options, num_gpus=num_gpus, **where) for variant in self.variants
+        )
+        jobs = interleaved(_with_common_batch(list(specs), options), options)
+        return _in_containers(jobs, options) if options.container else jobs
+
+
+def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machine | None = None) -> Jobs:
+    """Return what to train of `options`: on `machine`, or without one on AWS.
+
+    Options for AWS are those that `check_on_aws` let pass. catalogue: needed for AWS, to rehearse an
+    instance, and to tell what a GPU takes. Raises UserError for what does not exist, is not sold, is not
+    allowed or cannot run there; a variant of an experiment that cannot is left out.
     """
+    if machine is None:
+        assert catalogue is not None
+        return _jobs_on_aws(options, catalogue)
     _check_repeats(options)
     if options.command is not None:
-        own = script_specs(options, machine)
-        caveats = caveats_of([spec.script for spec in own if spec.script])
-        return Jobs(specs=interleaved(own, options), caveats=caveats)
+        scripts = scripts_here(options, machine)
+        return Jobs(options=options, scripts=scripts, caveats=caveats_of(scripts))
     check_no_script(options)
     instance = catalogue.instance(options.rehearsed) if catalogue and options.rehearsed else None
     variants = variants_of(options, GPU_WORKLOAD if instance or machine.devices else CPU_WORKLOAD)
+    # In an image of the user's own data are there, and not here.
+    image = options.image if options.container else None
     for data in dict.fromkeys(variant.inputs.data for variant in variants):
         (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
     kinds = machine.capabilities(catalogue)
@@ -105,12 +152,10 @@ def build_jobs(
     if instance and catalogue:
         num_ranks = max(variant.num_gpus or 1 for variant in here)
         differences += _of_every_rehearsal(instance, catalogue, machine, num_ranks=num_ranks)
-    # Two variants may have the same stand-in; it is run once.
-    specs = dict.fromkeys(_spec(variant, options, region=options.region) for variant in here)
     return Jobs(
-        specs=interleaved(_with_common_batch(list(specs), options), options),
+        options=options,
+        variants=tuple(here),
         differences=tuple(dict.fromkeys(differences)),
-        workloads=tuple(dict.fromkeys(variant.workload for variant in here)),
         caveats=(*_caveats(here, kinds), *filter(None, [_too_short(options)])),
     )
 
@@ -143,6 +188,32 @@ def _with_common_batch(specs: Sequence[JobSpec], options: Options) -> list[JobSp
         labels.setdefault((spec.workload, spec.inputs), {})[spec.recipe.label] = None
     fits = [tuple(labels[spec.workload, spec.inputs]) for spec in specs]
     return [replace(spec, fit=fit if len(fit) > 1 else ()) for spec, fit in zip(specs, fits, strict=True)]
+
+
+def _in_containers(jobs: Sequence[JobSpec], options: Options) -> tuple[JobSpec, ...]:
+    """Return the jobs on a container for each node, which find each other over TCP.
+
+    Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
+    """
+    for job in jobs:
+        outside = (job.inputs.data.partition(":")[2], job.inputs.model, job.inputs.tokenizer)
+        for path in filter(None, outside):
+            if Path(path).exists() and not (options.image and Path(path).is_absolute()):
+                raise UserError(
+                    f"{path} is on this machine, not in the container",
+                    "leave it out, rehearse without --container, or give --image and its path there",
+                )
+    num_nodes = options.num_nodes
+    return tuple(
+        replace(
+            job,
+            num_nodes=num_nodes,
+            num_gpus=num_nodes * job.num_gpus,
+            image=options.image,
+            allow_tcp=True,
+        )
+        for job in jobs
+    )
 
 
 def _not_as_long(options: Options, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
@@ -197,13 +268,15 @@ def _as_typed(recipe: Recipe) -> str:
     )
 
 
-def _spec(variant: Variant, options: Options, **where: Any) -> JobSpec:
-    """Return the variant as a job. where: what `JobSpec` says of machines and how they are bought.
+def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) -> JobSpec:
+    """Return the variant as a job. num_gpus: the ranks, unless it says how many.
+
+    where: what `JobSpec` says of machines and how they are bought.
 
     Raises UserError if its recipe does not train with so many ranks.
     """
-    assert variant.num_gpus is not None
-    if problem := ranks_problem(variant.recipe, variant.num_gpus):
+    num_gpus = num_gpus if variant.num_gpus is None else variant.num_gpus
+    if problem := ranks_problem(variant.recipe, num_gpus):
         message, hint = problem
         raise UserError(f"recipe {variant.recipe.label}: {message}", hint)
     batch_size = variant.workload.batch_size if variant.batch_size is None else variant.batch_size
@@ -213,7 +286,7 @@ def _spec(variant: Variant, options: Options, **where: Any) -> JobSpec:
         batch_size=None if isinstance(batch_size, str) else batch_size,
         steps=variant.steps,
         epochs=variant.epochs,
-        num_gpus=variant.num_gpus,
+        num_gpus=num_gpus,
         seed=options.seed,
         inputs=variant.inputs,
         checkpoint_every=options.checkpoint_every,
@@ -253,36 +326,7 @@ def _of_every_rehearsal(
     yield "price", f"nothing here tells what a step costs on {instance.name}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CloudRequest:
-    """What to train, and where and how it may be bought: checked as far as that needs no AWS."""
-
-    options: Options
-    #: What is trained, in order; none where scripts are.
-    variants: tuple[Variant, ...] = ()
-    #: The variants of a command of the user's own, the baseline first.
-    scripts: tuple[Script, ...] = ()
-    #: Those of the options, in the order they are tried.
-    instances: tuple[InstanceType, ...]
-    #: Variants of an experiment that the machines cannot run, as (name, reason).
-    skipped: tuple[tuple[str, str], ...] = ()
-    #: What to know of the figures before they are made.
-    caveats: tuple[str, ...] = ()
-
-    @property
-    def user_file(self) -> Path | None:
-        """The user's own workload file, which travels in the code bundle; None for any other workload."""
-        if self.scripts:
-            return None
-        path, separator, _ = self.variants[0].workload.name.rpartition(".py:")
-        return Path(f"{path}.py") if separator else None
-
-
-def build_cloud_request(options: Options, *, catalogue: Catalogue) -> CloudRequest:
-    """Return the options, which `check_on_aws` let pass, as a request.
-
-    Raises UserError if they name what does not exist, is not sold, or cannot run there.
-    """
+def _jobs_on_aws(options: Options, catalogue: Catalogue) -> Jobs:
     scripts = () if options.command is None else scripts_of(options)
     variants = () if scripts else variants_of(options, GPU_WORKLOAD)
     instances = instances_of(options, catalogue)
@@ -291,7 +335,7 @@ def build_cloud_request(options: Options, *, catalogue: Catalogue) -> CloudReque
     for instance in instances if options.service == "ec2" else ():
         check_sold(instance, options.purchase, options.max_price_usd)
     if scripts:
-        return _script_request(options, scripts, instances)
+        return _scripts_on_aws(options, scripts, instances)
     check_no_script(options)
     _check_training(options)
     for variant in variants:
@@ -315,7 +359,7 @@ def build_cloud_request(options: Options, *, catalogue: Catalogue) -> CloudReque
             error.hint,
         )
     kinds = [capabilities_of(catalogue.accelerator_of(instance.name)) for instance in instances]
-    return CloudRequest(
+    return Jobs(
         options=options,
         variants=tuple(runnable),
         instances=instances,
@@ -324,9 +368,9 @@ def build_cloud_request(options: Options, *, catalogue: Catalogue) -> CloudReque
     )
 
 
-def _script_request(
+def _scripts_on_aws(
     options: Options, scripts: tuple[Script, ...], instances: tuple[InstanceType, ...]
-) -> CloudRequest:
+) -> Jobs:
     for instance in instances:
         if isinstance(options.nproc, int) and options.nproc > instance.num_accelerators:
             raise UserError(
@@ -335,9 +379,7 @@ def _script_request(
             )
     # Over several nodes, or by --nproc, torchrun starts a rank on each GPU.
     on_one = instances if options.num_nodes == 1 and options.nproc is None else ()
-    return CloudRequest(
-        options=options, scripts=scripts, instances=instances, caveats=caveats_of(scripts, on_one)
-    )
+    return Jobs(options=options, scripts=scripts, instances=instances, caveats=caveats_of(scripts, on_one))
 
 
 def instances_of(options: Options, catalogue: Catalogue) -> tuple[InstanceType, ...]:
@@ -352,60 +394,21 @@ def instances_of(options: Options, catalogue: Catalogue) -> tuple[InstanceType, 
     return instances
 
 
-def rate_at(
-    request: CloudRequest,
-    instance: InstanceType,
-    region: str,
-    *,
-    catalogue: Catalogue,
-    today: datetime.date,
-) -> Price:
-    """Return the most that an hour of one instance costs there. Raises UserError if that is not known."""
-    return dearest_rate(
-        instance,
-        region,
-        purchase=request.options.purchase,
-        max_price_usd=request.options.max_price_usd,
-        catalogue=catalogue,
-        today=today,
-        service=request.options.service,
-    )
-
-
-def jobs_at(
-    request: CloudRequest, instance: InstanceType, region: str, *, image: str | None = None
-) -> tuple[JobSpec, ...]:
-    """Return the jobs on an instance type, repeats interleaved; one rank per GPU unless a variant says.
-
-    As many, and in the same order, for every instance type. image: by digest, where it is known.
-    """
-    options = request.options
-    num_gpus = instance.num_accelerators * options.num_nodes
-    terms = Terms(
-        purchase=options.purchase,
-        max_minutes=options.max_minutes,
-        max_price_usd=options.max_price_usd,
-        reservation=options.reservation,
-        training_plan=options.training_plan,
-    )
-    where: dict[str, Any] = {
+def _on_aws(options: Options, instance: InstanceType) -> dict[str, Any]:
+    """Return what a job says of machines of AWS and how they are bought."""
+    return {
         "backend": options.service,
         "instance": instance.name,
         "num_nodes": options.num_nodes,
-        "region": region,
-        "image": image,
-        "terms": terms,
         "allow_tcp": options.allow_tcp and options.num_nodes > 1,
+        "terms": Terms(
+            purchase=options.purchase,
+            max_minutes=options.max_minutes,
+            max_price_usd=options.max_price_usd,
+            reservation=options.reservation,
+            training_plan=options.training_plan,
+        ),
     }
-    if request.scripts:
-        nproc = request.options.nproc
-        scripts = [on_nodes(one, nproc, instance, options.num_nodes) for one in request.scripts]
-        return interleaved([script_spec(script, **where) for script in scripts], request.options)
-    specs = [
-        _spec(replace(variant, num_gpus=variant.num_gpus or num_gpus), request.options, **where)
-        for variant in request.variants
-    ]
-    return interleaved(_with_common_batch(specs, request.options), request.options)
 
 
 def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tuple[str, ...]:

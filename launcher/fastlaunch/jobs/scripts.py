@@ -36,8 +36,8 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_-]*\}", re.ASCII)
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def script_specs(options: Options, machine: Machine) -> list[JobSpec]:
-    """Return a job for each variant of the command on this machine, the baseline first.
+def scripts_here(options: Options, machine: Machine) -> tuple[Script, ...]:
+    """Return the variants of the command with their ranks on this machine, the baseline first.
 
     Raises UserError for what cannot start here, and for options that do not fit together.
     """
@@ -45,7 +45,7 @@ def script_specs(options: Options, machine: Machine) -> list[JobSpec]:
     nproc = None if options.nproc is None else num_ranks(options.nproc, machine)
     for script in scripts:
         _check_starts(script.argv)
-    return [script_spec(replace(script, nproc=nproc), region=options.region) for script in scripts]
+    return tuple(replace(script, nproc=nproc) for script in scripts)
 
 
 def scripts_of(options: Options) -> tuple[Script, ...]:

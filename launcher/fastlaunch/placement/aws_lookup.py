@@ -12,7 +12,7 @@ from fastlaunch.catalog.container_images import image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 from fastlaunch.core.plan import CodeBundle
-from fastlaunch.jobs.build import CloudRequest
+from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.capacity_block import check_reservation, max_minutes_in
@@ -31,13 +31,14 @@ class AwsLookup(Lookup):
     #: What pip installs there, which is going to be uploaded as well.
     wheels: Bundle | None = None
 
-    def candidates(self, request: CloudRequest) -> tuple[Site, ...]:
-        known = candidates(request.instances, request.options, self.settings)
-        if request.options.reservation is None:
+    def candidates(self, jobs: Jobs) -> tuple[Site, ...]:
+        options = jobs.options
+        known = candidates(jobs.instances, options, self.settings)
+        if options.reservation is None:
             return known
-        (instance,), (region,) = request.instances, request.options.regions
-        reservation = self.reservation(request.options, instance, region)
-        return in_zone_of(reservation, known, num_nodes=request.options.num_nodes)
+        (instance,), (region,) = jobs.instances, options.regions
+        reservation = self.reservation(options, instance, region)
+        return in_zone_of(reservation, known, num_nodes=options.num_nodes)
 
     def reservation(self, options: Options, instance: InstanceType, region: str) -> Reservation:
         """Return the capacity block, in which its nodes can run. Raise an error for each fault."""
@@ -51,8 +52,8 @@ class AwsLookup(Lookup):
             now=self.now,
         )
 
-    def block_size(self, request: CloudRequest, site: Site) -> tuple[str, float, int]:
-        block = self.reservation(request.options, site.instance, site.region)
+    def block_size(self, options: Options, site: Site) -> tuple[str, float, int]:
+        block = self.reservation(options, site.instance, site.region)
         assert block.starts_at is not None and block.ends_at is not None
         ends_at = block.ends_at.astimezone(UTC).isoformat(timespec="seconds")
         return ends_at, (block.ends_at - block.starts_at) / timedelta(hours=1), block.num_instances
@@ -68,11 +69,11 @@ class AwsLookup(Lookup):
         name = self.settings.region_settings(region).ami_parameter
         return self.aws.machine_image(region, self.aws.parameter(region, name))
 
-    def image(self, request: CloudRequest, region: str) -> str:
-        if request.options.image is None:
+    def image(self, options: Options, region: str) -> str:
+        if options.image is None:
             return self.base_image(region)
-        self.is_image_visible(request.options.image, region)
-        return request.options.image
+        self.is_image_visible(options.image, region)
+        return options.image
 
     def base_image(self, region: str) -> str:
         """Return AWS's own image in the region, by the digest that its tag has now."""
@@ -107,7 +108,7 @@ class AwsLookup(Lookup):
     def code(self, region: str) -> CodeBundle | None:
         return self._address(region, self.bundle)
 
-    def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
+    def requirements(self, options: Options, region: str) -> CodeBundle | None:
         return self._address(region, self.wheels)
 
     def _address(self, region: str, bundle: Bundle | None) -> CodeBundle | None:
@@ -117,23 +118,24 @@ class AwsLookup(Lookup):
         return CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
 
 
-def fitted(request: CloudRequest, lookup: AwsLookup) -> tuple[CloudRequest, tuple[str, ...]]:
-    """Return the request as it fits into its capacity block, if it is for one; and what of it was changed.
+def fitted(jobs: Jobs, lookup: AwsLookup) -> tuple[Jobs, tuple[str, ...]]:
+    """Return the jobs as they fit into their capacity block, if they are for one; and what was changed.
 
-    Raises UserError's kinds where the block cannot carry the job at all.
+    Raises UserError's kinds where the block cannot carry them at all.
     """
-    if request.options.reservation is None:
-        return request, ()
-    (instance,), (region,) = request.instances, request.options.regions
-    block = lookup.reservation(request.options, instance, region)
+    options = jobs.options
+    if options.reservation is None:
+        return jobs, ()
+    (instance,), (region,) = jobs.instances, options.regions
+    block = lookup.reservation(options, instance, region)
     longest = max_minutes_in(block, lookup.now)
-    if request.options.max_minutes <= longest:
-        return request, ()
+    if options.max_minutes <= longest:
+        return jobs, ()
     change = (
-        f"--max-hours is cut from {request.options.max_minutes} to {longest} min: EC2 begins to end the "
+        f"--max-hours is cut from {options.max_minutes} to {longest} min: EC2 begins to end the "
         f"instances of {block.id} then"
     )
-    return replace(request, options=replace(request.options, max_minutes=longest)), (change,)
+    return replace(jobs, options=replace(options, max_minutes=longest)), (change,)
 
 
 def in_zone_of(block: Reservation, known: Sequence[Site], *, num_nodes: int) -> tuple[Site, ...]:

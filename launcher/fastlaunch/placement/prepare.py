@@ -1,4 +1,4 @@
-"""A checked request for AWS -> all that its plans name, looked up; and, once agreed to, its code there.
+"""Jobs -> `Placement`: where they can run, offline or as AWS says; and, once agreed to, their code there.
 
 Looking up changes nothing at AWS but a probe, which shows that the bucket can be written.
 """
@@ -9,50 +9,110 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.aws.client import Aws, cached
-from fastlaunch.catalog.container_images import training_base
-from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.backends.site import Site
+from fastlaunch.catalog.container_images import BaseImage, shipped_base_images, training_base
+from fastlaunch.catalog.prices import Catalogue, check_age
 from fastlaunch.core.activity import activity
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.units import utc_day
-from fastlaunch.jobs.build import CloudRequest
-from fastlaunch.jobs.code_bundle import Bundle, make_bundle, script_bundle, upload_bundle
-from fastlaunch.jobs.requirements import requirements_bundle
-from fastlaunch.jobs.wheels import wheel_folder
-from fastlaunch.placement.aws_lookup import AwsLookup, fitted
-from fastlaunch.placement.check import Check
-from fastlaunch.placement.checks import CheckContext, checks, usable
-from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
-from fastlaunch.placement.resolve import Resolution, resolve
+from fastlaunch.core.units import parse_duration_s, utc_day
+from fastlaunch.jobs.build import Jobs
+from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.variants import check_base
+from fastlaunch.placement.cost_ceiling import CostCeiling, check_budget, cost_ceiling
+from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, resolve
 
 if TYPE_CHECKING:
-    from fastlaunch.backends.site import Site
+    from fastlaunch.aws.client import Aws
+    from fastlaunch.jobs.code_bundle import Bundle
     from fastlaunch.jobs.wheels import Pin
     from fastlaunch.jobs.working_directory import WorkingDirectory
+    from fastlaunch.placement.aws_lookup import AwsLookup
+    from fastlaunch.placement.check import Check
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A request that can be carried out, and how."""
+class Placement:
+    """Jobs, and the sites where AWS would run them, as far as that is known."""
 
-    #: As it will be carried out, and what was changed of it, in words.
-    request: CloudRequest
-    changes: tuple[str, ...]
-    #: In the order in which they are tried.
-    placements: "tuple[Site, ...]"
+    jobs: Jobs
+    #: In the order in which they are tried; none on this machine.
+    sites: tuple[Site, ...]
     #: The candidates that cannot be used, as (name, reason).
     skipped: tuple[tuple[str, str], ...]
-    checks: tuple[Check, ...]
-    #: The code to upload before a machine needs it; None if the image holds it.
-    bundle: Bundle | None
-    #: What pip installs there, to upload as well; None for nothing.
-    wheels: Bundle | None = None
+    #: What travels with a script.
+    directory: "WorkingDirectory | None" = None
+    #: What was changed of the jobs to fit there, in words.
+    changes: tuple[str, ...] = ()
+    #: What AWS was asked; none offline.
+    checks: "tuple[Check, ...]" = ()
+    #: What is uploaded before a machine needs it: the code, unless the image holds it, and what pip installs.
+    bundle: "Bundle | None" = None
+    wheels: "Bundle | None" = None
+
+    @property
+    def options(self) -> Options:
+        return self.jobs.options
+
+    @property
+    def ceiling(self) -> CostCeiling:
+        """The most that the jobs can cost, wherever they run."""
+        options = self.options
+        return cost_ceiling(self.sites, num_nodes=options.num_nodes, max_minutes=options.max_minutes)
+
+    @property
+    def price_dates(self) -> list[datetime.date]:
+        """The days of the prices that the ceiling is made of."""
+        return [site.price.as_of for site in self.sites if site.price]
+
+    def jobs_at(self, site: Site | None = None) -> tuple[JobSpec, ...]:
+        """Return the jobs as they are at a site, by default the first one; or on this machine."""
+        site = site or next(iter(self.sites), None)
+        return self.jobs.at(site.instance, site.region, image=site.image) if site else self.jobs.at()
 
 
-def prepare(
-    request: CloudRequest,
+def place_offline(
+    jobs: Jobs,
     *,
-    aws: Aws,
+    settings: Settings,
+    catalogue: Catalogue,
+    now: datetime.datetime,
+    commit: str | None,
+    directory: "WorkingDirectory | None" = None,
+) -> Placement:
+    """Return where the jobs may run, with names in place of what only AWS can say.
+
+    commit: of the training code, or a name in its place. Raises UserError for what AWS would refuse.
+    """
+    today, base = utc_day(now), _base_image(jobs.options, utc_day(now))
+    if base:
+        accelerators = [catalogue.accelerators[instance.accelerator] for instance in jobs.instances]
+        alike = [image for image in shipped_base_images().images if image.flavour == base.flavour]
+        check_base(jobs.variants, base, alike, accelerators)
+    lookup = OfflineLookup(
+        settings=settings,
+        catalogue=catalogue,
+        now=now,
+        base=base,
+        # The code of a script has a commit of its own.
+        commit=None if jobs.scripts else commit,
+        is_script=bool(jobs.scripts),
+    )
+    resolution = resolve(jobs, lookup)
+    placement = Placement(
+        jobs=jobs, sites=resolution.placements, skipped=resolution.skipped, directory=directory
+    )
+    _check_plans(placement)
+    if settings.max_price_age is not None:
+        max_age = datetime.timedelta(seconds=parse_duration_s(settings.max_price_age))
+        check_age(placement.price_dates, today, max_age)
+    return placement
+
+
+def place_on_aws(
+    jobs: Jobs,
+    *,
+    aws: "Aws",
     settings: Settings,
     catalogue: Catalogue,
     now: datetime.datetime,
@@ -60,32 +120,37 @@ def prepare(
     max_cost_usd: float | None = None,
     directory: "WorkingDirectory | None" = None,
     pins: "Sequence[Pin] | None" = None,
-) -> Prepared:
-    """Look up where the request can be carried out.
+) -> Placement:
+    """Look up at AWS where the jobs can run.
 
     directory: what travels of a script's. pins: wheels of the bundle instead of the shipped ones.
 
     Raises UserError and CloudRefused's kinds, also where no candidate is left.
     """
+    from fastlaunch.aws.client import cached
+    from fastlaunch.jobs.code_bundle import make_bundle, script_bundle
+    from fastlaunch.jobs.requirements import requirements_bundle
+    from fastlaunch.jobs.wheels import wheel_folder
+    from fastlaunch.placement.aws_lookup import AwsLookup, fitted
+
     with activity("looking up where this can run") as shown:
-        today = utc_day(now)
-        lookup_aws = cached(aws)
+        options, lookup_aws = jobs.options, cached(aws)
         # First: without credentials nothing else can be known, and fetching wheels takes a while.
         lookup_aws.identity()
-        base = None if request.options.image else training_base(request.options.base_image, today=today)
+        base = _base_image(options, utc_day(now))
         shown.update("the code")
         bundle = None
         if directory is not None:
             bundle = script_bundle(directory)
         elif base is not None:
             bundle = make_bundle(
-                base, user_file=request.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
+                base, user_file=jobs.user_file, commit=commit, wheels=wheel_folder(settings), pins=pins
             )
         wheels = None
-        if request.options.requirements is not None:
+        if options.requirements is not None:
             shown.update("what the requirements are")
-            resolved_for = None if request.options.requirements_from_index else base
-            wheels = requirements_bundle(Path(request.options.requirements), resolved_for)
+            resolved_for = None if options.requirements_from_index else base
+            wheels = requirements_bundle(Path(options.requirements), resolved_for)
         lookup = AwsLookup(
             settings=settings,
             catalogue=catalogue,
@@ -95,44 +160,58 @@ def prepare(
             bundle=bundle,
             wheels=wheels,
         )
-        request, changes = fitted(request, lookup)
+        jobs, changes = fitted(jobs, lookup)
         shown.update("quota, image, network, bucket and price")
-        resolution, results = place(request, lookup, bundles=tuple(filter(None, (bundle, wheels))))
-        options = request.options
-        ceiling = cost_ceiling(
-            resolution.placements, num_nodes=options.num_nodes, max_minutes=options.max_minutes
-        )
-        check_budget(ceiling, max_cost_usd)
-        return Prepared(
-            request=request,
-            changes=changes,
-            placements=resolution.placements,
+        resolution, results = checked_sites(jobs, lookup, bundles=tuple(filter(None, (bundle, wheels))))
+        placement = Placement(
+            jobs=jobs,
+            sites=resolution.placements,
             skipped=resolution.skipped,
+            directory=directory,
+            changes=changes,
             checks=results,
             bundle=bundle,
             wheels=wheels,
         )
+        check_budget(placement.ceiling, max_cost_usd)
+        _check_plans(placement)
+        return placement
 
 
-def place(
-    request: CloudRequest, lookup: AwsLookup, *, bundles: tuple[Bundle, ...] = ()
-) -> tuple[Resolution, tuple[Check, ...]]:
+def checked_sites(
+    jobs: Jobs, lookup: "AwsLookup", *, bundles: "tuple[Bundle, ...]" = ()
+) -> "tuple[Resolution, tuple[Check, ...]]":
     """Return the sites at which no check fails, with all that a request there names; and the checks.
 
     bundles: what is uploaded for it. Raises the first error, with every reason, if no site is left.
     """
-    candidates = lookup.candidates(request)
-    job = CheckContext(lookup=lookup, options=request.options, instances=request.instances, bundles=bundles)
+    from fastlaunch.placement.checks import CheckContext, checks, usable
+
+    candidates = lookup.candidates(jobs)
+    job = CheckContext(lookup=lookup, options=jobs.options, instances=jobs.instances, bundles=bundles)
     results = checks(job)
     left = usable(candidates, results)
-    resolution = resolve(request, lookup, left.placements)
+    resolution = resolve(jobs, lookup, left.placements)
     return replace(resolution, skipped=(*left.skipped, *resolution.skipped)), tuple(results)
 
 
-def upload_code(prepared: Prepared, aws: Aws) -> None:
+def upload_code(placement: Placement, aws: "Aws") -> None:
     """Store the bundles in the bucket of every region where the job may run; nothing where they are there."""
-    buckets = dict.fromkeys((one.region, one.bucket, one.prefix) for one in prepared.placements)
-    for bundle in filter(None, (prepared.bundle, prepared.wheels)):
+    from fastlaunch.jobs.code_bundle import upload_bundle
+
+    buckets = dict.fromkeys((site.region, site.bucket, site.prefix) for site in placement.sites)
+    for bundle in filter(None, (placement.bundle, placement.wheels)):
         with activity("uploading the code", total=len(buckets)) as shown:
             for region, bucket, prefix in shown.over(buckets, lambda place: f"s3://{place[1]}"):
                 upload_bundle(aws, region, bucket, prefix, bundle)
+
+
+def _base_image(options: Options, today: datetime.date) -> BaseImage | None:
+    """Return AWS's container image that the jobs start from; None if the options name another."""
+    return None if options.image else training_base(options.base_image, today=today)
+
+
+def _check_plans(placement: Placement) -> None:
+    """Raise UserError if AWS would refuse the jobs at one of the sites."""
+    for site in placement.sites:
+        check_plan(site, placement.jobs_at(site), max_minutes=placement.options.max_minutes)

@@ -1,4 +1,4 @@
-"""A request -> the places that can carry it out, and the plan at one of them.
+"""Jobs -> the sites that can carry them out, and the plan at one of them.
 
 A dry run and a submission take the same path with two lookups: `OfflineLookup` knows the settings, the
 options and the price list, and writes named placeholders for the rest; `AwsLookup` (aws_lookup.py) asks AWS.
@@ -21,12 +21,13 @@ from fastlaunch.backends.validate import request_problems
 from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.catalog.rates import dearest_rate
 from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason, utc_day
-from fastlaunch.jobs.build import CloudRequest, rate_at
+from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.option_rules import given_inputs, given_secrets, given_tags, given_variables
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
@@ -50,7 +51,7 @@ UNKNOWN_GROUP = "<security-group-id>"
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """What came of resolving a request."""
+    """Where jobs can run."""
 
     #: In the order in which they are tried.
     placements: tuple[Site, ...]
@@ -65,7 +66,7 @@ class Lookup(ABC):
     settings: Settings
     catalogue: Catalogue
     now: datetime.datetime
-    #: AWS's own container image; None where the request names its own.
+    #: AWS's own container image; None where the options name another.
     base: BaseImage | None
 
     @property
@@ -73,18 +74,17 @@ class Lookup(ABC):
         return utc_day(self.now)
 
     @abstractmethod
-    def candidates(self, request: CloudRequest) -> "tuple[Site, ...]":
-        """Return where the request may run, in the order in which it is tried."""
+    def candidates(self, jobs: Jobs) -> tuple[Site, ...]:
+        """Return where the jobs may run, in the order in which they are tried."""
 
-    def block(self, request: CloudRequest, site: Site) -> CapacityBlock | None:
-        """Return the request's capacity block; None without one.
+    def block(self, options: Options, site: Site) -> CapacityBlock | None:
+        """Return the capacity block of the options; None without one.
 
         Raises UserError where neither its fee nor its price is known.
         """
-        options = request.options
         if options.reservation is None:
             return None
-        ends_at, hours, num_instances = self.block_size(request, site)
+        ends_at, hours, num_instances = self.block_size(options, site)
         fee_usd = options.block_fee_usd
         if fee_usd is None:
             usd_per_hour = block_usd_per_hour(site.instance, site.region, self.catalogue, self.today)
@@ -98,12 +98,12 @@ class Lookup(ABC):
         )
 
     @abstractmethod
-    def block_size(self, request: CloudRequest, site: Site) -> tuple[str, float, int]:
-        """Return when the request's capacity block ends (ISO 8601), its hours, and its instances."""
+    def block_size(self, options: Options, site: Site) -> tuple[str, float, int]:
+        """Return when the capacity block ends (ISO 8601), its hours, and its instances."""
 
-    def tags(self, request: CloudRequest) -> dict[str, str]:
+    def tags(self, options: Options) -> dict[str, str]:
         """Return the tags of all that is started, less our own; `Owner` unless the user gives one."""
-        given = {**self.settings.tags, **given_tags(request.options)}
+        given = {**self.settings.tags, **given_tags(options)}
         if any(key.lower() == OWNER_TAG.lower() for key in given):
             return given
         return {OWNER_TAG: self.owner(), **given}
@@ -116,14 +116,14 @@ class Lookup(ABC):
     def setting(self, region: str, name: str) -> str:
         """Return `bucket`, `instance_profile` or `role` of the region."""
 
-    def security_groups(self, request: CloudRequest, site: Site) -> tuple[str, ...]:
+    def security_groups(self, options: Options, site: Site) -> tuple[str, ...]:
         return self.settings.region_settings(site.region).security_groups
 
     @abstractmethod
     def machine_image(self, region: str) -> MachineImage: ...
 
     @abstractmethod
-    def image(self, request: CloudRequest, region: str) -> str:
+    def image(self, options: Options, region: str) -> str:
         """Return the container image as the region has it. Raise UserError if it does not."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Lookup(ABC):
         """Return the training code in the region's bucket; None if the image holds it."""
 
     @abstractmethod
-    def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
+    def requirements(self, options: Options, region: str) -> CodeBundle | None:
         """Return what pip installs, in the region's bucket; None for nothing. Raise BadFile."""
 
 
@@ -144,25 +144,25 @@ class OfflineLookup(Lookup):
     #: Whether a script's files travel, with an image of its own too.
     is_script: bool = False
 
-    def candidates(self, request: CloudRequest) -> tuple[Site, ...]:
-        known = candidates(request.instances, request.options, self.settings)
-        if request.options.service == "sagemaker":
+    def candidates(self, jobs: Jobs) -> tuple[Site, ...]:
+        options = jobs.options
+        known = candidates(jobs.instances, options, self.settings)
+        if options.service == "sagemaker":
             return known
-        in_block = request.options.reservation is not None
+        in_block = options.reservation is not None
         if in_block and len(known) > 1:
             # Only one subnet can be in the block's zone, and only AWS can say which.
             return (replace(known[0], zone=None, subnets=(UNKNOWN_SUBNET,)),)
         return tuple(
             replace(site, subnets=(UNKNOWN_SUBNET,))
-            if site.subnet is None
-            and (in_block or has_several_interfaces(site.instance, request.options.num_nodes))
+            if site.subnet is None and (in_block or has_several_interfaces(site.instance, options.num_nodes))
             else site
             for site in known
         )
 
-    def block_size(self, request: CloudRequest, site: Site) -> tuple[str, float, int]:
+    def block_size(self, options: Options, site: Site) -> tuple[str, float, int]:
         # The shortest there is, and so the dearest an hour.
-        return UNKNOWN_END, MIN_BLOCK_HOURS, request.options.num_nodes
+        return UNKNOWN_END, MIN_BLOCK_HOURS, options.num_nodes
 
     def owner(self) -> str:
         return "<owner>"
@@ -170,18 +170,18 @@ class OfflineLookup(Lookup):
     def setting(self, region: str, name: str) -> str:
         return getattr(self.settings.region_settings(region), name) or f"<{name.replace('_', '-')}>"
 
-    def security_groups(self, request: CloudRequest, site: Site) -> tuple[str, ...]:
+    def security_groups(self, options: Options, site: Site) -> tuple[str, ...]:
         # Nodes with EFA need a group of their own, which the VPC's default one is not.
-        needs_own = has_several_interfaces(site.instance, request.options.num_nodes)
-        return super().security_groups(request, site) or ((UNKNOWN_GROUP,) if needs_own else ())
+        needs_own = has_several_interfaces(site.instance, options.num_nodes)
+        return super().security_groups(options, site) or ((UNKNOWN_GROUP,) if needs_own else ())
 
     def machine_image(self, region: str) -> MachineImage:
         return MachineImage(id="<ami-id>", root_device="<root-device>", root_gib=ROOT_GIB)
 
-    def image(self, request: CloudRequest, region: str) -> str:
-        if request.options.image is not None:
-            own_image(request.options.image, region)
-            return request.options.image
+    def image(self, options: Options, region: str) -> str:
+        if options.image is not None:
+            own_image(options.image, region)
+            return options.image
         assert self.base is not None
         return image_uri(self.base, region, "<image-digest>")
 
@@ -191,8 +191,7 @@ class OfflineLookup(Lookup):
         prefix = self.settings.region_settings(region).prefix
         return CodeBundle.under(prefix, sha256="<code-sha256>", commit=self.commit)
 
-    def requirements(self, request: CloudRequest, region: str) -> CodeBundle | None:
-        options = request.options
+    def requirements(self, options: Options, region: str) -> CodeBundle | None:
         if options.requirements is None:
             return None
         # As far as that is seen without pip.
@@ -201,16 +200,16 @@ class OfflineLookup(Lookup):
         return CodeBundle.under(prefix, sha256="<requirements-sha256>", commit=None)
 
 
-def resolve(request: CloudRequest, lookup: Lookup, known: Sequence[Site] | None = None) -> Resolution:
-    """Return a site for every candidate of which all is known, in the order in which they are tried.
+def resolve(jobs: Jobs, lookup: Lookup, known: Sequence[Site] | None = None) -> Resolution:
+    """Look up all that a request names at each candidate, and keep those where all is known.
 
-    XX
+    known: the candidates, if not all that the lookup has. Raises the first one's error if none is left.
     """
     placements: list[Site] = []
     skipped: list[tuple[str, UserError]] = []
-    for candidate in lookup.candidates(request) if known is None else known:
+    for candidate in lookup.candidates(jobs) if known is None else known:
         try:
-            placements.append(_looked_up(request, candidate, lookup))
+            placements.append(_looked_up(jobs.options, candidate, lookup))
         except UserError as error:
             skipped.append((candidate.name, error))
     return resolution(placements, skipped)
@@ -284,19 +283,27 @@ def check_plan(site: Site, jobs: Sequence[JobSpec], *, max_minutes: int) -> None
         )
 
 
-def _looked_up(request: CloudRequest, site: Site, lookup: Lookup) -> Site:
+def _looked_up(options: Options, site: Site, lookup: Lookup) -> Site:
     """Return the site with all that a request there names. Raises UserError if it cannot be used."""
-    instance, region, options = site.instance, site.region, request.options
+    instance, region = site.instance, site.region
     here, on_ec2 = lookup.settings.region_settings(region), site.backend == "ec2"
-    block = lookup.block(request, site)
+    block = lookup.block(options, site)
     if block is not None:
         price = block_price(block, instance, region, lookup.today)
     else:
-        price = rate_at(request, instance, region, catalogue=lookup.catalogue, today=lookup.today)
+        price = dearest_rate(
+            instance,
+            region,
+            purchase=options.purchase,
+            max_price_usd=options.max_price_usd,
+            catalogue=lookup.catalogue,
+            today=lookup.today,
+            service=options.service,
+        )
     bucket = lookup.setting(region, "bucket")
     role = lookup.setting(region, "instance_profile" if on_ec2 else "role")
     if on_ec2:
-        site = _on_ec2(request, site, lookup)
+        site = _on_ec2(options, site, lookup)
     else:
         site = replace(
             site,
@@ -314,27 +321,27 @@ def _looked_up(request: CloudRequest, site: Site, lookup: Lookup) -> Site:
         role=role,
         bucket=bucket,
         prefix=here.prefix,
-        image=lookup.image(request, region),
+        image=lookup.image(options, region),
         code=lookup.code(region),
         price=price,
         block=block,
-        tags=lookup.tags(request),
+        tags=lookup.tags(options),
         volume_kms_key=here.volume_kms_key,
         secrets=given_secrets(options),
         variables=given_variables(options),
         inputs=given_inputs(options),
-        requirements=lookup.requirements(request, region),
+        requirements=lookup.requirements(options, region),
     )
 
 
-def _on_ec2(request: CloudRequest, site: Site, lookup: Lookup) -> Site:
+def _on_ec2(options: Options, site: Site, lookup: Lookup) -> Site:
     """Return the site with its machine image, volume, network and limit of spot's price."""
     machine = lookup.machine_image(site.region)
     root_gib = max(ROOT_GIB, machine.root_gib)
     volume = lookup.catalogue.find_volume_price(site.region, on=lookup.today)
     groups = lookup.settings.region_settings(site.region).placement_groups
     # A block's instances stand together by themselves.
-    is_grouped = request.options.num_nodes > 1 and request.options.reservation is None
+    is_grouped = options.num_nodes > 1 and options.reservation is None
     return replace(
         site,
         ami=machine.id,
@@ -343,7 +350,7 @@ def _on_ec2(request: CloudRequest, site: Site, lookup: Lookup) -> Site:
         volume_usd_per_hour=(
             volume.max_usd_per_hour(gib=root_gib, mib_per_s=ROOT_MIB_PER_S) if volume else None
         ),
-        security_groups=lookup.security_groups(request, site),
-        max_price_usd=request.options.max_price_usd,
+        security_groups=lookup.security_groups(options, site),
+        max_price_usd=options.max_price_usd,
         placement_group=groups.get(site.zone or "") if is_grouped else None,
     )

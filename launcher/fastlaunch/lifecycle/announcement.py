@@ -1,4 +1,4 @@
-"""What a submission for AWS is, in words, before it starts."""
+"""A submission for AWS in words, before it starts."""
 
 import re
 import shlex
@@ -9,22 +9,67 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import FIRST_LOOK
-from fastlaunch.core.units import counted, in_ms, size_text
+from fastlaunch.core.units import by_reason, counted, in_ms, size_text
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.jobs.working_directory import IGNORE_FILE, WorkingDirectory, shown
+from fastlaunch.placement.cost_ceiling import NOT_COUNTED
 from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
+    from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.measure.summary import Interval
+    from fastlaunch.placement.prepare import Placement
 
 #: The most entries that are shown of lists that may be long.
 MOST = 4
 #: Names of files that people do not mean to send.
 _PRIVATE = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|ed25519|ecdsa)|.*\.(pem|key)|credentials")
+
+
+def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected | str") -> list[str]:
+    """Return lines on what is going to be done, what speaks against it, and last what it will cost."""
+    from fastlaunch.lifecycle.resume import slow_checkpoint
+
+    options, jobs = placement.options, placement.jobs_at()
+    first, *others = placement.sites
+    lines = [in_words(jobs, first)]
+    if placement.directory:
+        lines.append(f"travels: {' '.join(travels_text(placement.directory))}")
+    lines += needs_text(options, num_bytes=len(placement.wheels.data) if placement.wheels else None)
+    lines += spot_text(jobs)
+    if others:
+        lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
+    lines += [f"left out: {reason}" for reason in by_reason(placement.skipped)]
+    lines += [*placement.changes, *warnings_of(placement)]
+    if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
+        lines.append(f"warning: {slow}")
+    if options.detach and options.until_resolved:
+        lines.append("--until-resolved looks while it follows: with --detach all rounds are run")
+    if options.detach:
+        timers = "only its own timer ends what hangs or is forgotten"
+        if first.backend == "sagemaker":
+            timers = "SageMaker ends it at its limit"
+        elif options.account_timer:
+            timers = "only its own timer, and one in the account, end what hangs or is forgotten"
+        lines.append(f"--detach: nobody will follow it; {timers}")
+        if first.backend == "ec2" and options.purchase == "spot":
+            lines.append(
+                "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
+            )
+    cost = expected_text(expected, jobs, max_minutes=options.max_minutes)
+    return [*lines, cost, str(placement.ceiling), NOT_COUNTED]
+
+
+def warnings_of(placement: "Placement") -> list[str]:
+    """Return what the checks warn of, once where it holds in several places."""
+    warnings = dict.fromkeys(
+        (check.message, check.hint) for check in placement.checks if check.result == "warning"
+    )
+    return [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
 
 
 def in_words(jobs: Sequence[JobSpec], site: Site) -> str:

@@ -1,0 +1,407 @@
+"""`submit`, stage by stage: the same dry and real, on this machine and on AWS.
+
+Options -> jobs -> sites -> checks -> plans -> the question -> ledger -> start, follow and finish. `sweep`
+takes its parts through the same stages.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlaunch.catalog.prices import age_note
+from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.core.plan import Plan
+from fastlaunch.core.units import split_names
+from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.option_rules import backend_of, check_on_aws, check_places, settings_with
+from fastlaunch.jobs.options import BACKENDS, Options
+from fastlaunch.jobs.scripts import check_travels_along
+from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
+from fastlaunch.lifecycle.announcement import announcement
+from fastlaunch.lifecycle.contents import all_with_contents, edited_since, script_now
+from fastlaunch.lifecycle.world import World, open_launcher
+from fastlaunch.placement.cost_ceiling import BUDGET, check_budget, is_known
+from fastlaunch.placement.prepare import Placement, place_offline, place_on_aws, upload_code
+from fastlaunch.placement.resolve import plan_at
+from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.cost import Expected
+    from fastlaunch.backends.protocol import Backend
+    from fastlaunch.backends.site import Site
+    from fastlaunch.jobs.spec import Script
+    from fastlaunch.ledger.ledger import Run
+    from fastlaunch.lifecycle.launcher import Launcher, Submission
+    from fastlaunch.lifecycle.rounds import Verdicts
+
+#: Stands for the id that a run gets when it is submitted.
+_RUN_ID = "<run-id>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """What analysis says of a submission. It only advises."""
+
+    #: What jobs will probably take at a site, or why that is not known.
+    expected: "Callable[[World, Sequence[JobSpec], Site], Expected | str]"
+    #: What judges the rows after each round; None if all rounds are run.
+    verdicts: "Callable[[World, Options], Verdicts | None]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a submission would do: nothing was started, written or asked."""
+
+    #: Here one for each run; on AWS the request at the first site.
+    plans: tuple[Plan, ...] = field(repr=False)
+    jobs: tuple[JobSpec, ...] = field(repr=False)
+    #: Where on AWS it may run, and what it may cost at most; without sites on this machine.
+    placement: Placement = field(repr=False)
+    #: What it will probably take, by runs like it; in words why that is not known.
+    expected: "Expected | str" = field(repr=False, default="")
+    #: How old the oldest price is, where it is old.
+    old_prices: str | None = None
+    #: Whether the config file names no role for the timer in the account.
+    lacks_scheduler: bool = False
+    #: The most that a submission may cost, by the option or the config file; None without either.
+    budget_usd: float | None = None
+
+
+def submit(
+    options: Options, world: World, views: Views, *, dry_run: bool, yes: bool
+) -> "DryRun | tuple[list[Run], bool]":
+    """Carry out what was typed; return the runs, and whether the user stopped them. Or return the plan.
+
+    yes: the answer to the question, if it is known. Raises UserError for what cannot be, and its kinds where
+    AWS refuses.
+    """
+    options, world = settle(options, world)
+    jobs = build(options, world)
+    placement = choose_sites(jobs, world)
+    check_add_to(options.add_to, placement.jobs_at(), world)
+    check_offline_budget(placement, world, dry_run=dry_run)
+    report_jobs(placement.jobs, world)
+    if dry_run:
+        return plan(placement, world, views)
+    placement = check(placement, world, yes=yes)
+    expected = expected_of(placement, world, views)
+    with launching(placement, world) as launcher:
+        if placement.sites:
+            world.report("\n".join(announcement(placement, launcher.ledger, expected)))
+            world.confirm("Start it?", yes=yes)
+            upload_code(placement, world.aws)
+        submission = submission_of(placement, world, views)
+        runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *world.argv]))
+        return runs, bool(launcher.stop.by)
+
+
+# Options
+
+
+def settle(options: Options, world: World) -> tuple[Options, World]:
+    """Return the options with the regions that count, and the world with their settings.
+
+    Raises UserError if they do not say where to train, contradict each other, or mean nothing there.
+    """
+    name, container = backend_name(options, world), options.container
+    if options.command is not None and container:
+        raise UserError("--container rehearses a workload of ours, not a script", "leave out --container")
+    # A rehearsal for AWS is the same command with --local.
+    if name == "local" and not options.instances:
+        check_places(options, "container" if container else "local")
+    if not options.regions:
+        region = world.own_region() if name in BACKENDS else world.settings.region
+        options = replace(options, regions=split_names(region))
+    if name not in BACKENDS:
+        return options, world
+    check_on_aws(options)
+    return options, replace(world, settings=settings_with(world.settings, options))
+
+
+def backend_name(options: Options, world: World) -> str:
+    """Return where to train. Raises UserError if the options do not say, or contradict each other."""
+    named = options.backend
+    if options.container:
+        if not options.local or named != "sagemaker":
+            raise UserError(
+                "--container rehearses a SageMaker job here", "give --local --container --backend sagemaker"
+            )
+        return "local"
+    if options.local and named not in (None, "local"):
+        raise UserError(f"--local is short for --backend local, not {named}", "give one of the two")
+    if options.local:
+        return "local"
+    on_aws = _typed(world, "--instance", "p5.48xlarge")
+    if named is None and not options.instances:
+        here = f"on this machine, type: {_typed(world, '--local')}"
+        raise UserError(
+            "it does not say where to train", here if "--" in world.argv else f"{here}\n  on AWS: {on_aws}"
+        )
+    if named not in (None, *world.backends, *BACKENDS):
+        raise UnknownName("backend", str(named), (*world.backends, *BACKENDS))
+    if named in BACKENDS and not options.instances:
+        raise UserError("it does not say on which instance type", f"type: {on_aws}")
+    return named if named == "local" else backend_of(options.instances, named)
+
+
+def _typed(world: World, *more: str) -> str:
+    """Return the command line as typed, with more options."""
+    at = world.argv.index("--") if "--" in world.argv else len(world.argv)
+    return shlex.join(["fastlaunch", *world.argv[:at], *more, *world.argv[at:]])
+
+
+# Jobs and sites
+
+
+def build(options: Options, world: World) -> Jobs:
+    """Return what to train of settled options."""
+    if options.service in BACKENDS:
+        return build_jobs(options, catalogue=world.catalogue)
+    # The catalogue also says what a GPU can do.
+    needs_catalogue = options.rehearsed or world.machine.devices
+    return build_jobs(options, machine=world.machine, catalogue=world.catalogue if needs_catalogue else None)
+
+
+def choose_sites(jobs: Jobs, world: World, directory: WorkingDirectory | None = None) -> Placement:
+    """Return the sites where the jobs may run, as far as that asks nothing of AWS; none on this machine.
+
+    directory: what travels with a script, if that was looked at before. Raises UserError for what AWS would
+    refuse.
+    """
+    if jobs.options.service not in BACKENDS:
+        return Placement(jobs=jobs, sites=(), skipped=())
+    if jobs.scripts:
+        directory = directory or _directory_of(jobs, world)
+        scripts = all_with_contents(jobs.scripts, home=world.settings.home.absolute(), directory=directory)
+        jobs = replace(jobs, scripts=scripts)
+    return place_offline(
+        jobs,
+        settings=world.settings,
+        catalogue=world.catalogue,
+        now=world.now(),
+        # Only git can say which it is, and a dry run does not run it.
+        commit="<commit>" if world.find_commit else None,
+        directory=directory,
+    )
+
+
+def _directory_of(jobs: Jobs, world: World) -> WorkingDirectory:
+    """Return what travels of the current directory. Raises UserError if the script does not."""
+    directory = working_directory(Path.cwd(), home=world.settings.home)
+    why_not, to_take = directory.why_not
+    paths = {file.path for file in directory.files}
+    check_travels_along(jobs.scripts, paths, why_not=why_not, to_take=to_take)
+    return directory
+
+
+def expected_of(placement: Placement, world: World, views: Views) -> "Expected | str":
+    """Return what the jobs will probably take at the first site; in words why that is not known."""
+    if not placement.sites:
+        return "nothing is billed"
+    with world.advice.guard("the expected cost"):
+        try:
+            return views.expected(world, placement.jobs_at(), placement.sites[0])
+        except UserError as error:
+            return error.message
+    return "as it could not be computed"
+
+
+# Checks
+
+
+def check_add_to(submission: str | None, jobs: Sequence[JobSpec], world: World) -> None:
+    """Raise UserError if there is no such submission, or it has no workload of `jobs`. Makes no ledger.
+
+    Reports which of a script's variants are no row of it.
+    """
+    if submission is None:
+        return
+    from fastlaunch.ledger.ledger import open_ledger
+
+    if not (world.settings.home / LEDGER_NAME).exists():
+        raise UserError(f"there is no submission {submission}", "nothing was submitted here yet")
+    with open_ledger(world.settings, clock=world.now) as ledger:
+        ledger.check_submission(submission)
+        runs = ledger.fetch_comparable(submission=submission)
+        times = ledger.times_of_attempts("local")
+    before, now = {run.workload for run in runs}, {job.workload for job in jobs}
+    if runs and not before & now:
+        raise UserError(
+            f"--add-to: {submission} trains {', '.join(sorted(before))}, and these runs would train "
+            f"{', '.join(sorted(now))}",
+            "give the same workload, or the same command behind --, or leave out --add-to",
+        )
+    rows = dict.fromkeys(run.recipe for run in runs)
+    for label in dict.fromkeys(job.script.label for job in jobs if job.script):
+        if label not in rows:
+            world.report(f"warning: {label} is a row of its own: {submission} has {', '.join(rows)}")
+    home = world.settings.home.absolute()
+    scripts = {
+        label: script
+        for label, job in {job.label: job for job in jobs}.items()
+        if (script := script_now(job, Path.cwd(), home=home, runs=times))
+    }
+    report_edits(world, runs, scripts)
+
+
+def report_edits(world: World, runs: "Sequence[Run]", scripts: "Mapping[str, Script]") -> None:
+    """Report the files in which the scripts, by label, are not what earlier runs ran."""
+    for edited in dict.fromkeys(edited_since(runs, label, script) for label, script in scripts.items()):
+        if edited:
+            world.report(
+                f"warning: {edited} changed since {runs[0].submission_id}: these runs are other rows; to pool"
+                " them all the same: fastlaunch compare --any-version"
+            )
+
+
+def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -> None:
+    """Raise UserError if the ceiling is above the budget. A dry run only warns of the config file's."""
+    if not placement.sites:
+        return
+    ceiling, typed_usd = placement.ceiling, placement.options.max_cost_usd
+    budget_usd, block = world.settings.budget_usd(typed_usd), ceiling.dearest.block
+    # What an hour of a block costs is known once AWS has said how long it is: it is checked then.
+    if block is None or is_known(block):
+        check_budget(ceiling, typed_usd if dry_run else budget_usd)
+    if dry_run and budget_usd is not None and ceiling.is_above(budget_usd):
+        world.report(f"warning: {ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}")
+
+
+def report_jobs(jobs: Jobs, world: World) -> None:
+    """Report what a rehearsal does not cover, what is left out, and what to know of the figures."""
+    options = jobs.options
+    # In containers there are as many nodes as on AWS.
+    is_alone = options.service not in BACKENDS and options.num_nodes > 1 and not options.container
+    differences = [("nodes", f"{options.num_nodes}; here: 1")] if is_alone else []
+    if differences := [*differences, *jobs.differences]:
+        width = max(len(name) for name, _ in differences)
+        world.report(
+            f"rehearsing for {options.rehearsed} on this machine, which does not cover:"
+            if options.rehearsed
+            else f"experiment {options.experiment} on this machine is not, in all, as it was published:"
+        )
+        for name, how in differences:
+            world.report(f"  {name:<{width}}  {how}")
+    for name, why in jobs.skipped:
+        world.report(f"left out: {name}: {why}")
+    for caveat in jobs.caveats:
+        world.report(f"warning: {caveat}")
+
+
+def check(placement: Placement, world: World, *, yes: bool) -> Placement:
+    """Return the placement once all is known that it names: what AWS answers, or what is installed here.
+
+    Raises UserError for what is missing, and its kinds where AWS refuses.
+    """
+    from fastlaunch.lifecycle.launcher import check_home
+
+    jobs, options = placement.jobs, placement.options
+    if not placement.sites:
+        if not jobs.scripts and not options.container:
+            check_installed(jobs, world)
+        check_home(world.settings.home)
+        return placement
+    world.check_can_ask(yes=yes)
+    check_home(world.settings.home)
+    if options.requirements:
+        world.report(f"looking for what {options.requirements} requires")
+    return ask_aws(placement, world, max_cost_usd=world.settings.budget_usd(options.max_cost_usd))
+
+
+def ask_aws(placement: Placement, world: World, *, max_cost_usd: float | None = None) -> Placement:
+    """Return where AWS says that the jobs can run, if that costs no more than `max_cost_usd`."""
+    return place_on_aws(
+        placement.jobs,
+        aws=world.aws,
+        settings=world.settings,
+        catalogue=world.catalogue,
+        now=world.now(),
+        commit=world.commit,
+        max_cost_usd=max_cost_usd,
+        directory=placement.directory,
+    )
+
+
+def check_installed(jobs: Jobs, world: World) -> None:
+    """Raise UserError if a workload's package is not installed here."""
+    if missing := world.machine.missing(workload.module for workload in jobs.workloads):
+        raise UserError(
+            f"training here needs {' and '.join(missing)}, not installed in {sys.prefix}",
+            INSTALL_EXTRA.format("train"),
+        )
+
+
+# Plans, and what carries them out
+
+
+def plan(placement: Placement, world: World, views: Views) -> DryRun:
+    """Return the plan of every run here, or the one at the first site, with what the dearest may cost."""
+    jobs, options = placement.jobs_at(), placement.options
+    if not placement.sites:
+        runner = _runner(placement, world)
+        plans = tuple(runner.plan({_RUN_ID: job}) for job in jobs)
+        return DryRun(plans=plans, jobs=jobs, placement=placement)
+    site = placement.sites[0]
+    names = [_RUN_ID, *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
+    request = plan_at(dict(zip(names, jobs, strict=True)), site, attempt=1, max_minutes=options.max_minutes)
+    # A fee made of a price per hour is known once AWS has said how many hours the block has.
+    request = replace(request, max_cost_usd=placement.ceiling.usd, sunk_usd=options.block_fee_usd)
+    is_named = world.settings.region_settings(site.region).scheduler_role is not None
+    return DryRun(
+        plans=(request,),
+        jobs=jobs,
+        placement=placement,
+        expected=expected_of(placement, world, views),
+        old_prices=age_note(placement.price_dates, world.today),
+        lacks_scheduler=site.backend == "ec2" and options.account_timer and not is_named,
+        budget_usd=world.settings.budget_usd(options.max_cost_usd),
+    )
+
+
+def _runner(placement: Placement, world: World) -> "Backend":
+    """Return what runs the jobs on this machine: as they are, or in containers."""
+    if not placement.options.container:
+        return world.backends[placement.options.service]
+    from fastlaunch.lifecycle.containers import containers
+
+    return containers(world, placement.jobs)
+
+
+def submission_of(placement: Placement, world: World, views: Views) -> "Submission":
+    """Return what is to be done as the launcher takes it."""
+    from fastlaunch.lifecycle.launcher import Submission
+
+    options = placement.options
+    return Submission(
+        placements=placement.sites,
+        jobs_at=placement.jobs_at,
+        max_minutes=options.max_minutes,
+        max_replacements=options.max_replacements,
+        detach=options.detach,
+        account_timer=options.account_timer,
+        adds_to=options.add_to,
+        verdicts=views.verdicts(world, options),
+    )
+
+
+@contextmanager
+def launching(placement: Placement, world: World) -> "Iterator[Launcher]":
+    """Yield the launcher. On this machine the ledger is brought up to what is true first."""
+    if placement.sites:
+        with open_launcher(world, world.cloud_backends) as launcher:
+            yield launcher
+        return
+    from fastlaunch.lifecycle.reconcile import reconcile
+
+    runner = _runner(placement, world)
+    with open_launcher(world, {runner.name: runner}) as launcher:
+        reconcile(launcher.ledger, world.backends, world.settings)
+        for other in launcher.ledger.select(["state=running", "backend=local"]):
+            world.report(f"warning: run {other.id} is under way here: both will be slower than alone")
+        yield launcher

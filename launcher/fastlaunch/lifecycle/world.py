@@ -1,0 +1,247 @@
+"""`World`: what a command acts on, which is settings, prices, this machine, backends, clock and user."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from functools import cache, cached_property, partial
+from pathlib import Path
+from site import getsitepackages, getusersitepackages
+from typing import TYPE_CHECKING, Any
+
+from fastlaunch.aws.client import Aws
+from fastlaunch.backends.ec2.ec2 import Ec2Backend
+from fastlaunch.backends.local import LocalBackend, LocalSettings
+from fastlaunch.backends.protocol import Backend, CloudBackend
+from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.paths import training_package
+from fastlaunch.core.settings import Settings, load_settings
+from fastlaunch.core.terminal import report_line
+from fastlaunch.core.units import is_region, utc_day
+from fastlaunch.jobs import working_directory
+from fastlaunch.jobs.machine import Machine, this_machine
+from fastlaunch.jobs.working_directory import ask_git
+
+if TYPE_CHECKING:
+    from fastlaunch.catalog.prices import Catalogue
+    from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.lifecycle.advice import Advice
+    from fastlaunch.lifecycle.launcher import Launcher
+
+#: To connect to AWS, and to wait for its answer, where that is a look at what is under way.
+_SHORT_TIMEOUTS_S = (3.0, 20.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What a command or a call acts on. Tests pass their own."""
+
+    settings: Settings
+    #: By name. Those for AWS serve looking, and give up soon.
+    backends: Mapping[str, Backend]
+    #: The command line as typed, or as it would be; without the program's name.
+    argv: tuple[str, ...] = ()
+    #: Shows the user a line, and asks a question; None where there is nobody to ask.
+    report: Callable[[str], None] = report_line
+    ask: Callable[[str], bool] | None = None
+    #: What is asked of this machine, of git and of AWS is asked once, and by the first command that needs it.
+    find_machine: Callable[[], Machine] = this_machine
+    #: Finds the commit of the training code; None outside a checkout.
+    find_commit: Callable[[], str | None] | None = None
+    connect: Callable[[], Aws] = Aws
+    #: For following a job.
+    monotonic_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    #: With a time zone.
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    #: What was reported once, and is not reported again.
+    told: set[str] = field(default_factory=set)
+
+    @property
+    def today(self) -> date:
+        """The day by UTC."""
+        return utc_day(self.now())
+
+    @cached_property
+    def machine(self) -> Machine:
+        return self.find_machine()
+
+    @cached_property
+    def catalogue(self) -> "Catalogue":
+        """Instance types and prices: those that ship, and the user's own."""
+        from fastlaunch.catalog.load import load_catalogue
+
+        return load_catalogue(*self.settings.price_files())
+
+    @cached_property
+    def aws(self) -> Aws:
+        return self.connect()
+
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit of the training code; None if it is not known."""
+        return self.find_commit() if self.find_commit else None
+
+    def own_region(self, *, of_prices: bool = False) -> str:
+        """Return the region where the user gives none; say once which it is, unless the config file names it.
+
+        of_prices: of what names no region itself; that the default one is taken there goes without saying.
+        Raises UserError if the environment names what is no region.
+        """
+        region, source = self.settings.region, self.settings.region_from
+        if source and not is_region(region):
+            raise UserError(
+                f"{region!r}, of {source}, is not the name of a region",
+                "set one such as us-east-1; or `region` in the config file, which counts first",
+            )
+        why = f"{source} names it" if source else "no config file, AWS_REGION or profile names one"
+        line = f"region {region}: {why}"
+        if (source or (source == "" and not of_prices)) and line not in self.told:
+            self.told.add(line)
+            self.report(line)
+        return region
+
+    def check_can_ask(self, *, yes: bool) -> None:
+        """Raise UserError if there is a question and nobody to ask. yes: the answer, if it is known."""
+        if not yes and self.ask is None:
+            raise UserError(
+                "there is no terminal to ask on",
+                "add --yes (yes=True in Python) to go ahead without being asked",
+            )
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Return if the user agrees. Raises UserError if not, and if there is nobody to ask."""
+        self.check_can_ask(yes=yes)
+        if not yes and not (self.ask and self.ask(question)):
+            raise UserError("nothing was done")
+
+    @cached_property
+    def advice(self) -> "Advice":
+        """What guards verdicts, predictions and displays."""
+        from fastlaunch.lifecycle.advice import Advice
+
+        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(f"warning: {line}"))
+
+    @property
+    def cloud_backends(self) -> dict[str, CloudBackend]:
+        """The backends whose plans cost money, by name, with this command's AWS and clock.
+
+        They serve what has to happen, such as starting and ending machines.
+        """
+        home = self.settings.home.absolute()
+        return {
+            name: make(aws=self.aws, home=home, sleep=self.sleep, now=self.now)
+            for name, make in CLOUD.items()
+        }
+
+
+def default_context(argv: tuple[str, ...] = (), *, config_may_lack: bool = False) -> World:
+    """Return the context of this user on this machine. argv: see there."""
+    settings, package = load_settings(config_may_lack=config_may_lack), training_package()
+    is_checkout = any((folder / ".git").exists() for folder in package.parents)
+    return World(
+        settings=settings,
+        backends=make_backends(settings, cache(this_machine)),
+        argv=argv,
+        ask=_ask if sys.stdin.isatty() else None,
+        find_commit=partial(commit_of, package) if is_checkout else None,
+    )
+
+
+def _ask(question: str) -> bool:
+    report_line(f"{question} [y/N]")
+    return input().strip().lower() in ("y", "yes")
+
+
+@contextmanager
+def open_launcher(context: World, backends: "Mapping[str, Backend | CloudBackend]") -> "Iterator[Launcher]":
+    """Yield a launcher over the open ledger; its `stop` hears signals from now on."""
+    from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.lifecycle.display import make_display
+    from fastlaunch.lifecycle.launcher import Launcher
+    from fastlaunch.lifecycle.stop_request import StopRequest
+
+    with open_ledger(context.settings, clock=context.now) as ledger, StopRequest() as stop:
+        yield Launcher(
+            backends=backends,
+            ledger=ledger,
+            settings=context.settings,
+            display=make_display(sys.stderr, context.monotonic_s),
+            stop=stop,
+            sleep=context.sleep,
+        )
+
+
+def reconcile_here(ledger: "Ledger", context: World) -> None:
+    """End the runs whose launcher was killed: none is shown as running that is not."""
+    from fastlaunch.lifecycle.reconcile import concerns_cloud, reconcile
+
+    # Most ledgers have nothing under way, and what it takes to ask is slow to make.
+    if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
+        reconcile(ledger, context.backends, context.settings)
+
+
+def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:
+    """Return every backend by name, each made when it is first used. Those for AWS serve looking."""
+    home = settings.home.absolute()
+    makers: dict[str, Callable[[], Backend]] = {
+        "local": lambda: LocalBackend(local_settings(home, find_machine(), os.environ))
+    }
+    for name, make in CLOUD.items():
+        # A look at what is under way must not keep anyone waiting without a network; what has to happen, such
+        # as ending a machine, is asked for again.
+        makers[name] = partial(make, aws=Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S), home=home)
+    return _Backends(makers)
+
+
+class _Backends(Mapping[str, Backend]):
+    def __init__(self, makers: Mapping[str, Callable[[], Backend]]) -> None:
+        self._makers = {name: cache(make) for name, make in makers.items()}
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+#: The backends whose plans cost money.
+CLOUD: Mapping[str, Callable[..., Any]] = {"ec2": Ec2Backend, "sagemaker": SageMakerBackend}
+
+
+def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> LocalSettings:
+    """Return the settings of the local backend, from the environment and the installed training package."""
+    package = training_package()
+    return LocalSettings(
+        home=home.absolute(),
+        working_directory=Path.cwd(),
+        pythonpath=_pythonpath(package.parent, environ),
+        # On a GPU torchrun's own choice of threads will do; and what the user says counts.
+        num_cores=None if machine.devices or "OMP_NUM_THREADS" in environ else machine.num_cores,
+        commit=commit_of(package),
+    )
+
+
+def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
+    inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
+    # Site packages are found anyway, and must not come before the standard library.
+    if str(folder) in (*inherited, *getsitepackages(), getusersitepackages()):
+        return None
+    return os.pathsep.join([str(folder), *filter(None, inherited)])
+
+
+@cache
+def commit_of(package: Path) -> str | None:
+    """Return the commit of the checkout with the training package, `-dirty` if it was changed since."""
+    try:
+        ask_git(package, "ls-files", "--error-unmatch", "__init__.py")
+    except UserError:
+        return None
+    return working_directory.commit_of(package)
