@@ -19,6 +19,7 @@ from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
 
 #: Machine time of a trial's submission.
@@ -84,8 +85,7 @@ def start(context: AppContext, words: Sequence[str]) -> int:
     submission = Submission(
         placements=tuple(_place(name, context) for name in words if not name.startswith("--")),
         jobs_at=lambda place: _jobs_at(place, num_nodes, is_spot="--spot" in words),
-        max_minutes=MAX_MINUTES,
-        detach="--detach" in words,
+        options=Options(max_minutes=MAX_MINUTES, detach="--detach" in words),
     )
     with open_ledger(context.settings) as ledger, StopRequest() as stop:
         launcher = Launcher(

@@ -20,6 +20,7 @@ from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.ledger.rows import Attempt
@@ -112,9 +113,7 @@ class World:
         submission = Submission(
             placements=placements or (self.site,),
             jobs_at=jobs_at,
-            max_minutes=max_minutes,
-            detach=detach,
-            account_timer=account_timer,
+            options=Options(max_minutes=max_minutes, detach=detach, account_timer=account_timer),
             verdicts=verdicts,
         )
         return self.launcher().submit(submission, command="fastlaunch submit")

@@ -9,6 +9,7 @@ from fake_cloud import HALF, REST, FakeNode
 from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
+from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.lifecycle.launcher import Submission
 from fastlaunch.lifecycle.monitor import LOOK_INTERVAL_S
@@ -49,7 +50,9 @@ def test_no_more_machines_are_replaced_than_are_allowed(
 ) -> None:
     world.aws.node = faulty(9)
     submission = Submission(
-        placements=(A,), jobs_at=lambda at: (job(),), max_minutes=120, max_replacements=max_replacements
+        placements=(A,),
+        jobs_at=lambda at: (job(),),
+        options=Options(max_replacements=max_replacements),
     )
     (run,) = world.launcher().submit(submission, command="fastlaunch submit")
     assert run.state is RunState.INTERRUPTED
@@ -83,9 +86,7 @@ def test_looks_replace_no_more_machines_than_were_agreed(
     submission = Submission(
         placements=(A,),
         jobs_at=lambda at: (job(),),
-        max_minutes=120,
-        max_replacements=max_replacements,
-        detach=True,
+        options=Options(max_replacements=max_replacements, detach=True),
     )
     (run,) = world.launcher().submit(submission, command="fastlaunch submit")
     for _ in range(5):

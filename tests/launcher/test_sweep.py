@@ -126,7 +126,10 @@ def part(
         made = specs(*recipes, instance=name, options=options or Options(repeats=2), **changes)
         at = site(name, zone="us-east-1a", subnets=("subnet-a",))
         return Submission(
-            jobs_at=lambda _: made, placements=(at,), max_minutes=120, account_timer=False, verdicts=verdicts
+            jobs_at=lambda _: made,
+            placements=(at,),
+            options=Options(account_timer=False),
+            verdicts=verdicts,
         )
 
     return Part(name=name, ceiling_usd=ceiling_usd, submission=submission)
@@ -476,7 +479,7 @@ def script_part(name: str) -> Part:
         [script_spec(script, backend="ec2", instance=name) for script in scripts], Options(repeats=3)
     )
     at = site(name, zone="us-east-1a", subnets=("subnet-a",))
-    submission = Submission(jobs_at=lambda _: made, placements=(at,), max_minutes=120, account_timer=False)
+    submission = Submission(jobs_at=lambda _: made, placements=(at,), options=Options(account_timer=False))
     return Part(name=name, ceiling_usd=100.0, submission=lambda _: submission)
 
 

@@ -116,7 +116,7 @@ class World:
         submission = Submission(
             placements=(self.site,),
             jobs_at=lambda at: jobs,
-            max_minutes=self.max_minutes,
+            options=Options(max_minutes=self.max_minutes),
             verdicts=verdicts,
         )
         return launcher.submit(submission, command="fastlaunch submit")

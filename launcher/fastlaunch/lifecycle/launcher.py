@@ -26,6 +26,7 @@ from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import report_line
+from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -67,16 +68,9 @@ class Submission:
     jobs_at: Callable[[Any], tuple[JobSpec, ...]]
     #: Where on AWS, in the order to try, all of one backend; empty on this machine.
     placements: tuple[Site, ...] = ()
-    #: Machine time over all attempts; on this machine there is no limit.
-    max_minutes: int = 0
-    #: How often a machine with a faulty GPU is replaced, within these minutes.
-    max_replacements: int = MAX_REPLACEMENTS
-    #: Return as soon as the machines were started.
-    detach: bool = False
-    #: A timer in the account ends machines on EC2 that nothing else ended.
-    account_timer: bool = True
-    #: The submission to whose runs this one adds more; `compare` shows both.
-    adds_to: str | None = None
+    #: How long all attempts may take, how often a machine is replaced, whether it is followed, and what it
+    #: adds runs to. On this machine there is no limit.
+    options: Options = field(default_factory=Options)
     #: For rows that are to run no longer than until they are settled; None to run all jobs.
     verdicts: Verdicts | None = None
     #: Instead of verdicts: what leaves out runs before they begin, the first ones too.
@@ -117,12 +111,12 @@ class Launcher:
         Raises UserError where a job cannot be started here, and CloudRefused's kinds where AWS started no
         machine, or where that is not known.
         """
-        check_timers(self.settings, submission.placements, account_timer=submission.account_timer)
+        check_timers(self.settings, submission.placements, account_timer=submission.options.account_timer)
         for site in submission.placements[:1]:
             # A login that has expired is told before anything is stored.
             self.cloud_backends[site.backend].aws.identity()
         submission_id = self.ledger.add_submission(
-            command, adds_to=submission.adds_to, sweep=sweep, part=part
+            command, adds_to=submission.options.add_to, sweep=sweep, part=part
         )
 
         def jobs_at(site: Site | None) -> tuple[JobSpec, ...]:
@@ -136,10 +130,7 @@ class Launcher:
                     self._needed(run_ids, looks),
                     submission.placements,
                     lambda site: dict(zip(run_ids, jobs_at(site), strict=True)),
-                    max_minutes=submission.max_minutes,
-                    max_replacements=submission.max_replacements,
-                    detach=submission.detach,
-                    account_timer=submission.account_timer,
+                    submission.options,
                     looks=looks,
                 )
             else:
@@ -162,10 +153,7 @@ class Launcher:
             jobs_at=lambda at: {
                 run_id: replace(spec, region=at.region, image=at.image) for run_id, spec in specs.items()
             },
-            max_minutes=submission.max_minutes,
-            max_replacements=submission.max_replacements,
-            detach=False,
-            account_timer=submission.account_timer,
+            options=replace(submission.options, detach=False),
             looks=looks,
         )
         with self._launching(submission_id):
@@ -229,7 +217,7 @@ class Launcher:
     def resume(self, run: Run, *, detach: bool = False, account_timer: bool = True) -> Run:
         """Return the run after another attempt from its last checkpoint, in the minutes that are left.
 
-        detach, account_timer: see `Submission`. Raises UserError where that is impossible; see `resumable`,
+        detach, account_timer: see `Options`. Raises UserError where that is impossible; see `resumable`,
         and `newest_checkpoint` for a run of this machine.
         """
         if run.backend == "local":
@@ -248,9 +236,7 @@ class Launcher:
                 [run.id],
                 plan.placements,
                 plan.jobs_at,
-                max_minutes=plan.max_minutes,
-                detach=detach,
-                account_timer=account_timer,
+                Options(max_minutes=plan.max_minutes, detach=detach, account_timer=account_timer),
             )
         return self.ledger.get(run.id)
 
@@ -319,9 +305,7 @@ class Launcher:
                 lambda at: {
                     run_id: replace(spec, region=at.region, image=at.image) for run_id, spec in specs.items()
                 },
-                max_minutes=plan.max_minutes,
-                detach=True,
-                account_timer=account_timer,
+                Options(max_minutes=plan.max_minutes, detach=True, account_timer=account_timer),
             )
 
     def _resumable(self, run: Run, *, account_timer: bool) -> Resumable:
@@ -401,10 +385,10 @@ class Launcher:
                     backend=backend,
                     directory=Path(directory),
                 )
-                if submission.detach and backend == "ec2":
+                if submission.options.detach and backend == "ec2":
                     agreed = {
-                        "account_timer": submission.account_timer,
-                        "max_replacements": submission.max_replacements,
+                        "account_timer": submission.options.account_timer,
+                        "max_replacements": submission.options.max_replacements,
                     }
                     self.ledger.set_goes_on([run_id], agreed)
         return run_ids
@@ -468,17 +452,14 @@ class Launcher:
         run_ids: Sequence[str],
         placements: Sequence[Site],
         jobs_at: Callable[[Site], Mapping[str, JobSpec]],
+        options: Options,
         *,
-        max_minutes: int,
-        detach: bool,
-        account_timer: bool,
-        max_replacements: int = MAX_REPLACEMENTS,
         looks: PlannedLooks | None = None,
         under_way: Attempt | None = None,
     ) -> None:
         """Start and follow attempts until no run is left that another attempt could go on with.
 
-        All share `max_minutes`, and so the ceiling. under_way: the first of them, if it lives already.
+        All share the minutes of the options, and so the ceiling. under_way: the first attempt, if it lives.
         """
         remaining, provisioner = tuple(run_ids), self._provisioner()
         result, num_faulty = None, 0
@@ -486,8 +467,8 @@ class Launcher:
             while remaining:
                 earlier = self.ledger.attempts_of(remaining[0])
                 used = minutes_used(earlier, self.cloud_backends[placements[0].backend].now())
-                if under_way is None and used and max_minutes - used < MIN_MINUTES:
-                    minutes = f"{max(0, max_minutes - used):.0f} minutes"
+                if under_way is None and used and options.max_minutes - used < MIN_MINUTES:
+                    minutes = f"{max(0, options.max_minutes - used):.0f} minutes"
                     ended = result.reason if result else earlier[-1].reason
                     leftover.why = f"{ended}, and {minutes} are too few"
                     self.report(f"{leftover.why}: not resumed")
@@ -498,14 +479,14 @@ class Launcher:
                     started = provisioner.place(
                         placements,
                         lambda at, those=remaining: {run_id: jobs_at(at)[run_id] for run_id in those},  # type: ignore[misc]
-                        max_minutes=int(max_minutes - used),
+                        max_minutes=int(options.max_minutes - used),
                         root=root_of(earlier),
                     )
                     if started is None:
                         return
                     attempt, site = started
-                    timer = self._protect(attempt, account_timer=account_timer)
-                    if detach and self._leave(attempt, timer):
+                    timer = self._protect(attempt, account_timer=options.account_timer)
+                    if options.detach and self._leave(attempt, timer):
                         return
                 result = self._monitor(attempt, run_ids, looks).follow()
                 if looks:
@@ -514,8 +495,9 @@ class Launcher:
                 leftover.followed.add(attempt.id)
                 if remaining and result.try_next:
                     provisioner.refuse(site, NoCapacity(result.reason or "it got no machines"))
-                elif remaining and is_faulty and num_faulty == max_replacements:
-                    leftover.why = f"{result.reason}; --max-replacements {max_replacements} allows no other"
+                elif remaining and is_faulty and num_faulty == options.max_replacements:
+                    most = f"--max-replacements {options.max_replacements}"
+                    leftover.why = f"{result.reason}; {most} allows no other"
                     self.report(f"{leftover.why}: not resumed")
                     return
                 elif remaining:

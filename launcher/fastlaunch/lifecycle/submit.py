@@ -377,16 +377,11 @@ def submission_of(placement: Placement, world: World, views: Views) -> "Submissi
     """Return what is to be done as the launcher takes it."""
     from fastlaunch.lifecycle.launcher import Submission
 
-    options = placement.options
     return Submission(
-        placements=placement.sites,
         jobs_at=placement.jobs_at,
-        max_minutes=options.max_minutes,
-        max_replacements=options.max_replacements,
-        detach=options.detach,
-        account_timer=options.account_timer,
-        adds_to=options.add_to,
-        verdicts=views.verdicts(world, options),
+        placements=placement.sites,
+        options=placement.options,
+        verdicts=views.verdicts(world, placement.options),
     )
 
 
