@@ -20,7 +20,7 @@ from fastlaunch.jobs.option_rules import check_no_script
 from fastlaunch.jobs.options import ML, Options
 from fastlaunch.jobs.scripts import (
     caveats_of,
-    num_ranks,
+    num_ranks_of,
     on_nodes,
     script_spec,
     scripts_here,
@@ -36,7 +36,6 @@ from fastlaunch.jobs.variants import (
     variants_of,
     without_model,
 )
-from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.requirements import Capabilities, bf16_emulation
 from fastlaunch_train.recipes.rules import ranks_problem
 from fastlaunch_train.workloads.registry import WorkloadInfo
@@ -134,11 +133,19 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
         (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
     kinds = machine.capabilities(catalogue)
     here: list[Variant] = []
-    differences = list(_not_as_long(options, variants))
+    differences: list[tuple[str, str]] = []
+    published = EXPERIMENTS[options.experiment].epochs if options.experiment else None
+    if published is not None and options.steps is None and (steps := variants[0].steps) is not None:
+        made_up = f"{published} epochs; of made-up data, which have no end: {steps} steps"
+        differences.append(("length", made_up))
     for variant in variants:
-        if variant.is_published and (problem := _lacking(variant, machine, kinds)):
-            differences.append(("run", f"{variant.name}: {problem}, left out"))
-            continue
+        if variant.is_published:
+            lacking = missing_on(variant.recipe, kinds)
+            if machine.devices and (variant.num_gpus or 0) > len(machine.devices):
+                lacking = f"it is for {variant.num_gpus} GPUs, and here is {machine.description}"
+            if lacking:
+                differences.append(("run", f"{variant.name}: {lacking}, left out"))
+                continue
         adapted, changes = _adapt(variant, options, machine, kinds)
         if not image:
             check_models(adapted)
@@ -216,20 +223,6 @@ def _in_containers(jobs: Sequence[JobSpec], options: Options) -> tuple[JobSpec, 
     )
 
 
-def _not_as_long(options: Options, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
-    """Yield a row of `differences` if an experiment has epochs, which data made up here do not have."""
-    published = EXPERIMENTS[options.experiment].epochs if options.experiment else None
-    if published is not None and options.steps is None and variants[0].steps is not None:
-        yield "length", f"{published} epochs; of made-up data, which have no end: {variants[0].steps} steps"
-
-
-def _lacking(variant: Variant, machine: Machine, kinds: Sequence[Capabilities]) -> str | None:
-    """Return what an experiment's variant needs and `machine` lacks."""
-    if machine.devices and (variant.num_gpus or 0) > len(machine.devices):
-        return f"it is for {variant.num_gpus} GPUs, and here is {machine.description}"
-    return missing_on(variant.recipe, kinds)
-
-
 def _adapt(
     variant: Variant, options: Options, machine: Machine, kinds: Sequence[Capabilities]
 ) -> tuple[Variant, list[tuple[str, str]]]:
@@ -240,9 +233,10 @@ def _adapt(
     if problem is not None:
         recipe = nearest_on(variant.recipe, variant.workload, kinds)
         if not is_rehearsed:
+            overrides = "".join(f" --set {field}={value}" for field, value in recipe.overrides)
             raise UserError(
                 f"recipe {variant.recipe.label} cannot run here: {problem}",
-                f"the nearest that can: {_as_typed(recipe)}",
+                f"the nearest that can: --recipe {recipe.name}{overrides}",
             )
     is_small = not machine.devices and (is_rehearsed or variant.is_published)
     small = without_model(variant) if is_small else variant
@@ -252,20 +246,15 @@ def _adapt(
         meant = f"{variant.workload.name} at batch {variant.batch_size or variant.workload.batch_size}"
         stand_in = f"{small.workload.name} at batch {batch_size}"
         differences.append(("workload", f"{meant}: rehearsed with {stand_in}"))
-    num_ranks = variant.num_gpus or _num_ranks(options.nproc, machine)
+    one_each = len(machine.devices) or 1
+    typed = one_each if options.nproc is None else num_ranks_of(options.nproc, machine)
+    num_ranks = variant.num_gpus or typed
     if variant.num_gpus and not machine.devices and num_ranks > _CPU_RANKS:
         differences.append(("ranks", f"{num_ranks}; here: {_CPU_RANKS}"))
         num_ranks = _CPU_RANKS
     if problem is not None:
         differences.append(("recipe", f"{variant.recipe.label}: {problem}, rehearsed as {recipe.label}"))
     return replace(small, recipe=recipe, num_gpus=num_ranks, batch_size=batch_size), differences
-
-
-def _as_typed(recipe: Recipe) -> str:
-    """`--recipe bf16 --set optimizer_impl=fused`."""
-    return " ".join(
-        [f"--recipe {recipe.name}", *(f"--set {field}={value}" for field, value in recipe.overrides)]
-    )
 
 
 def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) -> JobSpec:
@@ -294,10 +283,6 @@ def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) ->
         step_profile=options.step_profile,
         **where,
     )
-
-
-def _num_ranks(nproc: int | str | None, machine: Machine) -> int:
-    return (len(machine.devices) or 1) if nproc is None else num_ranks(nproc, machine)
 
 
 def _batch_size(
@@ -388,7 +373,10 @@ def instances_of(options: Options, catalogue: Catalogue) -> tuple[InstanceType, 
     if options.service == "sagemaker":
         names = tuple(name.removeprefix(ML) for name in names)
     _check_each_once("instance type", names)
-    instances = tuple(_instance_named(name, catalogue) for name in names)
+    for name in names:
+        if sizes := [known for known in catalogue.instances if known.startswith(f"{name}.")]:
+            raise UnknownName("instance", name, catalogue.instances, f"its sizes are {' and '.join(sizes)}")
+    instances = tuple(map(catalogue.instance, names))
     for instance in instances:
         _check_nodes(instance, options, catalogue)
     return instances
@@ -450,13 +438,6 @@ def _check_is_comparison(specs: Sequence[JobSpec], options: Options) -> None:
             f"name several: {'-L amp=bf16,fp32' if specs[0].script else '--recipe bf16,compile'}; "
             "or give --repeats",
         )
-
-
-def _instance_named(name: str, catalogue: Catalogue) -> InstanceType:
-    sizes = [known for known in catalogue.instances if known.startswith(f"{name}.")]
-    if sizes:
-        raise UnknownName("instance", name, catalogue.instances, f"its sizes are {' and '.join(sizes)}")
-    return catalogue.instance(name)
 
 
 def _check_each_once(kind: str, names: Sequence[str]) -> None:

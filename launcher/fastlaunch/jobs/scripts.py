@@ -42,7 +42,7 @@ def scripts_here(options: Options, machine: Machine) -> tuple[Script, ...]:
     Raises UserError for what cannot start here, and for options that do not fit together.
     """
     scripts = scripts_of(options)
-    nproc = None if options.nproc is None else num_ranks(options.nproc, machine)
+    nproc = None if options.nproc is None else num_ranks_of(options.nproc, machine)
     for script in scripts:
         _check_starts(script.argv)
     return tuple(replace(script, nproc=nproc) for script in scripts)
@@ -155,7 +155,7 @@ def _variants(texts: Sequence[str], command: Sequence[str]) -> list[tuple[tuple[
     return [tuple(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
-def num_ranks(nproc: int | str, machine: Machine) -> int:
+def num_ranks_of(nproc: int | str, machine: Machine) -> int:
     """Return --nproc as a number: `gpu` is one per GPU. Raises UserError for more than one on a GPU."""
     if nproc == "gpu" and not machine.devices:
         raise UserError(f"--nproc gpu is one per GPU, and here is {machine.description}", "give a number")

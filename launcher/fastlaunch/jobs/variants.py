@@ -4,7 +4,7 @@ Named recipes share all but the recipe; the variants of an experiment have each 
 """
 
 import ast
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,24 +113,14 @@ def known_workload(name: str) -> WorkloadInfo:
 def _check_has_function(workload: str, path: Path, function: str) -> None:
     """Raise UserError if the file, which is not run for that, cannot have the function."""
     try:
-        nodes = ast.parse(path.read_bytes()).body
+        module = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"workload {workload!r}: {path} cannot be read as Python: {error}") from None
-    defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
     # Anything but a plain definition may bring it in, such as an import.
-    others = {word for node in nodes if not isinstance(node, ast.FunctionDef) for word in _names_in(node)}
-    if function not in (*defined, *others) and "*" not in others:
+    named = {getattr(node, field, None) for node in ast.walk(module) for field in ("id", "name", "asname")}
+    if function not in named and "*" not in named:
+        defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
         raise UnknownName(f"function of {path}", function, defined)
-
-
-def _names_in(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement assigns, defines or imports; `*` for an import of everything."""
-    for part in ast.walk(node):
-        match part:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
-            case ast.alias(name=name, asname=alias):
-                yield alias or name.partition(".")[0]
 
 
 def known_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
