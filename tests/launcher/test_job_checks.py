@@ -170,7 +170,7 @@ def test_what_aws_does_not_tell_and_the_job_does_not_need_holds_up_nothing(
 ) -> None:
     found = run(FakeAws(**facts), **SPOT)
     assert results(found) == dict.fromkeys(names.split(","), "not checked")
-    assert usable([site()], found).placements == (site(),)
+    assert usable([site()], found)[0] == [site()]
 
 
 @pytest.mark.parametrize("facts", [{"bucket_exists": denied("s3:ListBucket")}, {"role_lacks": denied("it")}])
@@ -234,25 +234,25 @@ def test_some_zones_without_the_type_are_a_warning() -> None:
 def test_a_wrong_subnet_concerns_its_zone_alone() -> None:
     found = run(FakeAws(subnets=subnets(subnet_a={"zone": "us-east-1f"})))
     placements = [site(), site(zone="us-east-1b", subnets=("subnet-b",))]
-    left = usable(placements, found)
-    assert left.placements == (placements[1],)
-    ((name, why),) = left.skipped
-    assert name == "p5.48xlarge in us-east-1a" and "us-east-1f" in why
+    left, refused = usable(placements, found)
+    assert left == [placements[1]]
+    ((name, why),) = refused
+    assert name == "p5.48xlarge in us-east-1a" and "us-east-1f" in why.message
 
 
 def test_a_quota_concerns_its_type_alone() -> None:
     found = run(FakeAws(quota=100.0), "p5.48xlarge", "p4d.24xlarge")
-    left = usable([site(), site("p4d.24xlarge")], found)
-    assert [one.instance.name for one in left.placements] == ["p4d.24xlarge"]
-    assert left.skipped[0][0] == "p5.48xlarge in us-east-1a"
+    left, refused = usable([site(), site("p4d.24xlarge")], found)
+    assert [one.instance.name for one in left] == ["p4d.24xlarge"]
+    assert refused[0][0] == "p5.48xlarge in us-east-1a"
 
 
 def test_a_regions_fault_concerns_that_region_alone() -> None:
     config = {"settings": settings(us_east_1=usual(), us_west_2=usual("us-west-2", ""))}
     aws = FakeAws(put_object=lambda region, *_: denied("s3:PutObject") if region == "us-west-2" else True)
     found = run(aws, looked_up=config, regions=("us-west-2", "us-east-1"))
-    left = usable([site(region="us-west-2", zone=None), site()], found)
-    assert [one.region for one in left.placements] == ["us-east-1"]
+    left, _ = usable([site(region="us-west-2", zone=None), site()], found)
+    assert [one.region for one in left] == ["us-east-1"]
 
 
 @pytest.mark.parametrize(
@@ -537,8 +537,8 @@ def test_of_several_types_those_with_room_are_left() -> None:
     found = train(
         {"quotas_by_name": quotas(p5_48xlarge=0.0, p4d_24xlarge=2.0)}, "p5.48xlarge", "p4d.24xlarge"
     )
-    left = usable([training_site("p5.48xlarge"), training_site("p4d.24xlarge")], found)
-    assert [site.name for site in left.placements] == ["ml.p4d.24xlarge in us-east-1"]
-    assert [name for name, _ in left.skipped] == ["ml.p5.48xlarge in us-east-1"]
+    left, refused = usable([training_site("p5.48xlarge"), training_site("p4d.24xlarge")], found)
+    assert [site.name for site in left] == ["ml.p4d.24xlarge in us-east-1"]
+    assert [name for name, _ in refused] == ["ml.p5.48xlarge in us-east-1"]
     with pytest.raises(QuotaExceeded):
         usable([training_site("p5.48xlarge")], found)

@@ -37,7 +37,7 @@ from fastlaunch.placement.aws_lookup import fitted
 from fastlaunch.placement.prepare import checked_sites
 from fastlaunch.placement.resolve import (
     OfflineLookup,
-    Resolution,
+    Placement,
     candidates,
     check_plan,
     nowhere,
@@ -52,7 +52,7 @@ BY_NAT = {None: "nat-1"}
 
 def resolved(
     aws: FakeAws | None = None, *instances: str, here: RegionSettings | None = None, **changes: Any
-) -> Resolution:
+) -> Placement:
     """What comes of a request with AWS asked; `here` is us-east-1 in the config file."""
     regions = {
         "us_east_1": here or usual(),
@@ -60,12 +60,11 @@ def resolved(
         "eu_west_3": usual("eu-west-3", "a"),
     }
     own = {"base": None, "bundle": None} if changes.get("image") else {}
-    left, _ = checked_sites(request(*instances, **changes), lookup(aws, settings=settings(**regions), **own))
-    return left
+    return checked_sites(request(*instances, **changes), lookup(aws, settings=settings(**regions), **own))
 
 
 def on_ec2(*arguments: Any, **changes: Any) -> tuple[Site, ...]:
-    return resolved(*arguments, **changes).placements
+    return resolved(*arguments, **changes).sites
 
 
 # In which order
@@ -109,7 +108,7 @@ def test_a_placement_holds_all_that_a_request_names() -> None:
 def test_a_fact_of_a_region_is_asked_for_once() -> None:
     aws = FakeAws(zones_offering=zones("abcxyz"))
     left = resolved(aws, "p5.48xlarge", "p4d.24xlarge", regions=("us-east-1", "us-west-2"))
-    assert len(left.placements) == 12
+    assert len(left.sites) == 12
     facts = ("parameter", "machine_image", "image_digest", "bucket_exists", "subnets", "security_group_vpcs")
     for region in ("us-east-1", "us-west-2"):
         assert {aws.asked[fact, region] for fact in facts} == {1}
@@ -141,7 +140,7 @@ def test_without_subnets_ec2_chooses_the_zone() -> None:
 )
 def test_a_zone_that_does_not_serve_is_left_out_by_name(facts: dict[str, Any], left: str, word: str) -> None:
     found = resolved(FakeAws(**facts))
-    assert [one.zone for one in found.placements] == [f"us-east-1{letter}" for letter in left]
+    assert [one.zone for one in found.sites] == [f"us-east-1{letter}" for letter in left]
     ((name, why),) = found.skipped
     assert name.startswith("p5.48xlarge in us-east-1") and word in why
 
@@ -153,11 +152,11 @@ def test_a_region_that_does_not_serve_is_left_out() -> None:
         )
     )
     left = resolved(aws, regions=("us-west-2", "us-east-1"))
-    assert [one.zone for one in left.placements] == ["us-east-1a"]
+    assert [one.zone for one in left.sites] == ["us-east-1a"]
     assert ("p5.48xlarge in us-west-2x", "no answer") in left.skipped
     # No other region's price is taken.
     unpriced = resolved(FakeAws(regions={"eu-west-3", "us-east-1"}), regions=("eu-west-3", "us-east-1"))
-    assert {one.region for one in unpriced.placements} == {"us-east-1"}
+    assert {one.region for one in unpriced.sites} == {"us-east-1"}
     assert "price of p5.48xlarge in eu-west-3" in unpriced.skipped[0][1]
 
 
@@ -188,7 +187,7 @@ def test_what_is_missing_in_the_only_region_ends_it(
 
 
 def test_a_bucket_that_may_not_be_listed_may_be_one_to_write_to() -> None:
-    assert len(resolved(FakeAws(bucket_exists=denied("s3:ListBucket"))).placements) == 3
+    assert len(resolved(FakeAws(bucket_exists=denied("s3:ListBucket"))).sites) == 3
 
 
 def test_spot_is_bounded_by_the_on_demand_price_or_the_limit() -> None:
@@ -303,7 +302,7 @@ def test_the_price_file_says_what_a_block_cost_where_nothing_else_does() -> None
     )
     own = replace(catalogue(), prices=(*catalogue().prices, price))
     without_fee = request(**{**IN_BLOCK, "block_fee_usd": None})
-    (found,) = resolve(without_fee, lookup(catalogue=own)).placements
+    (found,) = resolve(without_fee, lookup(catalogue=own)).sites
     assert found.block is not None
     # Known answer: two for 24 h at $40.
     assert (found.usd_per_hour, found.block.fee_usd) == (40.0, 1920.0)
@@ -316,13 +315,13 @@ def test_the_price_file_says_what_a_block_cost_where_nothing_else_does() -> None
 
 def trains(
     aws: FakeAws | None = None, *instances: str, here: RegionSettings | None = None, **changes: Any
-) -> Resolution:
+) -> Placement:
     types = instances or ("ml.p5.48xlarge",)
     return resolved(aws, *types, here=here or usual(role=ROLE), backend="sagemaker", **changes)
 
 
 def test_a_placement_holds_all_that_a_training_job_names() -> None:
-    (found,) = trains(num_nodes=2).placements
+    (found,) = trains(num_nodes=2).sites
     assert (found.name, found.region, found.role) == ("ml.p5.48xlarge in us-east-1", "us-east-1", ROLE)
     assert (found.bucket, found.prefix) == ("acme", "fastlaunch")
     # The image of jobs on EC2, in the region, by digest: runs on both can be compared.
@@ -334,7 +333,7 @@ def test_a_placement_holds_all_that_a_training_job_names() -> None:
 def test_several_training_types_ask_for_what_they_share_once() -> None:
     aws = FakeAws()
     both = trains(aws, "ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.p5e.48xlarge")
-    assert [one.instance.name for one in both.placements] == ["p4d.24xlarge", "p5.48xlarge"]
+    assert [one.instance.name for one in both.sites] == ["p4d.24xlarge", "p5.48xlarge"]
     ((name, why),) = both.skipped
     assert name == "ml.p5e.48xlarge in us-east-1" and "no sagemaker on-demand price" in why
     assert aws.asked["role", "us-east-1"] == aws.asked["bucket_exists", "us-east-1"] == 1
@@ -349,7 +348,7 @@ def test_a_training_job_stands_where_the_config_says_with_its_keys() -> None:
     here = usual(
         role=ROLE, volume_kms_key="key-v", output_kms_key="key-o", encrypt_between_containers=True, **IN_VPC
     )
-    (found,) = trains(here=here, num_nodes=2).placements
+    (found,) = trains(here=here, num_nodes=2).sites
     assert (found.subnets, found.security_groups) == (("subnet-a", "subnet-b"), ("sg-1",))
     assert (found.volume_kms_key, found.output_kms_key, found.encrypts_traffic) == ("key-v", "key-o", True)
     assert on_ec2(here=here)[0].volume_kms_key == "key-v"
@@ -392,21 +391,21 @@ def test_all_that_is_started_says_whose_it_is(arn: str, owner: str, is_shared: b
     assert identity.is_shared is is_shared
     aws = FakeAws(identity=identity)
     assert on_ec2(aws)[0].tags == {"Owner": owner}
-    assert trains(aws).placements[0].tags == {"Owner": owner}
+    assert trains(aws).sites[0].tags == {"Owner": owner}
 
 
 def test_tags_are_the_config_files_and_on_top_those_that_were_typed() -> None:
     config = replace(settings(), tags={"team": "vision", "stage": "test"})
     typed = request(tags=("stage=prod", "note=a=b", "empty="))
-    (found, *_) = resolve(typed, lookup(settings=config)).placements
+    (found, *_) = resolve(typed, lookup(settings=config)).sites
     assert found.tags == {"Owner": "ada", "team": "vision", "stage": "prod", "note": "a=b", "empty": ""}
     # Whoever names an owner, in whatever case, is asked for no other.
     for own in ("Owner=bob", "owner=bob"):
-        (found, *_) = resolve(request(tags=(own,)), lookup()).placements
+        (found, *_) = resolve(request(tags=(own,)), lookup()).sites
         assert set(found.tags.values()) == {"bob"}
     for number, fits in ((44, True), (45, False)):
         tags = tuple(f"t{n}=x" for n in range(number))
-        (found, *_) = resolve(request(tags=tags), lookup()).placements
+        (found, *_) = resolve(request(tags=tags), lookup()).sites
         job = ec2_builders.job()
         if fits:
             check_plan(found, [job], max_minutes=120)
@@ -428,7 +427,7 @@ def test_secrets_are_named_where_the_machine_reads_them(backend: str) -> None:
         "KEY": "arn:aws-us-gov:ssm:us-gov-east-1:123456789012:parameter/key",
     }
     secrets = tuple(f"{name}={arn}" for name, arn in arns.items())
-    (found, *_) = resolved(here=usual(role=ROLE), backend=backend, secrets=secrets).placements
+    (found, *_) = resolved(here=usual(role=ROLE), backend=backend, secrets=secrets).sites
     assert found.secrets == arns
 
 
@@ -448,13 +447,13 @@ def test_what_a_training_job_misses_ends_it(facts: dict[str, Any], here: dict[st
 
 
 def test_a_role_that_may_not_be_looked_at_is_believed() -> None:
-    assert trains(FakeAws(role=denied("iam:GetRole"))).placements
+    assert trains(FakeAws(role=denied("iam:GetRole"))).sites
 
 
 # Without AWS
 
 
-def offline(here: RegionSettings | None = None, **changes: Any) -> Resolution:
+def offline(here: RegionSettings | None = None, **changes: Any) -> Placement:
     looking = OfflineLookup(
         settings=settings(us_east_1=here or RegionSettings()),
         catalogue=catalogue(),
@@ -466,7 +465,7 @@ def offline(here: RegionSettings | None = None, **changes: Any) -> Resolution:
 
 
 def offline_ec2(here: RegionSettings | None = None, **changes: Any) -> Site:
-    (found,) = offline(here, **changes).placements
+    (found,) = offline(here, **changes).sites
     return found
 
 
@@ -492,7 +491,7 @@ def test_settings_and_an_own_image_fill_the_placeholders() -> None:
 
 def test_offline_a_region_without_a_price_is_left_out() -> None:
     both = offline(regions=("eu-north-1", "us-east-1"))
-    assert [one.name for one in both.placements] == ["p5.48xlarge in us-east-1"]
+    assert [one.name for one in both.sites] == ["p5.48xlarge in us-east-1"]
     assert [name for name, _ in both.skipped] == ["p5.48xlarge in eu-north-1"]
     with pytest.raises(UserError, match="in eu-north-1 is known"):
         offline(regions=("eu-north-1",))

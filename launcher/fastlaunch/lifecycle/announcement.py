@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.measure.summary import Interval
-    from fastlaunch.placement.prepare import Placement
+    from fastlaunch.placement.resolve import Placement
 
 #: The most entries that are shown of lists that may be long.
 MOST = 4

@@ -35,7 +35,8 @@ from fastlaunch.lifecycle.submit import (
 )
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, NOT_COUNTED, CostCeiling
-from fastlaunch.placement.prepare import Placement, upload_code
+from fastlaunch.placement.prepare import upload_code
+from fastlaunch.placement.resolve import Placement
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected

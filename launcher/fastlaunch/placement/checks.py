@@ -50,10 +50,8 @@ from fastlaunch.placement.network import (
 )
 from fastlaunch.placement.quota_checks import quota_use
 from fastlaunch.placement.resolve import (
-    Resolution,
     has_several_interfaces,
     nowhere,
-    resolution,
 )
 
 #: Written to see whether the bucket can be; always the same, so that it never grows in number.
@@ -136,8 +134,8 @@ def checks(job: CheckContext) -> list[Check]:
     return results
 
 
-def usable(sites: Sequence[Site], results: Sequence[Check]) -> Resolution:
-    """Return the sites that no failed check is about, and the others with why.
+def usable(sites: Sequence[Site], results: Sequence[Check]) -> tuple[list[Site], list[tuple[str, UserError]]]:
+    """Return the sites that no failed check is about, and the names of the others with why.
 
     Raises the first error of the checks if no site is left.
     """
@@ -149,7 +147,9 @@ def usable(sites: Sequence[Site], results: Sequence[Check]) -> Resolution:
             left.append(site)
         else:
             skipped.append((site.name, error))
-    return resolution(left, skipped)
+    if not left:
+        raise nowhere(skipped)
+    return left, skipped
 
 
 # What a check is run for

@@ -5,11 +5,10 @@ Looking up changes nothing at AWS but a probe, which shows that the bucket can b
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import BaseImage, shipped_base_images, training_base
 from fastlaunch.catalog.prices import Catalogue, check_age
 from fastlaunch.core.activity import activity
@@ -17,10 +16,9 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import parse_duration_s, utc_day
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.jobs.variants import check_base
-from fastlaunch.placement.cost_ceiling import CostCeiling, check_budget, cost_ceiling
-from fastlaunch.placement.resolve import OfflineLookup, Resolution, check_plan, resolve
+from fastlaunch.placement.cost_ceiling import check_budget
+from fastlaunch.placement.resolve import OfflineLookup, Placement, check_plan, resolve
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws
@@ -28,47 +26,6 @@ if TYPE_CHECKING:
     from fastlaunch.jobs.wheels import Pin
     from fastlaunch.jobs.working_directory import WorkingDirectory
     from fastlaunch.placement.aws_lookup import AwsLookup
-    from fastlaunch.placement.check import Check
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Jobs, and the sites where AWS would run them, as far as that is known."""
-
-    jobs: Jobs
-    #: In the order in which they are tried; none on this machine.
-    sites: tuple[Site, ...]
-    #: The candidates that cannot be used, as (name, reason).
-    skipped: tuple[tuple[str, str], ...]
-    #: What travels with a script.
-    directory: "WorkingDirectory | None" = None
-    #: What was changed of the jobs to fit there, in words.
-    changes: tuple[str, ...] = ()
-    #: What AWS was asked; none offline.
-    checks: "tuple[Check, ...]" = ()
-    #: What is uploaded before a machine needs it: the code, unless the image holds it, and what pip installs.
-    bundle: "Bundle | None" = None
-    wheels: "Bundle | None" = None
-
-    @property
-    def options(self) -> Options:
-        return self.jobs.options
-
-    @property
-    def ceiling(self) -> CostCeiling:
-        """The most that the jobs can cost, wherever they run."""
-        options = self.options
-        return cost_ceiling(self.sites, num_nodes=options.num_nodes, max_minutes=options.max_minutes)
-
-    @property
-    def price_dates(self) -> list[datetime.date]:
-        """The days of the prices that the ceiling is made of."""
-        return [site.price.as_of for site in self.sites if site.price]
-
-    def jobs_at(self, site: Site | None = None) -> tuple[JobSpec, ...]:
-        """Return the jobs as they are at a site, by default the first one; or on this machine."""
-        site = site or next(iter(self.sites), None)
-        return self.jobs.at(site.instance, site.region, image=site.image) if site else self.jobs.at()
 
 
 def place_offline(
@@ -98,10 +55,7 @@ def place_offline(
         commit=None if jobs.scripts else commit,
         is_script=bool(jobs.scripts),
     )
-    resolution = resolve(jobs, lookup)
-    placement = Placement(
-        jobs=jobs, sites=resolution.placements, skipped=resolution.skipped, directory=directory
-    )
+    placement = replace(resolve(jobs, lookup), directory=directory)
     _check_plans(placement)
     if settings.max_price_age is not None:
         max_age = datetime.timedelta(seconds=parse_duration_s(settings.max_price_age))
@@ -162,25 +116,14 @@ def place_on_aws(
         )
         jobs, changes = fitted(jobs, lookup)
         shown.update("quota, image, network, bucket and price")
-        resolution, results = checked_sites(jobs, lookup, bundles=tuple(filter(None, (bundle, wheels))))
-        placement = Placement(
-            jobs=jobs,
-            sites=resolution.placements,
-            skipped=resolution.skipped,
-            directory=directory,
-            changes=changes,
-            checks=results,
-            bundle=bundle,
-            wheels=wheels,
-        )
+        placement = checked_sites(jobs, lookup, bundles=tuple(filter(None, (bundle, wheels))))
+        placement = replace(placement, directory=directory, changes=changes, bundle=bundle, wheels=wheels)
         check_budget(placement.ceiling, max_cost_usd)
         _check_plans(placement)
         return placement
 
 
-def checked_sites(
-    jobs: Jobs, lookup: "AwsLookup", *, bundles: "tuple[Bundle, ...]" = ()
-) -> "tuple[Resolution, tuple[Check, ...]]":
+def checked_sites(jobs: Jobs, lookup: "AwsLookup", *, bundles: "tuple[Bundle, ...]" = ()) -> Placement:
     """Return the sites at which no check fails, with all that a request there names; and the checks.
 
     bundles: what is uploaded for it. Raises the first error, with every reason, if no site is left.
@@ -190,9 +133,8 @@ def checked_sites(
     candidates = lookup.candidates(jobs)
     job = CheckContext(lookup=lookup, options=jobs.options, instances=jobs.instances, bundles=bundles)
     results = checks(job)
-    left = usable(candidates, results)
-    resolution = resolve(jobs, lookup, left.placements)
-    return replace(resolution, skipped=(*left.skipped, *resolution.skipped)), tuple(results)
+    sites, refused = usable(candidates, results)
+    return replace(resolve(jobs, lookup, sites, refused), checks=tuple(results))
 
 
 def upload_code(placement: Placement, aws: "Aws") -> None:

@@ -38,9 +38,13 @@ from fastlaunch.placement.capacity_block import (
     block_price,
     block_usd_per_hour,
 )
+from fastlaunch.placement.cost_ceiling import CostCeiling, cost_ceiling
 
 if TYPE_CHECKING:
     from fastlaunch.core.plan import Plan
+    from fastlaunch.jobs.code_bundle import Bundle
+    from fastlaunch.jobs.working_directory import WorkingDirectory
+    from fastlaunch.placement.check import Check
 
 #: Requested where SageMaker wants a size: every type in the catalogue has local disks, which it uses instead.
 TRAINING_VOLUME_GIB = 200
@@ -50,13 +54,43 @@ UNKNOWN_GROUP = "<security-group-id>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """Where jobs can run."""
+class Placement:
+    """Jobs, and the sites where AWS would run them, as far as that is known."""
 
-    #: In the order in which they are tried.
-    placements: tuple[Site, ...]
+    jobs: Jobs
+    #: In the order in which they are tried; none on this machine.
+    sites: tuple[Site, ...]
     #: The candidates that cannot be used, as (name, reason).
     skipped: tuple[tuple[str, str], ...]
+    #: What travels with a script.
+    directory: "WorkingDirectory | None" = None
+    #: What was changed of the jobs to fit there, in words.
+    changes: tuple[str, ...] = ()
+    #: What AWS was asked; none offline.
+    checks: "tuple[Check, ...]" = ()
+    #: What is uploaded before a machine needs it: the code, unless the image holds it, and what pip installs.
+    bundle: "Bundle | None" = None
+    wheels: "Bundle | None" = None
+
+    @property
+    def options(self) -> Options:
+        return self.jobs.options
+
+    @property
+    def ceiling(self) -> CostCeiling:
+        """The most that the jobs can cost, wherever they run."""
+        options = self.options
+        return cost_ceiling(self.sites, num_nodes=options.num_nodes, max_minutes=options.max_minutes)
+
+    @property
+    def price_dates(self) -> list[datetime.date]:
+        """The days of the prices that the ceiling is made of."""
+        return [site.price.as_of for site in self.sites if site.price]
+
+    def jobs_at(self, site: Site | None = None) -> tuple[JobSpec, ...]:
+        """Return the jobs as they are at a site, by default the first one; or on this machine."""
+        site = site or next(iter(self.sites), None)
+        return self.jobs.at(site.instance, site.region, image=site.image) if site else self.jobs.at()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,28 +234,28 @@ class OfflineLookup(Lookup):
         return CodeBundle.under(prefix, sha256="<requirements-sha256>", commit=None)
 
 
-def resolve(jobs: Jobs, lookup: Lookup, known: Sequence[Site] | None = None) -> Resolution:
-    """Look up all that a request names at each candidate, and keep those where all is known.
+def resolve(
+    jobs: Jobs,
+    lookup: Lookup,
+    candidates: Sequence[Site] | None = None,
+    refused: Sequence[tuple[str, UserError]] = (),
+) -> Placement:
+    """Look up all that a request names at each candidate, and keep the sites where all is known.
 
-    known: the candidates, if not all that the lookup has. Raises the first one's error if none is left.
+    candidates: if not all that the lookup has. refused: others that a check is against, by name. Raises the
+    first error, with every reason, if no site is left.
     """
-    placements: list[Site] = []
-    skipped: list[tuple[str, UserError]] = []
-    for candidate in lookup.candidates(jobs) if known is None else known:
+    sites: list[Site] = []
+    skipped = list(refused)
+    for candidate in lookup.candidates(jobs) if candidates is None else candidates:
         try:
-            placements.append(_looked_up(jobs.options, candidate, lookup))
+            sites.append(_looked_up(jobs.options, candidate, lookup))
         except UserError as error:
             skipped.append((candidate.name, error))
-    return resolution(placements, skipped)
-
-
-def resolution(placements: Sequence[Site], skipped: Sequence[tuple[str, UserError]]) -> Resolution:
-    """Return both, in order. Raises the first candidate's error, with every reason, if no place is left."""
-    if not placements:
+    if not sites:
         raise nowhere(skipped)
-    return Resolution(
-        placements=tuple(placements), skipped=tuple((name, error.message) for name, error in skipped)
-    )
+    reasons = tuple((name, error.message) for name, error in skipped)
+    return Placement(jobs=jobs, sites=tuple(sites), skipped=reasons)
 
 
 def nowhere(skipped: Sequence[tuple[str, UserError]]) -> UserError:
