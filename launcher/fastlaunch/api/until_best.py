@@ -71,7 +71,7 @@ class SweptCells:
         self._catalogue, self._today, self._region = world.catalogue, world.today, world.settings.region
         by_spec: dict[JobSpec, list[Run]] = {}
         for run in runs:
-            by_spec.setdefault(JobSpec.from_json(run.spec or {}).without_seed, []).append(run)
+            by_spec.setdefault(run.job.without_seed, []).append(run)
         #: For each cell, as are `rows` and `cells`.
         self.run_ids = [[run.id for run in of] for of in by_spec.values()]
         comparison = compare(

@@ -12,7 +12,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.terminal import printable, printable_data
-from fastlaunch.jobs.spec import Script
+from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.measure.summary import RunSummary, read_summary
 
@@ -68,6 +68,13 @@ class Run:
     #: None for an imported run, and where the run was read in brief.
     spec: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
+
+    @property
+    def job(self) -> JobSpec:
+        """What was to be done. Raises UserError for an imported run."""
+        if self.spec is None:
+            raise UserError(f"run {self.id} was imported", "submit it again")
+        return JobSpec.from_json(self.spec)
 
     @property
     def recorded_id(self) -> str:

@@ -145,7 +145,7 @@ class Launcher:
         """
         runs = self._seen_elsewhere(submission_id)
         run_ids, attempts = [run.id for run in runs], self._attempts_of(runs)
-        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
+        specs = {run.id: run.job for run in runs}
         placements = tuple(read(Site, site, "site") for site in self.ledger.sites_of(submission_id))
         looks = self._looks(submission, run_ids)
         follow = partial(
@@ -287,7 +287,7 @@ class Launcher:
         if attempts[-1].ending is Ending.FAULTY_GPU and num_faulty > max_replacements:
             raise UserError(f"{why}; --max-replacements {max_replacements} allows no other")
         plan = self._resumable(first, account_timer=account_timer)
-        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
+        specs = {run.id: run.job for run in runs}
         with self._launching(first.submission_id):
             with self.ledger.transaction():
                 # Another command may have gone on with them, or cancelled them, before this one got the lock.
@@ -529,7 +529,7 @@ class Launcher:
         self, attempt: Attempt, run_ids: Sequence[str], looks: PlannedLooks | None
     ) -> AttemptMonitor:
         backend = self._backend(attempt)
-        specs = [JobSpec.from_json(self.ledger.get(run_id).spec or {}) for run_id in run_ids]
+        specs = [self.ledger.get(run_id).job for run_id in run_ids]
         shown = [
             ShownRun(id=run_id, label=label, num_steps=spec.steps)
             for run_id, spec, label in zip(run_ids, specs, _labels(specs), strict=True)

@@ -11,7 +11,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import JobSpec, contents_environment
+from fastlaunch.jobs.spec import contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.collect import summarize_run
@@ -81,9 +81,8 @@ class LocalRunner:
     def _with_contents(self, plan: Plan, run: Run) -> Plan:
         """Return the plan that tells a script's run what it is now. Reports if it was edited meanwhile."""
         folder = plan.request.get("working_directory")
-        job = JobSpec.from_json(run.spec or {})
         runs = self.ledger.times_of_attempts("local")
-        script = script_now(job, folder, home=self.home, runs=runs) if folder else None
+        script = script_now(run.job, folder, home=self.home, runs=runs) if folder else None
         if script is None:
             return plan
         earlier = [*self.ledger.select(submission=run.submission_id), run]
@@ -92,7 +91,7 @@ class LocalRunner:
                 f"warning: {edited} changed since the last such run: those from here on are another row"
             )
         # A workload's commit is that of what trains it.
-        told = contents_environment(script if job.script else replace(script, commit=None))
+        told = contents_environment(script if run.script else replace(script, commit=None))
         environment = {**plan.request["env"], **told}
         return replace(plan, request={**plan.request, "env": environment})
 

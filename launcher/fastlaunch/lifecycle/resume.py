@@ -72,7 +72,7 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         raise UserError(f"run {run.id} still has a machine", f"look again: fastlaunch status {run.id}")
     if not attempts:
         raise UserError(f"run {run.id} never had a machine", "submit it again")
-    spec = JobSpec.from_json(run.spec)
+    spec = run.job
     limit = spec.terms.max_minutes or 0
     backend = backends[run.backend]
     minutes = int(limit - minutes_used(attempts, backend.now()))

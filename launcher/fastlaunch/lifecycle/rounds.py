@@ -94,7 +94,7 @@ class PlannedLooks:
             open_runs = {run.id: run for run in runs if not run.state.is_final}
             found = elimination(runs)
             added = {id: why for id, why in found.items() if id in open_runs and id not in self._why}
-            specs = {id: JobSpec.from_json(open_runs[id].spec or {}) for id in added}
+            specs = {id: open_runs[id].job for id in added}
             rows = {specs[id].without_seed: why for id, why in added.items()}
             names = zip(names_apart(list(rows)), rows.values(), strict=True)
             if added:
@@ -102,7 +102,7 @@ class PlannedLooks:
             self._why |= {id: f"{NOT_NEEDED}{why}" for id, why in added.items()}
 
     def _look_at_rounds(self, runs: Sequence[Run]) -> None:
-        specs = {run.id: JobSpec.from_json(run.spec or {}) for run in runs}
+        specs = {run.id: run.job for run in runs}
         undone = [specs[run.id].round or 0 for run in _not_ended(runs)]
         # Not those that were never begun, since one like them failed.
         needed = [specs[run.id].round or 0 for run in runs if run.state is not RunState.CANCELLED]

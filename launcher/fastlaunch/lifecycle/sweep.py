@@ -268,7 +268,7 @@ def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
     """Return what the runs that were not needed would have taken. runs: of the sweep."""
     rows: dict[tuple[str, JobSpec], list[Run]] = {}
     for run in runs:
-        key = (run.submission_id, JobSpec.from_json(run.spec or {}).without_seed)
+        key = (run.submission_id, run.job.without_seed)
         rows.setdefault(key, []).append(run)
     num_runs, machine_s, usd = 0, 0.0, 0.0
     is_timed, is_priced = True, True
@@ -282,7 +282,7 @@ def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
         if not times_s:
             is_timed = False
             continue
-        spec = JobSpec.from_json(like[0].spec or {})
+        spec = like[0].job
         seconds = len(unmade) * fmean(times_s) * spec.num_nodes
         machine_s += seconds
         rate = _usd_per_hour(ledger, like)
