@@ -32,6 +32,7 @@ from fastlaunch.analysis.spot import (
     HOUR_S,
     RETRY_S,
     Fallback,
+    SpotForecast,
     SpotJob,
     SpotMarket,
     forecast_spot,
@@ -213,7 +214,7 @@ def judge(
     for multiple in (None, *DEADLINES):
         fallback = Fallback(deadline_s=multiple * alone_s, start_s=job.restart_s) if multiple else None
         forecast = forecast_spot(job, market, fallback=fallback)
-        promised_s = fallback.deadline_s if fallback else forecast.deadline_s(PROMISED)
+        promised_s = fallback.deadline_s if fallback else promised_end_s(forecast)
         usd = forecast.usd(SPOT_USD, ON_DEMAND_USD)
         assert usd.low is not None and usd.high is not None
         jobs = [replay(job, capacity, at, fallback) for at in starts_s]
@@ -233,6 +234,12 @@ def judge(
             else mean(each.total_s is not None and each.total_s <= promised_s for each in jobs),
             share=mean(each.usd for each in whole) / (alone_s / HOUR_S * ON_DEMAND_USD),
         )
+
+
+def promised_end_s(forecast: SpotForecast) -> float:
+    """Return by when a job ends with the chance PROMISED; infinity if too little was observed to say."""
+    ends = sorted(map(float, forecast.total_s))
+    return next((end for end in ends if forecast.chance(end) >= PROMISED), math.inf)
 
 
 def results_of(

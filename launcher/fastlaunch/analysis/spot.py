@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from statistics import NormalDist
 
 import numpy as np
@@ -88,15 +89,6 @@ class SpotJob:
     num_nodes: int = 1
     notice_s: float = NOTICE_S  # that EC2 gives; 0 on SageMaker, which promises none
     free_within_s: float = HOUR_S  # EC2 bills no machine that it takes back so early; 0 on SageMaker
-
-    def __post_init__(self) -> None:
-        for name in ("restart_s", "checkpoint_s", "notice_s", "free_within_s"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UserError(f"{name} is {getattr(self, name):g}", "give seconds, 0 or more")
-        if not (math.isfinite(self.work_s) and self.work_s > 0):
-            raise UserError(f"{self.work_s:g} s of work are no job", "give seconds above 0")
-        if self.every_s is not None and not self.every_s > 0:
-            raise UserError(f"{self.every_s:g} s between checkpoints", "give seconds above 0")
 
     @property
     def saves_at_notice(self) -> bool:
@@ -280,18 +272,8 @@ class SpotForecast:
         share = float(np.mean(self.total_s <= deadline_s))
         if self.fallback and deadline_s >= self.fallback.deadline_s:
             return share
-        return share / self._widening
-
-    def deadline_s(self, chance: float) -> float:
-        """Return by when the job ends with this chance; infinity if too little was observed to say."""
-        level = chance * self._widening
-        by_spot = float(np.quantile(self.total_s, level, method="higher")) if level <= 1 else math.inf
-        return min(by_spot, self.fallback.deadline_s) if self.fallback else by_spot
-
-    @property
-    def _widening(self) -> float:
-        """The next spell is longer than all `n` observed ones with chance 1 / (n + 1)."""
-        return 1 + 1 / self.num_spells
+        # The next spell is longer than all n observed ones with chance 1 / (n + 1).
+        return share / (1 + 1 / self.num_spells)
 
     def time_s(self) -> Interval:
         """Return the mean time to the end, and between what nine of ten jobs lie."""
@@ -370,12 +352,10 @@ def forecast_spot(
         free_s[at] += np.where(~is_done & (life < job.free_within_s) & (job.num_nodes == 1), life, 0.0)
         missed_s = np.where(sees, 0.0, gap_s + up_s)
         is_late = (clock_s[going] + missed_s > limit_s) | (num_rounds == most_spells)
-        # One that was done in this round is at its end.
-        is_endless = ~gives_up & is_late
-        is_endless[np.flatnonzero(has_machine)[is_done]] = False
-        clock_s[going[is_endless]] = np.inf
-        stays = ~gives_up & ~is_endless
-        stays[np.flatnonzero(has_machine)[is_done]] = False
+        has_ended = gives_up
+        has_ended[np.flatnonzero(has_machine)[is_done]] = True
+        clock_s[going[~has_ended & is_late]] = np.inf
+        stays = ~has_ended & ~is_late
         going = going[stays]
         up_s, gap_s = spells.after(going)
         gap_s = gap_s + missed_s[stays]
@@ -540,16 +520,11 @@ def read_trace(lines: Iterable[str], *, source: str, history_s: float = HISTORY_
             raise BadFile(source, "earlier than the line before", line=reader.line_num, hint=_TRACE_HINT)
         seen.append((time, is_up))
     since = max((seen[-1][0] for seen in places.values()), default=_NEVER) - timedelta(seconds=history_s)
-    return market_of_states(
-        [
-            [
-                ((end - max(start, since)).total_seconds(), is_up)
-                for (start, is_up), (end, _) in pairwise(seen)
-            ]
-            for seen in places.values()
-        ],
-        source=source,
-    )
+    states = [
+        [((end - max(start, since)).total_seconds(), is_up) for (start, is_up), (end, _) in pairwise(seen)]
+        for seen in places.values()
+    ]
+    return market_of_states(states, source=source)
 
 
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -561,14 +536,8 @@ def market_of_states(places: Sequence[Sequence[tuple[float, bool]]], *, source: 
     spells: list[tuple[float, float]] = []
     up_s = down_s = 0.0
     for place in places:
-        merged: list[tuple[float, bool]] = []
-        for seconds, is_up in place:
-            if seconds <= 0:
-                continue
-            if merged and merged[-1][1] == is_up:
-                merged[-1] = (merged[-1][0] + seconds, is_up)
-            else:
-                merged.append((seconds, is_up))
+        in_state = groupby((part for part in place if part[0] > 0), key=itemgetter(1))
+        merged = [(sum(seconds for seconds, _ in parts), is_up) for is_up, parts in in_state]
         up_s += sum(seconds for seconds, is_up in merged if is_up)
         down_s += sum(seconds for seconds, is_up in merged if not is_up)
         # The end is joined to the beginning, so that no spell is cut; a place in one state has no spells.

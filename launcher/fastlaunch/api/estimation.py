@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.context import AppContext, default_context
+from fastlaunch.api.spot_market import spot_market
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, paid_usd_per_hour
-from fastlaunch.core.errors import BadFile, UnknownName, UserError
+from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import parse_count, parse_date, utc_day
 from fastlaunch.jobs.options import ML
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Assumptions, Cost, Purchase, Training
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, Rate
-    from fastlaunch.analysis.spot import SpotMarket
     from fastlaunch.api.rates import Known
     from fastlaunch.catalog.hardware import InstanceType
     from fastlaunch.measure.summary import Interval
@@ -230,14 +230,15 @@ def estimate(
         num_nodes=num_nodes,
         global_batch=float(query.global_batch or query.num_gpus),
     )
+    market = None
+    if purchase == "spot" and not steps_only:
+        market = spot_market(kind.name, region, assumptions, trace=spot_trace, context=context)
     on_demand = catalogue.find_price(kind.name, service=service, region=region, on=as_of or today)
     bought = Purchase(
         price=price,
         usd_per_hour=paid,
         volume=catalogue.find_volume_price(region, on=as_of or today) if service == "ec2" else None,
-        market=spot_market(context, kind.name, region, assumptions, spot_trace)
-        if purchase == "spot" and not steps_only
-        else None,
+        market=market,
         on_demand_usd_per_hour=paid_usd_per_hour(on_demand, settings),
     )
     cost = cost_of(training, bought, assumptions=assumptions, steps_only=steps_only)
@@ -295,37 +296,6 @@ def _price_note(price: Price, paid_usd_per_hour: float) -> str:
     paid = "" if paid_usd_per_hour == price.usd_per_hour else f", of which you pay ${paid_usd_per_hour:g}"
     when = "" if price.basis == "given" else f" as of {price.as_of}"
     return f"a machine costs ${price.usd_per_hour:g}/h{when}{paid}: {price.source}"
-
-
-def spot_market(
-    context: AppContext, instance: str, region: str, assumptions: "Assumptions", trace: Path | str | None
-) -> "SpotMarket | None":
-    """Return how often spot is lost: by a trace, as given, or by one's own runs; None if none says.
-
-    Raises UserError if both a trace and an assumption say it.
-    """
-    from fastlaunch.analysis.cost import HOW_TO_GIVE_LOSSES
-    from fastlaunch.analysis.spot import market_of_rates
-    from fastlaunch.api import spot_market as observed
-
-    twice = assumptions.given & {"spot_losses_per_hour", "spot_available"}
-    if trace is not None and twice:
-        raise UserError(
-            f"--spot-trace and --assume {min(twice)} both say how spot is had",
-            "give one of them",
-        )
-    if trace is None and assumptions.spot_losses_per_hour is not None:
-        return market_of_rates(
-            assumptions.spot_losses_per_hour, assumptions.spot_available, source="--assume"
-        )
-    if trace is None and not (context.settings.home / LEDGER_NAME).exists():
-        return None
-    try:
-        return observed.spot_market(instance, region=region, trace=trace, context=context)
-    except BadFile:
-        raise
-    except UserError as error:
-        raise UserError(error.message, HOW_TO_GIVE_LOSSES) from None
 
 
 def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumptions") -> Iterator[str]:

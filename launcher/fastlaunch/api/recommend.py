@@ -13,6 +13,7 @@ from fastlaunch.analysis import recommend as analysis
 from fastlaunch.analysis.recommend import Job, Limits
 from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.api.results import data_frame
+from fastlaunch.api.spot_market import spot_market
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, age_note, check_age
 from fastlaunch.core.errors import UnknownName, UserError
@@ -376,10 +377,8 @@ def _purchases(
                     )
                     on_spot = None
                     if option == "spot":
-                        from fastlaunch.api.estimation import spot_market
-
                         with suppress(UserError):  # without one its costs say that it is not known
-                            on_spot = spot_market(context, name, region, assumptions, None)
+                            on_spot = spot_market(name, region, assumptions, context=context)
                     bought.append(Purchase(price=price, usd_per_hour=paid, volume=volume, market=on_spot))
                     continue
                 left_out.append(LeftOut(instance=name, recipe=None, reason=reason))

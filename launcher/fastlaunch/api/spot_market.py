@@ -10,11 +10,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.api.context import AppContext, default_context
+from fastlaunch.api.context import AppContext
 from fastlaunch.core.ending import Ending
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.paths import read_text
 
 if TYPE_CHECKING:
+    from fastlaunch.analysis.cost import Assumptions
     from fastlaunch.analysis.spot import SpotMarket
     from fastlaunch.ledger.rows import Attempt
 
@@ -24,25 +27,39 @@ _AT_ONCE = timedelta(minutes=5)
 
 def spot_market(
     instance: str,
+    region: str,
+    assumptions: "Assumptions",
     *,
-    region: str | None = None,
     trace: Path | str | None = None,
-    context: AppContext | None = None,
-) -> "SpotMarket":
-    """Return how often spot of this type is lost and can be had, on EC2.
+    context: AppContext,
+) -> "SpotMarket | None":
+    """Return how often spot of this type is lost and can be had; None without a ledger that could say.
 
-    region: of one's own runs, the user's by default. trace: a CSV file, as `read_trace` reads it; one's own
-    runs in the ledger without it. Raises UserError if there is none, and BadFile for a file that is no trace.
+    It is as a trace (a CSV file, see `read_trace`) says, or as assumed, or as seen by one's own runs in the
+    region. Raises UserError if both of the first say it or the ledger's runs do not, and BadFile for a file
+    that is no trace.
     """
-    from fastlaunch.analysis.spot import read_trace
+    from fastlaunch.analysis.cost import HOW_TO_GIVE_LOSSES
+    from fastlaunch.analysis.spot import market_of_rates, read_trace
     from fastlaunch.ledger.ledger import open_ledger
 
-    context = context or default_context()
+    given = assumptions.given & {"spot_losses_per_hour", "spot_available"}
+    if trace is not None and given:
+        raise UserError(
+            f"--spot-trace and --assume {min(given)} both say how spot is had", "give one of them"
+        )
     if trace is not None:
         return read_trace(io.StringIO(read_text(Path(trace)), newline=""), source=str(trace))
-    where = region or context.own_region()
+    if (losses := assumptions.spot_losses_per_hour) is not None:
+        return market_of_rates(losses, assumptions.spot_available, source="--assume")
+    if not (context.settings.home / LEDGER_NAME).exists():
+        return None
     with open_ledger(context.settings, clock=context.now) as ledger:
-        return _of_attempts(ledger.spot_attempts(instance, where), f"your runs on {instance} in {where}")
+        attempts = ledger.spot_attempts(instance, region)
+    try:
+        return _of_attempts(attempts, f"your runs on {instance} in {region}")
+    except UserError as error:
+        raise UserError(error.message, HOW_TO_GIVE_LOSSES) from None
 
 
 def _of_attempts(attempts: Sequence["Attempt"], source: str) -> "SpotMarket":
