@@ -168,15 +168,15 @@ class Predictor:
         pooled = np.concatenate([scores["A"], scores["B"]])
         prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
         factors = {}
-        for name, own in scores.items():
+        for name, deviations in scores.items():
             # The (n + 1)(1 - a)th smallest of n, as in conformal prediction. In A and B every model counts
             # alike, since its runs are off together; in C a generation's are, whatever the model.
-            level = min(1.0, _COVERAGE * (1 + 1 / max(1, len(own))))
+            level = min(1.0, _COVERAGE * (1 + 1 / max(1, len(deviations))))
             workloads = [self.configs[row].workload for row in left_out[name][0]]
             num_rows = Counter(workloads)
             weights = np.array([1 / num_rows[w] if name in ("A", "B") else 1.0 for w in workloads])
-            quantile = _quantile(own, weights, level) if len(own) else prior
-            share = len(own) / (len(own) + _FEW)
+            quantile = _quantile(deviations, weights, level) if len(deviations) else prior
+            share = len(deviations) / (len(deviations) + _FEW)
             factors[name] = share * quantile + (1 - share) * prior
         return factors
 
@@ -294,8 +294,8 @@ def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:
     grams = [_grams(c.model) for c in configs]
     vocabulary = {gram: i for i, gram in enumerate(sorted(set().union(*grams)))}
     counts = np.zeros((len(configs), len(vocabulary)))
-    for row, own in enumerate(grams):
-        counts[row, [vocabulary[gram] for gram in own]] = 1
+    for row, grams_of_name in enumerate(grams):
+        counts[row, [vocabulary[gram] for gram in grams_of_name]] = 1
     counts /= np.sqrt(counts.sum(axis=1, keepdims=True))
     size = np.array([c.params is not None for c in configs])
     near = np.exp(-0.5 * ((log_flops[:, None] - log_flops[None, :]) / 1.5) ** 2)

@@ -22,7 +22,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, yes_option
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import CloudRefused, UserError
-from fastlaunch.core.units import split_names
+from fastlaunch.core.units import size_text, split_names
 from fastlaunch.jobs.container_builder import (
     Command,
     build_command,
@@ -43,7 +43,7 @@ from fastlaunch.jobs.image_build import (
     ort_context,
     write_context,
 )
-from fastlaunch.jobs.wheels import fetch_wheels, packages_of, wanted_pins, with_extras
+from fastlaunch.jobs.wheels import fetch_wheels, packages_of, wanted_pins, wheel_folder, with_extras
 
 _OWN_ACCOUNT = "<account>"
 #: The most lines to show of what docker printed before it failed.
@@ -155,7 +155,7 @@ def _with_extras(files: Mapping[str, bytes], options: BuildOptions) -> dict[str,
 
 def _dry_run(context: AppContext, options: BuildOptions) -> str:
     """Return the context with sizes and the commands, with placeholders for what only AWS knows."""
-    files = context_files(_wheels(context)) if options.base else ort_context()
+    files = context_files(wheel_folder(context.settings)) if options.base else ort_context()
     builder = find_builder()
     if builder is None:
         _report(f"warning: {no_builder().message}; the commands are docker's with buildx")
@@ -184,7 +184,7 @@ def _listing(files: Mapping[str, bytes], *, fetched: bool) -> list[str]:
         top, slash, _ = name.partition("/")
         sizes.setdefault(top + slash, []).append(len(content))
     lines = [
-        f"  {top:<14} {_megabytes(sum(of_top)):>9}" + (f"  {len(of_top)} files" if top.endswith("/") else "")
+        f"  {top:<14} {size_text(sum(of_top)):>9}" + (f"  {len(of_top)} files" if top.endswith("/") else "")
         for top, of_top in sizes.items()
     ]
     if not fetched:
@@ -195,7 +195,7 @@ def _listing(files: Mapping[str, bytes], *, fetched: bool) -> list[str]:
 def _upload(build: ImageBuild) -> str:
     """Return how much will be uploaded, as far as that is known."""
     return (
-        f"to upload: about {_megabytes(build.upload_size)} of its own, and the base's layers, 10 GB or more,"
+        f"to upload: about {size_text(build.upload_size)} of its own, and the base's layers, 10 GB or more,"
         " unless an earlier push has brought them to this repository"
     )
 
@@ -208,7 +208,7 @@ def _build(context: AppContext, options: BuildOptions) -> str:
     if options.base is None:
         reference, files = ort_base(), ort_context()
     else:
-        wheels = _wheels(context)
+        wheels = wheel_folder(context.settings)
         with activity("fetching wheels"):
             fetch_wheels(wanted_pins(), wheels, python=options.base.python)
         whole = context_files(wheels)
@@ -219,7 +219,7 @@ def _build(context: AppContext, options: BuildOptions) -> str:
     )
     if not options.push:
         name = f"{options.repository}:{build.tag}"
-        _report(f"building {name}: {_megabytes(build.size)} over {reference.uri}")
+        _report(f"building {name}: {size_text(build.size)} over {reference.uri}")
         _carry_out(context, options, builder, build, name)
         next_command("fastlaunch build --push")
         return name
@@ -227,7 +227,7 @@ def _build(context: AppContext, options: BuildOptions) -> str:
     repository = _registry_name(options, account)
     digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
     if digest is None:
-        _report(f"building {repository}:{build.tag}: {_megabytes(build.size)} over {reference.uri}")
+        _report(f"building {repository}:{build.tag}: {size_text(build.size)} over {reference.uri}")
         _report(_upload(build))
         context.confirm("Build and upload?", yes=options.yes)
         _carry_out(context, options, builder, build, f"{repository}:{build.tag}")
@@ -312,11 +312,3 @@ def _registry_name(options: BuildOptions, account: str) -> str:
     if not options.push:
         return options.repository
     return f"{registry_host(account, options.region)}/{options.repository}"
-
-
-def _wheels(context: AppContext) -> Path:
-    return context.settings.home / "wheels"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
