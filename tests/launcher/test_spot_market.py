@@ -8,12 +8,9 @@ import pytest
 from attempt_builders import add_attempt
 from ec2_builders import job
 
-from fastlaunch.analysis.cost import Assumptions
-from fastlaunch.analysis.spot import SpotMarket
 from fastlaunch.api.context import AppContext
-from fastlaunch.api.spot_market import spot_market
+from fastlaunch.api.purchases import market_of_own_runs
 from fastlaunch.core.ending import Ending
-from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import Terms
@@ -58,14 +55,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def market_of(
-    scene: Scene, *, instance: str = "p5.48xlarge", region: str = "us-east-1", trace: Path | None = None
-) -> SpotMarket:
-    market = spot_market(instance, region, Assumptions(), trace=trace, context=scene.context)
-    assert market is not None
-    return market
-
-
 def test_own_runs_tell_losses_and_whether_first_requests_are_met(scene: Scene) -> None:
     taken = scene.ask(Ending.RECLAIMED, lived_h=3)
     scene.ask(Ending.NO_CAPACITY, of=taken)
@@ -79,21 +68,9 @@ def test_own_runs_tell_losses_and_whether_first_requests_are_met(scene: Scene) -
     # Neither says anything of spot's capacity.
     scene.ask()
     scene.ask(lived_h=90, purchase="on-demand")
-    market = market_of(scene)
+    market = market_of_own_runs(scene.context, "p5.48xlarge", "us-east-1")
+    assert market is not None
     assert market.losses_per_hour.value == pytest.approx(1 / 20)
     assert market.available.value == pytest.approx(2 / 3)
-    with pytest.raises(UserError):
-        market_of(scene, instance="p4d.24xlarge")
-    with pytest.raises(UserError):
-        market_of(scene, region="eu-west-1")
-
-
-def test_a_trace_is_read_from_its_file(scene: Scene, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    lines = ("time,state", "2026-11-01T00:00,up", "2026-11-01T03:00,down", "2026-11-01T04:00,up")
-    trace.write_text("\n".join(lines), encoding="utf-8")
-    assert market_of(scene, trace=trace).available.value == 0.75
-    trace.write_text("\n".join(lines), encoding="utf-8-sig")
-    assert market_of(scene, trace=trace).available.value == 0.75
-    with pytest.raises(BadFile):
-        market_of(scene, trace=tmp_path / "none.csv")
+    assert market_of_own_runs(scene.context, "p4d.24xlarge", "us-east-1") is None
+    assert market_of_own_runs(scene.context, "p5.48xlarge", "eu-west-1") is None

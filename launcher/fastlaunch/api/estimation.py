@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.context import AppContext, default_context
-from fastlaunch.api.spot_market import spot_market
-from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, paid_usd_per_hour
+from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import parse_count, parse_date, utc_day
+from fastlaunch.core.units import parse_count, parse_date
 from fastlaunch.jobs.options import ML
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Assumptions, Cost, Purchase, Training
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, Rate
+    from fastlaunch.api.purchases import Market
     from fastlaunch.api.rates import Known
     from fastlaunch.catalog.hardware import InstanceType
     from fastlaunch.measure.summary import Interval
@@ -155,16 +155,16 @@ def estimate(
     Raises UserError if nothing like it was measured, or a price or a number is not known.
     """
     from fastlaunch.analysis.configurations import check_memory
-    from fastlaunch.analysis.cost import Purchase, cost_of, parse_assumptions, training_of
+    from fastlaunch.analysis.cost import cost_of, training_of
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, label_of, precision_of, unit_of
+    from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch_train.recipes.recipe import Recipe
     from fastlaunch_train.recipes.recipes import recipe_of
 
     context = context or default_context()
-    settings, today = context.settings, context.today
     length = Length(
         samples=parse_count(samples) if isinstance(samples, str) else samples,
         epochs=epochs,
@@ -174,10 +174,9 @@ def estimate(
     for name, number in (("num-nodes", num_nodes), ("batch-size", batch_size)):
         if number is not None and number < 1:
             raise UserError(f"--{name} is {number}", "give 1 or more")
-    texts = [f"{name}={value}" for name, value in assume.items()] if isinstance(assume, Mapping) else assume
-    assumptions = parse_assumptions(texts)
+    assumptions = read_assumptions(assume)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
-    catalogue = load_catalogue(*settings.price_files())
+    catalogue = load_catalogue(*context.settings.price_files())
     kind = catalogue.instance(instance.removeprefix(ML))
     if catalogue.accelerators[kind.accelerator].compute_capability is None:
         raise UserError(
@@ -188,10 +187,9 @@ def estimate(
     if purchase not in kind.purchase_options:
         sold = " or ".join(kind.purchase_options)
         raise UserError(f"AWS sells {kind.name} as {sold}, not {purchase}", "give --purchase, one of these")
-    offer = Offer(service, region, purchase)
-    price, old = _price(context, catalogue, offer, kind.name, as_of=as_of, usd_per_hour=usd_per_hour)
-    paid = paid_usd_per_hour(price, settings) if price.basis != "given" else price.usd_per_hour
-    assert paid is not None
+    market = Market(context, catalogue, assumptions, as_of=as_of, trace=spot_trace)
+    price = _price(market, catalogue, Offer(service, region, purchase), kind.name, usd_per_hour=usd_per_hour)
+    bought = market.purchase(price, with_losses=not steps_only)
     known = known_rows(context, workload, catalogue, with_shared=with_shared)
     for warning in known.warnings:
         context.report(f"warning: {warning}")
@@ -230,17 +228,6 @@ def estimate(
         num_nodes=num_nodes,
         global_batch=float(query.global_batch or query.num_gpus),
     )
-    market = None
-    if purchase == "spot" and not steps_only:
-        market = spot_market(kind.name, region, assumptions, trace=spot_trace, context=context)
-    on_demand = catalogue.find_price(kind.name, service=service, region=region, on=as_of or today)
-    bought = Purchase(
-        price=price,
-        usd_per_hour=paid,
-        volume=catalogue.find_volume_price(region, on=as_of or today) if service == "ec2" else None,
-        market=market,
-        on_demand_usd_per_hour=paid_usd_per_hour(on_demand, settings),
-    )
     cost = cost_of(training, bought, assumptions=assumptions, steps_only=steps_only)
     return Estimate(
         workload=workload,
@@ -254,14 +241,14 @@ def estimate(
         sample_unit=unit_of(row),
         cost=cost,
         price=price,
-        paid_usd_per_hour=paid,
+        paid_usd_per_hour=bought.paid_usd_per_hour,
         assumptions=assumptions,
         notes=(
             *_rate_notes(rate),
             *([unknown] if unknown else []),
             *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
-            _price_note(price, paid),
-            *([old] if old else []),
+            _price_note(price, bought.paid_usd_per_hour),
+            *market.age_notes([price]),
         ),
     )
 
@@ -325,49 +312,27 @@ def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumpti
 
 
 def _price(
-    context: AppContext,
-    catalogue: Catalogue,
-    offer: "Offer",
-    instance: str,
-    *,
-    as_of: datetime.date | None,
-    usd_per_hour: float | None,
-) -> tuple[Price, str | None]:
-    """Return the price of one machine, and how old it is, if it is old.
-
-    For spot and capacity blocks that is the cheapest zone's, as last asked for. usd_per_hour: given instead
-    of it. Raises UserError if none is known.
-    """
-    from fastlaunch.api.listing import MAX_MARKET_AGE
-    from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
-
-    now, (service, region, purchase) = context.now(), offer
+    market: "Market", catalogue: Catalogue, offer: "Offer", instance: str, *, usd_per_hour: float | None
+) -> Price:
+    """Return the price of one machine. usd_per_hour: given instead. Raises UserError if none is known."""
     if usd_per_hour is not None:
-        given = Price(
+        return Price(
             **offer._asdict(),
             instance=instance,
             usd_per_hour=usd_per_hour,
-            as_of=utc_day(now),
+            as_of=market.day,
             source="--usd-per-hour",
             basis="given",
         )
-        return given, None
-    day = as_of or utc_day(now)
-    price = catalogue.find_price(instance, **offer._asdict(), on=day)
-    if purchase == "on-demand" or price is not None:
-        price = price or catalogue.price(instance, **offer._asdict(), on=day)
-        return price, age_note([price.as_of], day) if as_of is None else None
-    market = read_market(context.settings.home / MARKET_PRICES) if service == "ec2" else []
-    best = cheapest_zones(market).get((instance, region, purchase))
-    how = f"{UPDATE_COMMAND} --region {region}"
-    if best is None or as_of is not None:
-        when = f" of {as_of}" if as_of else ""
+    price = market.price(instance, offer)
+    if price is None and offer.purchase == "on-demand":
+        return catalogue.price(instance, **offer._asdict(), on=market.day)
+    if price is None:
         raise UserError(
-            f"no {purchase} price{when} of {instance} in {region} is known",
-            f"type: {how}; or give --usd-per-hour",
+            f"no {offer.purchase} price of {instance} in {offer.region} is known for {market.day}",
+            f"type: {UPDATE_COMMAND} --region {offer.region}; or give --usd-per-hour",
         )
-    is_old = now - best.given_at > MAX_MARKET_AGE
-    return best.price, f"the {purchase} price is older than an hour: type `{how}`" if is_old else None
+    return price
 
 
 @dataclass(frozen=True, kw_only=True)

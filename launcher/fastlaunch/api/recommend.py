@@ -4,8 +4,8 @@ import datetime
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,8 @@ from fastlaunch.analysis import recommend as analysis
 from fastlaunch.analysis.recommend import Job, Limits
 from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.api.results import data_frame
-from fastlaunch.api.spot_market import spot_market
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, age_note, check_age
+from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import is_region, parse_count, parse_date, parse_duration_s
 from fastlaunch_train.recipes.recipes import RECIPES
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
 
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.configurations import Configuration, LeftOut, Scope
-    from fastlaunch.analysis.cost import Assumptions, Purchase
+    from fastlaunch.analysis.cost import Purchase
     from fastlaunch.analysis.rate import Origin
+    from fastlaunch.api.purchases import Market
     from fastlaunch.api.rates import Known
     from fastlaunch.measure.summary import RunSummary, Setup
     from fastlaunch_train.recipes.recipe import Recipe
@@ -101,8 +101,8 @@ def recommend(
     Raises UserError for options that make no sense, and UnknownName for a workload that is none.
     """
     from fastlaunch.analysis.configurations import Scope
-    from fastlaunch.analysis.cost import parse_assumptions
     from fastlaunch.analysis.rate import Origin
+    from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
 
@@ -126,8 +126,7 @@ def recommend(
     for region in regions:
         if not is_region(region):
             raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
-    texts = [f"{name}={value}" for name, value in assume.items()] if isinstance(assume, Mapping) else assume
-    assumptions = parse_assumptions(texts)
+    assumptions = read_assumptions(assume)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     left_out: list[LeftOut] = []
@@ -162,7 +161,8 @@ def recommend(
             " come with fastlaunch stand for it"
         )
     regions = regions or (context.own_region(),)
-    bought = _purchases(context, catalogue, purchases, regions, as_of, assumptions, unsold, warnings)
+    market = Market(context, catalogue, assumptions, as_of=as_of)
+    bought = _purchases(market, catalogue, purchases, regions, unsold)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
     configurations = _configurations(known, found, scope, scaling, left_out, warnings, bought)
     recipes = {name for each in configurations for name in (each.recipe, each.query.undivided)}
@@ -171,11 +171,11 @@ def recommend(
         warnings.append(f"{recipe} counts as --allow-unverified asks, although {failures[recipe]}")
     if as_of is None:
         used = {each.instance for each in configurations}
-        dates = [each.price.as_of for each in bought if each.price.instance in used]
+        paid = [each.price for each in bought if each.price.instance in used]
         if settings.max_price_age is not None:
-            check_age(dates, today, datetime.timedelta(seconds=parse_duration_s(settings.max_price_age)))
-        elif old := age_note(dates, today):
-            warnings.append(old)
+            max_age = datetime.timedelta(seconds=parse_duration_s(settings.max_price_age))
+            check_age([each.as_of for each in paid], today, max_age)
+        warnings += market.age_notes(paid)
     job = Job(
         workload=workload,
         samples=float(number),
@@ -331,57 +331,29 @@ def _candidates(known: "Known", day: datetime.date, region: str, scope: "Scope")
 
 
 def _purchases(
-    context: AppContext,
+    market: "Market",
     catalogue: Catalogue,
     options: Sequence[str],
     regions: Sequence[str],
-    as_of: datetime.date | None,
-    assumptions: "Assumptions",
     left_out: "list[LeftOut]",
-    warnings: list[str],
 ) -> "list[Purchase]":
-    """Return how each instance type can be bought: of several zones in the cheapest."""
+    """Return how each instance type can be bought; `left_out` gets how it cannot."""
     from fastlaunch.analysis.configurations import LeftOut
-    from fastlaunch.analysis.cost import Purchase
-    from fastlaunch.api.listing import MAX_MARKET_AGE
-    from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
+    from fastlaunch.analysis.pooling import Offer
 
-    settings, today = context.settings, context.today
-    day = as_of or today
-    # No market price is known for a day in the past.
-    market = read_market(settings.home / MARKET_PRICES) if day == today else []
-    market = [each for each in market if each.purchase in options and each.region in regions]
-    if any(context.now() - each.given_at > MAX_MARKET_AGE for each in market):
-        warnings.append(f"prices of spot or capacity blocks are older than an hour: type `{UPDATE_COMMAND}`")
-    cheapest = cheapest_zones(market)
     bought = []
-    for region in dict.fromkeys(regions):
-        volume = catalogue.find_volume_price(region, on=day)
-        for name, instance in catalogue.instances.items():
-            for option in dict.fromkeys(options):
-                asked = cheapest.get((name, region, option))
-                price = (
-                    asked.price
-                    if asked
-                    else catalogue.find_price(name, region=region, purchase=option, on=day)
-                )
-                if option not in instance.purchase_options:
-                    reason = f"AWS does not sell it {option}"
-                elif price is None:
-                    reason = f"no {option} price in {region} is known for {day}"
-                else:
-                    paid = (
-                        settings.paid_usd_per_hour(name, price.usd_per_hour)
-                        if option == "on-demand"
-                        else None
-                    )
-                    on_spot = None
-                    if option == "spot":
-                        with suppress(UserError):  # without one its costs say that it is not known
-                            on_spot = spot_market(name, region, assumptions, context=context)
-                    bought.append(Purchase(price=price, usd_per_hour=paid, volume=volume, market=on_spot))
-                    continue
-                left_out.append(LeftOut(instance=name, recipe=None, reason=reason))
+    for region, (name, instance), option in product(
+        dict.fromkeys(regions), catalogue.instances.items(), dict.fromkeys(options)
+    ):
+        price = market.price(name, Offer("ec2", region, option))
+        if option not in instance.purchase_options:
+            reason = f"AWS does not sell it {option}"
+        elif price is None:
+            reason = f"no {option} price in {region} is known for {market.day}"
+        else:
+            bought.append(market.purchase(price))
+            continue
+        left_out.append(LeftOut(instance=name, recipe=None, reason=reason))
     if not bought:
         raise UserError(
             f"no price is known in {', '.join(regions)} of what is asked for",
