@@ -186,17 +186,12 @@ def test_a_recipe_that_the_gpu_cannot_run_is_refused_whatever_its_batch() -> Non
 
 
 def test_the_command_that_measures_first_is_of_what_was_asked_for() -> None:
-    def hint(workload: str, **arguments: Any) -> str:
-        with pytest.raises(UserError, match=r"on no GPU|on a GPU") as error:
-            fastlaunch.estimate(workload, "g6.xlarge", samples=1000, **arguments)
-        return str(error.value.hint).partition(": ")[2]
-
-    assert hint("vit-tiny", recipe="fp32", batch_size=4) == (
-        "fastlaunch submit --workload vit-tiny --instance g6.xlarge --recipe fp32 --batch-size 4"
-    )
+    with pytest.raises(UserError) as error:
+        fastlaunch.estimate("vit-tiny", "g6.xlarge", samples=1000, recipe="fp32 optimizer=adamw")
+    command = "fastlaunch submit --workload vit-tiny --instance g6.xlarge --recipe fp32 --set optimizer=adamw"
+    assert command in str(error.value.hint)
     on_a_cpu = {"instance": None, "device_name": None, "num_gpus": 1}
     imported(measured(0.2, workload="train.py", recipe="train.py", variant={"width": "64"}, **on_a_cpu))
-    assert hint("train.py") == "fastlaunch submit --instance g6.xlarge -- python train.py"
     with pytest.raises(UnknownName, match="unknown variant"):
         fastlaunch.estimate("train.py", "g6.xlarge", samples=1000, recipe="width=65")
 

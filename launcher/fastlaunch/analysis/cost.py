@@ -106,6 +106,18 @@ class Assumptions:
         if not self.scaling:
             raise UserError("no throughput is kept with a scaling of 0", "give more, such as 0.95")
 
+    @property
+    def storage_usd(self) -> float:
+        return self.storage_gib * self.storage_months * self.storage_usd_per_gib_month
+
+    @property
+    def transfer_usd(self) -> float:
+        return self.transfer_gb * self.transfer_usd_per_gb
+
+    def source(self, *names: str) -> str:
+        """Return where the numbers of the fields are from, the last of them where none is given."""
+        return "as given" if self.given.intersection(names) else ASSUMED[names[-1]][1]
+
 
 #: What can be assumed: field -> (what it is, where the default is from).
 ASSUMED: Mapping[str, tuple[str, str]] = {
@@ -183,6 +195,17 @@ class Purchase:
     def paid_usd_per_hour(self) -> float:
         return self.price.usd_per_hour if self.usd_per_hour is None else self.usd_per_hour
 
+    def usd_per_s(self, num_nodes: int) -> float:
+        """Return what a second of all nodes costs, without volumes."""
+        return self.paid_usd_per_hour * num_nodes / SECONDS_PER_HOUR
+
+    def volume_usd_per_s(self, num_nodes: int, assumptions: Assumptions) -> float:
+        """Return what a second of all nodes' volumes costs; 0 where no price is known."""
+        if self.volume is None:
+            return 0.0
+        per_hour = self.volume.usd_per_hour(gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps)
+        return per_hour * num_nodes / SECONDS_PER_HOUR
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -196,7 +219,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Total:
+class Cost:
     """Hours from the request to the end, and dollars. A capacity block is paid as a whole."""
 
     hours: Interval
@@ -205,13 +228,8 @@ class Total:
     fee_usd: float | None = None  # of the whole block: sunk, once it is bought
     effective_usd: Interval  # without the part of the block that is not used
     checkpoint_every_s: float | None = None  # on spot: work between two, measured, given or Young's; or none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost(Total):
-    """The same part by part: `hours` is the sum of the parts' seconds, `usd` of their dollars."""
-
-    parts: tuple[Part, ...]
+    #: `hours` is the sum of their seconds, `usd` of their dollars; empty where only the sums were asked for.
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,41 +365,44 @@ def _samples_of_step(row: "Row") -> float:
     return float(row.setup.global_batch or 1)
 
 
-def total(
+def cost_of(
     training: Training,
     purchase: Purchase,
     *,
     assumptions: Assumptions,
     steps_only: bool = False,
+    with_parts: bool = True,
     with_interval: bool = True,
-) -> Total:
-    """Return what `cost_of` does without its parts, by the same lines: for thousands of candidates.
-
-    It adds up the lines' numbers and makes no object of a part, which takes a fifth of the time. On spot an
-    interval takes five times as long as the mean; a deadline is simulated, which takes milliseconds.
-    """
-    lines = _lines(training, assumptions, steps_only)
-    if purchase.price.purchase == SPOT and not steps_only:
-        return _OnSpot(lines, training, purchase, assumptions, with_interval).total()
-    return _total(lines, training, purchase, assumptions, steps_only)
-
-
-def cost_of(
-    training: Training, purchase: Purchase, *, assumptions: Assumptions, steps_only: bool = False
 ) -> Cost:
     """Return hours and dollars of a training, part by part.
 
     steps_only: without waiting, boot and all else that is not a step, as published figures are compared; a
-    capacity block is then charged by the hour.
+    capacity block is then charged by the hour. with_parts: without them it takes a fifth of the time, which
+    counts for thousands of candidates. with_interval: on spot an interval takes five times as long as the
+    mean; a deadline is simulated, which takes milliseconds.
     Raises UserError for a training that no capacity block is long enough for, and on spot where losses are
     not known, or come too often for a training without checkpoints.
     """
     lines = _lines(training, assumptions, steps_only)
     if purchase.price.purchase == SPOT and not steps_only:
-        return _OnSpot(lines, training, purchase, assumptions).cost()
-    whole = _total(lines, training, purchase, assumptions, steps_only)
+        return _OnSpot(lines, training, purchase, assumptions, with_interval).cost(with_parts)
     inputs = _inputs(training)
-    usd_per_s = _usd_per_s(training, purchase)
+    usd_per_s = purchase.usd_per_s(training.num_nodes)
+    volume_usd_per_s = 0.0 if steps_only else purchase.volume_usd_per_s(training.num_nodes, assumptions)
+    kept_usd = 0.0 if steps_only else assumptions.storage_usd + assumptions.transfer_usd
+    # Nobody is billed for waiting, which is the first line.
+    billed = _sums(lines if steps_only else lines[1:])
+    hours = inputs.spread(*_sums(lines), factor=1 / SECONDS_PER_HOUR)
+    effective_usd = _plus(inputs.spread(*billed, factor=usd_per_s + volume_usd_per_s), kept_usd)
+    volumes = inputs.spread(*billed, factor=volume_usd_per_s)
+    cost = Cost(hours=hours, usd=effective_usd, effective_usd=effective_usd)
+    if purchase.price.purchase == CAPACITY_BLOCK and not steps_only:
+        block_hours = _block_hours(inputs.spread(*billed, factor=1 / SECONDS_PER_HOUR), assumptions)
+        fee_usd = block_hours * SECONDS_PER_HOUR * usd_per_s
+        usd = _plus(volumes, kept_usd + fee_usd)
+        cost = replace(cost, usd=usd, block_hours=block_hours, fee_usd=fee_usd)
+    if not with_parts:
+        return cost
     parts = [
         Part(
             name=line.name,
@@ -393,25 +414,22 @@ def cost_of(
         for line in lines
     ]
     if not steps_only:
-        volumes = inputs.spread(
-            *_sums(_billed(lines)), factor=_volume_usd_per_s(training, purchase, assumptions)
-        )
         parts += _other_parts(volumes, purchase, assumptions)
-    if whole.fee_usd is not None:
-        used = inputs.spread(*_sums(_billed(lines)), factor=usd_per_s)
+    if cost.fee_usd is not None:
+        used = inputs.spread(*billed, factor=usd_per_s)
         unused = Part(
             name="unused block",
             seconds=None,
             usd=Interval(
-                value=whole.fee_usd - used.value,
-                low=None if used.high is None else whole.fee_usd - used.high,
-                high=None if used.low is None else whole.fee_usd - used.low,
+                value=cost.fee_usd - used.value,
+                low=None if used.high is None else cost.fee_usd - used.high,
+                high=None if used.low is None else cost.fee_usd - used.low,
             ),
             evidence="assumed" if "block_hours" in assumptions.given else "listed",
-            source=f"block of {whole.block_hours:g} h, paid as a whole",
+            source=f"block of {cost.block_hours:g} h, paid as a whole",
         )
         parts.append(unused)
-    return Cost(**vars(whole), parts=tuple(parts))
+    return replace(cost, parts=tuple(parts))
 
 
 def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> list[_Line]:
@@ -420,7 +438,8 @@ def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> li
     if steps_only:
         return [steps]
     account, given = training.account, assumptions.given
-    lines = [_assumed_line("waiting", "waiting_s", assumptions.waiting_s, given)]
+    waiting = _Line("waiting", assumptions.waiting_s, 0.0, 0.0, "assumed", assumptions.source("waiting_s"))
+    lines = [waiting]
     for name in ONCE:
         key = f"{name}_s"
         measured = account.once_s[name] if account else None
@@ -429,7 +448,9 @@ def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> li
         elif name == "compile" and not training.compiles and key not in given:
             lines.append(_Line(name, 0.0, 0.0, 0.0, "assumed", "the recipe does not compile"))
         else:
-            lines.append(_assumed_line(name, key, getattr(assumptions, key), given))
+            seconds = getattr(assumptions, key)
+            lines.append(_Line(name, seconds, 0.0, 0.0, "assumed", assumptions.source(key)))
+    every_s = assumptions.checkpoint_every_s
     return [
         *lines,
         steps,
@@ -443,7 +464,7 @@ def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> li
         _between(
             "checkpoints",
             ("checkpoint_s", "checkpoint_every_s"),
-            per_step_time=_ratio(assumptions.checkpoint_s, assumptions.checkpoint_every_s),
+            per_step_time=every_s and assumptions.checkpoint_s / every_s,
             training=training,
             assumptions=assumptions,
         ),
@@ -460,21 +481,11 @@ def _between(
     assumptions: Assumptions,
 ) -> _Line:
     """Return what recurs between the steps: as measured, unless the user has set one of `keys`."""
-    given = assumptions.given.intersection(keys)
     measured = training.account.between[name] if training.account else None
-    if measured is not None and not given:
+    if measured is not None and not assumptions.given.intersection(keys):
         per_sample_s = measured.s_per_step / training.samples_per_step
         return _Line(name, measured.once_s, per_sample_s, 0.0, training.rate.evidence, training.rate.source)
-    source = "as given" if given else ASSUMED[keys[1]][1]
-    return _Line(name, fixed_s, 0.0, per_step_time, "assumed", source)
-
-
-def _assumed_line(name: str, key: str, seconds: float, given: frozenset[str]) -> _Line:
-    return _Line(name, seconds, 0.0, 0.0, "assumed", "as given" if key in given else ASSUMED[key][1])
-
-
-def _ratio(seconds: float, every_s: float) -> float:
-    return seconds / every_s if every_s else 0.0
+    return _Line(name, fixed_s, 0.0, per_step_time, "assumed", assumptions.source(*keys))
 
 
 def _inputs(training: Training) -> _Inputs:
@@ -494,10 +505,6 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _billed(lines: list[_Line]) -> list[_Line]:
-    return [line for line in lines if line.name != "waiting"]
-
-
 def _sums(lines: list[_Line]) -> tuple[float, float, float]:
     """Return fixed seconds, seconds per sample and multiples of the step time, of all lines together."""
     fixed_s = per_sample_s = per_step_time = 0.0
@@ -506,53 +513,6 @@ def _sums(lines: list[_Line]) -> tuple[float, float, float]:
         per_sample_s += line.per_sample_s
         per_step_time += line.per_step_time
     return fixed_s, per_sample_s, per_step_time
-
-
-def _usd_per_s(training: Training, purchase: Purchase) -> float:
-    """Return what a second of all nodes costs."""
-    return purchase.paid_usd_per_hour * training.num_nodes / SECONDS_PER_HOUR
-
-
-def _volume_usd_per_s(training: Training, purchase: Purchase, assumptions: Assumptions) -> float:
-    """Return what a second of all nodes' volumes costs; 0 where no price is known."""
-    if purchase.volume is None:
-        return 0.0
-    per_hour = purchase.volume.usd_per_hour(gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps)
-    return per_hour * training.num_nodes / SECONDS_PER_HOUR
-
-
-def _total(
-    lines: list[_Line],
-    training: Training,
-    purchase: Purchase,
-    assumptions: Assumptions,
-    steps_only: bool,
-) -> Total:
-    inputs = _inputs(training)
-    fixed_s, per_sample_s, per_step_time = _sums(lines)
-    hours = inputs.spread(fixed_s, per_sample_s, per_step_time, 1 / SECONDS_PER_HOUR)
-    usd_per_s = _usd_per_s(training, purchase)
-    if steps_only:
-        usd = inputs.spread(fixed_s, per_sample_s, per_step_time, usd_per_s)
-        return Total(hours=hours, usd=usd, effective_usd=usd)
-    billed_s = fixed_s - lines[0].fixed_s
-    volume_usd_per_s = _volume_usd_per_s(training, purchase, assumptions)
-    kept_usd = _storage_usd(assumptions) + _transfer_usd(assumptions)
-    used = inputs.spread(billed_s, per_sample_s, per_step_time, usd_per_s + volume_usd_per_s)
-    effective_usd = _plus(used, kept_usd)
-    if purchase.price.purchase != CAPACITY_BLOCK:
-        return Total(hours=hours, usd=effective_usd, effective_usd=effective_usd)
-    billed = inputs.spread(billed_s, per_sample_s, per_step_time, 1 / SECONDS_PER_HOUR)
-    block_hours = _block_hours(billed, assumptions)
-    fee_usd = block_hours * SECONDS_PER_HOUR * usd_per_s
-    volumes = inputs.spread(billed_s, per_sample_s, per_step_time, volume_usd_per_s)
-    return Total(
-        hours=hours,
-        usd=_plus(volumes, kept_usd + fee_usd),
-        block_hours=block_hours,
-        fee_usd=fee_usd,
-        effective_usd=effective_usd,
-    )
 
 
 def _plus(quantity: Interval, usd: float) -> Interval:
@@ -586,14 +546,6 @@ def _block_hours(billed_hours: Interval, assumptions: Assumptions) -> float:
     )
 
 
-def _storage_usd(assumptions: Assumptions) -> float:
-    return assumptions.storage_gib * assumptions.storage_months * assumptions.storage_usd_per_gib_month
-
-
-def _transfer_usd(assumptions: Assumptions) -> float:
-    return assumptions.transfer_gb * assumptions.transfer_usd_per_gb
-
-
 def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions) -> list[Part]:
     """Return what costs money and takes no time: volumes, storage, transfer."""
     volume = purchase.volume
@@ -608,15 +560,11 @@ def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions
         *(
             Part(name=name, seconds=None, usd=_exactly(usd), evidence="assumed", source=source)
             for name, usd, source in (
-                ("storage", _storage_usd(assumptions), _source(assumptions, "storage_gib")),
-                ("transfer", _transfer_usd(assumptions), _source(assumptions, "transfer_gb")),
+                ("storage", assumptions.storage_usd, assumptions.source("storage_gib")),
+                ("transfer", assumptions.transfer_usd, assumptions.source("transfer_gb")),
             )
         ),
     ]
-
-
-def _source(assumptions: Assumptions, key: str) -> str:
-    return "as given" if key in assumptions.given else ASSUMED[key][1]
 
 
 def spot_job(training: Training, purchase: Purchase, assumptions: Assumptions) -> "SpotJob":
@@ -760,31 +708,34 @@ class _OnSpot:
 
     def _usd_per_s(self) -> tuple[float, ...]:
         """Return what a second of each of `parts` costs on all nodes, without volumes."""
-        spot, fallback = _usd_per_s(self.training, self.purchase), self.purchase.on_demand_usd_per_hour
+        spot = self.purchase.usd_per_s(self.training.num_nodes)
+        fallback = self.purchase.on_demand_usd_per_hour
         if self.assumptions.deadline_s and fallback is None:
             raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")
         on_demand = (fallback or 0.0) * self.training.num_nodes / SECONDS_PER_HOUR
         # The first start is charged as spot's, even to a training that never gets spot.
         return (spot,) * 5 + (0.0, on_demand, -spot)
 
-    def _volumes_usd_per_s(self) -> tuple[float, ...]:
-        per_s = _volume_usd_per_s(self.training, self.purchase, self.assumptions)
-        return (per_s,) * 5 + (0.0, per_s, 0.0)
-
-    def total(self) -> Total:
-        hour = 1 / SECONDS_PER_HOUR
-        usd_per_s = (*map(operator.add, self._usd_per_s(), self._volumes_usd_per_s()),)
-        kept_usd = _storage_usd(self.assumptions) + _transfer_usd(self.assumptions)
-        usd = self._sum(*usd_per_s, fixed=kept_usd + usd_per_s[0] * self.start_s)
-        return Total(
+    def cost(self, with_parts: bool) -> Cost:
+        hour, usd_per_s = 1 / SECONDS_PER_HOUR, self._usd_per_s()
+        per_s = self.purchase.volume_usd_per_s(self.training.num_nodes, self.assumptions)
+        volumes_usd_per_s = (per_s,) * 5 + (0.0, per_s, 0.0)
+        kept_usd = self.assumptions.storage_usd + self.assumptions.transfer_usd
+        both = (*map(operator.add, usd_per_s, volumes_usd_per_s),)
+        usd = self._sum(*both, fixed=kept_usd + both[0] * self.start_s)
+        cost = Cost(
             hours=self._sum(*(hour,) * 7, 0.0, fixed=hour * (self.waiting.fixed_s + self.start_s)),
             usd=usd,
             effective_usd=usd,
             checkpoint_every_s=self.every_s,
         )
+        if not with_parts:
+            return cost
+        volumes_usd = self._sum(*volumes_usd_per_s, fixed=per_s * self.start_s)
+        others = _other_parts(volumes_usd, self.purchase, self.assumptions)
+        return replace(cost, parts=(*self._parts(usd_per_s), *others))
 
-    def cost(self) -> Cost:
-        usd_per_s = self._usd_per_s()
+    def _parts(self, usd_per_s: Sequence[float]) -> list[Part]:
         market: tuple[PartEvidence, str] = (
             "assumed" if self.market.evidence == "given" else Evidence.MEASURED,
             f"spot by {self.market.source}",
@@ -818,10 +769,7 @@ class _OnSpot:
                     else source,
                 )
             )
-        volumes = self._volumes_usd_per_s()
-        volumes_usd = self._sum(*volumes, fixed=volumes[0] * self.start_s)
-        parts += _other_parts(volumes_usd, self.purchase, self.assumptions)
-        return Cost(**vars(self.total()), parts=tuple(parts))
+        return parts
 
 
 def _wait_s(losses_per_hour: float, available: float | None) -> float | None:

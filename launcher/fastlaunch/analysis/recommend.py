@@ -17,11 +17,11 @@ from fastlaunch.analysis.configurations import Configuration, LeftOut
 from fastlaunch.analysis.cost import (
     SPOT,
     Assumptions,
+    Cost,
     Purchase,
-    Total,
     Training,
+    cost_of,
     spot_job,
-    total,
     training_of,
 )
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
@@ -50,7 +50,7 @@ class Choice:
 
     configuration: Configuration
     purchase: Purchase
-    total: Total
+    total: Cost  # without its parts
 
     @property
     def usd(self) -> float:
@@ -186,10 +186,19 @@ class Choices:
 
 def choice_of(configuration: Configuration, purchase: Purchase, job: Job) -> Choice:
     """Return a configuration bought in one way. Raises UserError if it cannot be bought so."""
-    whole = total(
-        _training(configuration, job), purchase, assumptions=job.assumptions, steps_only=job.steps_only
+    total = _cost(_training(configuration, job), purchase, job)
+    return Choice(configuration=configuration, purchase=purchase, total=total)
+
+
+def _cost(training: Training, purchase: Purchase, job: Job, *, with_interval: bool = True) -> Cost:
+    return cost_of(
+        training,
+        purchase,
+        assumptions=job.assumptions,
+        steps_only=job.steps_only,
+        with_parts=False,
+        with_interval=with_interval,
     )
-    return Choice(configuration=configuration, purchase=purchase, total=whole)
 
 
 def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purchase], job: Job) -> Choices:
@@ -221,13 +230,8 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
         on_spot = _is_spot(purchase, job)
         for one in own[~is_line]:
             try:
-                whole = total(
-                    _training(configurations[one], job),
-                    purchase,
-                    assumptions=job.assumptions,
-                    steps_only=job.steps_only,
-                    with_interval=not on_spot,
-                )
+                training = _training(configurations[one], job)
+                whole = _cost(training, purchase, job, with_interval=not on_spot)
             except UserError as error:
                 what = f"{purchase.price.purchase}: {error.message}"
                 refused[LeftOut(instance=purchase.price.instance, recipe=None, reason=what)] = None
@@ -271,12 +275,12 @@ class _Line:
 def _line_of(purchase: Purchase, job: Job, *, compiles: bool) -> _Line:
     """Return the line through the costs of three trainings."""
 
-    def at(num_nodes: int, steps_s: float) -> Total:
+    def at(num_nodes: int, steps_s: float) -> Cost:
         rate = Rate(samples_per_s=Interval(value=1.0), evidence=Evidence.PREDICTED)
         training = Training(
             samples=Interval(value=steps_s), rate=rate, num_nodes=num_nodes, compiles=compiles
         )
-        return total(training, purchase, assumptions=job.assumptions, steps_only=job.steps_only)
+        return _cost(training, purchase, job)
 
     hour, two_hours, two_nodes = at(1, SECONDS_PER_HOUR), at(1, 2 * SECONDS_PER_HOUR), at(2, SECONDS_PER_HOUR)
     usd_per_s = (two_hours.usd.value - hour.usd.value) / SECONDS_PER_HOUR
@@ -471,10 +475,11 @@ def _probe_steps(configuration: Configuration) -> int:
     return max(_MIN_PROBE_STEPS, math.ceil(steps))
 
 
-def probe_total(choice: Choice, job: Job) -> Total:
+def probe_total(choice: Choice, job: Job) -> Cost:
     """Return what the choice's experiment takes and costs: always the whole, with boot and all before."""
     samples = _probe_steps(choice.configuration) * choice.configuration.samples_per_step
-    return total(_training(choice.configuration, job, samples), choice.purchase, assumptions=job.assumptions)
+    training = _training(choice.configuration, job, samples)
+    return _cost(training, choice.purchase, replace(job, steps_only=False))
 
 
 def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | None:

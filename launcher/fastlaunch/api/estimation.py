@@ -194,8 +194,7 @@ def estimate(
     for warning in known.warnings:
         context.report(f"warning: {warning}")
     asked = recipe and (recipe_of(recipe) or recipe)
-    like = _Like(recipe=asked, instance=kind, num_nodes=num_nodes, batch_size=batch_size)
-    row = _most_like(known, like)
+    row = _most_like(known, asked, kind, num_nodes=num_nodes, batch_size=batch_size)
     _check_gpu(row, kind, catalogue)
     query = Query(
         instance=kind,
@@ -335,115 +334,80 @@ def _price(
     return price
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Like:
-    """What is asked for; None where the runs are to say."""
-
-    recipe: "Recipe | str | None"  # text is a variant of a script
-    instance: "InstanceType"
-    num_nodes: int
-    batch_size: int | None  # per GPU
-
-    def distance(self, row: "Row") -> tuple[bool, float, float, bool, bool, int]:
-        """Return how far a row is from it, to be compared: GPUs, batch, instance type, kind, repeats."""
-        setup = row.setup
-        by_batch = 0.0
-        if setup.batch_size_per_gpu and self.batch_size:
-            by_batch = abs(math.log(setup.batch_size_per_gpu / self.batch_size))
-        return (
-            setup.num_nodes != self.num_nodes,
-            abs(math.log(setup.num_gpus / self.num_nodes / self.instance.num_accelerators)),
-            by_batch,
-            setup.instance != self.instance.name,
-            setup.kind == "published",
-            -row.num_runs,
-        )
-
-
-def _most_like(known: "Known", like: _Like) -> "Row":
+def _most_like(
+    known: "Known",
+    recipe: "Recipe | str | None",
+    instance: "InstanceType",
+    *,
+    num_nodes: int,
+    batch_size: int | None,
+) -> "Row":
     """Return the row that says recipe and batch size where they are not given, the user's own first.
 
     Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
     """
     from fastlaunch.analysis.pricing import accelerator_of
     from fastlaunch.analysis.rate import label_of, undivided, undivided_of
+
+    def is_of(row: "Row") -> bool:
+        if recipe is None or row.setup.is_named(label_of(recipe)):
+            return True
+        return not row.setup.is_script and undivided_of(row.setup) == undivided(recipe)
+
+    def is_on(row: "Row") -> bool:
+        accelerator = accelerator_of(row.setup, known.catalogue)
+        return accelerator is not None and accelerator.name == instance.accelerator
+
+    def distance(row: "Row") -> tuple[bool, float, float, bool, bool, int]:
+        setup = row.setup
+        sizes = (setup.batch_size_per_gpu, batch_size)
+        return (
+            setup.num_nodes != num_nodes,
+            abs(math.log(setup.num_gpus / num_nodes / instance.num_accelerators)),
+            abs(math.log(sizes[0] / sizes[1])) if sizes[0] and sizes[1] else 0.0,
+            setup.instance != instance.name,
+            setup.kind == "published",
+            -row.num_runs,
+        )
+
+    fitting = [(origin, row) for origin, row in known.on_gpus if is_of(row)]
+    on_it = [
+        [row for whose, row in fitting if whose is origin and is_on(row)] for origin in known.comparisons
+    ]
+    for rows in (*on_it, [row for _, row in fitting]):
+        if rows:
+            return min(_of_one_recipe(rows, known.workload), key=distance)
+    raise _not_measured(known, recipe, instance)
+
+
+def _not_measured(known: "Known", recipe: "Recipe | str | None", instance: "InstanceType") -> UserError:
+    """Return that no row on a GPU is like what is asked for, and what to do."""
+    from fastlaunch.analysis.rate import label_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    workload, recipe = known.workload, like.recipe and label_of(like.recipe)
-    all_rows = known.on_gpus
-    fitting = [
-        (origin, row)
-        for origin, row in all_rows
-        if like.recipe is None
-        or row.setup.is_named(label_of(like.recipe))
-        or (not row.setup.is_script and undivided_of(row.setup) == undivided(like.recipe))
-    ]
-    for origin in known.comparisons:
-        on_it = [
-            row
-            for whose, row in fitting
-            if whose is origin
-            and (accelerator := accelerator_of(row.setup, known.catalogue))
-            and accelerator.name == like.instance.accelerator
-        ]
-        if on_it:
-            return min(_of_one_recipe(on_it, workload), key=like.distance)
-    if fitting:
-        return min(_of_one_recipe([row for _, row in fitting], workload), key=like.distance)
-    what = f"{workload} with {recipe}" if recipe else workload
-    names = [*dict.fromkeys(row.setup.recipe for _, row in all_rows)]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    if names:
+    workload, label = known.workload, label_of(recipe) if recipe else None
+    if names := [*dict.fromkeys(row.setup.recipe for _, row in known.on_gpus)]:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         hint = f"measured: {', '.join(names[:_MOST_NAMED])}{more}"
-    else:
-        try:
-            workload_info(workload)
-        except WorkloadError as error:
-            if rows := known.rows:
-                if recipe and not any(row.setup.is_named(recipe) for row in rows):
-                    raise UnknownName(
-                        "variant", recipe, dict.fromkeys(row.setup.recipe for row in rows)
-                    ) from None
-                raise UserError(
-                    f"{workload} is a script that ran on no GPU",
-                    f"measure it on one: {_script_command(rows, like)}",
-                ) from None
-            raise UserError(error.message, f"{error.hint}; or a script that was measured") from None
-        hint = f"measure it: {_command(workload, like)}"
-        if recipe in (None, DEFAULT_RECIPE):
-            hint += (
-                f"; `fastlaunch recommend --workload {workload} --samples N` predicts it from other models"
-            )
-    raise UserError(f"no run of {what} was measured on a GPU", hint)
-
-
-def _command(workload: str, like: _Like) -> str:
-    """Return the command that measures one of our workloads as it is like."""
-    words = ["--workload", workload, *_place(like)]
-    if like.recipe:
-        words += ["--recipe", like.recipe if isinstance(like.recipe, str) else like.recipe.name]
-        for field, text in () if isinstance(like.recipe, str) else like.recipe.overrides:
+        return UserError(f"no run of {workload} with {label} was measured on a GPU", hint)
+    try:
+        workload_info(workload)
+    except WorkloadError as error:
+        if not known.rows:
+            return UserError(error.message, f"{error.hint}; or a script that was measured")
+        if label and not any(row.setup.is_named(label) for row in known.rows):
+            return UnknownName("variant", label, dict.fromkeys(row.setup.recipe for row in known.rows))
+        hint = f"submit it with --instance {instance.name}"
+        return UserError(f"{workload} is a script that ran on no GPU", hint)
+    words = ["fastlaunch", "submit", "--workload", workload, "--instance", instance.name]
+    if recipe and not isinstance(recipe, str):
+        words += ["--recipe", recipe.name]
+        for field, text in recipe.overrides:
             words += ["--set", f"{field}={text}"]
-    if like.batch_size:
-        words += ["--batch-size", str(like.batch_size)]
-    return shlex.join(["fastlaunch", "submit", *words])
-
-
-def _script_command(rows: "Sequence[Row]", like: _Like) -> str:
-    """Return the command that measures a script, of whose variants `rows` are, as it is like."""
-    from fastlaunch.analysis.lacking import script_command
-    from fastlaunch.analysis.rate import label_of
-
-    known = [row for row in rows if row.runs[0].script]
-    named = [row for row in known if like.recipe and row.setup.is_named(label_of(like.recipe))]
-    if not known:
-        return shlex.join(["fastlaunch", "submit", *_place(like), "--", "python", rows[0].setup.workload])
-    return script_command((named or known)[:1], 1, place=_place(like))
-
-
-def _place(like: _Like) -> list[str]:
-    nodes = ["--num-nodes", str(like.num_nodes)] if like.num_nodes > 1 else []
-    return ["--instance", like.instance.name, *nodes]
+    hint = f"measure it: {shlex.join(words)}"
+    if label in (None, DEFAULT_RECIPE):
+        hint += f"; `fastlaunch recommend --workload {workload} --samples N` predicts it from other models"
+    return UserError(f"no run of {workload} was measured on a GPU", hint)
 
 
 def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":

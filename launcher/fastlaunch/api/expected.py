@@ -12,7 +12,7 @@ from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.summary import Interval
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.cost import Expected, Purchase, Total
+    from fastlaunch.analysis.cost import Cost, Expected, Purchase
     from fastlaunch.analysis.rate import Query
     from fastlaunch.api.rates import Known
     from fastlaunch.backends.site import Site
@@ -29,8 +29,8 @@ def expected(context: AppContext, jobs: Sequence[JobSpec], site: "Site") -> "Exp
         Assumptions,
         Expected,
         ExpectedJob,
+        cost_of,
         together,
-        total,
         training_of,
     )
     from fastlaunch.api.rates import known_rows
@@ -44,7 +44,7 @@ def expected(context: AppContext, jobs: Sequence[JobSpec], site: "Site") -> "Exp
     }
     first = Assumptions()
     next_one = replace(first, boot_s=0.0, pull_s=0.0, given=frozenset({"boot_s", "pull_s"}))
-    totals: list[Total] = []
+    totals: list[Cost] = []
     named: list[ExpectedJob] = []
     unknown: list[str] = []
     for kind in dict.fromkeys(job.without_seed for job in jobs):
@@ -72,7 +72,7 @@ def expected(context: AppContext, jobs: Sequence[JobSpec], site: "Site") -> "Exp
         for number in range(num_runs):
             # The machine starts once.
             assumptions = next_one if totals or number else first
-            totals.append(total(training, bought, assumptions=assumptions))
+            totals.append(cost_of(training, bought, assumptions=assumptions, with_parts=False))
         step_time_s = batch / rate.samples_per_s.value
         named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))
     if all(job.epochs is not None for job in jobs):
