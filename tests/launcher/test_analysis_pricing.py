@@ -51,29 +51,22 @@ def price(run: MeasuredRun, **prices: Any) -> Price:
 # --- rates and dollars -----------------------------------------------------------------------------------
 
 
-def test_a_tenth_of_a_second_at_batch_2_is_20_samples_per_second() -> None:
-    rate = pricing.samples_per_s(Interval(value=0.1, low=0.08, high=0.125), 2)
-    assert (rate.value, rate.low, rate.high) == pytest.approx((20, 16, 25))
-
-
 def test_the_published_dollars_tflops_and_share_of_peak() -> None:
-    rate = pricing.samples_per_s(Interval(value=0.41), 64 * 8)
-    assert round(pricing.samples_per_usd(rate, price_of(32.7726), 1).value) == 137_176
-    assert round(pricing.usd_per_million(rate, price_of(32.7726), 1).value, 2) == 7.29
-    tflops = pricing.tflops_per_gpu(rate, 8, 763.504e9)
-    assert tflops.value == pytest.approx(119.2, abs=0.05)
-    assert pricing.percent_of_peak(tflops, 312).value == pytest.approx(38.2, abs=0.05)
+    run = run_with(step_time_s=Interval(value=0.41), flops_per_sample=763_504_000_000)
+    run = run_with(run, instance="p4d.24xlarge", device_name=None, precision="bf16")
+    (row,) = compared(run, usd_per_hour=32.7726).rows
+    assert row.cost.samples_per_usd is not None and row.cost.usd_per_million_samples is not None
+    assert round(row.cost.samples_per_usd.value) == 137_176
+    assert round(row.cost.usd_per_million_samples.value, 2) == 7.29
+    assert row.speed.tflops_per_gpu is not None and row.speed.percent_of_peak is not None
+    assert row.speed.tflops_per_gpu.value == pytest.approx(119.2, abs=0.05)
+    assert row.speed.percent_of_peak.value == pytest.approx(38.2, abs=0.05)
 
 
 def test_two_nodes_cost_twice_one() -> None:
     rate = Interval(value=1000.0)
-    assert pricing.usd_per_million(rate, price_of(3.6), 1).value == pytest.approx(1.0)
-    assert pricing.usd_per_million(rate, price_of(3.6), 2).value == pytest.approx(2.0)
-    assert pricing.usd_per_billion(rate, price_of(3.6), 1).value == pytest.approx(1000.0)
-    assert (pricing.usd_per_second(price_of(7200.0), 1), pricing.usd_per_second(price_of(7200.0), 2)) == (
-        2,
-        4,
-    )
+    assert pricing.samples_per_usd(rate, price_of(3.6), 1).value == pytest.approx(1e6)
+    assert pricing.samples_per_usd(rate, price_of(3.6), 2).value == pytest.approx(5e5)
 
 
 @given(st.floats(1e-6, 1e6), st.floats(0.5, 0.999), st.floats(1.001, 2), st.floats(1e-3, 1e3))
@@ -81,7 +74,8 @@ def test_cost_is_linear_in_the_step_time(
     value: float, below: float, above: float, usd_per_hour: float
 ) -> None:
     step = Interval(value=value, low=value * below, high=value * above)
-    usd = pricing.usd_per_million(pricing.samples_per_s(step, 64), price_of(usd_per_hour), 1)
+    rate = pricing.reciprocal(step, 64)
+    usd = pricing.reciprocal(pricing.samples_per_usd(rate, price_of(usd_per_hour), 1), 1e6)
     assert usd.low is not None and usd.high is not None
     assert usd.low / usd.value == pytest.approx(below)
     assert usd.high / usd.value == pytest.approx(above)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
 
-from fastlaunch.analysis import pricing
 from fastlaunch.analysis.differences import FLOOR, MACHINE, MACHINE_DOF, Differences
 from fastlaunch.analysis.notes import schema_warnings, script_warnings
 from fastlaunch.analysis.pooling import (
@@ -29,7 +28,14 @@ from fastlaunch.analysis.pooling import (
     run_times,
     without_version,
 )
-from fastlaunch.analysis.pricing import PriceRequest, accelerator_of, price_row
+from fastlaunch.analysis.pricing import (
+    PriceRequest,
+    accelerator_of,
+    price_row,
+    reciprocal,
+    samples_per_usd,
+    scaled,
+)
 from fastlaunch.analysis.statistics import LEVEL, Variance, half_width, mean_of, summed
 from fastlaunch.analysis.validity import Validity, judge_validity
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH, PricedGroup, Verdict, exp, judge
@@ -407,16 +413,16 @@ def _speed(group: Group, catalogue: Catalogue) -> Speed:
     setup = group.setup
     sample_time_s = _mean_of_logs(_log_sample_times(group))
     assert sample_time_s is not None
-    rate = pricing.samples_per_s(sample_time_s, 1.0)
+    rate = reciprocal(sample_time_s)
     tflops = None
     if setup.flops_per_sample:
-        tflops = pricing.tflops_per_gpu(rate, setup.num_gpus, setup.flops_per_sample)
+        tflops = scaled(rate, setup.flops_per_sample / setup.num_gpus / 1e12)
     accelerator = accelerator_of(setup, catalogue)
     peaks = accelerator.peak_tflops if accelerator else {}
 
     def percent(precision: str | None) -> Interval | None:
         peak = peaks.get(precision or "")
-        return pricing.percent_of_peak(tflops, peak) if tflops and peak else None
+        return scaled(tflops, 100.0 / peak) if tflops and peak else None
 
     return Speed(
         step_time_s=time_s if group.measure == STEP else None,
@@ -434,10 +440,11 @@ def _cost(group: Group, price: Price | None) -> UnitCost:
     if price is None or rate is None or group.measure == BARE_STEP:
         return UnitCost()
     tokens = _tokens_per_s(group, time_on_type_s(group), rate)
+    samples = samples_per_usd(rate, price, num_nodes)
     return UnitCost(
-        samples_per_usd=pricing.samples_per_usd(rate, price, num_nodes),
-        usd_per_million_samples=pricing.usd_per_million(rate, price, num_nodes),
-        usd_per_billion_tokens=tokens and pricing.usd_per_billion(tokens, price, num_nodes),
+        samples_per_usd=samples,
+        usd_per_million_samples=reciprocal(samples, 1e6),
+        usd_per_billion_tokens=tokens and reciprocal(samples_per_usd(tokens, price, num_nodes), 1e9),
     )
 
 
@@ -468,7 +475,7 @@ def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = Fa
     time_s = _interval(times, variances, level)
     if time_s is None or group.measure not in (STEP, SAMPLE, BARE_STEP):
         return None
-    return pricing.samples_per_s(time_s, 1.0)
+    return reciprocal(time_s)
 
 
 def _log_sample_times(group: Group) -> list[float]:
@@ -503,5 +510,5 @@ def _interval(
 def _tokens_per_s(group: Group, time_s: Interval | None, rate: Interval) -> Interval | None:
     tokens = mean_of([candidate.summary.timing.tokens_per_step for candidate in group.runs])
     if tokens and time_s and group.measure == STEP:
-        return pricing.samples_per_s(time_s, tokens)
+        return reciprocal(time_s, tokens)
     return rate if group.setup.sample_unit == "tokens" else None

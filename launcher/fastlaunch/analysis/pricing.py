@@ -15,8 +15,6 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, Setup
 
 SECONDS_PER_HOUR = 3600.0
-PER_MILLION = 1e6
-PER_BILLION = 1e9
 
 
 def scaled(quantity: Interval, factor: float) -> Interval:
@@ -42,39 +40,9 @@ def _divided(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.inf
 
 
-def samples_per_s(step_time_s: Interval, samples_per_step: float) -> Interval:
-    """Return samples per second of all ranks. samples_per_step: of all ranks together."""
-    return reciprocal(step_time_s, samples_per_step)
-
-
-def usd_per_second(price: Price, num_nodes: int) -> float:
-    """Return what a second of all nodes costs. price: of one node, as everywhere here."""
-    return price.usd_per_hour * num_nodes / SECONDS_PER_HOUR
-
-
 def samples_per_usd(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
-    """Return how many samples (or tokens) a dollar buys."""
+    """Return how many samples (or tokens) a dollar buys. price: of one node, as everywhere here."""
     return scaled(rate_per_s, SECONDS_PER_HOUR / (price.usd_per_hour * num_nodes))
-
-
-def usd_per_million(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
-    """Return what a million samples cost; linear in the step time."""
-    return reciprocal(samples_per_usd(rate_per_s, price, num_nodes), PER_MILLION)
-
-
-def usd_per_billion(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
-    """Return what a billion tokens cost."""
-    return reciprocal(samples_per_usd(rate_per_s, price, num_nodes), PER_BILLION)
-
-
-def tflops_per_gpu(rate_per_s: Interval, num_gpus: int, flops_per_sample: float) -> Interval:
-    """Return the model TFLOP/s of one GPU. num_gpus: over all nodes."""
-    return scaled(rate_per_s, flops_per_sample / num_gpus / 1e12)
-
-
-def percent_of_peak(tflops: Interval, peak_tflops: float) -> Interval:
-    """Return the fraction of the dense peak, in percent."""
-    return scaled(tflops, 100.0 / peak_tflops)
 
 
 @dataclass(frozen=True, kw_only=True)

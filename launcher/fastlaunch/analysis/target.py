@@ -20,7 +20,7 @@ from fastlaunch.analysis.convergence import curve, mean_if_all
 from fastlaunch.analysis.differences import FLOOR, Differences, RunTime
 from fastlaunch.analysis.looks import Looked, look_through
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key, samples_per_step
-from fastlaunch.analysis.pricing import scaled, usd_per_second
+from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.rate import IN_RANGE
 from fastlaunch.analysis.statistics import Difference, t_quantile
 from fastlaunch.analysis.suggest import seeds
@@ -110,7 +110,8 @@ class RowToTarget:
 
     @property
     def usd_per_s(self) -> float | None:
-        return usd_per_second(self.row.price, self.row.setup.num_nodes) if self.row.price else None
+        price = self.row.price
+        return price.usd_per_hour * self.row.setup.num_nodes / SECONDS_PER_HOUR if price else None
 
     @property
     def is_ranked(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from fastlaunch.analysis.pricing import samples_per_s, usd_per_million
+from fastlaunch.analysis.pricing import reciprocal, samples_per_usd
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.steptime import wall_times_s
 from fastlaunch.measure.summary import RunSummary, StepProfile
@@ -114,7 +114,7 @@ def _params(summary: RunSummary, header: Mapping[str, Any]) -> dict[str, str | i
 
 def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
     timing, step = summary.timing, summary.timing.step_time_s
-    rate = samples_per_s(step, timing.samples_per_step) if step and timing.samples_per_step else None
+    rate = reciprocal(step, timing.samples_per_step) if step and timing.samples_per_step else None
     values: dict[str, float | None] = {
         "step_time_s": step.value if step else None,
         "median_step_time_s": timing.median_step_time_s,
@@ -122,7 +122,9 @@ def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
         "samples_per_s": rate.value if rate else None,
         "usd_per_hour": price.usd_per_hour * summary.setup.num_nodes if price else None,
         "usd_per_million_samples": (
-            usd_per_million(rate, price, summary.setup.num_nodes).value if rate and price else None
+            reciprocal(samples_per_usd(rate, price, summary.setup.num_nodes), 1e6).value
+            if rate and price
+            else None
         ),
         "data_wait_fraction": timing.data_wait_fraction,
         "utilization": timing.utilization,
