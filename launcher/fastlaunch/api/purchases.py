@@ -60,7 +60,7 @@ class Market:
             raise UserError(
                 f"--spot-trace and --assume {min(twice)} both say how spot is had", "give one of them"
             )
-        # Of a day in the past no market price is known.
+        # No market price is known for a day in the past.
         path = context.settings.home / MARKET_PRICES
         self._zones = cheapest_zones(read_market(path) if self.day == context.today else [])
 
