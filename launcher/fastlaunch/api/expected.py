@@ -81,8 +81,8 @@ def expected(context: AppContext, jobs: Sequence[JobSpec], site: "Site") -> "Exp
         more = f", nor of {len(unknown) - 2} more of these" if len(unknown) > 2 else ""
         return f"no speed of {' or '.join(unknown[:2])} is{more}"
     return Expected(
-        hours=together([each.hours for each in totals]),
-        usd=together([each.usd for each in totals]),
+        hours=together([cost.hours for cost in totals]),
+        usd=together([cost.usd for cost in totals]),
         jobs=tuple(named),
     )
 

@@ -177,10 +177,10 @@ def _open_beside(world: World, stop: "StopRequest", name: str) -> "Iterator[Laun
     from fastlaunch.lifecycle.display import PlainLines
     from fastlaunch.lifecycle.launcher import Launcher
 
-    own = replace(world, connect=lambda: world.aws, sleep=stop.sleeping(world.sleep))
+    beside = replace(world, connect=lambda: world.aws, sleep=stop.sleeping(world.sleep))
     with open_ledger(world.settings, clock=world.now) as ledger:
         yield Launcher(
-            backends=own.cloud_backends,
+            backends=beside.cloud_backends,
             ledger=ledger,
             settings=world.settings,
             display=PlainLines(clock=world.monotonic_s, prefix=f"{name}: "),
@@ -196,7 +196,7 @@ def _result(world: World, carried_out: "Sweep", launcher: "Launcher", plan: Swee
     from fastlaunch.lifecycle.sweep import duration_s, saved, sweep_runs
 
     by_part = sweep_runs(launcher.ledger, carried_out.id)
-    runs = [run for of in by_part.values() for run in of]
+    runs = [run for part_runs in by_part.values() for run in part_runs]
     best: list[list[Row]] = []
     comparison = early = None
     with world.advice.guard("the comparison"):
@@ -211,7 +211,7 @@ def _result(world: World, carried_out: "Sweep", launcher: "Launcher", plan: Swee
     return Swept(
         id=carried_out.id,
         runs=Runs(runs),
-        by_part={name: Runs(of) for name, of in by_part.items()},
+        by_part={name: Runs(part_runs) for name, part_runs in by_part.items()},
         left_out=dict(carried_out.left_out),
         saved=early,
         comparison=comparison,

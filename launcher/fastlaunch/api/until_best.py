@@ -46,20 +46,20 @@ def best_rows(runs: Sequence["Run"], plan: "SweepPlan", world: World) -> list[li
     from fastlaunch.analysis.elimination import eliminate
 
     cells = SweptCells(runs, world)
-    found = eliminate(cells.cells, max_rounds(plan))
+    standings = eliminate(cells.cells, max_rounds(plan))
     return [
         [
             row
-            for at in (leader, *sorted(found.may_be_best - {leader}))
+            for at in (leader, *sorted(standings.may_be_best - {leader}))
             if (row := cells.rows[at]) and cells.cells[at].batch == batch
         ]
-        for batch, leader in found.leaders.items()
+        for batch, leader in standings.leaders.items()
     ]
 
 
 def max_rounds(plan: "SweepPlan") -> int:
     """Return the most rounds that a cell runs."""
-    return max(swept.num_rounds for swept in plan.types.values())
+    return max(part.num_rounds for part in plan.types.values())
 
 
 class SweptCells:
@@ -73,9 +73,9 @@ class SweptCells:
         for run in runs:
             by_spec.setdefault(run.job.without_seed, []).append(run)
         #: For each cell, as are `rows` and `cells`.
-        self.run_ids = [[run.id for run in of] for of in by_spec.values()]
+        self.run_ids = [[run.id for run in alike] for alike in by_spec.values()]
         comparison = compare(
-            [each for run in runs if (each := measured_run(run, self._region))],
+            [measured for run in runs if (measured := measured_run(run, self._region))],
             catalogue=self._catalogue,
             prices=PriceRequest(today=self._today, region=self._region),
         )
@@ -87,13 +87,16 @@ class SweptCells:
         ]
         # Else by speed.
         self._is_priced = all(row.price is not None for row in self.rows if row)
-        found = [(spec, row) for spec, row in zip(by_spec, self.rows, strict=True) if row]
-        self._batch_sizes = {spec.batch_size: row.setup.batch_size_per_gpu for spec, row in found}
+        self._batch_sizes = {
+            spec.batch_size: row.setup.batch_size_per_gpu
+            for spec, row in zip(by_spec, self.rows, strict=True)
+            if row
+        }
         self.cells = [
-            self._cell(spec, row, of[0].backend)
-            for (spec, of), row in zip(by_spec.items(), self.rows, strict=True)
+            self._cell(spec, row, alike[0].backend)
+            for (spec, alike), row in zip(by_spec.items(), self.rows, strict=True)
         ]
-        self._templates = [(spec, of[0].backend) for spec, of in by_spec.items()]
+        self._templates = [(spec, alike[0].backend) for spec, alike in by_spec.items()]
 
     def on(self, name: str, plan: "SweepPlan") -> Iterator["SweptCell"]:
         """Yield the cells of a part that has no runs yet: as other parts have them, but on its instances.

@@ -329,7 +329,9 @@ def _jobs_on_aws(options: Options, catalogue: Catalogue) -> Jobs:
     skipped: list[tuple[str, UserError]] = []
     for variant in variants:
         # As many jobs for every instance type: what one of them cannot run, none does.
-        problems = (problem_on(one, variant, options, catalogue, variants=variants) for one in instances)
+        problems = (
+            problem_on(instance, variant, options, catalogue, variants=variants) for instance in instances
+        )
         problem = next(filter(None, problems), None)
         if problem is None:
             runnable.append(variant)

@@ -314,7 +314,7 @@ def check_base(
     for variant in variants:
 
         def missing(image: BaseImage, recipe: Recipe = variant.recipe) -> str | None:
-            return missing_on(recipe, (capabilities_of(one, image) for one in accelerators))
+            return missing_on(recipe, (capabilities_of(accelerator, image) for accelerator in accelerators))
 
         if problem := missing(base):
             fitting = [image.torch for image in others if not image.uncertain and missing(image) is None]

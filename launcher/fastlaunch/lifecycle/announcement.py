@@ -106,8 +106,8 @@ def _machines(job: JobSpec, site: Site) -> str:
     """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`."""
     instance = site.instance
     count = "one" if job.num_nodes == 1 else f"{job.num_nodes} x"
-    each = " each" if job.num_nodes > 1 else ""
-    named = f"{count} {site.type_name} ({instance.num_accelerators} x {instance.accelerator}{each})"
+    per_node = " each" if job.num_nodes > 1 else ""
+    named = f"{count} {site.type_name} ({instance.num_accelerators} x {instance.accelerator}{per_node})"
     return f"{named}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
 
 

@@ -175,10 +175,10 @@ class Sweep:
     def _eliminate(self, launcher: Launcher, runs: Sequence[Run]) -> Mapping[str, str]:
         """Return which of a part's runs need not begin, by those of all parts. runs: as recorded by now."""
         assert self.until_best is not None
-        own = {run.id for run in runs}
-        others = [run for run in self._cells(launcher.ledger) if run.id not in own]
+        ids = {run.id for run in runs}
+        others = [run for run in self._cells(launcher.ledger) if run.id not in ids]
         unneeded = self.until_best.elimination([*others, *runs])
-        return {id: why for id, why in unneeded.items() if id in own}
+        return {id: why for id, why in unneeded.items() if id in ids}
 
     def _leave_out(self, name: str, error: UserError) -> None:
         self.left_out[name] = error
@@ -211,7 +211,9 @@ class Sweep:
     def _committed_usd(self, part: Part) -> float:
         ledger, backends = self.launcher.ledger, self.launcher.cloud_backends
         is_under_way = self._is_under_way(part.name)
-        attempts = {each.id: each for run in self._runs(part.name) for each in ledger.attempts_of(run.id)}
+        attempts = {
+            attempt.id: attempt for run in self._runs(part.name) for attempt in ledger.attempts_of(run.id)
+        }
         if not attempts:
             return part.ceiling_usd if is_under_way else 0.0
         first = next(iter(attempts.values()))
@@ -285,7 +287,9 @@ def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
         spec = like[0].job
         seconds = len(unmade) * fmean(times_s) * spec.num_nodes
         machine_s += seconds
-        rate = _usd_per_hour(ledger, like)
+        attempts = [attempt for run in like for attempt in ledger.attempts_of(run.id)]
+        rates = (attempt.billing.usd_per_hour for attempt in attempts)
+        rate = next((rate for rate in rates if rate is not None), None)
         is_priced = is_priced and rate is not None
         usd += seconds / 3600 * (rate or 0.0)
     is_known = is_timed and num_runs > 0
@@ -306,11 +310,6 @@ def duration_s(summary: RunSummary) -> float | None:
     num_timed = max(0, summary.num_steps - (timing.num_warmup_steps or 0))
     before_s = (startup.build_s or 0.0) + (startup.compile_s or 0.0) + (timing.warmup_s or 0.0)
     return before_s + num_timed * timing.step_time_s.value
-
-
-def _usd_per_hour(ledger: Ledger, runs: Sequence[Run]) -> float | None:
-    rates = (each.billing.usd_per_hour for run in runs for each in ledger.attempts_of(run.id))
-    return next((rate for rate in rates if rate is not None), None)
 
 
 def sweep_runs(ledger: Ledger, sweep_id: str) -> dict[str, list[Run]]:

@@ -48,7 +48,7 @@ class World:
     #: Shows the user a line, and asks a question; None where there is nobody to ask.
     report: Callable[[str], None] = report_line
     ask: Callable[[str], bool] | None = None
-    #: What is asked of this machine, of git and of AWS is asked once, and by the first command that needs it.
+    #: Query the machine, git and AWS once, on first use.
     find_machine: Callable[[], Machine] = this_machine
     #: Finds the commit of the training code; None outside a checkout.
     find_commit: Callable[[], str | None] | None = None
@@ -58,8 +58,8 @@ class World:
     sleep: Callable[[float], None] = time.sleep
     #: With a time zone.
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    #: What was reported once, and is not reported again.
-    told: set[str] = field(default_factory=set)
+    #: Lines that are reported once.
+    reported: set[str] = field(default_factory=set)
 
     @property
     def today(self) -> date:
@@ -100,8 +100,8 @@ class World:
             )
         why = f"{source} names it" if source else "no config file, AWS_REGION or profile names one"
         line = f"region {region}: {why}"
-        if (source or (source == "" and not of_prices)) and line not in self.told:
-            self.told.add(line)
+        if (source or (source == "" and not of_prices)) and line not in self.reported:
+            self.reported.add(line)
             self.report(line)
         return region
 

@@ -86,9 +86,9 @@ def is_known(block: CapacityBlock) -> bool:
     return not block.ends_at.startswith("<")
 
 
-def cost_ceiling(placements: Sequence[Site], *, num_nodes: int, max_minutes: int) -> CostCeiling:
-    """Return the ceiling over all placements of a job: the dearest one's."""
-    dearest = max(placements, key=lambda site: site.max_usd_per_hour)
+def cost_ceiling(sites: Sequence[Site], *, num_nodes: int, max_minutes: int) -> CostCeiling:
+    """Return the ceiling of a job that may run at any of the sites: that of the dearest."""
+    dearest = max(sites, key=lambda site: site.max_usd_per_hour)
     block = dearest.block
 
     def at_most(volume_usd_per_hour: float | None) -> float:
@@ -101,14 +101,14 @@ def cost_ceiling(placements: Sequence[Site], *, num_nodes: int, max_minutes: int
         )
 
     usd = at_most(dearest.volume_usd_per_hour)
-    uncounted = (each.region for each in placements if each.volume_usd_per_hour is None)
+    uncounted = (site.region for site in sites if site.volume_usd_per_hour is None)
     return CostCeiling(
         usd=usd,
         volumes_usd=usd - at_most(None),
         num_nodes=num_nodes,
         max_minutes=max_minutes,
         dearest=dearest,
-        instances=tuple(dict.fromkeys(each.type_name for each in placements)),
+        instances=tuple(dict.fromkeys(site.type_name for site in sites)),
         uncounted_regions=tuple(dict.fromkeys(uncounted)),
     )
 
