@@ -184,7 +184,7 @@ def test_money_is_not_spent_unless_the_caller_says_so(isolated: Path) -> None:
         return fastlaunch.submit(instances="p5.48xlarge", max_minutes=30, context=context, **how)
 
     planned = submit(dry_run=True)
-    assert isinstance(planned, DryRun) and planned.placement.ceiling.usd > 0
+    assert isinstance(planned, DryRun) and planned.ceiling and planned.ceiling.usd > 0
     assert planned.plans[0].operation == "RunInstances" and not planned.lacks_scheduler
     with pytest.raises(UserError, match="no terminal to ask on") as raised:
         submit()

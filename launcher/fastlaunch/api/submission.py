@@ -1,20 +1,17 @@
 """`submit`: train a workload with a recipe, or run a script of the user's own, here or on AWS."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from fastlaunch.api.context import default_context
+from fastlaunch.api.expected import expected
 from fastlaunch.api.keywords import SubmitArguments
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.jobs.options import Options, arguments, command_line
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.lifecycle import submit as lifecycle
 from fastlaunch.lifecycle.submit import DryRun
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
-    from fastlaunch.analysis.cost import Expected
-    from fastlaunch.backends.site import Site
     from fastlaunch.lifecycle.rounds import Verdicts
 
 
@@ -80,17 +77,11 @@ def check_truths(function: str, **given: Any) -> None:
             raise TypeError(f"{function}(): {name} is {value!r}, and takes bool")
 
 
-def _expected(world: World, jobs: Sequence[JobSpec], site: "Site") -> "Expected | str":
-    from fastlaunch.api.expected import expected
-
-    return expected(world, jobs, site)
-
-
 def _verdicts(world: World, options: Options) -> "Verdicts | None":
     from fastlaunch.api.comparison import looks_of
 
     return looks_of(world, options) if options.until_resolved else None
 
 
-#: What analysis says of submissions, each made when it is first asked.
-VIEWS = lifecycle.Views(expected=_expected, verdicts=_verdicts)
+#: What analysis says of submissions.
+VIEWS = lifecycle.Views(expected=expected, verdicts=_verdicts)

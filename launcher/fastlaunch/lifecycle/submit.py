@@ -26,7 +26,7 @@ from fastlaunch.jobs.working_directory import WorkingDirectory, working_director
 from fastlaunch.lifecycle.announcement import announcement
 from fastlaunch.lifecycle.contents import all_with_contents, edited_since, script_now
 from fastlaunch.lifecycle.world import World, open_launcher
-from fastlaunch.placement.cost_ceiling import BUDGET, check_budget, is_known
+from fastlaunch.placement.cost_ceiling import BUDGET, CostCeiling, check_budget, is_known
 from fastlaunch.placement.prepare import place_offline, place_on_aws, upload_code
 from fastlaunch.placement.resolve import Placement, plan_at
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
@@ -61,7 +61,7 @@ class DryRun:
     #: Here one for each run; on AWS the request at the first site.
     plans: tuple[Plan, ...] = field(repr=False)
     jobs: tuple[JobSpec, ...] = field(repr=False)
-    #: Where on AWS it may run, and what it may cost at most; without sites on this machine.
+    #: Where on AWS it may run; without sites on this machine.
     placement: Placement = field(repr=False)
     #: What it will probably take, by runs like it; in words why that is not known.
     expected: "Expected | str" = field(repr=False, default="")
@@ -71,6 +71,11 @@ class DryRun:
     lacks_scheduler: bool = False
     #: The most that a submission may cost, by the option or the config file; None without either.
     budget_usd: float | None = None
+
+    @property
+    def ceiling(self) -> CostCeiling | None:
+        """The most that it may cost; None on this machine."""
+        return self.placement.ceiling if self.placement.sites else None
 
 
 def submit(
