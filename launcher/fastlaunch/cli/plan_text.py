@@ -103,9 +103,11 @@ def plan_text(dry_run: DryRun) -> str:
         *_topic("cost", cost, width),
         *_topic("ends", [ends, *spot_text(jobs)], width),
         *_missing(plan, site, width, lacks_scheduler=dry_run.lacks_scheduler),
-        *_topic("request", [_request(plan)], width),
     ]
+    user_data = ", and `--show user-data` its script" if _USER_DATA in plan.request else ""
+    request = f"{plan.operation} in {plan.region}: `--show request` prints all of it{user_data}."
     most = "at most " if _as_followed(jobs, options)[0].max_rounds else ""
+    lines += _topic("request", [request], width)
     return "\n".join([*lines, "", f"Planned, not started: {most}{counted(len(jobs), 'run')}."])
 
 
@@ -156,11 +158,6 @@ def _missing(plan: Plan, site: "Site", width: int, *, lacks_scheduler: bool) -> 
     lines = [f"{'' if number else 'missing':<{_INDENT}}{row}" for number, row in enumerate(rows)]
     lines += _wrapped(f"or as entries under `aws: {site.region}:` in the config file. To make them:", width)
     return [*lines, *_wrapped(setup_command(site.region), width)]
-
-
-def _request(plan: Plan) -> str:
-    user_data = ", and `--show user-data` its script" if _USER_DATA in plan.request else ""
-    return f"{plan.operation} in {plan.region}: `--show request` prints all of it{user_data}."
 
 
 def request_text(plan: Plan) -> str:

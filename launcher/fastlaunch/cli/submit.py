@@ -85,8 +85,11 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
         print_dry_run(result, argv=context.argv, output=output, show=show)
     elif show:
         raise _show_is_for_aws()
+    elif output == "json":
+        shown = [asdict(plan) for plan in result.plans]
+        click.echo(json.dumps(shown[0] if len(shown) == 1 else {"plans": shown}, indent=2))
     else:
-        click.echo(_plans_json(result.plans) if output == "json" else _plans_text(result.plans, result.jobs))
+        click.echo(_plans_text(result.plans, result.jobs))
     return EXIT_DONE
 
 
@@ -94,11 +97,6 @@ def _show_is_for_aws() -> UserError:
     return UserError(
         "--show is for a dry run for AWS, in words", "give --instance and --dry-run without --output json"
     )
-
-
-def _plans_json(plans: Sequence[Plan]) -> str:
-    shown = [asdict(plan) for plan in plans]
-    return json.dumps(shown[0] if len(shown) == 1 else {"plans": shown}, indent=2)
 
 
 def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:

@@ -115,20 +115,14 @@ def _where(job: JobSpec, site: Site) -> str:
     if site.backend == "sagemaker":
         return f"of SageMaker in {site.region}"
     if site.zone:
-        return f"in {site.zone}{', in no placement group' if _stand_anywhere(job, site) else ''}"
+        is_close = job.num_nodes == 1 or site.block or site.placement_group
+        return f"in {site.zone}{'' if is_close else ', in no placement group'}"
     if job.terms.purchase == "capacity-block":
         return f"in {site.region}, in the block's zone"
     # A subnet is named, though not yet known, where there has to be one.
     if site.backend == "ec2" and site.subnet:
         return f"in {site.region}, in a subnet of yours"
     return f"in {site.region}, in a zone of EC2's choice"
-
-
-def _stand_anywhere(job: JobSpec, site: Site) -> bool:
-    """Return whether neither a placement group nor a capacity block keeps the nodes close together."""
-    if job.num_nodes == 1 or site.backend != "ec2":
-        return False
-    return site.block is None and site.placement_group is None
 
 
 def _bought(job: JobSpec, site: Site) -> str:

@@ -524,10 +524,6 @@ def _dated(job: CheckContext, message: str, as_of: datetime.date) -> str | Findi
     )
 
 
-def _has_timer(options: Options) -> bool:
-    return options.account_timer
-
-
 def _is_spot(options: Options) -> bool:
     return options.purchase == "spot"
 
