@@ -264,7 +264,7 @@ def bench_report() -> list[Result]:
 def bench_recommend() -> list[Result]:
     """The median of five recommendations by the shipped rows; the first loads what is loaded once."""
     import fastlaunch
-    from fastlaunch.api.context import default_context
+    from fastlaunch.lifecycle.world import default_context
 
     times_s, num = [], 0
     with tempfile.TemporaryDirectory() as folder:

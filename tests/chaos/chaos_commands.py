@@ -11,7 +11,6 @@ import ec2_builders
 import sagemaker_builders
 from moto_gaps import machine_image_id
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
@@ -21,6 +20,7 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.lifecycle.world import World
 
 #: Machine time of a trial's submission.
 MAX_MINUTES = 60
@@ -39,7 +39,7 @@ def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
     """Exit code of `fastlaunch ARGV` in this process."""
     settings, aws = load_settings(), Aws(connect=connect, sleep=clock.sleep)
     how: Any = {"aws": aws, "home": settings.home, "sleep": clock.sleep, "now": clock.now}
-    context = AppContext(
+    context = World(
         settings=settings,
         find_machine=lambda: CPU,
         backends={"ec2": Ec2Backend(**how), "sagemaker": SageMakerBackend(**how)},
@@ -56,7 +56,7 @@ def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
     return run(list(argv), context)
 
 
-def keep_looking(context: AppContext) -> int:
+def keep_looking(context: World) -> int:
     """Type `status` every minute, until nothing is under way or waits to go on; return its last exit code."""
     from fastlaunch.ledger.ledger import open_ledger
 
@@ -68,7 +68,7 @@ def keep_looking(context: AppContext) -> int:
     return code
 
 
-def start(context: AppContext, words: Sequence[str]) -> int:
+def start(context: World, words: Sequence[str]) -> int:
     """Exit code of a submission of two runs that has been resolved to places.
 
     words: options (`--nodes=N`, `--detach`, `--spot`) and places, in the order to try: `TYPE/REGION/ZONE`,
@@ -103,7 +103,7 @@ def start(context: AppContext, words: Sequence[str]) -> int:
     return 0
 
 
-def _place(name: str, context: AppContext) -> Site:
+def _place(name: str, context: World) -> Site:
     instance, region, *rest = name.split("/")
     own = context.settings.aws[region]
     assert own.bucket and own.instance_profile

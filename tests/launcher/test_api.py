@@ -16,13 +16,13 @@ from fake_train.launcher import app_context
 
 import fastlaunch
 from fastlaunch import UserError
-from fastlaunch.api.context import AppContext
 from fastlaunch.api.keywords import SubmitArguments
 from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.options import arguments, command_line
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.lifecycle.submit import DryRun
+from fastlaunch.lifecycle.world import World
 
 
 def test_no_subpackage_hides_a_function() -> None:
@@ -180,7 +180,7 @@ def test_money_is_not_spent_unless_the_caller_says_so(isolated: Path) -> None:
         isolated, bucket="acme", instance_profile="train", scheduler_role="arn:aws:iam::123456789012:role/s"
     )
 
-    def submit(context: AppContext | None = None, **how: Any) -> Any:
+    def submit(context: World | None = None, **how: Any) -> Any:
         return fastlaunch.submit(instances="p5.48xlarge", max_minutes=30, context=context, **how)
 
     planned = submit(dry_run=True)

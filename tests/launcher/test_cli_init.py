@@ -13,10 +13,10 @@ import yaml
 from faulty_proxy import Fault, FaultyProxy
 from moto_server import ACCOUNT, MotoServer, backend
 
-from fastlaunch.api.context import default_context
 from fastlaunch.aws.client import Aws
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
+from fastlaunch.lifecycle.world import default_context
 
 REGION = "us-east-1"
 BUCKET = f"fastlaunch-{ACCOUNT}-{REGION}"

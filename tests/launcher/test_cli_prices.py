@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch.api.context import default_context
 from fastlaunch.cli.main import run
+from fastlaunch.lifecycle.world import default_context
 
 P5 = ("--instance", "p5.48xlarge", "--service", "ec2", "--as-of", "2026-11-21")
 PRICE = {

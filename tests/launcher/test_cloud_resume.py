@@ -12,7 +12,6 @@ from cloud_world import WEST, A, B, World, job
 from fake_cloud import REST, START, FakeNode
 from fake_summaries import PLAIN, changed
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.aws.types import Identity
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.cli.main import run as run_command
@@ -28,6 +27,7 @@ from fastlaunch.lifecycle.finish import finish_attempt
 from fastlaunch.lifecycle.launcher import Submission
 from fastlaunch.lifecycle.resume import Resumable, left_runs, resumable, slow_checkpoint
 from fastlaunch.lifecycle.sight import look
+from fastlaunch.lifecycle.world import World as RealWorld
 
 
 def save(world: World, run_id: str, *names: str) -> None:
@@ -55,7 +55,7 @@ def plan_of(world: World, run: Run) -> Resumable:
 def type_in(world: World, *arguments: str) -> int:
     """Exit code of `fastlaunch ARGUMENTS`."""
     local = LocalBackend(LocalSettings(home=world.home, working_directory=world.home))
-    context = AppContext(
+    context = RealWorld(
         settings=world.settings,
         find_machine=lambda: Machine(devices=(), num_cores=2, modules=frozenset()),
         backends={"local": local, **world.backends},

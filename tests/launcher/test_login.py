@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.aws.client import Aws
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import (
@@ -20,6 +19,7 @@ from fastlaunch.core.errors import (
     UserError,
 )
 from fastlaunch.core.settings import load_settings
+from fastlaunch.lifecycle.world import World
 
 ROLE = "role_arn = arn:aws:iam::123456789012:role/trainer\n"
 KEYS = "aws_access_key_id = AKIAEXAMPLE\naws_secret_access_key = example\n"
@@ -181,7 +181,7 @@ def test_one_region_counts_and_what_names_it_is_said_once(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     told: list[str] = []
-    context = AppContext(settings=load_settings(), backends={}, report=told.append)
+    context = World(settings=load_settings(), backends={}, report=told.append)
     assert context.settings.region_from == source
     # Of prices alone, the default goes without saying.
     assert context.own_region(of_prices=True) == region and len(told) == bool(source)
@@ -192,7 +192,7 @@ def test_one_region_counts_and_what_names_it_is_said_once(
 
 def test_a_region_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "Ireland")
-    context = AppContext(settings=load_settings(), backends={})
+    context = World(settings=load_settings(), backends={})
     with pytest.raises(UserError, match="'Ireland', of AWS_REGION") as raised:
         context.own_region()
     assert raised.value.exit_code == EXIT_USAGE

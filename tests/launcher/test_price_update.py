@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.api.listing import prices
 from fastlaunch.api.price_update import update_prices
 from fastlaunch.aws.client import Aws
@@ -31,6 +30,7 @@ from fastlaunch.catalog.updates import (
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.settings import AccountRate, load_settings
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from moto_server import MotoServer
@@ -60,7 +60,7 @@ def update(aws: Aws, aws_server: "MotoServer", capsys: pytest.CaptureFixture[str
 
         if not any('"ml.' in text for text in aws_server.price_lists.products):
             aws_server.price_lists.products.append(product("ml.p5.48xlarge", "63.296"))
-        context = AppContext(settings=load_settings(), backends={}, connect=lambda: aws, now=lambda: now)
+        context = World(settings=load_settings(), backends={}, connect=lambda: aws, now=lambda: now)
         capsys.readouterr()
         code = run(["prices", "update", "--output", "json", *["--accept"] * accept], obj=context)
         return code, json.loads(capsys.readouterr().out)
@@ -101,7 +101,7 @@ def test_an_update_notices_a_change_at_once_and_a_failed_one_never_looks_fresh(
 def test_a_home_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTLAUNCH_HOME", "/dev/null/home")
     with pytest.raises(UserError, match="cannot be written"):
-        update_prices(context=AppContext(settings=load_settings(), backends={}))
+        update_prices(context=World(settings=load_settings(), backends={}))
 
 
 def test_what_is_ambiguous_is_not_guessed(update: Update, aws_server: "MotoServer") -> None:
@@ -214,7 +214,7 @@ def test_prices_are_also_at_the_users_rates_and_ask_for_quotas_where_they_are_to
     settings = replace(load_settings(), rates={"p5": AccountRate(discount=0.5)})
     write_market(settings.home / "market.yaml", market)
     aws: Any = Quotas()
-    context = AppContext(settings=settings, backends={}, connect=lambda: aws, now=lambda: NOW)
+    context = World(settings=settings, backends={}, connect=lambda: aws, now=lambda: NOW)
     options: Any = {"service": "ec2", "context": context}
     found = {row["purchase"]: row for row in prices(gpu="H100:8", quotas=True, **options).to_json()}
     assert {purchase: row["quota"] for purchase, row in found.items()} == {
@@ -233,7 +233,7 @@ def test_a_damaged_file_of_an_update_is_to_be_removed(isolated: Path, name: str)
     path = isolated / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("schema: 1\nprices: [")
-    context = AppContext(settings=load_settings(), backends={}, now=lambda: NOW)
+    context = World(settings=load_settings(), backends={}, now=lambda: NOW)
     with pytest.raises(UserError) as error:
         update_prices(context=context)
     assert str(path) in error.value.message and f"rm {path}" in (error.value.hint or "")
@@ -258,7 +258,7 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
     assert (spot.zone, spot.usd_per_hour, spot.median_usd_per_hour, spot.p90_usd_per_hour) == (
         *("us-east-1a", 30.0, 20.0, 20.0),
     )
-    context = AppContext(settings=load_settings(), backends={}, now=lambda: NOW)
+    context = World(settings=load_settings(), backends={}, now=lambda: NOW)
     capsys.readouterr()
     ask = ["prices", "--gpu", "h100:8", "--service", "ec2", "--output", "json"]
     assert run([*ask, "--sort", "machine"], obj=context) == 0
@@ -314,7 +314,7 @@ def test_prices_are_old_after_a_week_and_those_of_markets_after_an_hour(
     write_prices(isolated / "prices.yaml", [replace(price(1, 5.0), region="eu-west-3")])
     now = datetime(2026, 11, 1 + days, 23, tzinfo=UTC)
     for clock, service in ((now, "ec2"), (NOW, "spot")):
-        context = AppContext(settings=load_settings(), backends={}, now=lambda clock=clock: clock)
+        context = World(settings=load_settings(), backends={}, now=lambda clock=clock: clock)
         assert run(["prices", "check", "--output", "json"], obj=context) == 0
         rows = {(row["service"], row["region"]): row for row in json.loads(capsys.readouterr().out)}
         assert rows[service, "eu-west-3"]["old"] is is_old

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from test_watch import MANY, view
 
-from fastlaunch.api.context import default_context
 from fastlaunch.cli.demo import of_one_gpu
 from fastlaunch.cli.main import run
 from fastlaunch.cli.watch import screen_lines
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.lifecycle.world import default_context
 from fastlaunch.measure.published import shipped_summaries
 
 GOLDEN = Path(__file__).parents[1] / "screens"

@@ -8,13 +8,13 @@ import pytest
 from attempt_builders import add_attempt
 from ec2_builders import job
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.api.purchases import market_of_own_runs
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.spec import Terms
 from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.lifecycle.world import World
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 
@@ -24,7 +24,7 @@ class Scene:
 
     def __init__(self, home: Path) -> None:
         self.now = START
-        self.context = AppContext(settings=Settings(home=home), backends={}, now=lambda: self.now)
+        self.context = World(settings=Settings(home=home), backends={}, now=lambda: self.now)
         self.ledger = Ledger(self.context.settings.home / "ledger.sqlite", clock=lambda: self.now)
 
     def ask(

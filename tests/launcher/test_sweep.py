@@ -21,7 +21,6 @@ from test_rounds import settled_after
 from fastlaunch.analysis.compare import compare
 from fastlaunch.analysis.pricing import PriceRequest
 from fastlaunch.api.comparison import measured_run
-from fastlaunch.api.context import AppContext
 from fastlaunch.api.until_best import best_rows, until_best
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.errors import NoCapacity, UserError
@@ -38,6 +37,7 @@ from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs
 from fastlaunch.lifecycle.sweep_plan import Cell, PlannedPart, SweepPlan
+from fastlaunch.lifecycle.world import World as RealWorld
 
 P4D, P5 = "p4d.24xlarge", "p5.48xlarge"
 MOST = 6
@@ -391,8 +391,8 @@ def plan_of_matrix() -> SweepPlan:
     return SweepPlan(parts=parts, is_until_best=True)
 
 
-def context_of(world: World) -> AppContext:
-    return AppContext(settings=world.settings, backends={})
+def context_of(world: World) -> RealWorld:
+    return RealWorld(settings=world.settings, backends={})
 
 
 def sweep_until_best(world: World, id: str) -> None:

@@ -30,7 +30,6 @@ from simulated_training_job import SimulatedTrainingJob
 from training_scene import TrainingScene
 from wheel_builder import make_wheel
 
-from fastlaunch.api.context import default_context
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.site import Site
@@ -52,6 +51,7 @@ from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
 from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.world import default_context
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import read_record
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.api.compared import Comparison
-from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Runs
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import counted, parse_date
+from fastlaunch.lifecycle.world import World, default_context, reconcile_here
 from fastlaunch.measure.summary import WORDS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def compare(
     allow_unverified: bool = False,
     any_version: bool = False,
     with_shared: bool = False,
-    context: AppContext | None = None,
+    context: World | None = None,
 ) -> Comparison:
     """Compare runs: what a step takes, what a dollar bought, and whether a difference is one.
 
@@ -97,9 +97,7 @@ def compare(
     )
 
 
-def compare_at_own_prices(
-    context: "AppContext", runs: "Sequence[Run]", baseline: str | None = None
-) -> Comparison:
+def compare_at_own_prices(context: "World", runs: "Sequence[Run]", baseline: str | None = None) -> Comparison:
     """Return the runs compared at their own prices. Raises UserError if nothing was measured."""
     from fastlaunch.analysis.pricing import PriceRequest
     from fastlaunch.catalog.load import load_catalogue
@@ -155,7 +153,7 @@ def compared(
     return Comparison(**of_all, runs=Runs(runs), request=request, catalogue=catalogue)
 
 
-def _stored_runs(context: AppContext, selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
+def _stored_runs(context: World, selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
     from fastlaunch.ledger.ledger import open_ledger
 
     if every_run and selectors:
@@ -170,7 +168,7 @@ def _stored_runs(context: AppContext, selectors: Sequence[str], *, every_run: bo
     return runs
 
 
-def looks_of(context: "AppContext", options: "Options") -> "Verdicts | None":
+def looks_of(context: "World", options: "Options") -> "Verdicts | None":
     """Return what judges a submission's rows after each round; None if all its rounds are run."""
     if not options.until_resolved:
         return None

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.units import parse_count, parse_date
 from fastlaunch.jobs.options import ML
+from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
@@ -140,7 +140,7 @@ def estimate(
     prices_as_of: datetime.date | str | None = None,
     steps_only: bool = False,
     with_shared: bool = False,
-    context: AppContext | None = None,
+    context: World | None = None,
 ) -> Estimate:
     """Return what a training will take and cost, from runs like it in the ledger, or those that are shipped.
 
@@ -423,7 +423,7 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
     return [row for row in rows if row.setup.recipe == DEFAULT_RECIPE]
 
 
-def _samples(context: AppContext, length: Length, known: "Known", row: "Row", query: "Query") -> "Interval":
+def _samples(context: World, length: Length, known: "Known", row: "Row", query: "Query") -> "Interval":
     """Return how many samples that is, with an interval where it is a target. Raises UserError."""
     from fastlaunch.measure.summary import Interval
 
@@ -453,7 +453,7 @@ def _tokens_of_sample(row: "Row") -> float:
     raise UserError(f"how many tokens a sample of {row.setup.workload} has is not known", "give --samples")
 
 
-def _samples_of_epoch(context: AppContext, row: "Row") -> float:
+def _samples_of_epoch(context: World, row: "Row") -> float:
     """Return the size of the data set, by runs of whole epochs. Raises UserError without one."""
     from fastlaunch.analysis.pooling import samples_per_step
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.catalog.prices import Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.summary import Interval
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastlaunch.measure.summary import Setup
 
 
-def expected(context: AppContext, jobs: Sequence[JobSpec], site: "Site") -> "Expected | str":
+def expected(context: World, jobs: Sequence[JobSpec], site: "Site") -> "Expected | str":
     """Return what the jobs will probably take at the site, or why that is not known.
 
     It warns of batches that will probably not fit in the memory of the site's GPUs.
@@ -107,7 +107,7 @@ def _reference(rows: "Known", job: JobSpec) -> "Setup | None":
     return next((row.setup for row in alike or rows.rows), None)
 
 
-def _purchase(context: AppContext, job: JobSpec, site: "Site", catalogue: Catalogue) -> "Purchase":
+def _purchase(context: World, job: JobSpec, site: "Site", catalogue: Catalogue) -> "Purchase":
     """Return how the machine is bought: by the hour, spot at the most that it may cost and without a loss."""
     from fastlaunch.analysis.cost import Purchase
 

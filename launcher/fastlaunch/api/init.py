@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.aws.cloudformation import Stack, StackChange
 from fastlaunch.aws.config_text import ConfigChange, config_change, stack_entries
 from fastlaunch.aws.template import template, template_text
@@ -22,6 +21,7 @@ from fastlaunch.core.paths import read_text
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, config_path, load_settings
 from fastlaunch.core.units import counted, is_region, parse_usd
 from fastlaunch.jobs.image_build import DEFAULT_REPOSITORY
+from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.account_network import (
     only_vpc,
     several_vpcs,
@@ -68,7 +68,7 @@ class Ready:
     config: Path
 
 
-def init(context: AppContext, options: InitOptions, *, prompt: Prompt | None = None) -> Ready:
+def init(context: World, options: InitOptions, *, prompt: Prompt | None = None) -> Ready:
     """Make the stack and write the config file, as far as they are not there, each after asking.
 
     prompt: None where there is nobody to ask; what then has no safe default is a UserError.
@@ -97,7 +97,7 @@ def init_template(settings: Settings, region: str, zones: Sequence[str]) -> str:
     return template_text(data)
 
 
-def _region(context: AppContext, options: InitOptions, prompt: Prompt | None) -> str:
+def _region(context: World, options: InitOptions, prompt: Prompt | None) -> str:
     if options.region is not None:
         return _checked_region(options.region)
     default = context.own_region()
@@ -113,7 +113,7 @@ def _checked_region(region: str) -> str:
 
 
 def _answer(
-    context: AppContext, prompt: Prompt, question: str, default: str | None, check: Callable[[str], T]
+    context: World, prompt: Prompt, question: str, default: str | None, check: Callable[[str], T]
 ) -> T:
     """Ask until the answer is one, and return it."""
     while True:
@@ -127,7 +127,7 @@ def _answer(
 class _Init:
     """One call of `init`, once the region is known."""
 
-    context: AppContext
+    context: World
     options: InitOptions
     prompt: Prompt | None
     identity: Identity

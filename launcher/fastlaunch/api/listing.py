@@ -8,10 +8,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlaunch.api.context import AppContext, default_context, reconcile_here
 from fastlaunch.api.results import Prices, Runs
 from fastlaunch.core.errors import CloudRefused, UnknownName, UserError
 from fastlaunch.core.units import parse_date, utc_day
+from fastlaunch.lifecycle.world import World, default_context, reconcile_here
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue, Price
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_MARKET_AGE = datetime.timedelta(hours=1)
 
 
-def runs(*selectors: str, context: AppContext | None = None) -> Runs:
+def runs(*selectors: str, context: World | None = None) -> Runs:
     """Return the runs in the ledger, the newest last.
 
     selectors: ids of runs, or `field=glob` on workload, recipe, instance, state, submission, backend, commit
@@ -45,7 +45,7 @@ def prices(
     prices: Path | str | None = None,
     history: bool = False,
     quotas: bool = False,
-    context: AppContext | None = None,
+    context: World | None = None,
 ) -> Prices:
     """Return instance prices in USD per hour with their dates and sources, in the catalogue's order.
 
@@ -130,7 +130,7 @@ def _in_force(prices: "Iterable[Price]", day: datetime.date) -> "Collection[Pric
     return {price.key[:4]: price for price in by_date if price.as_of <= day}.values()
 
 
-def _quotas(prices: "Sequence[Price]", catalogue: "Catalogue", context: AppContext) -> "dict[Price, int]":
+def _quotas(prices: "Sequence[Price]", catalogue: "Catalogue", context: World) -> "dict[Price, int]":
     """Return how many instances the account's quotas allow at a time, where that is known."""
     from fastlaunch.aws.quota_codes import quota_code
 
@@ -143,7 +143,7 @@ def _quotas(prices: "Sequence[Price]", catalogue: "Catalogue", context: AppConte
     return quotas
 
 
-def _quota_vcpus(context: AppContext, region: str, code: str) -> float | None:
+def _quota_vcpus(context: World, region: str, code: str) -> float | None:
     """Return the account's quota, or AWS's default; None, with a report, where AWS refuses to say."""
     try:
         applied = context.aws.quota(region, "ec2", code)
@@ -199,7 +199,7 @@ class PriceAge:
     is_old: bool
 
 
-def price_ages(*, context: AppContext | None = None) -> list[PriceAge]:
+def price_ages(*, context: World | None = None) -> list[PriceAge]:
     """Return how old the prices in force are, those of AWS's markets after the listed ones."""
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.catalog.prices import OLD_PRICE_DAYS, SERVICES

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.pricing import Product
 from fastlaunch.catalog.load import load_catalogue, read_catalogue
@@ -30,6 +29,7 @@ from fastlaunch.core.home import make_folder
 from fastlaunch.core.locks import held
 from fastlaunch.core.settings import UPDATED_PRICES
 from fastlaunch.core.units import is_region, utc_day
+from fastlaunch.lifecycle.world import World, default_context
 
 #: Over which spot's median and 90th percentile are taken.
 SPOT_DAYS = 7
@@ -52,7 +52,7 @@ class PriceUpdate:
 
 
 def update_prices(
-    regions: Sequence[str] = (), *, accept: bool = False, context: AppContext | None = None
+    regions: Sequence[str] = (), *, accept: bool = False, context: World | None = None
 ) -> PriceUpdate:
     """Bring the prices of the regions up to date: on demand, SageMaker training, spot, capacity blocks.
 
@@ -77,7 +77,7 @@ def update_prices(
         return _update(context, chosen, accept=accept)
 
 
-def _update(context: AppContext, regions: Sequence[str], *, accept: bool) -> PriceUpdate:
+def _update(context: World, regions: Sequence[str], *, accept: bool) -> PriceUpdate:
     path, market_path = (context.settings.home / name for name in (UPDATED_PRICES, MARKET_PRICES))
     try:
         # Without the user's own prices, which are not AWS's.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis.cost import SPOT, Assumptions, Purchase, parse_assumptions
 from fastlaunch.analysis.pooling import Offer
-from fastlaunch.api.context import AppContext
 from fastlaunch.api.listing import MAX_MARKET_AGE
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, paid_usd_per_hour
 from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
@@ -20,6 +19,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.paths import read_text
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.spot import SpotMarket
@@ -41,7 +41,7 @@ class Market:
 
     def __init__(
         self,
-        context: AppContext,
+        context: World,
         catalogue: Catalogue,
         assumptions: Assumptions,
         *,
@@ -111,7 +111,7 @@ class Market:
         return market_of_own_runs(self._context, instance, region)
 
 
-def market_of_own_runs(context: AppContext, instance: str, region: str) -> "SpotMarket | None":
+def market_of_own_runs(context: World, instance: str, region: str) -> "SpotMarket | None":
     """Return how often spot of this type was lost and had, on EC2; None if no run says."""
     from fastlaunch.ledger.ledger import open_ledger
 

@@ -12,9 +12,9 @@ from fastlaunch.analysis.pooling import of_newest_version
 from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Subject, subject_of
 from fastlaunch.api.comparison import evidence_of
-from fastlaunch.api.context import AppContext, reconcile_here
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.lifecycle.world import World, reconcile_here
 from fastlaunch.measure.published import shipped_runs
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Known:
 
 
 def known_rows(
-    context: AppContext,
+    context: World,
     workload: str,
     catalogue: Catalogue,
     *,

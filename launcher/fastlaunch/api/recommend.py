@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import recommend as analysis
 from fastlaunch.analysis.recommend import Job, Limits
-from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import is_region, parse_count, parse_date, parse_duration_s
+from fastlaunch.lifecycle.world import World, default_context
 from fastlaunch_train.recipes.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def recommend(
     assume: Mapping[str, Any] | Sequence[str] = (),
     prices: Path | str | None = None,
     with_shared: bool = False,
-    context: AppContext | None = None,
+    context: World | None = None,
 ) -> Recommendation:
     """Return what to train a workload on: instance, nodes, recipe, batch size and purchase option.
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from fastlaunch.api.comparison import compare
-from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.core.errors import UserError
+from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.pricing import ChargedAs
@@ -41,7 +41,7 @@ class Report:
     """A comparison to send round, as whichever is read there. A notebook shows it as Markdown."""
 
     comparison: "Comparison"
-    context: AppContext
+    context: World
     predictions: bool
     with_shared: bool
 
@@ -114,7 +114,7 @@ def report(
     *selectors: str,
     sweep: str | None = None,
     predictions: bool = True,
-    context: AppContext | None = None,
+    context: World | None = None,
     **options: Unpack[ReportOptions],
 ) -> Report:
     """Return a report on runs.

@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from fastlaunch.api.context import default_context
 from fastlaunch.api.expected import expected
 from fastlaunch.api.keywords import SubmitArguments
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.jobs.options import Options, arguments, command_line
 from fastlaunch.lifecycle import submit as lifecycle
 from fastlaunch.lifecycle.submit import DryRun
-from fastlaunch.lifecycle.world import World
+from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.lifecycle.rounds import Verdicts

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from fastlaunch.api.compared import Swept
-from fastlaunch.api.context import default_context
 from fastlaunch.api.keywords import SweepArguments
 from fastlaunch.api.results import Runs
 from fastlaunch.api.submission import VIEWS, check_truths
@@ -18,7 +17,7 @@ from fastlaunch.core.terminal import report_line
 from fastlaunch.jobs.options import Options, arguments, command_line
 from fastlaunch.lifecycle.submit import report_edits
 from fastlaunch.lifecycle.sweep_plan import SweepPlan, make_parts, plan_lines, plan_sweep
-from fastlaunch.lifecycle.world import World, open_launcher
+from fastlaunch.lifecycle.world import World, default_context, open_launcher
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.catalog.container_images import (
     FLAVOURS,
     BaseImage,
@@ -44,6 +43,7 @@ from fastlaunch.jobs.image_build import (
     write_context,
 )
 from fastlaunch.jobs.wheels import fetch_wheels, packages_of, wanted_pins, wheel_folder, with_extras
+from fastlaunch.lifecycle.world import World
 
 _OWN_ACCOUNT = "<account>"
 #: The most lines to show of what docker printed before it failed.
@@ -153,7 +153,7 @@ def _with_extras(files: Mapping[str, bytes], options: BuildOptions) -> dict[str,
     return {**files, "Dockerfile": with_extras(files["Dockerfile"], options.extras)}
 
 
-def _dry_run(context: AppContext, options: BuildOptions) -> str:
+def _dry_run(context: World, options: BuildOptions) -> str:
     """Return the context with sizes and the commands, with placeholders for what only AWS knows."""
     files = context_files(wheel_folder(context.settings)) if options.base else ort_context()
     builder = find_builder()
@@ -200,7 +200,7 @@ def _upload(build: ImageBuild) -> str:
     )
 
 
-def _build(context: AppContext, options: BuildOptions) -> str:
+def _build(context: World, options: BuildOptions) -> str:
     """Build the image; return its name, by digest in ECR or by tag on this machine."""
     builder = find_builder()
     if builder is None:
@@ -241,7 +241,7 @@ def _build(context: AppContext, options: BuildOptions) -> str:
     return f"{repository}@{digest}"
 
 
-def _reference(context: AppContext, options: BuildOptions, base: BaseImage) -> BaseReference:
+def _reference(context: World, options: BuildOptions, base: BaseImage) -> BaseReference:
     """Return the base image by digest; by tag in AWS's gallery, with a warning, where AWS cannot be asked."""
     region = options.region
     try:
@@ -259,9 +259,7 @@ def _reference(context: AppContext, options: BuildOptions, base: BaseImage) -> B
     return BaseReference(uri=image_uri(base, region, digest), digest=digest)
 
 
-def _carry_out(
-    context: AppContext, options: BuildOptions, builder: str, build: ImageBuild, name: str
-) -> None:
+def _carry_out(context: World, options: BuildOptions, builder: str, build: ImageBuild, name: str) -> None:
     """Log in where needed, build, and push if asked to."""
     with tempfile.TemporaryDirectory(prefix="fastlaunch-build-") as folder:
         write_context(build.files, Path(folder))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.catalog.prices import paid_usd_per_hour
 from fastlaunch.cli.context import open_reconciled
@@ -17,6 +16,7 @@ from fastlaunch.core.errors import EXIT_DONE, CloudRefused, UserError
 from fastlaunch.lifecycle.collect import checkpoints, summary_of
 from fastlaunch.lifecycle.describe import collected_to_dict
 from fastlaunch.lifecycle.follow import current_runs, fetch_output
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Price
@@ -69,7 +69,7 @@ def collect(runs: tuple[str, ...], output: str) -> int:
     return max((error.exit_code for error in refused.values()), default=EXIT_DONE)
 
 
-def _fetch_all(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
+def _fetch_all(context: World, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
     """Bring home the output of the runs' attempts, each once; return the errors by token."""
     attempts = {attempt.token: attempt for run in runs for attempt in ledger.attempts_of(run.id)}
     with activity("fetching what runs have uploaded", total=len(attempts)) as shown:
@@ -78,7 +78,7 @@ def _fetch_all(context: AppContext, ledger: "Ledger", runs: Sequence["Run"]) -> 
 
 
 def _report(
-    context: AppContext, ledger: "Ledger", run_id: str, refused: Mapping[str, UserError]
+    context: World, ledger: "Ledger", run_id: str, refused: Mapping[str, UserError]
 ) -> dict[str, Any]:
     home, run = context.settings.home, ledger.get(run_id)
     if run.state.is_final:
@@ -102,13 +102,13 @@ def _report(
     )
 
 
-def _discount(price: "Price | None", context: AppContext) -> float:
+def _discount(price: "Price | None", context: World) -> float:
     """Return the fraction of the list price that is not paid."""
     paid = paid_usd_per_hour(price, context.settings)
     return 0.0 if price is None or paid is None else round(1 - paid / price.usd_per_hour, 6)
 
 
-def _print(reports: Sequence[Mapping[str, Any]], context: AppContext) -> None:
+def _print(reports: Sequence[Mapping[str, Any]], context: World) -> None:
     if not reports:
         click.echo("No runs on AWS fit.")
         next_command("fastlaunch runs")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.api.context import AppContext, default_context
 from fastlaunch.core.activity import activity
+from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
 
 
-def app_context(*, config_may_lack: bool = False) -> AppContext:
+def app_context(*, config_may_lack: bool = False) -> World:
     """Return the context that the current command was given, else one looked up; it asks on the terminal."""
-    given = click.get_current_context().find_object(AppContext)
+    given = click.get_current_context().find_object(World)
     given = given or default_context(tuple(sys.argv[1:]), config_may_lack=config_may_lack)
     return replace(given, ask=_ask) if sys.stdin.isatty() else given
 
@@ -27,7 +27,7 @@ def _ask(question: str) -> bool:
 
 
 @contextmanager
-def open_reconciled() -> "Iterator[tuple[AppContext, Ledger]]":
+def open_reconciled() -> "Iterator[tuple[World, Ledger]]":
     """Yield the context and the open ledger, brought up to what is true."""
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.reconcile import reconcile

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
 from fastlaunch.cli.render import plain_table
@@ -20,6 +19,7 @@ from fastlaunch.core.paths import shipped
 from fastlaunch.core.units import split_names, utc_day
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws
 from fastlaunch.jobs.options import ML, Options
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
@@ -76,7 +76,7 @@ def doctor(setup: bool, output: str, **given: Any) -> int:
     return _exit_code(results)
 
 
-def _check_context(context: AppContext, catalogue: "Catalogue", options: Options) -> "CheckContext":
+def _check_context(context: World, catalogue: "Catalogue", options: Options) -> "CheckContext":
     from fastlaunch.aws.client import cached
     from fastlaunch.catalog.container_images import training_base
     from fastlaunch.jobs.build import instances_of
@@ -157,7 +157,7 @@ def _print_json(results: Sequence["Check"]) -> None:
     click.echo(json.dumps({"ok": _exit_code(results) == EXIT_DONE, "checks": shown}, indent=2))
 
 
-def _next(context: AppContext, results: Sequence["Check"], job: "CheckContext") -> str:
+def _next(context: World, results: Sequence["Check"], job: "CheckContext") -> str:
     if any(check.name == "login" and isinstance(check.error, NotAuthorised) for check in results):
         return "aws configure"
     if any(check.error is not None for check in results):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import app_context, open_reconciled
@@ -25,6 +24,7 @@ from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import raw_output
 from fastlaunch.core.units import counted
+from fastlaunch.lifecycle.world import World, open_launcher
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger, Run
@@ -89,7 +89,7 @@ def status(runs: tuple[str, ...], output: str) -> int:
 
 
 def follower(
-    context: AppContext, ledger: "Ledger", choose: "Callable[[], Sequence[Run]]", **further: Any
+    context: World, ledger: "Ledger", choose: "Callable[[], Sequence[Run]]", **further: Any
 ) -> "Follower":
     """Return what follows these runs with the command's backends and clock. further: fields of Follower."""
     from fastlaunch.lifecycle.follow import Follower
@@ -225,7 +225,7 @@ class _LogTail:
 class _Log:
     """Prints the log of a run as far as it is here: that of its node, or of its machine, until it has one."""
 
-    context: AppContext
+    context: World
     follow: bool
     raw: bool
     _tails: dict[Path, _LogTail] = field(default_factory=dict)
@@ -294,7 +294,7 @@ def _log_of(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | Non
     return next((path for path in theirs if path.is_file() and path.stat().st_size), None)
 
 
-def _console_log(context: AppContext, attempts: Sequence["Attempt"]) -> Path | None:
+def _console_log(context: World, attempts: Sequence["Attempt"]) -> Path | None:
     """Return a file with what the newest attempt's containers printed, if AWS keeps that; None if nothing."""
     last = attempts[-1] if attempts else None
     backend = context.cloud_backends.get(last.backend) if last else None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import plain_table
@@ -34,6 +33,7 @@ from fastlaunch.lifecycle.reap import (
     owner_of,
     take_inventory,
 )
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger
@@ -151,7 +151,7 @@ class _Scope:
         return f"{of_run} with the owner {self.owner}" if self.owner else of_run
 
 
-def _scope(context: AppContext, *, run_id: str | None, mine: bool, at_once: bool) -> _Scope:
+def _scope(context: World, *, run_id: str | None, mine: bool, at_once: bool) -> _Scope:
     if at_once and not (run_id or mine):
         raise UserError("--now would end everybody's machines", "add --run ID or --mine")
     if run_id is not None and not re.fullmatch(RUN_ID, run_id):
@@ -163,7 +163,7 @@ def _scope(context: AppContext, *, run_id: str | None, mine: bool, at_once: bool
     return _Scope(run_id=run_id, owner=owner, at_once=at_once or run_id is not None)
 
 
-def _judge_machines(context: AppContext, inventory: Inventory, ledger: "Ledger | None") -> list[Orphan]:
+def _judge_machines(context: World, inventory: Inventory, ledger: "Ledger | None") -> list[Orphan]:
     now, found = context.now(), (inventory.instances, inventory.jobs)
     known = _ask(ledger, lambda own: known_attempts(own, context.cloud_backends, *found)) or {}
     return [
@@ -207,7 +207,7 @@ def _run_of(token: str | None) -> str | None:
     return token and token.rpartition("-a")[0]
 
 
-def _ledger(context: AppContext) -> AbstractContextManager["Ledger | None"]:
+def _ledger(context: World) -> AbstractContextManager["Ledger | None"]:
     """Open the ledger; None if there is none that can be read: tags tell enough."""
     from fastlaunch.core.home import LEDGER_NAME
     from fastlaunch.ledger.ledger import open_ledger
@@ -232,9 +232,7 @@ def _ask(ledger: "Ledger | None", question: "Callable[[Ledger], T]") -> T | None
         return None
 
 
-def _regions(
-    context: AppContext, given: Sequence[str], all_regions: bool, ledger: "Ledger | None"
-) -> list[str]:
+def _regions(context: World, given: Sequence[str], all_regions: bool, ledger: "Ledger | None") -> list[str]:
     if given and all_regions:
         raise UserError("--region and --all-regions are given", "give one of the two")
     if all_regions:
@@ -247,7 +245,7 @@ def _regions(
 
 
 def _end(
-    context: AppContext, ledger: "Ledger | None", machines: Sequence[Orphan], *, dry_run: bool, yes: bool
+    context: World, ledger: "Ledger | None", machines: Sequence[Orphan], *, dry_run: bool, yes: bool
 ) -> list[Refusal]:
     """End the machines that must go, after asking; return what AWS refused to end."""
     going = [machine for machine in machines if machine.must_go]
@@ -270,7 +268,7 @@ def _end(
     return refused
 
 
-def _reconcile(context: AppContext, ledger: "Ledger") -> list[dict[str, str | None]]:
+def _reconcile(context: World, ledger: "Ledger") -> list[dict[str, str | None]]:
     """Bring the ledger up to what is true now, and return the runs that turn out to have ended."""
     from fastlaunch.lifecycle.reconcile import reconcile
 
@@ -281,7 +279,7 @@ def _reconcile(context: AppContext, ledger: "Ledger") -> list[dict[str, str | No
     return [{"run": run.id, "state": str(run.state), "reason": run.reason} for run in ended]
 
 
-def _usd_per_hour(context: AppContext, machines: Sequence[Orphan]) -> dict[str, float]:
+def _usd_per_hour(context: World, machines: Sequence[Orphan]) -> dict[str, float]:
     """Return what an hour of each machine costs, by its id; what is not known is absent."""
     prices = {
         machine.id: machine.known.usd_per_hour

@@ -21,8 +21,8 @@ from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.measure.summary import RunSummary, StepProfile
 
 if TYPE_CHECKING:
-    from fastlaunch.api.context import AppContext
     from fastlaunch.ledger.ledger import Run
+    from fastlaunch.lifecycle.world import World
 
 _NUM_LOG_LINES = 20
 #: So begins, in a log, what the training says of an error.
@@ -133,7 +133,7 @@ def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table(f"{plain_table(rows, RUN_HEADERS, spare=('samples_per_s',))}\n")
 
 
-def answer_of(context: "AppContext", runs: Sequence["Run"]) -> str | None:
+def answer_of(context: "World", runs: Sequence["Run"]) -> str | None:
     """Return what `compare` answers about the runs' submission by now; None if nothing can be compared."""
     from fastlaunch.api.comparison import compare_at_own_prices
     from fastlaunch.ledger.ledger import open_ledger

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.api.context import AppContext, open_launcher
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, profile_option, table_or_json_option, yes_option
 from fastlaunch.cli.render import answer_of, print_runs
 from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.errors import UserError
+from fastlaunch.lifecycle.world import World, open_launcher
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
@@ -59,9 +59,7 @@ def resume(
     return Submitted(runs=Runs([resumed]), is_stopped=bool(launcher.stop.by)).exit_code
 
 
-def _ask(
-    context: AppContext, launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool
-) -> None:
+def _ask(context: World, launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool) -> None:
     """Say where the run would go on and what that may cost, and return if the user agrees."""
     from fastlaunch.lifecycle.resume import resumable
     from fastlaunch.placement.cost_ceiling import NOT_COUNTED, check_budget, cost_ceiling

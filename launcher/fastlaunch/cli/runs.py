@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from fastlaunch.api import listing as api
-from fastlaunch.api.context import AppContext, reconcile_here
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
@@ -32,6 +31,7 @@ from fastlaunch.core.units import in_ms
 from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.describe import all_to_dict, as_lines, for_people, measured, run_to_dict
+from fastlaunch.lifecycle.world import World, reconcile_here
 
 if TYPE_CHECKING:
     from fastlaunch.report.tracked_run import TrackedRun
@@ -289,7 +289,7 @@ def export(selectors: tuple[str, ...], destination: str, file_format: str) -> No
     next_command(f"fastlaunch runs import {shlex.quote(destination)}")
 
 
-def _export_tracked(chosen: Sequence[Run], context: AppContext, destination: str, tracker: str) -> None:
+def _export_tracked(chosen: Sequence[Run], context: World, destination: str, tracker: str) -> None:
     """Write runs to a tracker, and say how to look at them."""
     from fastlaunch.report.trackers import TRACKERS, mlflow_uri
 
@@ -311,7 +311,7 @@ def _export_tracked(chosen: Sequence[Run], context: AppContext, destination: str
         next_command(commands[tracker]())
 
 
-def _tracked_runs(chosen: Sequence[Run], context: AppContext) -> "Iterator[TrackedRun]":
+def _tracked_runs(chosen: Sequence[Run], context: World) -> "Iterator[TrackedRun]":
     """Yield the runs, which have a summary, as trackers take them; priced as `compare` prices them."""
     from fastlaunch.analysis.pooling import Group
     from fastlaunch.analysis.pricing import PriceRequest, price_row

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastlaunch.api.context import AppContext, reconcile_here
 from fastlaunch.backends.s3_sync import split_uri
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, with_filters
@@ -14,6 +13,7 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, BadConfiguration,
 from fastlaunch.core.units import counted
 from fastlaunch.jobs.option_rules import FOLDER
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
+from fastlaunch.lifecycle.world import World, reconcile_here
 
 if TYPE_CHECKING:
     from fastlaunch.lifecycle.sharing import SharedFolder, Transfer
@@ -124,7 +124,7 @@ def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int
     return EXIT_JOB_FAILED if done.left_out else EXIT_DONE
 
 
-def _shared_folder(context: AppContext, uri: str | None, region: str | None) -> "SharedFolder":
+def _shared_folder(context: World, uri: str | None, region: str | None) -> "SharedFolder":
     """Return the folder of the URI, or of the config file's bucket. Raises UserError if there is none."""
     from fastlaunch.lifecycle.sharing import SharedFolder
 
@@ -148,7 +148,7 @@ def _shared_folder(context: AppContext, uri: str | None, region: str | None) -> 
     )
 
 
-def _counter(context: AppContext, done: str) -> Callable[[int, int], None]:
+def _counter(context: World, done: str) -> Callable[[int, int], None]:
     """Return what says every few seconds how far it is."""
     last_s = context.monotonic_s()
 

@@ -21,8 +21,8 @@ from fastlaunch.lifecycle.sweep_plan import PlannedPart, SweepPlan, plan_lines
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
-    from fastlaunch.api.context import AppContext
     from fastlaunch.lifecycle.sweep import Saved
+    from fastlaunch.lifecycle.world import World
 
 #: Longer lines are hard to read.
 _WIDEST = 100
@@ -154,7 +154,7 @@ def _runs_text(part: PlannedPart, plan: SweepPlan) -> str:
     return f"at most {part.num_rounds}" if is_planned or plan.is_until_best else str(part.num_rounds)
 
 
-def _print_result(context: "AppContext", swept: Swept, *, output: str) -> None:
+def _print_result(context: "World", swept: Swept, *, output: str) -> None:
     """Print what became of the parts, what they measured, what was saved and the next command."""
     from fastlaunch.cli.compare import comparison_text, print_warnings, show
     from fastlaunch.lifecycle.sweep import states

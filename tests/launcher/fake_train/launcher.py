@@ -4,17 +4,17 @@ import os
 import sys
 from pathlib import Path
 
-from fastlaunch.api.context import AppContext
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.machine import Machine
+from fastlaunch.lifecycle.world import World
 
 ENTRYPOINT = Path(__file__).parent / "entrypoint.py"
 CPU = Machine(devices=(), num_cores=2, modules=frozenset({"torch", "timm"}))
 
 
-def app_context(*argv: str, machine: Machine = CPU) -> AppContext:
+def app_context(*argv: str, machine: Machine = CPU) -> World:
     """Return a context whose local backend starts the fake entrypoint."""
     settings = load_settings()
     backend = LocalSettings(
@@ -23,7 +23,7 @@ def app_context(*argv: str, machine: Machine = CPU) -> AppContext:
         launch=(sys.executable, str(ENTRYPOINT), "--nproc", "{nproc}"),
         pythonpath=os.pathsep.join(path for path in sys.path if path),
     )
-    return AppContext(
+    return World(
         settings=settings, find_machine=lambda: machine, backends={"local": LocalBackend(backend)}, argv=argv
     )
 
