@@ -304,7 +304,7 @@ def test_rm_does_what_is_answered_on_a_terminal(own: Path, answer: str, exit_cod
     _, told = asked.communicate()
     os.close(terminal)
     assert asked.returncode == exit_code, told
-    assert "Remove 1 run and 1 folder with its records? [y/N]" in told
+    assert "Remove 1 run and 1 folder with records? [y/N]" in told
     assert own.exists() == (answer == "n")
 
 

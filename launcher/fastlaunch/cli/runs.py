@@ -27,7 +27,7 @@ from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.cli.share import pull, push
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.units import in_ms
+from fastlaunch.core.units import counted, in_ms
 from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.describe import all_to_dict, as_lines, for_people, measured, run_to_dict
@@ -100,7 +100,8 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
             # The id begins with the workload where it is long, and else with the day.
             spare=("when", "loss", "backend", "owner", "workload", "instance"),
         )
-    click.echo(f"{_num_runs(selected)}{f', the last {limit} shown' if len(shown) < len(selected) else ''}.")
+    only = f", the last {limit} shown" if len(shown) < len(selected) else ""
+    click.echo(f"{counted(len(selected), 'run')}{only}.")
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
 
 
@@ -164,11 +165,12 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
         folders = [folder for run in chosen if (folder := _own_folder(run, settings))]
         for run in chosen if not yes else ():
             click.echo(f"{run.id}  {run.workload}  {run.recipe}  {run.state}", err=True)
-        context.confirm(f"Remove {_num_runs(chosen)}{_with_folders(folders)}?", yes=yes)
+        and_files = f" and {counted(len(folders), 'folder')} with records" if folders else ""
+        context.confirm(f"Remove {counted(len(chosen), 'run')}{and_files}?", yes=yes)
         ledger.remove([run.id for run in chosen])
     for folder in folders:
         _remove_folder(folder)
-    click.echo(f"Removed {_num_runs(chosen)}.")
+    click.echo(f"Removed {counted(len(chosen), 'run')}.")
     next_command("fastlaunch runs list")
 
 
@@ -230,7 +232,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
                 ledger.set_price(run_id, run.price)
     new = len(ids) - len(known)
     here = f", {len(known)} {'was' if len(known) == 1 else 'were'} here already" if known else ""
-    click.echo(f"Imported {new} run{'' if new == 1 else 's'}{here}.")
+    click.echo(f"Imported {counted(new, 'run')}{here}.")
     next_command("fastlaunch compare")
 
 
@@ -285,7 +287,7 @@ def export(selectors: tuple[str, ...], destination: str, file_format: str) -> No
             ledger, chosen, Path(destination), home=context.settings.home, now=context.now()
         ):
             click.echo(f"warning: {missing}", err=True)
-    click.echo(f"Exported {_num_runs(chosen)} to {destination}.")
+    click.echo(f"Exported {counted(len(chosen), 'run')} to {destination}.")
     next_command(f"fastlaunch runs import {shlex.quote(destination)}")
 
 
@@ -300,7 +302,7 @@ def _export_tracked(chosen: Sequence[Run], context: World, destination: str, tra
     num_new = TRACKERS[tracker](_tracked_runs(measured_runs, context), destination)
     there = len(measured_runs) - num_new
     here = f", {there} {'was' if there == 1 else 'were'} there already" if there else ""
-    click.echo(f"Exported {num_new} run{'' if num_new == 1 else 's'} to {destination}{here}.")
+    click.echo(f"Exported {counted(num_new, 'run')} to {destination}{here}.")
     quoted = shlex.quote(destination)
     commands = {
         "mlflow": lambda: f"mlflow ui --backend-store-uri {shlex.quote(mlflow_uri(destination))}",
@@ -363,18 +365,6 @@ def _tells(key: str, cells: Sequence[Mapping[str, object]]) -> bool:
         return True
     values = {row[key] for row in cells}
     return values not in ({None}, {"local"})
-
-
-def _with_folders(folders: Sequence[Path]) -> str:
-    if not folders:
-        return ""
-    return (
-        " and 1 folder with its records" if len(folders) == 1 else f" and {len(folders)} folders with records"
-    )
-
-
-def _num_runs(selected: Sequence[Run]) -> str:
-    return f"{len(selected)} run{'' if len(selected) == 1 else 's'}"
 
 
 def _files(run: Run) -> list[str]:
