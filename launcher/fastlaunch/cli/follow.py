@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 #: A node uploads every 30 s.
 FETCH_INTERVAL_S = 5.0
-#: What runs here writes its log at once.
-_LOOK_INTERVAL_S = 0.2
+#: What runs here writes its log at once; its launcher says when it ends, and a look if that is gone.
+_LOOK_INTERVAL_S, _TICK_S = 1.0, 0.2
 #: What ended on AWS is shown for so long: overnight nobody looks.
 _LATELY = timedelta(days=1)
 _CHUNK_BYTES = 2**16
@@ -142,7 +142,10 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
             fetch=lambda ledger, _: fetch_output(
                 context.aws, context.settings.home, ledger.attempts_of(chosen.id)[-1:]
             ),
-        ).views(interval_s=FETCH_INTERVAL_S if is_cloud else _LOOK_INTERVAL_S, tick_s=FETCH_INTERVAL_S)
+        ).views(
+            interval_s=FETCH_INTERVAL_S if is_cloud else _LOOK_INTERVAL_S,
+            tick_s=FETCH_INTERVAL_S if is_cloud else _TICK_S,
+        )
         log = _Log(context=context, follow=follow, raw=raw)
         with activity("asking AWS what runs are doing"):
             view = next(views)
