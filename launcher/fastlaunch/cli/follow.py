@@ -232,23 +232,23 @@ class _Log:
     follow: bool
     raw: bool
     _tails: dict[Path, _LogTail] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
+    _printed: set[str] = field(default_factory=set)
 
     def show(self, view: "View") -> None:
         (live,) = view.runs
         run = live.run
         for problem in view.problems:
-            self._tell(f"warning: {problem}")
+            self._print_once(f"warning: {problem}")
         path = _log_of(self.context.settings.home, run, live.attempts)
         if path is None and (run.state.is_final or not self.follow):
             path = _console_log(self.context, live.attempts)
         if path is not None:
             if path.name != LOG:
                 until = "" if run.state.is_final else f", until run {run.id} prints something"
-                self._tell(f"the machine's own log{until}:")
+                self._print_once(f"the machine's own log{until}:")
             self._tails.setdefault(path, _LogTail(path, raw=self.raw)).print()
         elif not run.state.is_final and run.reason:
-            self._tell(f"nothing is printed yet: {run.reason}")
+            self._print_once(f"nothing is printed yet: {run.reason}")
 
     def end(self, run: "Run") -> None:
         """Say where else the run printed something. Raise UserError if it has no log."""
@@ -256,11 +256,11 @@ class _Log:
             raise UserError(f"run {run.id} has no log: it is {run.state}", "type: fastlaunch status")
         # A run of several nodes may have failed on another one.
         if run.directory and (others := sorted(run.directory.glob("log-node-*.txt"))):
-            self._tell(f"what it printed on other nodes: {', '.join(map(str, others))}")
+            self._print_once(f"what it printed on other nodes: {', '.join(map(str, others))}")
 
-    def _tell(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+    def _print_once(self, line: str) -> None:
+        if line not in self._printed:
+            self._printed.add(line)
             click.echo(line, err=True)
 
 

@@ -65,10 +65,12 @@ def attempt_to_dict(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
     shared = occupancy(run, attempt, home)
     cost = attempt_cost(attempt, now) if attempt.backend in CLOUD_BACKENDS else None
     handle = attempt.handle or {}
-    said = ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
     return {
         **attempt.to_json(),
-        **{name: node.get(name) for name in said},
+        **{
+            name: node.get(name)
+            for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
+        },
         "instance_id": handle.get("instance_id"),
         "instance_ids": handle.get("instance_ids") or list(filter(None, [handle.get("instance_id")])),
         "job_name": handle.get("job_name"),

@@ -116,7 +116,7 @@ class LiveRun:
             "time_left_s": self.time_left_s,
             "alarm": self.alarm,
             "seen_s": self.seen_s,
-            "attempts": [attempt_to_dict(self.run, each, home=home, now=now) for each in self.attempts],
+            "attempts": [attempt_to_dict(self.run, it, home=home, now=now) for it in self.attempts],
         }
 
     def in_words(self) -> str | None:
@@ -399,10 +399,10 @@ def _time_left_s(attempt: Attempt, now: datetime) -> float | None:
 def gpu_use_here() -> float | None:
     """Return the mean use of this machine's GPUs, from 0 to 1; None if nvidia-smi does not tell."""
     try:
-        asked = subprocess.run(GPU_USE_QUERY, capture_output=True, text=True, timeout=2, check=False)
+        answer = subprocess.run(GPU_USE_QUERY, capture_output=True, text=True, timeout=2, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return mean_gpu_use(asked.stdout) if asked.returncode == 0 else None
+    return mean_gpu_use(answer.stdout) if answer.returncode == 0 else None
 
 
 def under_way(ledger: Ledger, *, since: datetime) -> list[Run]:
