@@ -145,6 +145,20 @@ def test_a_list_for_programs(rows: Path, own: Path, capsys: pytest.CaptureFixtur
     assert (of_csv[1]["step_time_s"], of_csv[1]["final_loss"]) == ("0.199", "")
 
 
+def test_every_output_of_a_run_for_programs_begins_alike(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = json.loads(typed(capsys, "list", "--output", "json")[0])
+    assert (row["id"], row["state"], row["ending"], row["directory"]) == (OWN, "completed", None, str(own))
+    shown = json.loads(typed(capsys, "show", OWN, "--output", "json")[0])
+    assert run(["status", OWN, "--output", "json"]) == 0
+    (current,) = json.loads(capsys.readouterr().out)["runs"]
+    typed(capsys, "export", OWN, "--to", str(tmp_path / "to"))
+    exported = json.loads((tmp_path / "to" / OWN / "run.json").read_text())
+    for data in (shown, current, exported):
+        assert {name: data[name] for name in row} == row
+
+
 def test_show_has_everything(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = typed(capsys, "show", "k3f9")
     lines = [line.strip() for line in out.splitlines()]
