@@ -71,7 +71,7 @@ def recipes(name: str | None, output: str) -> None:
     """
     if name is None:
         rows = [_recipe_row(recipe) for recipe in RECIPES.values()]
-        print_rows(rows, output=output, headers=_RECIPE_HEADERS, spare=("equivalent", "kind"))
+        print_rows(rows, output=output, headers=_RECIPE_HEADERS, optional=("kind", "equivalent"))
         _conclude(output, f"{len(rows)} recipes", "fastlaunch recipes te-fp8")
         return
     row = _recipe_row(known_recipe(name))

@@ -114,7 +114,7 @@ def _print(reports: Sequence[Mapping[str, Any]], context: World) -> None:
         next_command("fastlaunch runs")
         return
     rows = [_row(report) for report in reports]
-    print_table(plain_table(rows, _HEADERS, spare=("log", "ranks")) + "\n")
+    print_table(plain_table(rows, _HEADERS, optional=("log", "ranks")) + "\n")
     for report in reports:
         for name, value in _facts(report):
             click.echo(f"{report['id']}  {name:<11} {value}")

@@ -391,8 +391,8 @@ def _print(report: _Report) -> None:
         if rows := report.rows(kind):
             columns = {"region": "region"} if kind == "schedule" else _MACHINE_HEADERS
             headers = {kind: words.noun, **columns, "done": "", "why": "why"}
-            spare = ("hours", "owner", "zone", "type")
-            click.echo(plain_table([_cells(row) for row in rows], headers, spare=spare) + "\n")
+            optional = ("hours", "owner", "zone", "type")
+            click.echo(plain_table([_cells(row) for row in rows], headers, optional=optional) + "\n")
     for refusal in report.refused:
         subject = refusal.id or f"{_WORDS[refusal.kind].noun}s"
         click.echo(f"error: {subject} in {refusal.region}: {refusal.error.message}", err=True)

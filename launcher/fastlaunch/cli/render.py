@@ -53,12 +53,13 @@ def print_rows(
     output: str,
     headers: Mapping[str, str] | None = None,
     spare: Sequence[str] = (),
+    optional: Sequence[str] = (),
     columns: Iterable[str] = (),
 ) -> None:
     """Print rows of equal keys on stdout. output: `table`, `json` (a list of objects) or `csv`.
 
     headers: key -> heading; the table has only these columns, JSON and CSV have every key. None is an empty
-    cell, and null in JSON. spare: see `plain_table`. columns: the header of a CSV without rows.
+    cell, and null in JSON. spare, optional: see `plain_table`. columns: the header of a CSV without rows.
     """
     if output == "json":
         click.echo(json.dumps(rows, indent=2, default=str))
@@ -68,7 +69,7 @@ def print_rows(
         click.echo(csv_text(rows, rows[0] if rows else columns), nl=False)
     else:
         headers = headers or {key: key for key in (rows[0] if rows else {})}
-        print_table(plain_table(rows, headers, spare=spare))
+        print_table(plain_table(rows, headers, spare=spare, optional=optional))
 
 
 def print_table(text: str) -> None:
@@ -97,14 +98,19 @@ def print_text(text: str) -> None:
 
 
 def plain_table(
-    rows: Sequence[Mapping[str, Any]], headers: Mapping[str, str], *, spare: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]],
+    headers: Mapping[str, str],
+    *,
+    spare: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> str:
     """Return a table of rows with equal keys, as wide as the terminal; see `core.tables`.
 
-    headers: key -> heading. spare: what leaves before words wrap, in this order.
+    headers: key -> heading. spare, optional: what leaves before words wrap, and after, in this order.
     """
     width = shutil.get_terminal_size(fallback=(0, 1)).columns
     importance = {key: SPARE - left for left, key in enumerate(reversed(spare))}
+    importance |= {key: SPARE + number for number, key in enumerate(optional, start=1)}
     return table(rows, keyed(headers, importance), width or None)
 
 
