@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import subprocess
 import sys
 
@@ -104,4 +105,6 @@ def test_what_is_listed_fits_80_columns_with_whole_words_and_has_all_at_200(
         assert run(argv) == 0
         shown[columns] = capsys.readouterr().out
     assert max(map(len, shown[80].splitlines())) <= 80
-    assert set(shown[80].split()) <= set(shown[200].split())
+    # A line under the table names the columns that left.
+    listed = re.sub(r"\(left out for want of room: [^:]*?\)$", "", shown[80], flags=re.MULTILINE)
+    assert set(listed.split()) <= set(shown[200].split())
