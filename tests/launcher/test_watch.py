@@ -16,7 +16,6 @@ from attempt_builders import attempt_with
 
 from fastlaunch.cli.watch import (
     cells,
-    change_line,
     printed_lines,
     problem_lines,
     screen_lines,
@@ -257,16 +256,17 @@ def printed(output: str, *moments: View) -> list[str]:
 
 def test_off_a_terminal_there_is_a_line_per_change() -> None:
     waits = live(progress=None)
-    steps = [replace(MANY[0], progress=replace(HALF, step=step)) for step in (1, 200, 900, 1000, 1100, 2000)]
-    lines = printed("table", *map(view, [waits, waits, *steps, ENDED]))
-    assert [line.partition(": ")[2].split(", ")[:2] for line in lines] == [
-        ["running (spot)", "waiting for the machine to boot"],
-        ["running (spot)", "step 1/10,000"],
-        ["running (spot)", "step 1,000/10,000"],
-        ["running (spot)", "step 2,000/10,000"],
-        ["completed (spot)", "step 5,000/10,000"],
+    steps = [live(progress=replace(HALF, step=step)) for step in (1, 200, 900, 1000, 1100, 2000)]
+    ended = live(run_with(state=RunState.COMPLETED))
+    lines = printed("table", *map(view, [waits, waits, *steps, ended]))
+    assert [re.split("[;,] ", line.partition(": ")[2])[:2] for line in lines] == [
+        ["running", "waiting for the machine to boot"],
+        ["running", "step 1/10000"],
+        ["running", "step 1000/10000"],
+        ["running", "step 2000/10000"],
+        ["completed", "$30.00 so far"],
     ]
-    assert change_line(MANY[0]).endswith("loss 2.500, $30.00 so far, $60.00 projected, 30 min left")
+    assert lines[1].endswith("attempt 1 in us-east-1; $30.00 so far, at most $70.00")
 
 
 def test_json_is_an_object_per_run_and_look() -> None:

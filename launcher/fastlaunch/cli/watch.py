@@ -210,7 +210,8 @@ def printed_lines(output: str, home: Path) -> "Iterator[Callable[[View], None]]"
                 click.echo(json.dumps({"at": at, **live.to_dict(home=home, now=view.now)}))
             elif shown.get(live.run.id) != (change := _change(live)):
                 shown[live.run.id] = change
-                click.echo(f"{view.now:%H:%M:%S} {change_line(live)}")
+                words = "; ".join(filter(None, [str(live.run.state), live.in_words()]))
+                click.echo(f"{view.now:%H:%M:%S} {live.run.id} {live.run.recipe}: {words}")
 
     yield show
 
@@ -220,25 +221,6 @@ def _change(live: "LiveRun") -> tuple[object, ...]:
     step, num_steps = live.step, live.progress and live.progress.num_steps
     tenth = step * 10 // num_steps if step and num_steps else step
     return live.run.state, len(live.attempts), live.note, live.alarm, tenth
-
-
-def change_line(live: "LiveRun") -> str:
-    """`20261121-090312-k3f9 bf16: running, step 40/200, 12.3 ms, 652 samples/s, loss 2.31, $3.10`."""
-    row = cells(live)
-    named = {"step": "{}" if live.step is None else "step {}"}
-    named |= {"step_time": "{}", "samples_per_s": "{} samples/s", "loss": "loss {}"}
-    named |= {
-        "gpu_use": "GPU use {}",
-        "cost": "{} so far",
-        "projected": "{} projected",
-        "time_left": "{} left",
-    }
-    if live.run.state.is_final:
-        named |= {"cost": "{}", "projected": ""}
-    parts = [text.format(row[key]) for key, text in named.items() if row[key] not in ("", _UNKNOWN)]
-    note = None if live.step is None else live.note
-    shown = ", ".join(filter(None, [row["state"], live.alarm, note, *parts]))
-    return f"{live.run.id} {live.run.recipe}: {shown}"
 
 
 def screen_lines(view: "View", width: int, height: int) -> list[str]:

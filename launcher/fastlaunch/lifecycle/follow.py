@@ -126,7 +126,7 @@ class LiveRun:
         """
         reason, cost = self.run.reason, self.cost
         if cost is None:
-            return self.doing if self.run.state is RunState.RUNNING else reason
+            return self.doing or reason
         text = cost_text(cost, self.run.spec)
         if self.run.state.is_final:
             return f"{reason}; {text}" if reason else text
