@@ -22,48 +22,27 @@ _SCHEMA: tuple[str, ...] = (
     # `directory`: where it was typed.
     """
     CREATE TABLE sweeps (
-        id TEXT NOT NULL PRIMARY KEY,
-        created_at TEXT NOT NULL,
-        argv TEXT NOT NULL,
-        arguments TEXT NOT NULL,
-        directory TEXT NOT NULL
+        id TEXT NOT NULL PRIMARY KEY, created_at TEXT NOT NULL,
+        argv TEXT NOT NULL, arguments TEXT NOT NULL, directory TEXT NOT NULL
     )
     """,
     # `adds_to`: the submission to whose runs it adds more. `part`: what it is of its sweep. `sites`: where
     # its runs may be carried out, for attempts that come later.
     """
     CREATE TABLE submissions (
-        id TEXT NOT NULL PRIMARY KEY,
-        created_at TEXT NOT NULL,
-        command TEXT NOT NULL,
-        adds_to TEXT,
-        sweep_id TEXT REFERENCES sweeps (id),
-        part TEXT,
+        id TEXT NOT NULL PRIMARY KEY, created_at TEXT NOT NULL, command TEXT NOT NULL,
+        adds_to TEXT, sweep_id TEXT REFERENCES sweeps (id), part TEXT,
         sites TEXT
     )
     """,
     # `goes_on`: how a run that nobody follows is gone on with, if EC2 takes its spot machine.
     """
     CREATE TABLE runs (
-        id TEXT NOT NULL PRIMARY KEY,
-        submission_id TEXT NOT NULL REFERENCES submissions (id),
-        created_at TEXT NOT NULL,
-        backend TEXT NOT NULL,
-        state TEXT NOT NULL,
-        ending TEXT,
-        reason TEXT,
-        workload TEXT NOT NULL,
-        recipe TEXT NOT NULL,
-        instance TEXT,
-        directory TEXT,
-        owner TEXT,
-        account TEXT,
-        origin_id TEXT,
-        goes_on TEXT,
-        price TEXT,
-        summary TEXT,
-        spec TEXT,
-        plan TEXT
+        id TEXT NOT NULL PRIMARY KEY, submission_id TEXT NOT NULL REFERENCES submissions (id),
+        created_at TEXT NOT NULL, backend TEXT NOT NULL, state TEXT NOT NULL, ending TEXT, reason TEXT,
+        workload TEXT NOT NULL, recipe TEXT NOT NULL, instance TEXT, directory TEXT,
+        owner TEXT, account TEXT, origin_id TEXT, goes_on TEXT,
+        price TEXT, summary TEXT, spec TEXT, plan TEXT
     )
     """,
     "CREATE INDEX runs_by_submission ON runs (submission_id)",
@@ -72,40 +51,18 @@ _SCHEMA: tuple[str, ...] = (
     """
     CREATE TABLE run_events (
         run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-        at TEXT NOT NULL,
-        state TEXT NOT NULL,
-        reason TEXT
+        at TEXT NOT NULL, state TEXT NOT NULL, reason TEXT
     )
     """,
     "CREATE INDEX run_events_by_run ON run_events (run_id)",
     """
     CREATE TABLE attempts (
-        id INTEGER PRIMARY KEY,
-        token TEXT NOT NULL UNIQUE,
-        n INTEGER NOT NULL,
-        backend TEXT NOT NULL,
-        account TEXT,
-        partition TEXT,
-        region TEXT,
-        zone TEXT,
-        instance TEXT,
-        num_nodes INTEGER NOT NULL,
-        state TEXT NOT NULL,
-        ending TEXT,
-        reason TEXT,
-        started_at TEXT NOT NULL,
-        launched_at TEXT,
-        ended_at TEXT,
-        max_minutes INTEGER,
-        output TEXT,
-        handle TEXT,
-        schedule TEXT,
-        absences TEXT,
-        usd_per_hour REAL,
-        sunk_usd REAL,
-        lived_s REAL,
-        billed_seconds REAL,
-        billing TEXT,
+        id INTEGER PRIMARY KEY, token TEXT NOT NULL UNIQUE, n INTEGER NOT NULL, backend TEXT NOT NULL,
+        account TEXT, partition TEXT, region TEXT, zone TEXT, instance TEXT, num_nodes INTEGER NOT NULL,
+        state TEXT NOT NULL, ending TEXT, reason TEXT,
+        started_at TEXT NOT NULL, launched_at TEXT, ended_at TEXT, max_minutes INTEGER,
+        output TEXT, handle TEXT, schedule TEXT, absences TEXT,
+        usd_per_hour REAL, sunk_usd REAL, lived_s REAL, billed_seconds REAL, billing TEXT,
         plan TEXT
     )
     """,
