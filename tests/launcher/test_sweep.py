@@ -172,7 +172,7 @@ def carry_out(
 
 def new_sweep(world: World) -> str:
     world.aws.node = lambda node: node.train(how=replayed(world))
-    return world.ledger.add_sweep(["sweep"], {}, world.home)
+    return world.ledger.add_sweep({}, world.home)
 
 
 def replayed(world: World) -> Callable[[str], dict[str, Any]]:
@@ -339,7 +339,7 @@ def test_the_batch_size_is_searched_for_first_and_every_type_gets_it(world: Worl
     carry_out(world, search_part, part(P5, "bf16"), id=id, until_best=for_best)
     assert [(run.spec or {})["batch_size"] for run in world.ledger.select()] == [None, 48, 48]
     assert [(run.spec or {})["batch_size"] for run in world.ledger.select([f"sweep={id}"])] == [48, 48]
-    failed = world.ledger.add_sweep(["sweep"], {}, world.home)
+    failed = world.ledger.add_sweep({}, world.home)
     world.aws.answers = [NoCapacity("none here")]
     with pytest.raises(UserError, match="no batch size was found: none here"):
         carry_out(world, Part(name=BATCH_SEARCH, submission=search), part(P5, "bf16"), id=failed)

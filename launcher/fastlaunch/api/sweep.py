@@ -92,8 +92,8 @@ def sweep(
         if given or dry_run:
             raise UserError("--resume goes on with a sweep as it was typed", "leave out the other options")
         stored = _stored(world, resume)
-        world = replace(world, argv=stored.argv)
         given = arguments(stored.arguments, function="sweep")
+        world = replace(world, argv=command_line("sweep", given))
     plan, world = plan_sweep(Options(**given), world, VIEWS)
     return plan if dry_run else _carry_out(world, plan, stored, given=given, yes=yes, announce=announce)
 
@@ -147,7 +147,7 @@ def _carry_out(
             world.report(f"left out: {name}: {error.message}")
         if plan.ceilings:
             world.confirm("Go on?" if stored else "Start it?", yes=yes)
-        sweep_id = stored.id if stored else ledger.add_sweep(world.argv, given, Path.cwd())
+        sweep_id = stored.id if stored else ledger.add_sweep(given, Path.cwd())
         world.report(f"{sweep_id}: to go on with it if it is stopped: fastlaunch sweep --resume")
         lock = ledger.launcher_lock(sweep_id)
         if locks.is_held(lock):

@@ -16,14 +16,14 @@ from fastlaunch.core.home import private
 #: Marks an SQLite file as a fastlaunch ledger ("flrl").
 APPLICATION_ID = 0x666C726C
 #: Raise it with every change of the schema: a ledger of another version is refused.
-VERSION = 12
+VERSION = 13
 # Large columns come last: SQLite then reads the columns before them without touching their pages.
 _SCHEMA: tuple[str, ...] = (
     # `directory`: where it was typed.
     """
     CREATE TABLE sweeps (
         id TEXT NOT NULL PRIMARY KEY, created_at TEXT NOT NULL,
-        argv TEXT NOT NULL, arguments TEXT NOT NULL, directory TEXT NOT NULL
+        arguments TEXT NOT NULL, directory TEXT NOT NULL
     )
     """,
     # `adds_to`: the submission to whose runs it adds more. `part`: what it is of its sweep. `sites`: where

@@ -143,18 +143,14 @@ class Ledger:
             )
         return submission_id
 
-    def add_sweep(self, argv: Sequence[str], arguments: Mapping[str, Any], directory: Path) -> str:
-        """Return the id of a new sweep.
-
-        argv: its command line, as typed. arguments: its options. directory: where it was typed.
-        """
+    def add_sweep(self, arguments: Mapping[str, Any], directory: Path) -> str:
+        """Return the id of a new sweep. arguments: its options. directory: where it was typed."""
         with self.transaction():
             sweep_id = "sweep-" + new_run_id(self._clock(), self._randomness)
             self._file.insert(
                 "sweeps",
                 id=sweep_id,
                 created_at=self._now(),
-                argv=dumps(list(argv)),
                 arguments=dumps(arguments),
                 directory=_text(directory),
             )
@@ -165,19 +161,14 @@ class Ledger:
 
         Raises UserError if there is none, or several.
         """
-        rows = self._file.all("SELECT id, argv, arguments, directory FROM sweeps ORDER BY rowid")
+        rows = self._file.all("SELECT id, arguments, directory FROM sweeps ORDER BY rowid")
         fits = [row for row in rows if name and (row[0].startswith(name) or row[0].endswith(name))]
         if not rows or (name and len(fits) != 1):
             what = f"{name!r} fits {len(fits)} sweeps" if name else "there is no sweep"
             known = ", ".join(row[0] for row in rows[-3:])
             raise UserError(what, f"the newest are {known}" if known else "type: fastlaunch sweep --help")
-        sweep_id, argv, arguments, directory = fits[0] if name else rows[-1]
-        return Sweep(
-            id=sweep_id,
-            argv=tuple(json.loads(argv)),
-            arguments=json.loads(arguments),
-            directory=Path(directory),
-        )
+        sweep_id, arguments, directory = fits[0] if name else rows[-1]
+        return Sweep(id=sweep_id, arguments=json.loads(arguments), directory=Path(directory))
 
     def parts_of(self, sweep_id: str) -> dict[str, str]:
         """Return the sweep's submissions that have runs: their ids by part, in the order they were made."""

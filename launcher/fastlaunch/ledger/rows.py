@@ -92,8 +92,7 @@ class Sweep:
     """A command that makes several submissions, one after another."""
 
     id: str
-    #: Its command line, without the program's name, and the folder where it was typed.
-    argv: tuple[str, ...]
+    #: Where it was typed.
     directory: Path
     #: Its options by name, as `fastlaunch.sweep` takes them.
     arguments: dict[str, Any]
