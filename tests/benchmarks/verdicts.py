@@ -25,7 +25,7 @@ from fastlaunch.analysis.looks import (
     look_through,
     share_of_session,
 )
-from fastlaunch.analysis.statistics import BETTER, UNRESOLVED, WORSE, Difference
+from fastlaunch.analysis.statistics import BETTER, UNRESOLVED, WORSE
 from fastlaunch.core.conventions import FIRST_LOOK
 
 ROWS = (2, 3, 6, 10)
@@ -334,12 +334,8 @@ def simulate(scenario: Scenario, num_rows: int, num_rounds: int, *, draws: int, 
 
 def judge(runs: list[RunTime], num_rows: int) -> list[str | None]:
     """Return the verdicts of rows 1, 2, ... beside row 0, corrected together; None without an interval."""
-    looked = look_through(runs, range(1, num_rows), _beside_first)
+    looked = look_through(runs, range(1, num_rows), 0)
     return [looked[row].kind if row in looked else None for row in range(1, num_rows)]
-
-
-def _beside_first(differences: Differences, row: int) -> Difference | None:
-    return differences.between(row, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,9 +371,7 @@ def looked_at(
             runs += [run for run in drawn if run.round == number and run.row not in settled]
             if number < FIRST_LOOK:
                 continue
-            looked = look_again(
-                looked, runs, range(1, num_rows), _beside_first, round=number, max_rounds=max_rounds
-            )
+            looked = look_again(looked, runs, range(1, num_rows), 0, round=number, max_rounds=max_rounds)
             if all(seen.kind != UNRESOLVED for seen in looked.values()):
                 break
         kinds = {row: seen.kind for row, seen in looked.items()}

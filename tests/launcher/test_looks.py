@@ -7,9 +7,8 @@ import pytest
 from fake_summaries import compared, runs
 
 from fastlaunch.analysis.compare import MeasuredRun
-from fastlaunch.analysis.differences import Differences, RunTime
+from fastlaunch.analysis.differences import RunTime
 from fastlaunch.analysis.looks import Looked, look_levels, look_through, share_of_plan, share_of_session
-from fastlaunch.analysis.statistics import Difference
 
 
 def planned(*rows: Sequence[float], max_rounds: int | None = 8, session: str = "a") -> list[RunTime]:
@@ -30,10 +29,7 @@ def planned(*rows: Sequence[float], max_rounds: int | None = 8, session: str = "
 
 
 def looked(times: list[RunTime], num_rows: int = 2) -> dict[int, Looked]:
-    def beside_first(differences: Differences, row: int) -> Difference | None:
-        return differences.between(row, 0)
-
-    return look_through(times, range(1, num_rows), beside_first)
+    return look_through(times, range(1, num_rows), 0)
 
 
 QUIET = (0.0, 0.001, -0.001)

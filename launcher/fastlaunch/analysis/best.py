@@ -3,7 +3,6 @@
 Every view of the answer shows what is decided here: the sentence, JSON, Markdown and the page.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.pooling import run_times
-from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE, Difference
+from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
 from fastlaunch.measure.summary import Interval
 
@@ -120,7 +119,12 @@ class _Order:
         self._number = {id(row): number for number, row in enumerate(rows)}
         self._is_priced = is_priced
         self._runs = [run for number, row in enumerate(rows) for run in run_times(row.group, number)]
-        self._differences = Differences(self._runs)
+        usd = {
+            number: row.price.usd_per_hour * row.setup.num_nodes
+            for number, row in enumerate(rows)
+            if is_priced and row.price
+        }
+        self._differences = Differences(self._runs, usd)
         self.rows = sorted(rows, key=lambda row: -sum(self._ahead(row, other) > 0 for other in rows))
 
     def rivals(self, best: Row) -> list[Row]:
@@ -132,7 +136,7 @@ class _Order:
             pair = {best.verdict.kind, other.verdict.kind}
             if BASELINE in pair:
                 return not pair & {BETTER, WORSE}
-            difference = self._between(best, other)
+            difference = self._differences.between(*self._numbers(best, other))
             return difference is None or difference.p_above(0.0) > level * self._share(best, other)
 
         return list(filter(may_win, others))
@@ -144,24 +148,14 @@ class _Order:
             return own
         if best.is_baseline and of_other is not None:
             return _inverse(of_other)
-        difference = self._between(best, other)
+        difference = self._differences.between(*self._numbers(best, other))
         if difference is None:
             return Interval(value=exp(self._ahead(best, other)))
         low, high = difference.limits(LEVEL * self._share(best, other))
         return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
 
     def _ahead(self, row: Row, other: Row) -> float:
-        return self._differences.log_ratio(*self._numbers(row, other)) + self._by_price(row, other)
-
-    def _between(self, row: Row, other: Row) -> Difference | None:
-        difference = self._differences.between(*self._numbers(row, other))
-        return difference.plus(self._by_price(row, other)) if difference else None
-
-    def _by_price(self, row: Row, other: Row) -> float:
-        if not self._is_priced or row.price is None or other.price is None:
-            return 0.0
-        num_nodes = other.setup.num_nodes / row.setup.num_nodes
-        return math.log(other.price.usd_per_hour / row.price.usd_per_hour * num_nodes)
+        return self._differences.log_ratio(*self._numbers(row, other))
 
     def _share(self, row: Row, other: Row) -> float:
         """Return what is spent of the level: what has been looked at before is judged more strictly."""

@@ -81,9 +81,11 @@ class RunTime:
 
 
 class Differences:
-    """The differences between rows, by all of their runs."""
+    """The differences between rows, by all of their runs: in speed, or in what a dollar buys."""
 
-    def __init__(self, runs: Iterable[RunTime]) -> None:
+    def __init__(self, runs: Iterable[RunTime], usd: Mapping[int, float] | None = None) -> None:
+        """usd: what an hour of the machines of a row costs, of those that have a price."""
+        self._usd = usd or {}
         self._of_row: dict[int, list[RunTime]] = defaultdict(list)
         blocks: dict[Hashable, dict[int, list[RunTime]]] = defaultdict(lambda: defaultdict(list))
         for run in runs:
@@ -100,10 +102,17 @@ class Differences:
             self._scatter |= dict.fromkeys(rows, scatter)
 
     def log_ratio(self, row: int, base: int) -> float:
-        """Return how much faster `row` is than `base`, whether or not anything is known of their scatter."""
+        """Return how far `row` is ahead of `base`, whether or not anything is known of their scatter."""
         if self.is_linked(row, base):
-            return self._scatter[row].everything.speed(row, base)
-        return self._hosts(base).mean - self._hosts(row).mean
+            speed = self._scatter[row].everything.speed(row, base)
+        else:
+            speed = self._hosts(base).mean - self._hosts(row).mean
+        return speed + self.by_price(row, base)
+
+    def by_price(self, row: int, base: int) -> float:
+        """Return what `row` gains by its price, or loses; 0 where one of the two has none."""
+        usd = self._usd
+        return math.log(usd[base] / usd[row]) if row in usd and base in usd else 0.0
 
     def is_linked(self, row: int, base: int) -> bool:
         """Return whether the two ran in rounds together, or each with rows that did."""
@@ -121,8 +130,10 @@ class Differences:
         return self._scatter[row].deviations[row]
 
     def between(self, row: int, base: int) -> Difference | None:
-        """Return how much faster `row` is than `base`; None if the scatter of one of them is unknown."""
-        return self._in_rounds(row, base) if self.is_linked(row, base) else self._across_hosts(row, base)
+        """Return how far `row` is ahead of `base`; None if the scatter of one of them is unknown."""
+        is_linked = self.is_linked(row, base)
+        difference = self._in_rounds(row, base) if is_linked else self._across_hosts(row, base)
+        return difference and difference.plus(self.by_price(row, base))
 
     def on_type(self, row: int) -> Variance | None:
         """Return the variance of the row's mean over machines of its type; None for a single run."""

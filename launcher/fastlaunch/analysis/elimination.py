@@ -23,8 +23,6 @@ from fastlaunch.core.conventions import FIRST_LOOK
 
 #: A cell that is better by less is no loss.
 _WITHIN = math.log(1.01)
-#: How often, of all cells that did not run, one is better than the widened range of its prediction.
-_ABOVE = 0.01
 #: Predictions are off by Student's t with so many degrees of freedom: some by far more than most.
 _PREDICTION_DOF = 5
 #: What runs of a cell are taken to vary by, and the degrees of freedom that this counts for beside its runs.
@@ -120,7 +118,8 @@ class _Race:
             for at, cell in enumerate(cells)
             for run in cell.runs
         ]
-        self._differences = Differences(runs)
+        usd = {at: exp(cell.log_usd_per_hour) for at, cell in enumerate(cells)}
+        self._differences = Differences(runs, usd)
         # Looks from the first round on.
         num_rivals = max(1, len(cells) - 1)
         self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / num_rivals
@@ -157,13 +156,7 @@ class _Race:
             self.unneeded[leader] = "the best"
 
     def _num_beaten(self, at: int, others: Sequence[int]) -> int:
-        return sum(self._ahead(at, other) > 0 for other in others if other != at)
-
-    def _ahead(self, at: int, other: int) -> float:
-        return self._differences.log_ratio(at, other) + self._by_price(at, other)
-
-    def _by_price(self, at: int, other: int) -> float:
-        return self._cells[other].log_usd_per_hour - self._cells[at].log_usd_per_hour
+        return sum(self._differences.log_ratio(at, other) > 0 for other in others if other != at)
 
     def _cannot_win(self, cell: SweptCell, leader: int) -> bool:
         assert cell.predicted is not None
@@ -174,15 +167,14 @@ class _Race:
 
     def _between(self, at: int, other: int) -> Difference:
         """Return by how much more a dollar buys in one cell than in the other."""
-        by_price = self._by_price(at, other)
         if self._differences.is_linked(at, other) and (seen := self._differences.between(at, other)):
-            return seen.plus(by_price)
+            return seen
         estimate = Estimate(
             value=self._differences.log_ratio(at, other),
             error=math.hypot(self._own_error(at), self._own_error(other)),
             dof=_SCATTER_DOF + min(len(self._cells[each].runs) for each in (at, other)) - 1,
         )
-        return Difference(estimates=(estimate,)).plus(by_price)
+        return Difference(estimates=(estimate,))
 
     def _own_error(self, at: int) -> float:
         """Return the standard error of the cell's mean by its own runs and what runs are taken to vary by."""

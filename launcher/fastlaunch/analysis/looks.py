@@ -6,7 +6,7 @@ from the rounds of the runs.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.differences import Differences, RunTime
@@ -28,9 +28,6 @@ from fastlaunch.core.conventions import FIRST_LOOK
 _PLANNED = (0.05, 0.027, 0.02, 0.017, 0.014, 0.014, 0.0125, 0.0115, 0.0108, 0.01)
 #: What the j-th session that was added may spend of the level: 5%, then 1.2%, 0.6%, 0.3%, ...
 _ADDED = (1.0, 0.24, 0.12, 0.06, 0.03, 0.016)
-
-#: Returns the difference of a row from the baseline; None where there is none to be had.
-Between = Callable[[Differences, int], Difference | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +52,16 @@ class _Look:
     max_rounds: int | None
 
 
-def look_through(runs: Sequence[RunTime], rows: Collection[int], between: Between) -> dict[int, Looked]:
-    """Return what all looks at the runs have come to, by row; rows that cannot be tested are left out."""
+def look_through(
+    runs: Sequence[RunTime], rows: Collection[int], base: int, usd: Mapping[int, float] | None = None
+) -> dict[int, Looked]:
+    """Return what all looks at the runs have come to, by row; rows that cannot be tested are left out.
+
+    base: the row that the others are held against. usd: as `Differences` takes it.
+    """
     looked: dict[int, Looked] = {}
     for look in _looks(runs):
-        looked = look_again(looked, look.runs, rows, between, round=look.round, max_rounds=look.max_rounds)
+        looked = look_again(looked, look.runs, rows, base, usd, round=look.round, max_rounds=look.max_rounds)
     return looked
 
 
@@ -67,15 +69,17 @@ def look_again(
     before: dict[int, Looked],
     runs: Sequence[RunTime],
     rows: Collection[int],
-    between: Between,
+    base: int,
+    usd: Mapping[int, float] | None = None,
     *,
     round: int | None = None,
     max_rounds: int | None = None,
 ) -> dict[int, Looked]:
     """Return what one more look, at all of `runs`, makes of what those before it came to."""
-    differences = Differences(runs)
+    differences = Differences(runs, usd)
     present = {run.row for run in runs}
-    tested = {at: found for at in rows if at in present and (found := between(differences, at))}
+    candidates = present.intersection(rows) if base in present else ()
+    tested = {at: ahead for at in candidates if (ahead := differences.between(at, base))}
     settled = {at: seen for at, seen in before.items() if seen.kind != UNRESOLVED}
     # Holm's count keeps ties, which spend nothing more, and loses what differs.
     counted = [at for at in tested if at not in settled or settled[at].kind not in (BETTER, WORSE)]

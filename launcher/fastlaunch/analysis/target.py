@@ -17,12 +17,12 @@ from statistics import stdev
 from fastlaunch.analysis.account import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import curve, mean_if_all
-from fastlaunch.analysis.differences import FLOOR, Differences, RunTime
+from fastlaunch.analysis.differences import FLOOR, RunTime
 from fastlaunch.analysis.looks import Looked, look_through
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key, samples_per_step
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.rate import IN_RANGE
-from fastlaunch.analysis.statistics import Difference, t_quantile
+from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.analysis.suggest import seeds
 from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.errors import UnknownName, UserError
@@ -289,13 +289,8 @@ def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
     ranked.sort(key=lambda row: means[id(row)])
     # The seed is the round: it draws the same weights and the same order of the data for every row.
     runs = [run for number, row in enumerate(ranked) for run in _seed_times(row, number)]
-    units = [math.log(row.usd_per_s) if priced and row.usd_per_s else 0.0 for row in ranked]
-
-    def ahead(differences: Differences, other: int) -> Difference | None:
-        difference = differences.between(0, other)
-        return difference.plus(units[other] - units[0]) if difference else None
-
-    looked = look_through(runs, range(1, len(ranked)), ahead)
+    usd = {at: row.usd_per_s for at, row in enumerate(ranked) if priced and row.usd_per_s}
+    looked = look_through(runs, range(1, len(ranked)), 0, usd)
     return tuple(
         Margin(best=ranked[0], other=ranked[other], ratio=_ratio(looked[other])) for other in sorted(looked)
     )
@@ -319,8 +314,9 @@ def _seed_times(row: RowToTarget, number: int) -> Iterator[RunTime]:
 
 
 def _ratio(looked: Looked) -> Interval:
+    # What the other takes over what the best does: the best is ahead by as much as the other is behind.
     low, high = looked.difference.limits(looked.level)
-    return Interval(value=exp(looked.difference.value), low=exp(low), high=exp(high))
+    return Interval(value=exp(-looked.difference.value), low=exp(-high), high=exp(-low))
 
 
 def _log_mean(row: RowToTarget, priced: bool) -> float:

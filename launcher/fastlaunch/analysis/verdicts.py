@@ -69,10 +69,9 @@ class _Pair:
 
     row: PricedGroup
     base: PricedGroup
-    speed: float | None  # None where the two have no ratio
-    # What the row gains, or loses, by its price; 0 where one of the two has none.
-    by_price: float
-    # In what the verdict is on: dollars where both have a price, else speed.
+    # In what the verdict is on: dollars where both have a price, else speed; None where they have no ratio.
+    gain: float | None
+    by_price: float  # of that, what it gains or loses by its price
     difference: Difference | None
     # By how much its runs, or the baseline's, vary and the others' do, where they vary more.
     noise: tuple[float, float] | None = None
@@ -100,21 +99,21 @@ def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
     95%. What one look has settled stands at the later ones: see `looks`.
     """
     runs = [run for number, item in enumerate(items) for run in run_times(item.group, number)]
-    differences = Differences(runs)
+    usd = {
+        at: item.price.usd_per_hour * item.group.setup.num_nodes
+        for at, item in enumerate(items)
+        if item.price is not None
+    }
+    differences = Differences(runs, usd)
     number = next(number for number, item in enumerate(items) if item is base)
     present = {run.row for run in runs}
     pairs = {
-        at: _pair(item, base, differences if {at, number} <= present else None, at, number)
+        at: _pair(item, base, differences, at, number, are_timed={at, number} <= present)
         for at, item in enumerate(items)
         if item is not base
     }
     tested = [at for at, pair in pairs.items() if pair.is_tested and pair.difference]
-
-    def between(by: Differences, at: int) -> Difference | None:
-        difference = by.between(at, number)
-        return difference.plus(pairs[at].by_price) if difference else None
-
-    looked = look_through(runs, tested, between)
+    looked = look_through(runs, tested, number, usd)
     return [
         _of_baseline(base) if item is base else _judge(_as_looked(pairs[at], looked.get(at)))
         for at, item in enumerate(items)
@@ -126,25 +125,22 @@ def _as_looked(pair: _Pair, looked: Looked | None) -> _Pair:
     if looked is None:
         return pair
     # Value and interval are of the same runs.
-    speed = looked.difference.value - pair.by_price
-    return replace(pair, looked=looked, difference=looked.difference, speed=speed)
+    return replace(pair, looked=looked, difference=looked.difference, gain=looked.difference.value)
 
 
 def _pair(
-    row: PricedGroup, base: PricedGroup, differences: Differences | None, at: int, of_base: int
+    row: PricedGroup, base: PricedGroup, differences: Differences, at: int, of_base: int, *, are_timed: bool
 ) -> _Pair:
-    by_price = 0.0
-    if row.price is not None and base.price is not None:
-        by_price = math.log(_usd_per_hour(base, base.price) / _usd_per_hour(row, row.price))
-    if differences is None or not are_comparable(row.group, base.group):
-        return _Pair(row=row, base=base, speed=None, by_price=by_price, difference=None)
+    by_price = differences.by_price(at, of_base)
+    if not are_timed or not are_comparable(row.group, base.group):
+        return _Pair(row=row, base=base, gain=None, by_price=by_price, difference=None)
     difference = differences.between(at, of_base)
     return _Pair(
         row=row,
         base=base,
-        speed=difference.value if difference else differences.log_ratio(at, of_base),
+        gain=difference.value if difference else differences.log_ratio(at, of_base),
         by_price=by_price,
-        difference=difference.plus(by_price) if difference else None,
+        difference=difference,
         noise=_noise(differences, at),
         noise_of_base=_noise(differences, of_base),
     )
@@ -154,14 +150,10 @@ def _noise(differences: Differences, row: int) -> tuple[float, float] | None:
     return differences.deviations(row) if differences.noise(row) > LEAVES else None
 
 
-def _usd_per_hour(item: PricedGroup, price: Price) -> float:
-    return price.usd_per_hour * item.group.setup.num_nodes
-
-
 def _judge(pair: _Pair) -> Verdict:
     level = pair.looked.level if pair.looked else LEVEL
     limits = pair.difference.limits(level) if pair.difference else None
-    by_speed = pair.speed is not None and not pair.is_priced
+    by_speed = pair.gain is not None and not pair.is_priced
     kind, why, more = _classify(pair)
     method = tuple(_of_method(pair)) if pair.is_tested else ()
     versions = tuple(version_notes(pair.row.group, pair.base.group))
@@ -210,9 +202,9 @@ def _notes(*texts: str) -> tuple[Note, ...]:
 
 def _ratio(pair: _Pair, limits: tuple[float, float] | None, *, by_price: float) -> Interval | None:
     """Return the ratio of what the verdict is on, less `by_price`."""
-    if pair.speed is None:
+    if pair.gain is None:
         return None
-    value = exp(pair.speed + pair.by_price - by_price)
+    value = exp(pair.gain - by_price)
     if limits is None:
         return Interval(value=value)
     return Interval(value=value, low=exp(limits[0] - by_price), high=exp(limits[1] - by_price))
@@ -227,7 +219,7 @@ def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
     """Return the verdict, why it is no better one, and how many more rounds would settle it."""
     if pair.row.is_barred:
         return NOT_RANKED, pair.row.bars, None
-    if pair.speed is None:
+    if pair.gain is None:
         return NO_INTERVAL, ["no speed that compares with the baseline's is known"], None
     if not pair.trains_alike:
         return OTHER_BATCH, [], None
