@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastlaunch.analysis.statistics import (
+    Contrast,
     Difference,
-    Estimate,
     OnHosts,
     Variance,
     holm_levels,
@@ -65,7 +65,7 @@ def by(*estimates: tuple[float, float, float, float], drift: float = 0.0) -> Dif
     """The difference of (value, error, dof, weight) each."""
     return Difference(
         estimates=tuple(
-            Estimate(value=value, error=error, dof=dof, weight=weight)
+            Contrast(value=value, error=error, dof=dof, weight=weight)
             for value, error, dof, weight in estimates
         ),
         drift=drift,
@@ -137,8 +137,8 @@ def test_what_hosts_differ_by_never_narrows_an_interval(
 ) -> None:
     variance = Variance(value=on_host**2, dof=4 + num_hosts)
     hosts = OnHosts(variance=variance, num_hosts=num_hosts, share=1 / num_hosts)
-    alone = Difference(estimates=(Estimate(value=0.02, error=error, dof=dof),))
-    both = Difference(estimates=(Estimate(value=0.02, error=error, dof=dof, hosts=hosts),))
+    alone = Difference(estimates=(Contrast(value=0.02, error=error, dof=dof),))
+    both = Difference(estimates=(Contrast(value=0.02, error=error, dof=dof, hosts=hosts),))
     low, high = alone.limits(0.05)
     assert both.limits(0.05)[0] <= low + 1e-9 and high - 1e-9 <= both.limits(0.05)[1]
     assert both.p_differs() >= alone.p_differs()

@@ -19,7 +19,7 @@ from fastlaunch.analysis.differences import (
     RunTime,
     rounds_to_settle,
 )
-from fastlaunch.analysis.statistics import Difference, Estimate, OnHosts, Variance
+from fastlaunch.analysis.statistics import Contrast, Difference, OnHosts, Variance
 
 
 def in_rounds(*rows: Sequence[float | None], first: int = 0) -> list[RunTime]:
@@ -43,7 +43,7 @@ def drawn(rng: random.Random, num_rows: int, num_rounds: int, *, lost: float = 0
     )
 
 
-def only(difference: Difference | None) -> Estimate:
+def only(difference: Difference | None) -> Contrast:
     assert difference is not None
     (estimate,) = difference.estimates
     return estimate
@@ -140,7 +140,7 @@ def test_rows_that_only_others_link_across_hosts_have_a_part_of_each() -> None:
 
 
 def test_noise_that_carries_over_makes_fewer_rounds() -> None:
-    def between(speeds: Sequence[float]) -> Estimate:
+    def between(speeds: Sequence[float]) -> Contrast:
         return only(Differences(in_rounds([0.0] * len(speeds), [-speed for speed in speeds])).between(1, 0))
 
     slow, quick = [0.0, 0.1, 0.1, 0.3, 0.4, 0.4, 0.3, 0.2], [0.0, 0.4, 0.1, 0.3, 0.1, 0.4, 0.3, 0.2]
@@ -286,21 +286,21 @@ def test_a_row_that_is_still_slowing_has_wider_limits() -> None:
 
 
 def test_rounds_that_settle_it() -> None:
-    near = Difference(estimates=(Estimate(value=0.03, error=0.012, dof=4, num_rounds=5, dof_per_round=1),))
+    near = Difference(estimates=(Contrast(value=0.03, error=0.012, dof=4, num_rounds=5, dof_per_round=1),))
     assert near.verdict(0.05) == "unresolved"
     rounds, share = rounds_to_settle(near, 0.05) or (0, 0.0)
     assert 2 <= rounds <= 20 and share == 0.8
     assert rounds_to_settle(near, 0.012) > (rounds, share)  # type: ignore[operator]
-    hopeless = Difference(estimates=(Estimate(value=0.0, error=0.2, dof=4, num_rounds=5, dof_per_round=1),))
+    hopeless = Difference(estimates=(Contrast(value=0.0, error=0.2, dof=4, num_rounds=5, dof_per_round=1),))
     rounds, share = rounds_to_settle(hopeless, 0.05) or (0, 0.0)
     assert rounds == 50 and share < 0.8
-    of_machines = Difference(estimates=(Estimate(value=0.0, error=0.02, dof=5),), is_across_hosts=True)
+    of_machines = Difference(estimates=(Contrast(value=0.0, error=0.02, dof=5),), is_across_hosts=True)
     assert rounds_to_settle(of_machines, 0.05) is None
 
 
 def test_what_hosts_differ_by_takes_more_rounds_to_settle() -> None:
     def proposed(hosts: OnHosts) -> tuple[int, float]:
-        part = Estimate(value=0.02, error=0.006, dof=10, num_rounds=4, dof_per_round=1, hosts=hosts)
+        part = Contrast(value=0.02, error=0.006, dof=10, num_rounds=4, dof_per_round=1, hosts=hosts)
         return rounds_to_settle(Difference(estimates=(part,)), 0.01) or (0, 0.0)
 
     (rounds, share), (most, less) = (

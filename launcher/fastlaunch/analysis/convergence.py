@@ -76,7 +76,7 @@ class SeedPairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class LossDifference:
     """Held-out loss less the reference's after `step`, paired, with its one-sided 95% limits."""
 
     step: int
@@ -108,8 +108,8 @@ class Convergence:
     verdict: str
     reference: str | None = None  # the recipe that it is compared with
     seeds: tuple[int, ...] = ()  # of the pairs
-    end: Difference | None = None  # None without a pair
-    checkpoints: tuple[Difference, ...] = ()  # at most three, on the way
+    end: LossDifference | None = None  # None without a pair
+    checkpoints: tuple[LossDifference, ...] = ()  # at most three, on the way
     diverged: tuple[int, ...] = ()  # seeds at which its loss is not a number and the reference's is
     missing: tuple[str, ...] = ()  # why seeds make no pair
     caveats: tuple[str, ...] = ()  # what else to know of the evidence
@@ -178,7 +178,7 @@ def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Converge
     return Convergence(verdict=verdict, end=end, checkpoints=checkpoints, more_pairs=more)
 
 
-def _difference(step: int, pairs: Iterable[Pair]) -> Difference | None:
+def _difference(step: int, pairs: Iterable[Pair]) -> LossDifference | None:
     """Return the paired difference after `step`, over the pairs whose losses there are numbers."""
     losses = [
         (ours, theirs)
@@ -194,17 +194,19 @@ def _difference(step: int, pairs: Iterable[Pair]) -> Difference | None:
     return _limited(step, len(losses), mean, deviation, reference_loss)
 
 
-def _limited(step: int, num_pairs: int, mean: float, deviation: float, reference_loss: float) -> Difference:
+def _limited(
+    step: int, num_pairs: int, mean: float, deviation: float, reference_loss: float
+) -> LossDifference:
     low = high = None
     if num_pairs >= 2:
         half = t_quantile(1 - LEVEL, num_pairs - 1) * deviation / math.sqrt(num_pairs)
         low, high = mean - half, mean + half
-    return Difference(
+    return LossDifference(
         step=step, num_pairs=num_pairs, mean=mean, low=low, high=high, reference_loss=reference_loss
     )
 
 
-def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[Difference, ...]:
+def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[LossDifference, ...]:
     """Return the differences at the evaluations nearest to a quarter, a half and three quarters."""
     shared = set.intersection(*(set(pair.ours) & set(pair.theirs) for pair in pairs)) if pairs else set()
     steps = sorted(step for step in shared if 0 < step < last_step)
@@ -215,7 +217,7 @@ def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[Difference, ...
     return tuple(difference for difference in differences if difference is not None)
 
 
-def _more_pairs(end: Difference) -> int | None:
+def _more_pairs(end: LossDifference) -> int | None:
     """Return how many more pairs would settle it if mean and spread stayed; None if too many, or never."""
     assert end.high is not None
     deviation = (end.high - end.mean) * math.sqrt(end.num_pairs) / t_quantile(1 - LEVEL, end.num_pairs - 1)

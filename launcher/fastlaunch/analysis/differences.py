@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from fastlaunch.analysis.statistics import (
     LEVEL,
     TIE_LOW,
+    Contrast,
     Difference,
-    Estimate,
     OnHosts,
     Variance,
     summed,
@@ -176,7 +176,7 @@ class Differences:
             machine = self._between_machines
             parts.append(replace(machine, value=machine.value * sum(1 / len(side.means) for side in sides)))
         total = summed(parts)
-        estimate = Estimate(
+        estimate = Contrast(
             value=sides[1].mean - sides[0].mean,
             error=math.sqrt(total.value),
             dof=total.dof,
@@ -302,14 +302,14 @@ class _Scatter:
         prior = Variance(value=ROW_ON_HOST**2, dof=ROW_ON_HOST_DOF)
         self.apart = OnHosts(variance=prior, num_hosts=num_hosts, share=2.0) if num_hosts > 1 else OnHosts()
 
-    def estimate(self, row: int, base: int) -> Estimate | None:
+    def estimate(self, row: int, base: int) -> Contrast | None:
         """Return the difference by the common scatter; None if one of the two has left it."""
         residual, shared = self._residual, self._shared
         if not residual.dof or not shared.links(row, base):
             return None
         factor = shared.variance_factor(row, base)
         carried = self._carried
-        return Estimate(
+        return Contrast(
             value=shared.speed(row, base),
             error=max(FLOOR, residual.deviation * math.sqrt(_rounds_in_one(carried))) * math.sqrt(factor),
             dof=residual.dof,
@@ -480,12 +480,12 @@ def _deviations(every: _Residual, others: _Residual) -> tuple[float, float]:
     return own.deviation, others.deviation
 
 
-def _paired(speeds: Sequence[float], carried: float = 0.0) -> Estimate | None:
+def _paired(speeds: Sequence[float], carried: float = 0.0) -> Contrast | None:
     """Return the difference by two rows' own rounds; None for fewer than two."""
     if len(speeds) < 2:
         return None
     deviation = max(math.sqrt(2) * FLOOR, stdev(speeds) * math.sqrt(_rounds_in_one(carried)))
-    return Estimate(
+    return Contrast(
         value=fmean(speeds),
         error=deviation / math.sqrt(len(speeds)),
         dof=len(speeds) - 1,

@@ -17,7 +17,7 @@ from statistics import fmean
 from fastlaunch.analysis.anchors import Anchor, Config
 from fastlaunch.analysis.differences import MACHINE, Differences, RunTime
 from fastlaunch.analysis.looks import share_of_plan
-from fastlaunch.analysis.statistics import LEVEL, Difference, Estimate, t_quantile
+from fastlaunch.analysis.statistics import LEVEL, Contrast, Difference, t_quantile
 from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.conventions import FIRST_LOOK
 
@@ -169,7 +169,7 @@ class _Race:
         """Return by how much more a dollar buys in one cell than in the other."""
         if self._differences.is_linked(at, other) and (seen := self._differences.between(at, other)):
             return seen
-        estimate = Estimate(
+        estimate = Contrast(
             value=self._differences.log_ratio(at, other),
             error=math.hypot(self._own_error(at), self._own_error(other)),
             dof=_SCATTER_DOF + min(len(self._cells[each].runs) for each in (at, other)) - 1,

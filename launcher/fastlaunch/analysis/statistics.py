@@ -115,7 +115,7 @@ class OnHosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Contrast:
     """A difference with its standard error and Student's degrees of freedom, and how far to go by it."""
 
     value: float
@@ -156,7 +156,7 @@ class Estimate:
 class Difference:
     """How much faster a row is than another, in log speed: by one estimate, or by several in proportion."""
 
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[Contrast, ...]
     # Both limits move out by this, since one of the two was still drifting.
     drift: float = 0.0
     # Whether the differences of machines, and of sessions, are in the error: the rows share no round.

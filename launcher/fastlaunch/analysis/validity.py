@@ -15,8 +15,8 @@ from fastlaunch.analysis.convergence import (
     UNKNOWN,
     WORSE,
     Convergence,
-    Difference,
     HeldOut,
+    LossDifference,
     at_end,
     converges,
     curve,
@@ -263,7 +263,7 @@ def _reference_command(recipe: Recipe | str, runs: Sequence[RunSummary], place: 
     return f"{f'for {named_seeds(known)} one by one, as for the first; ' if one_by_one else ''}run {command}"
 
 
-def percent(of: Difference, value: float | None) -> str | None:
+def percent(of: LossDifference, value: float | None) -> str | None:
     """Return a difference as a fraction of the reference's loss, `+1.2%`; None if unknown."""
     part = of.relative(value)
     if part is None:

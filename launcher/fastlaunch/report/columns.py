@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from fastlaunch.analysis.compare import Row
-from fastlaunch.analysis.convergence import REFERENCE, Difference
+from fastlaunch.analysis.convergence import REFERENCE, LossDifference
 from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.validity import percent
 from fastlaunch.core.tables import KEPT, Column
@@ -287,7 +287,7 @@ def _beside_reference(row: Row, text: str | None) -> str | None:
 
 def _difference(row: Row) -> str | None:
     """Return `+0.4% (-0.1 to +0.9)`, of the reference's loss."""
-    end: Difference | None = row.validity.convergence.end
+    end: LossDifference | None = row.validity.convergence.end
     if end is None or (mean := percent(end, end.mean)) is None:
         return None
     low, high = (str(percent(end, limit)).rstrip("%") for limit in (end.low, end.high))

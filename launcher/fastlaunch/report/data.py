@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, Row, Speed, UnitCost
-from fastlaunch.analysis.convergence import UNKNOWN, Convergence, Difference, HeldOut
+from fastlaunch.analysis.convergence import UNKNOWN, Convergence, HeldOut, LossDifference
 from fastlaunch.core.terminal import printable
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import columns_of
@@ -165,7 +165,7 @@ def convergence_to_json(convergence: Convergence) -> dict[str, Any]:
     }
 
 
-def _point(of: Difference | None) -> dict[str, Any]:
+def _point(of: LossDifference | None) -> dict[str, Any]:
     if of is None:
         return {"step": None, "reference_loss": None, "difference": None}
     value, low, high = map(of.relative, (of.mean, of.low, of.high))
