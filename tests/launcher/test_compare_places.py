@@ -1,16 +1,16 @@
 """Of whom, where and how a run's machine was rented: it is priced by that, and repeated there."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_records import write_run
-from fake_summaries import TODAY, compared, evaluated, price_of
+from fake_summaries import TODAY, evaluated, price_of
 
 from fastlaunch.analysis.compare import MeasuredRun
+from fastlaunch.analysis.suggest import place_of, rented
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
 from fastlaunch.cli.main import run
@@ -131,41 +131,30 @@ def test_what_was_billed_comes_with_an_export(
 
 
 @pytest.mark.parametrize(
-    ("place", "changes", "options"),
+    ("where", "changes", "options"),
     [
         ({}, {}, ""),
-        ({"region": "us-west-2"}, {}, "--region us-west-2 "),
+        ({"region": "us-west-2"}, {}, "--region us-west-2"),
         (
             {"purchase": "spot", "region": "us-west-2"},
             {"number": 3, "last_step": 90},
-            "--region us-west-2 --purchase spot --checkpoint-every 30 ",
+            "--region us-west-2 --purchase spot --checkpoint-every 30",
         ),
-        ({"purchase": "capacity-block"}, {}, "--purchase capacity-block --reservation cr-... "),
+        ({"purchase": "capacity-block"}, {}, "--purchase capacity-block --reservation cr-..."),
         # Billed at the price on demand, for seconds of which SageMaker left none out.
         (
             {"purchase": "spot", "price": replace(BILLED, purchase="on-demand", region="eu-west-1")},
             {},
-            "--purchase spot --checkpoint-every 25 ",
+            "--purchase spot --checkpoint-every 25",
         ),
-        ({"price": BILLED}, {}, "--region us-west-2 --purchase spot --checkpoint-every 25 "),
+        ({"price": BILLED}, {}, "--region us-west-2 --purchase spot --checkpoint-every 25"),
     ],
 )
 def test_a_proposed_command_rents_the_same_once_more(
-    place: dict[str, Any], changes: dict[str, Any], options: str
+    where: dict[str, Any], changes: dict[str, Any], options: str
 ) -> None:
     """Where that is not what `submit` does without being told: in the user's own region, on demand."""
-    rented = {"instance": "p5.48xlarge", "num_steps": 100, **changes}
-    runs = [
-        MeasuredRun(
-            run_id=f"{recipe}-{seed}",
-            summary=evaluated(recipe, seed, 2.0 + 0.1 * seed, **rented),
-            **{"region": "eu-west-1", **place},
-        )
-        for recipe in ("bf16", "te-fp8 learning_rate=0.01")
-        for seed in (0, 1, 2)
-    ]
-    _, row = compared(runs, region="eu-west-1").rows
-    told = "; ".join(row.verdict.reasons)
-    command = re.search(r"run (fastlaunch submit --instance (ml\.)?p5\.48xlarge (.*?)--workload)", told)
-    assert command is not None, told
-    assert command[3] == options
+    summary = evaluated("bf16", 0, 2.0, **{"instance": "p5.48xlarge", "num_steps": 100, **changes})
+    measured = MeasuredRun(run_id="run", summary=summary, **{"region": "eu-west-1", **where})
+    _, _, *words = rented([summary], "p5.48xlarge", place_of(measured, own_region="eu-west-1"))
+    assert " ".join(words) == options

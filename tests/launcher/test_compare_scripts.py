@@ -22,7 +22,7 @@ from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.describe import measured as describe_measured
 from fastlaunch.measure.summary import Environment, Interval, RunSummary, read_summary
 from fastlaunch.report.data import as_csv, as_json
-from fastlaunch.report.overview import as_overview, why
+from fastlaunch.report.overview import as_overview
 from fastlaunch.report.table import as_table
 from fastlaunch.report.text import answer, name_of
 from fastlaunch_train.records.contents import version_of
@@ -87,14 +87,6 @@ def test_rows_of_unknown_samples_are_compared_by_steps() -> None:
     assert answer(comparison).startswith("amp=bf16 gives 12.5 steps/s, 25")
 
 
-def test_a_row_of_several_commands_is_told_of() -> None:
-    other = submit_words(Script(command=("python", "train.py", "0.03"), variant=()))
-    changed_runs = [MeasuredRun(run_id=f"x{run.run_id}", script=other, summary=run.summary) for run in FP32]
-    (warning,) = warned(compared(FP32, changed_runs), "one row of 2 commands")
-    assert "`python train.py --amp '{amp}'` and `python train.py 0.03`" in warning
-    assert not warned(compared(FP32, BF16), "commands")
-
-
 def test_rows_without_steps_are_compared_by_wall_time() -> None:
     of_all = [
         MeasuredRun(run_id=run.run_id, summary=whole(run.summary), script=run.script) for run in FP32 + BF16
@@ -105,19 +97,6 @@ def test_rows_without_steps_are_compared_by_wall_time() -> None:
     assert row.speed.total_time_s is not None and row.speed.total_time_s.value == pytest.approx(8, rel=0.01)
     assert len(warned(comparison, "compared by wall time")) == 1
     assert answer(comparison).startswith("amp=bf16 gives 450 runs/h, 25")
-
-
-@pytest.mark.parametrize(
-    ("host", "what"), [("host-a", "in another session"), ("host-b", "on another machine")]
-)
-def test_rows_of_two_sessions_say_whether_the_machine_is_another(host: str, what: str) -> None:
-    later = [
-        MeasuredRun(run_id=run.run_id, summary=changed(run.summary, session="2", host_id=host))
-        for run in BF16
-    ]
-    earlier = [MeasuredRun(run_id=run.run_id, summary=changed(run.summary, session="1")) for run in FP32]
-    reasons = compared(earlier, later).rows[1].verdict.reasons
-    assert f"ran {what} than the baseline, which alone may account for 2%" in reasons
 
 
 def test_what_only_some_rows_record_is_said_of_those_and_not_compared() -> None:
@@ -165,21 +144,6 @@ def test_variants_are_an_object_in_json_and_columns_in_csv() -> None:
     table = list(csv.DictReader(io.StringIO(as_csv(comparison))))
     assert [(row["variant_amp"], row["variant_batch"]) for row in table] == [("fp32", ""), ("tf32", "8")]
     assert "variant" not in as_csv(compared(runs("bf16", 0.1)))
-
-
-def test_tables_show_what_is_known_and_nothing_that_is_not() -> None:
-    comparison = compared(FP32, BF16)
-    overview, table = as_overview(comparison), as_table(comparison)
-    assert overview.splitlines()[2].split()[:2] == ["recipe", "steps/s"]
-    assert "None" not in overview + table and "script" not in overview + table
-    assert why(comparison, "amp=bf16").startswith("train.py, amp=bf16: better, 3 runs")
-
-
-def test_training_as_well_is_said_once_to_be_unknown() -> None:
-    comparison = compared(FP32, BF16)
-    assert len(warned(comparison, "train as well")) == 1
-    for row in comparison.rows:
-        assert not [reason for reason in row.verdict.reasons if "numerics" in reason or "converg" in reason]
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, WITHIN), (1.05, WORSE)])
@@ -316,9 +280,3 @@ def test_no_more_rounds_are_proposed_of_a_version_that_is_gone() -> None:
     edited = compared(noisy, version(FP32[0], NEW, day=2))
     assert edited.rows[1].verdict.more_rounds
     assert more_runs_command(edited.rows, own_region="us-east-1") is None
-
-
-def test_a_command_typed_from_another_folder_is_the_same() -> None:
-    elsewhere = submit_words(Script(command=("python", "../train.py", "--amp", "{amp}")))
-    moved = [replace(run, run_id=f"x{run.run_id}", script=elsewhere) for run in FP32]
-    assert not warned(compared(FP32, moved), "commands")

@@ -25,7 +25,6 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.published import shipped_runs
 from fastlaunch.measure.summary import Interval, RunSummary
-from fastlaunch.report.cost import notes
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.records.records import Eval
 
@@ -295,13 +294,6 @@ def test_counts_are_read_as_text_and_are_above_zero() -> None:
             estimate(**arguments)
 
 
-def test_the_answer_says_the_batch_and_the_length_of_a_sequence() -> None:
-    imported(measured(0.2, workload="train.py", variant={"lr": "1"}, sequence_length=2048))
-    answer = fastlaunch.estimate("train.py", "p5.48xlarge", samples=1000).answer
-    assert " of 2,048 tokens of train.py with " in answer
-    assert " on p5.48xlarge at batch 64 per GPU take " in answer
-
-
 def test_tokens_are_counted_by_those_of_a_sample() -> None:
     imported(measured(0.2, tokens_per_step=51_200.0), measured(0.2, recipe="fp32", sequence_length=50))
     for recipe, samples in (("bf16", 10), ("fp32", 20)):
@@ -393,15 +385,6 @@ def test_the_account_s_rates_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FASTLAUNCH_CONFIG", str(tmp_path / "config.yaml"))
     found = estimate()
     assert found.cost.hours.value > 0 and part(found, "steps").usd.value == 0
-
-
-def test_on_spot_the_range_of_the_simulation_is_not_denied() -> None:
-    imported(measured(0.2))
-    on_demand, spot = estimate(), on_spot(assume={"spot_losses_per_hour": 0.2})
-    assert "there is no interval: the speed has none" in notes(on_demand.cost)
-    assert any("nine of ten" in note for note in spot.notes)
-    assert any("luck on spot" in note for note in notes(spot.cost))
-    assert not any("there is no interval" in note for note in notes(spot.cost))
 
 
 def on_spot(**arguments: Any) -> Estimate:

@@ -696,17 +696,7 @@ def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
     assert found.pick == fastlaunch.recommend("vit-huge", "100M", regions=["us-east-1"]).pick
 
 
-def test_a_purchase_option_without_a_price_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, *BF16_ONLY, "--purchase", "on-demand,spot")
-    assert [each for each in found["warnings"] if "bought spot" in each and "prices update" in each]
-
-
 def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     found = fastlaunch.recommend("gpt2-xsmall", "10M")
     assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
     assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", "--budget", "1"]) == 1
-
-
-def test_the_text_names_the_global_batch_that_all_keep(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", "--measured-only"]) == 0
-    assert "a global batch of 512" in capsys.readouterr().out
