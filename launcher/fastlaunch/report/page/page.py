@@ -21,7 +21,7 @@ from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.series import RankSeries
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.columns import RowColumn, columns_of, step_parts_s
+from fastlaunch.report.columns import Part, RowColumn, columns_of, step_parts_s
 from fastlaunch.report.notes import decisive_notes
 from fastlaunch.report.overview import in_order, is_comparable
 from fastlaunch.report.page import charts
@@ -239,7 +239,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         ],
         "predicted": [_predicted_text(of) for of in given.predicted.get(workload, ())],
         "boxes": [_price_box(key, row) for key, row in sorted(prices.items())],
-        "guards": [_guard(row, names[id(row)]) for row in ordered if row.validity.held_out],
+        "guards": _guards(ordered, names),
         "num_drawn": len(data["runs"]),
         "num_runs": sum(row.num_runs for row in rows),
         "details": [_detail(row, names[id(row)], given.own_region) for row in ordered],
@@ -482,25 +482,27 @@ def _likeness(row: Row, other: Row) -> tuple[bool, bool]:
     return setup.global_batch == others.global_batch, row.place == other.place
 
 
-def _guard(row: Row, name: str) -> dict[str, Any]:
-    """Return what the convergence guard says of a row."""
-    convergence, held_out = row.validity.convergence, row.validity.held_out
-    end = convergence.end
-    difference = UNKNOWN
-    if end and (mean := end.relative(end.mean)) is not None:
-        difference = f"{100 * mean:+.2f}%"
-        low, high = end.relative(end.low), end.relative(end.high)
-        if low is not None and high is not None:
-            difference += f" ({100 * low:+.2f}% to {100 * high:+.2f}%)"
-    return {
-        "name": name,
-        "loss": f"{held_out.loss:.5g}" if held_out and held_out.loss is not None else UNKNOWN,
-        "verdict": convergence.verdict,
-        "reference": convergence.reference or "",
-        "num_pairs": convergence.num_pairs,
-        "difference": difference,
-        "notes": [*convergence.missing, *convergence.caveats],
-    }
+def _guards(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, Any]:
+    """Return what the convergence guard says of the rows that were evaluated; nothing if none was."""
+    evaluated = [row for row in rows if row.validity.held_out]
+    columns = [column for column in columns_of(rows) if column.part == Part.LOSS and column.name]
+    columns = [column for column in columns if any(column.text(row) for row in evaluated)]
+    return (
+        {}
+        if not evaluated
+        else {
+            "headings": [column.name for column in columns],
+            "rows": [
+                {
+                    "name": names[id(row)],
+                    "reference": row.validity.convergence.reference or "",
+                    "cells": [column.text(row) or UNKNOWN for column in columns],
+                    "notes": [*row.validity.convergence.missing, *row.validity.convergence.caveats],
+                }
+                for row in evaluated
+            ],
+        }
+    )
 
 
 def _detail(row: Row, name: str, own_region: str) -> dict[str, Any]:
