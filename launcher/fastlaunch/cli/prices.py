@@ -16,7 +16,7 @@ from fastlaunch.api.results import Prices
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import SERVICES, UPDATE_COMMAND, age_note
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import DATE, examples, next_command, output_option, profile_option
+from fastlaunch.cli.options import DATE, examples, next_command, output_option, output_width, profile_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED
 from fastlaunch.core.units import split_names
@@ -270,7 +270,8 @@ def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     if chosen.unpriced:
         names = chosen.unpriced
         listing = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        click.echo(f"no price known in {chosen.region} on {chosen.as_of}: {listing}", err=True)
+        text = f"no price known in {chosen.region} on {chosen.as_of}: {listing}"
+        click.echo(textwrap.fill(text, output_width(), break_on_hyphens=False), err=True)
     if history:
         following = f"fastlaunch compare --prices-as-of {min(price.as_of for price in chosen)}"
     else:

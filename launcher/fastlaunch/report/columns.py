@@ -49,75 +49,58 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
     # The heading says `prorated` if all prices are, else the cells do.
     prorated = bool(prices) and all(price.hypothetical for price in prices)
     in_dollars = any(row.verdict.ratio for row in rows)
-    number: dict[str, Any] = {"format": _number, "align": "right", "part": Part.SPEED}
-    money: dict[str, Any] = {
-        "format": partial(with_range, format_value=dollars),
-        "align": "right",
-        "part": Part.COST,
-    }
+    speed: dict[str, Any] = {"align": "right", "part": Part.SPEED}
+    cost: dict[str, Any] = {"align": "right", "part": Part.COST}
+    start: dict[str, Any] = {"align": "right", "part": Part.START, "format": "{:.1f}".format}
+    number: dict[str, Any] = {**speed, "format": _number}
+    money: dict[str, Any] = {**cost, "format": partial(with_range, format_value=dollars)}
     return [
-        _shown("row", lambda row: name_of(row, rows), is_summary=True),
-        _shown("instance", lambda row: row.place, part=Part.IDENTITY),
-        _data("setup.workload"),
-        _data("setup.instance"),
-        _data("setup.device_name"),
-        _data("setup.num_nodes"),
-        _data("setup.num_gpus"),
+        RowColumn("row", lambda row: name_of(row, rows), is_summary=True),
+        RowColumn("instance", lambda row: row.place, part=Part.IDENTITY),
+        *map(
+            _data,
+            ("setup.workload", "setup.instance", "setup.device_name", "setup.num_nodes", "setup.num_gpus"),
+        ),
         _data("setup.recipe", "recipe", part=Part.IDENTITY),
-        _shown("whose", lambda row: whose(row, rows), part=Part.IDENTITY),
-        _shown("GPUs", _gpus, align="right", part=Part.IDENTITY, is_summary=True),
-        _data("setup.variant"),
-        _data("setup.version"),
-        _data("setup.precision"),
+        RowColumn("whose", lambda row: whose(row, rows), part=Part.IDENTITY),
+        RowColumn("GPUs", _gpus, align="right", part=Part.IDENTITY, is_summary=True),
+        *map(_data, ("setup.variant", "setup.version", "setup.precision")),
         _data("setup.batch_size_per_gpu", "batch", format=str, part=Part.IDENTITY, is_summary=True),
         _data("setup.data"),
         _data("setup.sequence_length", "tokens each", format=str, part=Part.IDENTITY),
-        _shown("data", _data_text, part=Part.IDENTITY),
-        _shown("which", lambda row: _which(row, rows), part=Part.IDENTITY),
-        _data("overhead.padding_fraction"),
-        _data("setup.kind"),
-        _data("derived"),
+        RowColumn("data", _data_text, part=Part.IDENTITY),
+        RowColumn("which", lambda row: _which(row, rows), part=Part.IDENTITY),
+        *map(_data, ("overhead.padding_fraction", "setup.kind", "derived")),
         _data("num_runs", "runs", importance=30, part=Part.SPEED, is_summary=True),
-        _data("run_ids"),
-        _data("shared_by"),
+        *map(_data, ("run_ids", "shared_by")),
         _data("num_shared", key="num_shared_runs"),
         _data(
-            "speed.step_time_s",
-            "step ms",
-            **number | {"format": partial(with_range, factor=1000)},
-            is_summary=True,
+            "speed.step_time_s", "step ms", **speed, format=partial(with_range, factor=1000), is_summary=True
         ),
-        _data("speed.total_time_s", "total s", **number | {"format": with_range}),
+        _data("speed.total_time_s", "total s", **speed, format=with_range),
         # All their intervals are that of the step time.
         _data("speed.samples_per_s", f"{unit}/s", importance=40, **number),
-        _shown(rate, rate_text, align="right", is_summary=True),
+        RowColumn(rate, rate_text, align="right", is_summary=True),
         _data("speed.tokens_per_s", "" if unit == "tokens" else "tokens/s", importance=20, **number),
-        _shown("padding", _padding, importance=10, align="right", part=Part.SPEED),
+        RowColumn("padding", _padding, importance=10, **speed),
         _data("speed.tflops_per_gpu", "TFLOP/s", importance=5, **number),
-        _data("speed.percent_of_peak"),
-        _data("speed.percent_of_bf16_peak"),
-        _shown("% peak", _percent_of_peak, importance=15, align="right", part=Part.SPEED),
+        *map(_data, ("speed.percent_of_peak", "speed.percent_of_bf16_peak")),
+        RowColumn("% peak", _percent_of_peak, importance=15, **speed),
         _data("speed.percent_of_fp8_peak", "% fp8 peak", importance=4, **number),
-        _data("overhead.build_s", "build s", format="{:.1f}".format, align="right", part=Part.START),
-        _data("overhead.compile_s", "compile s", format="{:.1f}".format, align="right", part=Part.START),
-        _data("overhead.warmup_s", "warm-up s", format="{:.1f}".format, align="right", part=Part.START),
-        _data("overhead.peak_memory_gib"),
-        _data("overhead.data_wait_fraction"),
-        _data("overhead.utilization"),
+        _data("overhead.build_s", "build s", **start),
+        _data("overhead.compile_s", "compile s", **start),
+        _data("overhead.warmup_s", "warm-up s", **start),
+        *map(_data, ("overhead.peak_memory_gib", "overhead.data_wait_fraction", "overhead.utilization")),
         *(
-            _shown(f"{part} ms", partial(_part_ms, part=part), align="right", part=Part.STEP)
+            RowColumn(f"{part} ms", partial(_part_ms, part=part), align="right", part=Part.STEP)
             for part in STEP_PARTS
         ),
-        _data("kernels"),
-        _data("offer.service"),
-        _data("offer.region"),
-        _data("offer.purchase"),
-        _shown(
+        *map(_data, ("kernels", "offer.service", "offer.region", "offer.purchase")),
+        RowColumn(
             "prorated $/h" if prorated else "$/h",
             lambda row: _usd_per_hour(row, mark=not prorated),
+            **cost,
             importance=20,
-            align="right",
-            part=Part.COST,
             is_summary=True,
         ),
         _of_price("usd_per_hour", lambda price: price.usd_per_hour),
@@ -129,32 +112,26 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
         _data("cost.usd_per_million_samples", f"$/M {unit}", **money, is_summary=True),
         _data("cost.usd_per_billion_tokens", "$/B tokens", importance=10, **money),
         _data("cost.samples_per_usd"),
-        _data(
-            "verdict.ratio",
-            "x per $",
-            key="ratio_to_baseline",
-            **money | {"format": _ratio_text},
-        ),
+        _data("verdict.ratio", "x per $", key="ratio_to_baseline", **cost, format=_ratio_text),
         # It is shown with its interval where it decides.
         _data(
             "verdict.speed_ratio",
             "x speed",
             key="speed_ratio_to_baseline",
             importance=15 if in_dollars else KEPT,
-            **money | {"format": partial(_ratio_text, bounds=not in_dollars)},
+            **cost,
+            format=partial(_ratio_text, bounds=not in_dollars),
         ),
-        _shown("x base", _base_ratio, align="right", is_summary=True),
+        RowColumn("x base", _base_ratio, align="right", is_summary=True),
         _data("verdict.comparable_as"),
         _data("verdict.kind", key="verdict"),
-        _shown("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
+        RowColumn("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
         _of_batch("verdict_in_batch", lambda verdict: verdict.kind),
         _of_batch("ratio_in_batch", lambda verdict: verdict.ratio or verdict.speed_ratio),
         RowColumn("", lambda row: "; ".join(row.verdict.reasons) or None, key="reason"),
         RowColumn("", lambda row: not row.is_barred, key="ranked"),
         _data("validity.failures", key="guard_failures"),
-        _data("validity.numerics"),
-        _data("validity.held_out"),
-        _data("validity.convergence"),
+        *map(_data, ("validity.numerics", "validity.held_out", "validity.convergence")),
         *_loss_columns(rows),
         _data("sources"),
         RowColumn("", lambda row: dict(sorted(row.setup.fingerprint.items())), key="fingerprint"),
@@ -164,10 +141,6 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
 def _data(path: str, name: str = "", *, key: str | None = None, **options: Any) -> RowColumn:
     """Return a column of data, by where a row has it; with a name it is shown, too."""
     return RowColumn(name, attrgetter(path), key=key or path.rpartition(".")[2], **options)
-
-
-def _shown(name: str, text: Callable[[Row], str | None], **options: Any) -> RowColumn:
-    return RowColumn(name, text, **options)
 
 
 def _of_price(key: str, value: Callable[[Any], object]) -> RowColumn:
@@ -196,13 +169,13 @@ def _loss_columns(rows: Sequence[Row]) -> list[RowColumn]:
         return RowColumn(name, value, format="{:.4g}".format, importance=importance, **options)
 
     return [
-        _shown(
+        RowColumn(
             "pairs", lambda row: _beside_reference(row, str(row.validity.convergence.num_pairs)), **options
         ),
         figure("loss", "loss"),
-        _shown("difference", lambda row: _beside_reference(row, _difference(row)), **options),
+        RowColumn("difference", lambda row: _beside_reference(row, _difference(row)), **options),
         *(figure(name, attribute, 10) for name, attribute in metrics.items() if metric and name),
-        _shown("convergence", lambda row: row.validity.convergence.verdict, part=Part.LOSS),
+        RowColumn("convergence", lambda row: row.validity.convergence.verdict, part=Part.LOSS),
     ]
 
 
