@@ -24,7 +24,6 @@ from fastlaunch.core.units import counted
 from fastlaunch.measure.headers import changed_files
 from fastlaunch.measure.summary import VERSION, RunSummary
 from fastlaunch_train.records.contents import version_of
-from fastlaunch_train.records.records import FAILED_CHECK
 
 #: As git shortens one.
 _SHORT = 7
@@ -321,9 +320,10 @@ def run_notes(group: Group) -> Iterator[str]:
     if only_from_cache(summaries):
         yield "compiled from a cache: a first run takes longer to compile"
     yield from uncounted(summaries)
+    of_checks = {check.warning for run in summaries for check in run.quality.checks}
     for warning in summaries[0].warnings:
         # A warning of one run alone is shown with that run; checks are judged in words of their own.
-        if all(warning in run.warnings for run in summaries) and not warning.startswith(FAILED_CHECK):
+        if all(warning in run.warnings for run in summaries) and warning not in of_checks:
             yield Note(warning, NoteKind.RUNS)
 
 

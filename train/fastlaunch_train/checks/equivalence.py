@@ -17,7 +17,7 @@ from torch import nn
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import Precision, full_fp32, set_fp32_products
 from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
-from fastlaunch_train.records.records import FAILED_CHECK, Check
+from fastlaunch_train.records.records import Check
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 #: Relative error that a whole model's outputs may have. Measured on a CPU, on ViTs of width 1280 with 2, 6,
@@ -215,11 +215,3 @@ def judge(name: str, value: float, limit: float, problem: str | None = None) -> 
     return Check(
         name=name, passed=value <= limit and problem is None, value=value, limit=limit, detail=problem
     )
-
-
-def failure_message(check: Check) -> str:
-    """Return what a reader of the log must know of a check that failed."""
-    values = "" if check.value is None else f": {check.value:.2g}"
-    limit = "" if check.limit is None else f", and {check.limit:.2g} is allowed"
-    detail = f" ({check.detail})" if check.detail else ""
-    return f"{FAILED_CHECK} {check.name}{values}{limit}{detail}"

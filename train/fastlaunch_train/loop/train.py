@@ -14,7 +14,6 @@ from functools import partial
 import torch
 
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
-from fastlaunch_train.checks.equivalence import failure_message
 from fastlaunch_train.checks.finiteness import not_finite, not_finite_message, trained
 from fastlaunch_train.distributed.parallel import agree
 from fastlaunch_train.loop.counting import SampleCounter
@@ -240,7 +239,7 @@ class TrainingLoop:
             training.writer.add(check)
             training.writer.flush()
             if not check.passed:
-                log.warning("warning: %s", failure_message(check))
+                log.warning("warning: %s", check.warning)
         self.recorder.restart()
 
     def _check_weights(self) -> None:

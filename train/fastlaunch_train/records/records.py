@@ -45,8 +45,6 @@ RECORD_SCHEMA = 2
 READ_SCHEMAS = (1, 2)
 #: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
 FROM_CACHE = "from the compiler's cache"
-#: How the warning of a failed check begins; the check has a line of its own, too.
-FAILED_CHECK = "the recipe fails the check of"
 #: The phase that stands for the whole of a script without steps.
 SCRIPT_PHASE = "script"
 #: The phase in which a batch size was found; of a script whose detail is the new one, as a number.
@@ -176,6 +174,14 @@ class Check:
     value: float | None = None
     limit: float | None = None
     detail: str | None = None
+
+    @property
+    def warning(self) -> str:
+        """What the log says, and the header's warnings, if it failed."""
+        value = "" if self.value is None else f": {self.value:.2g}"
+        limit = "" if self.limit is None else f", and {self.limit:.2g} is allowed"
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"the recipe fails the check of {self.name}{value}{limit}{detail}"
 
 
 @dataclass(frozen=True, kw_only=True)

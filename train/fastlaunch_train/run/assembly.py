@@ -11,7 +11,7 @@ from torch import nn
 from fastlaunch_train.checks.batch_size import auto_batch_size, computed_in, probe_request
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
-from fastlaunch_train.checks.equivalence import compute_reference, failure_message, run_checks, take
+from fastlaunch_train.checks.equivalence import compute_reference, run_checks, take
 from fastlaunch_train.checks.runs_here import check_runs_here
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
@@ -258,7 +258,7 @@ def _convert(
         session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
     for check in run_checks(workload, recipe, arithmetic, model, probe, reference):
         session.writer.add(check)
-        session.warnings += [] if check.passed else [failure_message(check)]
+        session.warnings += [] if check.passed else [check.warning]
     if session.flops_per_sample is not None:
         # Fused blocks say what they leave out.
         session.flops_per_sample -= sum(getattr(part, "flops_left_out", 0) for part in model.modules())
