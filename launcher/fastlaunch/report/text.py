@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastlaunch.analysis.best import at_home, best_of, ratio_of
+from fastlaunch.analysis.best import Best, at_home, best_of, ratio_of
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.pricing import reciprocal
@@ -103,24 +103,16 @@ def _beside(rows: Sequence[Row]) -> str:
     best = best_of(rows)
     if best is None:
         return ""
-    clauses = ""
     judged = [name_of(row, rows) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
-    if best.kind in (BETTER, WORSE) and len(judged) > 1:
-        clauses = f"; best is one of: {', '.join(judged)}"
+    is_one_of = best.kind in (BETTER, WORSE) and len(judged) > 1
+    clauses = f"; best is one of: {', '.join(judged)}" if is_one_of else ""
     # If a row stands alone, the sentence itself goes on to the others.
     kinds = {*_WHY_LEFT_OUT} if best.second else {NOT_RANKED}
     # By figures it has compared those without an interval, too.
     kinds -= {NO_INTERVAL} if best.kind == NO_INTERVAL else set()
-    priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
-    others = [row for row in rows if row.verdict.kind in kinds and _ratio(row, priced)]
-    other = max(others, key=lambda row: _value(row, priced), default=None)
-    if other is None or _ratio(best.first, priced) is None:
-        return clauses
-    more = _value(other, priced) / _value(best.row or best.first, priced) - 1
-    if more <= 0.005:
-        return clauses
-    why = _WHY_LEFT_OUT[other.verdict.kind]
-    return f"{clauses}; {named(other, rows)} shows {_percent(more)} more, but {why}"
+    is_priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
+    other, clause = _shows_more([row for row in rows if row.verdict.kind in kinds], best, rows, is_priced)
+    return f"{clauses}{clause}, but {_WHY_LEFT_OUT[other.verdict.kind]}" if other else clauses
 
 
 def _of_others(rows: Sequence[Row]) -> str:
@@ -128,18 +120,22 @@ def _of_others(rows: Sequence[Row]) -> str:
     best = best_of(rows)
     if best is None:
         return ""
-    others = [
-        row
-        for row in rows
-        if row.side != best.first.side
-        and row.verdict.kind not in (NOT_RANKED, OTHER_BATCH)
-        and _ratio(row, best.is_priced)
-    ]
-    other = max(others, key=lambda row: _value(row, best.is_priced), default=None)
-    if other is None or _ratio(best.row or best.first, best.is_priced) is None:
-        return ""
-    more = _value(other, best.is_priced) / _value(best.row or best.first, best.is_priced) - 1
-    return f"; {name_of(other, rows)} shows {_percent(more)} more" if more > 0.005 else ""
+    shared = [row for row in rows if row.side != best.first.side]
+    ranked = [row for row in shared if row.verdict.kind not in (NOT_RANKED, OTHER_BATCH)]
+    return _shows_more(ranked, best, rows, best.is_priced)[1]
+
+
+def _shows_more(
+    others: Sequence[Row], best: Best, rows: Sequence[Row], is_priced: bool
+) -> tuple[Row | None, str]:
+    """Return the row with the best figure, and a clause on it; None if it is not above the best."""
+    answer = best.row or best.first
+    known = [row for row in others if _ratio(row, is_priced)]
+    other = max(known, key=lambda row: _value(row, is_priced), default=None)
+    if other is None or _ratio(answer, is_priced) is None:
+        return None, ""
+    more = _value(other, is_priced) / _value(answer, is_priced) - 1
+    return (other, f"; {name_of(other, rows)} shows {_percent(more)} more") if more > 0.005 else (None, "")
 
 
 def _throughput(rows: Sequence[Row]) -> str:
