@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from fastlaunch.analysis.pricing import reciprocal, samples_per_usd
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.steptime import wall_times_s
-from fastlaunch.measure.summary import RunSummary, StepProfile
+from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.records.records import SCRIPT_PHASE, RankRecord, Step
 
 
@@ -80,73 +80,59 @@ def tracked_run(
 
 
 def _params(summary: RunSummary, header: Mapping[str, Any]) -> dict[str, str | int | float]:
-    setup = summary.setup
-    overrides = header.get("recipe", {}).get("overrides")
-    if not isinstance(overrides, dict):
-        overrides = {}  # an older record has them in the label alone, a script has none
-    script = header.get("script")
+    """Return what was trained, and how; the keys of a mapping stand behind its name: `version.torch`."""
+    script, recipe = header.get("script"), header.get("recipe", {})
     values = {
-        "workload": setup.workload,
-        "recipe": setup.recipe,
-        "precision": setup.precision,
-        **{f"recipe.{name}": value for name, value in overrides.items()},
-        **{f"variant.{name}": text for name, text in setup.variant.items()},
-        "command": shlex.join(map(str, script["command"])) if script else None,
-        "batch_size_per_gpu": setup.batch_size_per_gpu,
-        "global_batch": setup.global_batch,
-        "sequence_length": setup.sequence_length,
+        **vars(summary.setup),
+        "global_batch": summary.setup.global_batch,
         "seed": summary.seed,
-        "data": setup.data,
-        "num_gpus": setup.num_gpus,
-        "num_nodes": setup.num_nodes,
-        "instance": setup.instance,
-        "device": setup.device_name,
-        "attention_backend": header.get("attention_backend"),
         "commit": summary.environment.commit,
-        **{f"version.{name}": text for name, text in header.get("versions", {}).items()},
+        "command": shlex.join(map(str, script["command"])) if script else None,
+        "attention_backend": header.get("attention_backend"),
+        "fingerprint": None,
+        "version": header.get("versions") or summary.setup.fingerprint,
     }
+    values |= {f"recipe.{name}": value for name, value in _items(recipe.get("overrides"))}
+    flat = {name: value for name, value in values.items() if not isinstance(value, Mapping)}
+    flat |= {f"{name}.{key}": text for name, of in values.items() for key, text in _items(of)}
     return {
         name: value if isinstance(value, int | float) else str(value)
-        for name, value in values.items()
+        for name, value in flat.items()
         if value is not None
     }
 
 
+def _items(value: object) -> Iterable[tuple[str, Any]]:
+    """Return the items of a mapping; none of anything else, as in older records."""
+    return value.items() if isinstance(value, Mapping) else ()
+
+
 def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
-    timing, step = summary.timing, summary.timing.step_time_s
-    rate = reciprocal(step, timing.samples_per_step) if step and timing.samples_per_step else None
-    values: dict[str, float | None] = {
-        "step_time_s": step.value if step else None,
-        "median_step_time_s": timing.median_step_time_s,
-        "p95_step_time_s": timing.p95_step_time_s,
-        "samples_per_s": rate.value if rate else None,
-        "usd_per_hour": price.usd_per_hour * summary.setup.num_nodes if price else None,
+    """Return every number of the summary's topics, the speed and the cost."""
+    timing, profile = summary.timing, summary.profile
+    step, samples = timing.step_time_s, timing.samples_per_step
+    rate = reciprocal(step, samples) if step and samples else None
+    num_nodes = summary.setup.num_nodes
+    values: dict[str, object] = {
+        **vars(summary.startup),
+        **vars(summary.quality),
+        **vars(summary.figures),
+        **vars(timing),
+        "samples_per_s": rate,
+        "usd_per_hour": price.usd_per_hour * num_nodes if price else None,
         "usd_per_million_samples": (
-            reciprocal(samples_per_usd(rate, price, summary.setup.num_nodes), 1e6).value
-            if rate and price
-            else None
+            reciprocal(samples_per_usd(rate, price, num_nodes), 1e6) if rate and price else None
         ),
-        "data_wait_fraction": timing.data_wait_fraction,
-        "utilization": timing.utilization,
         "peak_memory_gib": summary.peak_memory_gib,
-        "build_s": summary.startup.build_s,
-        "compile_s": summary.startup.compile_s,
-        "total_time_s": summary.figures.total_time_s,
-        "num_steps": float(summary.num_steps) or None,
-        "final_loss": summary.quality.final_loss,
-        **_profile(summary.profile),
+        "num_steps": summary.num_steps or None,
+        **({f"profile/{name}": value for name, value in vars(profile).items()} if profile else {}),
+        **({f"profile/{name}_s": value for name, value in profile.parts_s.items()} if profile else {}),
     }
-    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _profile(profile: StepProfile | None) -> dict[str, float]:
-    if profile is None:
-        return {}
-    parts = {f"profile/{name}_s": seconds for name, seconds in profile.parts_s.items()}
+    numbers = {name: of.value if isinstance(of, Interval) else of for name, of in values.items()}
     return {
-        **parts,
-        "profile/step_time_s": profile.step_time_s,
-        "profile/overlapped_communication_s": profile.overlapped_communication_s,
+        name: float(number)
+        for name, number in numbers.items()
+        if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
     }
 
 

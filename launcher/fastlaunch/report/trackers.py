@@ -9,13 +9,13 @@ import re
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.report.tracked_run import TrackedRun
+from fastlaunch.report.tracked_run import Point, TrackedRun
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 #: The experiment, or project, that holds the runs.
@@ -65,36 +65,42 @@ def write_mlflow(runs: Iterable[TrackedRun], destination: str) -> int:
 
 def _write_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> bool:
     """Write a run, unless it is there as it is now; return whether it was written."""
-    fingerprint, current = run.fingerprint, None
-    found = client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{run.id}'")
-    for each in found:
-        if each.info.status != "RUNNING" and each.data.tags.get(_FINGERPRINT_TAG) == fingerprint:
-            current = each
-    outdated = [each for each in found if each is not current]
-    if current is None:
-        _add_to_mlflow(client, experiment_id, run, fingerprint)
-    for each in outdated:
-        client.delete_run(each.info.run_id)
-    return current is None
+    stored = client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{run.id}'")
+    current = [
+        entry
+        for entry in stored
+        if entry.info.status != "RUNNING" and entry.data.tags.get(_FINGERPRINT_TAG) == run.fingerprint
+    ][:1]
+    if not current:
+        _add_to_mlflow(client, experiment_id, run)
+    for entry in stored:
+        if entry not in current:
+            client.delete_run(entry.info.run_id)
+    return not current
 
 
-def _add_to_mlflow(client: Any, experiment_id: str, run: TrackedRun, fingerprint: str) -> None:
+def _add_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> None:
     from mlflow.entities import Metric, Param
 
-    tags = {f"{EXPERIMENT}.{name}": text for name, text in run.tags.items()} | {_FINGERPRINT_TAG: fingerprint}
+    def key(name: str) -> str:
+        """Return the name as MLflow takes it: letters, digits and _-. :/ alone."""
+        return re.sub(r"[^\w\-. :/]", "_", name)[:250]
+
+    tags = {f"{EXPERIMENT}.{name}": text for name, text in run.tags.items()}
+    tags[_FINGERPRINT_TAG] = run.fingerprint
     start_ms = int(run.started_s * 1000)
     name = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.name).info.run_id
-    params = [Param(_mlflow_key(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in run.params.items()]
-    metrics = [Metric(f"summary/{key}", value, start_ms, 0) for key, value in run.figures.items()]
-    for point in run.points:
-        at_ms = int(point.at_s * 1000)
-        metrics += [
-            Metric(_mlflow_key(key), value, at_ms, point.step) for key, value in point.metrics.items()
-        ]
-    for some in _in_parts(params, _MAX_PARAMS):
-        client.log_batch(name, params=some)
-    for some in _in_parts(metrics, _MAX_METRICS):
-        client.log_batch(name, metrics=some)
+    params = [Param(key(param), str(value)[:_MAX_PARAM_LENGTH]) for param, value in run.params.items()]
+    metrics = [Metric(f"summary/{figure}", value, start_ms, 0) for figure, value in run.figures.items()]
+    metrics += [
+        Metric(key(metric), value, int(point.at_s * 1000), point.step)
+        for point in run.points
+        for metric, value in point.metrics.items()
+    ]
+    for start in range(0, len(params), _MAX_PARAMS):
+        client.log_batch(name, params=params[start : start + _MAX_PARAMS])
+    for start in range(0, len(metrics), _MAX_METRICS):
+        client.log_batch(name, metrics=metrics[start : start + _MAX_METRICS])
     status = _MLFLOW_STATUSES.get(run.status, "FAILED")
     client.set_terminated(name, status, end_time=int(run.ended_s * 1000))
 
@@ -121,45 +127,39 @@ def write_wandb(runs: Iterable[TrackedRun], destination: str) -> int:
     """Write a folder for each run under `wandb` in a folder, for `wandb sync`; return how many it wrote."""
     with _needs("wandb", "Weights & Biases"):
         import wandb
-    folder = _made(destination) / "wandb"
-    folder.mkdir(exist_ok=True)
-    num_new = 0
-    for run in runs:
-        there = list(folder.glob(f"offline-run-????????_??????-{run.id}"))
-        if _is_current(there, run):
-            continue
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as temporary:
-            # What it says of this machine and this process is not the run's.
-            settings = wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                save_code=False,
-                x_disable_machine_info=True,
-                x_disable_meta=True,
-                x_disable_stats=True,
-                x_save_requirements=False,
-            )
-            written = wandb.init(
-                mode="offline",
-                dir=temporary,
-                project=EXPERIMENT,
-                id=run.id,
-                name=run.name,
-                group=run.workload,
-                tags=[
-                    f"{name}:{text}"[:_MAX_TAG_LENGTH] for name, text in run.tags.items() if name != "run_id"
-                ],
-                config=dict(run.params),
-                settings=settings,
-            )
-            for point in run.points:
-                written.log({**point.metrics, "_timestamp": point.at_s}, step=point.step)
-            written.summary.update({f"summary/{name}": value for name, value in run.figures.items()})
-            written.finish(exit_code=0 if run.status == "completed" else 1)
-            (made,) = Path(temporary, "wandb").glob(f"offline-run-*-{run.id}")
-            _put(made, folder / made.name, run, instead_of=there)
-        num_new += 1
+
+    def write(run: TrackedRun, temporary: Path) -> tuple[Path, str]:
+        # What it says of this machine and this process is not the run's.
+        settings = wandb.Settings(
+            console="off",
+            silent=True,
+            disable_git=True,
+            save_code=False,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        texts = (f"{name}:{text}" for name, text in run.tags.items() if name != "run_id")
+        written = wandb.init(
+            mode="offline",
+            dir=temporary,
+            project=EXPERIMENT,
+            id=run.id,
+            name=run.name,
+            group=run.workload,
+            tags=[text[:_MAX_TAG_LENGTH] for text in texts],
+            config=dict(run.params),
+            settings=settings,
+        )
+        for point in run.points:
+            written.log({**point.metrics, "_timestamp": point.at_s}, step=point.step)
+        written.summary.update({f"summary/{name}": value for name, value in run.figures.items()})
+        written.finish(exit_code=0 if run.status == "completed" else 1)
+        (made,) = Path(temporary, "wandb").glob(f"offline-run-*-{run.id}")
+        return made, made.name
+
+    num_new = _write_folders(runs, _made(destination) / "wandb", "offline-run-????????_??????-{}", write)
     wandb.teardown()
     return num_new
 
@@ -171,45 +171,49 @@ def write_tensorboard(runs: Iterable[TrackedRun], destination: str) -> int:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    folder = _made(destination)
+
+    def write(run: TrackedRun, temporary: Path) -> tuple[Path, str]:
+        writer = EventFileWriter(str(temporary / "run"))
+        setup = hparams_pb({**run.params, **run.tags}, trial_id=run.id, start_time_secs=run.started_s)
+        writer.add_event(Event(wall_time=run.started_s, summary=setup))
+        figures = {f"summary/{name}": value for name, value in run.figures.items()}
+        last = Point(step=0, at_s=run.ended_s, metrics=figures)
+        for point in (*run.points, last):
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in point.metrics.items()]
+            writer.add_event(Event(wall_time=point.at_s, step=point.step, summary=Summary(value=values)))
+        writer.close()
+        label = re.sub(r"[^\w.=-]+", "_", f"{run.workload} {run.name}")[:_MAX_LABEL_LENGTH]
+        return temporary / "run", f"{label}-{run.id}"
+
+    return _write_folders(runs, _made(destination), "*-{}", write)
+
+
+def _write_folders(
+    runs: Iterable[TrackedRun],
+    folder: Path,
+    pattern: str,
+    write: Callable[[TrackedRun, Path], tuple[Path, str]],
+) -> int:
+    """Write the runs that `folder` does not hold as they are now, each whole or not at all; return how many.
+
+    pattern: of a run's folder, by its id. write: writes into a temporary folder, and returns what to keep of
+    it, and how to name that.
+    """
+    folder.mkdir(exist_ok=True)
     num_new = 0
     for run in runs:
-        label = re.sub(r"[^\w.=-]+", "_", f"{run.workload} {run.name}")[:_MAX_LABEL_LENGTH]
-        place = folder / f"{label}-{run.id}"
-        there = [place] if place.exists() else []
-        if _is_current(there, run):
-            continue
+        there = list(folder.glob(pattern.format(run.id)))
+        with suppress(FileNotFoundError):
+            if [Path(place, _FINGERPRINT_FILE).read_text() for place in there] == [run.fingerprint]:
+                continue
         with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as temporary:
-            writer = EventFileWriter(str(Path(temporary, "run")))
-            about = hparams_pb({**run.params, **run.tags}, trial_id=run.id, start_time_secs=run.started_s)
-            writer.add_event(Event(wall_time=run.started_s, summary=about))
-            figures = {f"summary/{name}": value for name, value in run.figures.items()}
-            for at_s, step, metrics in (
-                *((point.at_s, point.step, point.metrics) for point in run.points),
-                (run.ended_s, 0, figures),
-            ):
-                values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-                writer.add_event(Event(wall_time=at_s, step=step, summary=Summary(value=values)))
-            writer.close()
-            _put(Path(temporary, "run"), place, run, instead_of=there)
+            made, name = write(run, Path(temporary))
+            Path(made, _FINGERPRINT_FILE).write_text(run.fingerprint)
+            for number, outdated in enumerate(there):
+                outdated.rename(Path(temporary, f"outdated-{number}"))
+            made.rename(folder / name)
         num_new += 1
     return num_new
-
-
-def _is_current(there: Sequence[Path], run: TrackedRun) -> bool:
-    """Return whether the folders are one, and it holds the run as it is now."""
-    try:
-        return [Path(place, _FINGERPRINT_FILE).read_text() for place in there] == [run.fingerprint]
-    except FileNotFoundError:
-        return False
-
-
-def _put(made: Path, place: Path, run: TrackedRun, *, instead_of: Sequence[Path]) -> None:
-    """Move a run's complete folder to its place; what was there goes to the temporary one it was made in."""
-    Path(made, _FINGERPRINT_FILE).write_text(run.fingerprint)
-    for number, outdated in enumerate(instead_of):
-        outdated.rename(made.with_name(f"outdated-{number}"))
-    made.rename(place)
 
 
 #: How runs are written, by the tracker's name.
@@ -241,12 +245,3 @@ def _made(folder: str) -> Path:
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}", "give another --to") from None
     return path
-
-
-def _mlflow_key(name: str) -> str:
-    """Return the name as MLflow takes it: letters, digits and _-. :/ alone."""
-    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
-
-
-def _in_parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
