@@ -112,7 +112,7 @@ def _with_one_changed(column: str, value: str) -> str:
         ("step_time_s", "nan", "not a number", None),
         ("measured_on", "2023-02-30", "not a date", None),
         ("metric", "accuracy", "come together", "value"),
-        ("derived", "maybe", "neither", None),
+        ("derived", "maybe", "not `yes`", None),
         ("seed", "-1", "whole number", None),
         ("round", "0", "whole number", None),
     ],

@@ -14,16 +14,17 @@ row apart. A row has no interval of its own.
 import csv
 import io
 import json
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import date
 from pathlib import Path
+from typing import Annotated, Literal, get_args, get_type_hints
+
+from msgspec import Meta, ValidationError, convert
 
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text, shipped
-from fastlaunch.core.units import parse_date
 from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing, read_summary
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
@@ -32,20 +33,42 @@ REQUIRED_COLUMNS = (
     *("workload", "instance", "num_nodes", "recipe", "batch_size_per_gpu", "num_gpus"),
     *("step_time_s", "measured_on", "source"),
 )
-OPTIONAL_COLUMNS = (
-    *("total_time_s", "num_samples", "metric", "value", "derived"),
-    *("seed", "host", "round"),
-)
 #: What `RunSummary.data` holds for a published row: how the data were fed is not a column.
 DATA = "published"
 
 #: The file beside the shipped records that sums them up.
 SUMMARIES = "summaries.json"
 
-_COUNT = re.compile(r"[0-9]{1,15}")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_Count = Annotated[int, Meta(ge=1, le=10**15, description="a whole number of 1 or more")]
+_Seed = Annotated[int, Meta(ge=0, le=10**15, description="a whole number of 0 or more")]
+_Number = Annotated[float, Meta(ge=-1e300, le=1e300, description="a number")]
 #: Times outside these are slips; what is computed from them would overflow.
-_SHORTEST_S, _LONGEST_S = 1e-9, 1e12
+_Seconds = Annotated[float, Meta(ge=1e-9, le=1e12, description="a number of seconds, more than 0")]
+_Date = Annotated[date, Meta(description="a date as YYYY-MM-DD")]
+_Flag = Annotated[Literal["yes"], Meta(description="`yes`, or empty")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """The cells of one row; one that is empty is None."""
+
+    workload: str
+    instance: str
+    num_nodes: _Count
+    recipe: str
+    batch_size_per_gpu: _Count
+    num_gpus: _Count
+    step_time_s: _Seconds | None = None
+    measured_on: _Date | None = None
+    source: str
+    total_time_s: _Seconds | None = None
+    num_samples: _Count | None = None
+    metric: str | None = None
+    value: _Number | None = None
+    derived: _Flag | None = None
+    seed: _Seed | None = None
+    host: str | None = None
+    round: _Count | None = None
 
 
 def shipped_figures() -> tuple[Path, ...]:
@@ -106,7 +129,7 @@ def read_published(path: Path) -> tuple[RunSummary, ...]:
                 raise BadFile(path, f"{len(cells)} cells, the header names {len(columns)}", line=line)
             else:
                 row = dict(zip(columns, (cell.strip() for cell in cells), strict=True))
-                summaries.append(_summary(_Row(path, line, row)))
+                summaries.append(_summary(path, line, row))
     except csv.Error as error:
         raise BadFile(path, f"not CSV: {error}", line=reader.line_num) from None
     if not summaries:
@@ -117,7 +140,7 @@ def read_published(path: Path) -> tuple[RunSummary, ...]:
 
 def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
     """Raise BadFile for an unknown, repeated or missing column."""
-    known = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
+    known = [of.name for of in fields(_Row)]
     for number, column in enumerate(columns):
         if column not in known:
             hint = f"known: {', '.join(known)}"
@@ -130,55 +153,62 @@ def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
         raise BadFile(path, f"{what} missing", line=line)
 
 
-def _summary(row: "_Row") -> RunSummary:
-    workload, recipe = row.required("workload"), row.required("recipe")
-    sample_unit, flops_per_sample = _of_workload(workload)
-    num_nodes, num_gpus = row.count("num_nodes"), row.count("num_gpus")
-    if num_gpus < num_nodes:
-        raise row.bad("num_gpus", f"{num_gpus} over all of {num_nodes} nodes: it is over all nodes")
-    lack = load_catalogue().lack_of_gpus(row.text("instance"), num_gpus=num_gpus, num_nodes=num_nodes)
+def _summary(path: Path, line: int, cells: Mapping[str, str]) -> RunSummary:
+    def bad(column: str, problem: str) -> BadFile:
+        return BadFile(path, f"column {column}: {problem}", line=line)
+
+    try:
+        row = convert({column: text for column, text in cells.items() if text}, _Row, strict=False)
+    except ValidationError as error:
+        # It ends with the path of a value, or with the name of a field that is missing.
+        column = str(error).split("`")[-2].removeprefix("$.")
+        if not cells[column]:
+            raise bad(column, "empty") from None
+        parts = get_args(get_type_hints(_Row, include_extras=True)[column])
+        (_, meta) = parts if isinstance(parts[1], Meta) else get_args(parts[0])
+        raise bad(column, f"{cells[column][:40]!r} is not {meta.description}") from None
+    sample_unit, flops_per_sample = _of_workload(row.workload)
+    if row.num_gpus < row.num_nodes:
+        raise bad("num_gpus", f"{row.num_gpus} over all of {row.num_nodes} nodes: it is over all nodes")
+    lack = load_catalogue().lack_of_gpus(row.instance, num_gpus=row.num_gpus, num_nodes=row.num_nodes)
     if lack is not None:
-        raise row.bad("num_gpus", lack)
-    batch_size_per_gpu = row.count("batch_size_per_gpu")
-    step_time_s, total_time_s = row.seconds("step_time_s"), row.seconds("total_time_s")
-    metric, value = row.text("metric"), row.number("value")
-    if (metric is None) != (value is None):
-        raise row.bad("metric" if metric is None else "value", "empty: `metric` and `value` come together")
-    if step_time_s is None and total_time_s is None and metric is None:
-        raise row.bad("step_time_s", "empty, and neither `total_time_s` nor `metric` says anything")
-    instance = row.required("instance")
+        raise bad("num_gpus", lack)
+    if (row.metric is None) != (row.value is None):
+        raise bad("metric" if row.metric is None else "value", "empty: `metric` and `value` come together")
+    if row.step_time_s is None and row.total_time_s is None and row.metric is None:
+        raise bad("step_time_s", "empty, and neither `total_time_s` nor `metric` says anything")
     return RunSummary(
         setup=Setup(
             kind="published",
-            workload=workload,
+            workload=row.workload,
             sample_unit=sample_unit,
             flops_per_sample=flops_per_sample,
-            recipe=recipe,
-            precision=RECIPES[recipe].precision if recipe in RECIPES else None,
+            recipe=row.recipe,
+            precision=RECIPES[row.recipe].precision if row.recipe in RECIPES else None,
             data=DATA,
-            batch_size_per_gpu=batch_size_per_gpu,
-            num_nodes=num_nodes,
-            num_gpus=num_gpus,
-            instance=None if instance == "unknown" else instance,
+            batch_size_per_gpu=row.batch_size_per_gpu,
+            num_nodes=row.num_nodes,
+            num_gpus=row.num_gpus,
+            instance=None if row.instance == "unknown" else row.instance,
         ),
-        seed=row.count("seed", least=0) if row.text("seed") else None,
+        seed=row.seed,
         status="completed",
         timing=Timing(
-            step_time_s=None if step_time_s is None else Interval(value=step_time_s),
-            samples_per_step=None if step_time_s is None else float(batch_size_per_gpu * num_gpus),
+            step_time_s=Interval(value=row.step_time_s) if row.step_time_s else None,
+            samples_per_step=float(row.batch_size_per_gpu * row.num_gpus) if row.step_time_s else None,
         ),
         environment=Environment(
-            measured_on=row.date("measured_on"),
-            host_id=row.text("host"),
-            round=row.count("round") if row.text("round") else None,
+            measured_on=row.measured_on.isoformat() if row.measured_on else None,
+            host_id=row.host,
+            round=row.round,
         ),
         figures=Figures(
-            source=row.required("source"),
-            derived=row.flag("derived"),
-            total_time_s=total_time_s,
-            num_samples=row.count("num_samples") if row.text("num_samples") else None,
-            metric=metric,
-            metric_value=value,
+            source=row.source,
+            derived=row.derived is not None,
+            total_time_s=row.total_time_s,
+            num_samples=row.num_samples,
+            metric=row.metric,
+            metric_value=row.value,
         ),
     )
 
@@ -190,60 +220,3 @@ def _of_workload(name: str) -> tuple[str, int | None]:
     except WorkloadError:
         return "samples", None
     return info.sample_unit, info.flops_per_sample
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One row: cells by column, read as what the column holds. Every refusal names line and column."""
-
-    path: Path
-    line: int
-    cells: Mapping[str, str]
-
-    def bad(self, column: str, problem: str) -> BadFile:
-        return BadFile(self.path, f"column {column}: {problem}", line=self.line)
-
-    def text(self, column: str) -> str | None:
-        return self.cells.get(column) or None
-
-    def required(self, column: str) -> str:
-        value = self.text(column)
-        if value is None:
-            raise self.bad(column, "empty" if column != "instance" else "empty; unknown is written `unknown`")
-        return value
-
-    def count(self, column: str, *, least: int = 1) -> int:
-        text = self.required(column)
-        if not _COUNT.fullmatch(text) or int(text) < least:
-            raise self.bad(column, f"{text[:40]!r} is not a whole number of {least} or more")
-        return int(text)
-
-    def number(self, column: str) -> float | None:
-        text = self.text(column)
-        if text is None:
-            return None
-        value = float(text) if _NUMBER.fullmatch(text) else math.nan
-        if not math.isfinite(value):
-            raise self.bad(column, f"{text[:40]!r} is not a number")
-        return value
-
-    def seconds(self, column: str) -> float | None:
-        value = self.number(column)
-        if value is not None and not _SHORTEST_S <= value <= _LONGEST_S:
-            raise self.bad(column, f"{self.cells[column][:40]} is not a time: give seconds, more than 0")
-        return value
-
-    def date(self, column: str) -> str | None:
-        text = self.text(column)
-        if text is None:
-            return None
-        try:
-            return parse_date(text).isoformat()
-        except UserError:
-            raise self.bad(column, f"{text[:40]!r} is not a date as YYYY-MM-DD") from None
-
-    def flag(self, column: str) -> bool:
-        text = self.text(column)
-        if text not in (None, "yes"):
-            raise self.bad(column, f"{text[:40]!r} is neither `yes` nor empty")
-        return text == "yes"
