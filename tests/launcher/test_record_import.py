@@ -134,7 +134,7 @@ def test_a_copy_of_a_run_counts_once_and_a_differing_run_of_its_id_is_reported(t
 
 def test_lines_that_say_the_same_are_one_run_however_they_are_written(tmp_path: Path) -> None:
     columns = dict(zip(HEADER.strip().split(","), ROW.strip().split(","), strict=True))
-    spelled = {**columns, "step_time_s": " 1.99e-1", "num_nodes": "01", "seed": "", "derived": ""}
+    spelled = {**columns, "step_time_s": " 1.99e-1", "seed": "", "derived": ""}
     (tmp_path / "a.csv").write_text(HEADER + ROW + ROW.replace("0.199", "0.1990 ") + ROW)
     (tmp_path / "b.csv").write_text(
         f"{','.join(reversed(spelled))}\n{','.join(reversed(spelled.values()))}\n"

@@ -1,29 +1,21 @@
-"""The steps of a run as a chart draws them: thinned, with their extremes, each rank by itself.
+"""The steps of a run as a chart draws them: thinned, with their extremes, each rank by itself."""
 
-Read from record files that were checked when the run was collected, so without checking every line again: a
-page of 300 runs reads hundreds of thousands of them.
-"""
-
-import codecs
-import json
-import math
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlaunch_train.records.records import MAX_LINE_BYTES, header_problem, open_unpacked
+from fastlaunch.measure.outcome import read_records
+from fastlaunch.measure.steptime import wall_times_s
+from fastlaunch_train.records.records import RankRecord
 
 Array: TypeAlias = NDArray[np.float64]
 
-#: The points of a series in a chart.
+#: Of a series in a chart.
 NUM_POINTS = 200
-#: So much is parsed at once.
-_PART_BYTES = MAX_LINE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,98 +35,31 @@ def read_series(files: Iterable[Path], num_points: int = NUM_POINTS) -> tuple[Ra
     A step that a later attempt did again is the later one's. Files that cannot be read are left out, since
     the run's summary is there without them.
     """
-    attempts: dict[int, dict[int, _Columns]] = {}
-    for path in files:
-        try:
-            columns = _read(path)
-        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-            continue
-        attempts.setdefault(columns.rank, {})[columns.attempt] = columns
-    return tuple(
-        _series(rank, [by_attempt[number] for number in sorted(by_attempt)], num_points)
-        for rank, by_attempt in sorted(attempts.items())
+    records, _ = read_records(files)
+    by_rank: dict[int, list[RankRecord]] = {}
+    # Of equal steps the first counts, so the last attempt comes first.
+    for record in sorted(records, key=lambda record: record.header["attempt"], reverse=True):
+        by_rank.setdefault(record.header["rank"], []).append(record)
+    return tuple(_series(rank, attempts, num_points) for rank, attempts in sorted(by_rank.items()))
+
+
+@np.errstate(all="ignore")  # absurd numbers in a foreign file are left out
+def _series(rank: int, attempts: Sequence[RankRecord], num_points: int) -> RankSeries:
+    times_s = [wall_times_s(record) for record in attempts]
+    numbers, values = (
+        [np.asarray(of.steps.column(name))[: len(timed)] for of, timed in zip(attempts, times_s, strict=True)]
+        for name in ("step", "loss")
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Columns:
-    rank: int
-    attempt: int
-    steps: NDArray[np.int64]  # in blocks
-    step_times_s: Array
-    losses: Array  # nan where there is none
-
-
-def _read(path: Path) -> _Columns:
-    header: Mapping[str, Any] = {}
-    steps, times_s, losses = array("q"), array("d"), array("d")
-    blocks = []
-    for line in _lines(path):
-        kind = line["kind"]
-        if kind == "step":
-            steps.append(line["step"])
-            times_s.append(line["step_time_s"])
-            losses.append(math.nan if line["loss"] is None else line["loss"])
-        elif kind == "block":
-            blocks.append((line["last_step"] - line["first_step"] + 1, line["wall_s"]))
-            if not 0 < blocks[-1][0] <= len(steps):
-                raise ValueError("a block of more steps than there are")
-        elif kind == "header":
-            header = line
-    if problem := header_problem(header):
-        raise ValueError(problem)
-    num_steps = sum(number for number, _ in blocks)
-    return _Columns(
-        rank=header["rank"],
-        attempt=header["attempt"],
-        steps=np.array(steps[:num_steps], dtype=np.int64),
-        step_times_s=_shared_out(np.array(times_s[:num_steps], dtype=float), blocks),
-        losses=np.array(losses[:num_steps], dtype=float),
-    )
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    """Yield the lines, a part of the file at once: three times as fast as line by line.
-
-    A last line that was cut short is left out. Raises ValueError for one that is too long, and OSError.
-    """
-    rest = b""
-    with open_unpacked(path) as file:
-        while part := file.read(_PART_BYTES):
-            whole, end, rest = (rest + part).rpartition(b"\n")
-            if end:
-                whole = whole.removeprefix(codecs.BOM_UTF8).replace(b"\n", b",")
-                yield from json.loads(b"[%b]" % whole)
-            if len(rest) > MAX_LINE_BYTES:
-                raise ValueError("a line is too long")
-
-
-def _shared_out(times_s: Array, blocks: Sequence[tuple[int, float]]) -> Array:
-    """Return the walls of blocks shared out over their steps by device time, as `steptime` does."""
-    if not blocks:
-        return times_s
-    number = np.repeat(np.arange(len(blocks)), [length for length, _ in blocks])[: len(times_s)]
-    totals_s = np.bincount(number, weights=times_s, minlength=len(blocks))
-    walls_s, lengths = np.array([wall_s for _, wall_s in blocks]), np.array([length for length, _ in blocks])
-    with np.errstate(all="ignore"):
-        shares = np.where(totals_s[number] > 0, times_s / totals_s[number], 1 / lengths[number])
-    return walls_s[number] * shares
-
-
-def _series(rank: int, attempts: Sequence[_Columns], num_points: int) -> RankSeries:
-    # The first of equal steps counts, so the last attempt comes first.
-    all_steps = np.concatenate([of.steps for of in reversed(attempts)])
-    steps, first = np.unique(all_steps, return_index=True)
-    columns = [np.stack([of.step_times_s, of.losses], axis=1) for of in reversed(attempts)]
-    values = np.concatenate(columns)[first]
-    timed, scored = np.isfinite(values[:, 0]), np.isfinite(values[:, 1])
-    times, losses = thin(values[timed, 0], num_points), thin(values[scored, 1], num_points)
+    steps, first = np.unique(np.concatenate(numbers), return_index=True)
+    step_times_s, losses = np.concatenate(times_s)[first], np.concatenate(values)[first]
+    timed, scored = np.isfinite(step_times_s), np.isfinite(losses)
+    slow, high = thin(step_times_s[timed], num_points), thin(losses[scored], num_points)
     return RankSeries(
         rank=rank,
-        steps=steps[timed][times].tolist(),
-        step_times_s=values[timed, 0][times].tolist(),
-        loss_steps=steps[scored][losses].tolist(),
-        losses=values[scored, 1][losses].tolist(),
+        steps=steps[timed][slow].tolist(),
+        step_times_s=step_times_s[timed][slow].tolist(),
+        loss_steps=steps[scored][high].tolist(),
+        losses=losses[scored][high].tolist(),
     )
 
 
