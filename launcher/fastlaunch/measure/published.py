@@ -76,13 +76,13 @@ def shipped_figures() -> tuple[Path, ...]:
     return tuple(sorted(Path(__file__).with_name("published_figures").glob("*.csv")))
 
 
-def shipped_summaries() -> dict[str, RunSummary]:
-    """Return the summaries that come with fastlaunch, by run id.
+def shipped_summaries(workload: str | None = None) -> dict[str, RunSummary]:
+    """Return the summaries that come with fastlaunch, by run id. workload: None for those of all workloads.
 
     They lie in measurements/summaries.json beside the records, since reading those takes seconds;
     `fastlaunch demo --summarise train/measurements` writes it anew.
     """
-    return read_summaries(shipped("measurements") / SUMMARIES)
+    return read_summaries(shipped("measurements") / SUMMARIES, workload)
 
 
 def shipped_runs(workload: str) -> dict[str, RunSummary]:
@@ -91,23 +91,24 @@ def shipped_runs(workload: str) -> dict[str, RunSummary]:
         f"{path.stem}-{number}": row
         for path in shipped_figures()
         for number, row in enumerate(read_published(path), start=1)
+        if row.setup.workload == workload
     }
-    return {
-        run_id: run
-        for run_id, run in {**shipped_summaries(), **figures}.items()
-        if run.setup.workload == workload
-    }
+    return shipped_summaries(workload) | figures
 
 
-def read_summaries(path: Path) -> dict[str, RunSummary]:
-    """Return the summaries in a JSON file by run id, in order.
+def read_summaries(path: Path, workload: str | None = None) -> dict[str, RunSummary]:
+    """Return the summaries in a JSON file by run id, in order; of one workload, or of all.
 
     Raises BadFile if there is none, or it is something else.
     """
     try:
         data = json.loads(path.read_bytes())
-        return {run_id: read_summary(summary) for run_id, summary in data.items()}
-    except (OSError, ValueError, AttributeError, UserError) as error:
+        return {
+            run_id: read_summary(summary)
+            for run_id, summary in data.items()
+            if workload is None or summary["setup"]["workload"] == workload
+        }
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, UserError) as error:
         raise BadFile(path, f"cannot be read: {error}", hint="install fastlaunch again") from None
 
 
