@@ -119,12 +119,6 @@ def skipped_fraction(attempts: Attempts) -> float | None:
     return float(skipped[is_known][first].mean()) if first.size else None
 
 
-def kernels_of(records: Sequence[RankRecord]) -> str | None:
-    """Return what one forward pass ran, as the first rank that looked says; None if none did."""
-    details = (phase.detail for record in records for phase in record.phases if phase.name == "kernels")
-    return next((detail for detail in details if detail), None)
-
-
 def script_wall_s(ranks: Sequence[RankRecord]) -> float | None:
     """Return the seconds of a script without steps, on the node that took longest; None for other runs."""
     if any(record.steps for record in ranks):

@@ -129,17 +129,6 @@ def recipe_schema(header: Mapping[str, Any]) -> int:
     return schema if isinstance(schema, int) else 1
 
 
-def sequence_length_of(header: Mapping[str, Any]) -> int | None:
-    """Return the tokens of a sample; None if the workload has no such thing."""
-    value = header["workload"].get("sequence_length")
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def service_of(header: Mapping[str, Any]) -> str | None:
-    """Return `sagemaker` if the instance was SageMaker's; None for EC2's, for none, and for older records."""
-    return "sagemaker" if header["instance"] and header["machine"].get("service") == "sagemaker" else None
-
-
 def power_limit_of(header: Mapping[str, Any]) -> float | None:
     """Return the watts that the GPU may draw; None without one, or if the driver did not say."""
     watts = header["machine"].get("power_limit_w")
@@ -228,11 +217,6 @@ def _is_of_text(workload: str) -> bool:
         return "tokenizer" in workload_info(workload).takes
     except WorkloadError:
         return False
-
-
-def host_ids(ranks: Sequence[RankRecord]) -> str | None:
-    """Return the machines' ids, joined by commas; None if none is known."""
-    return ",".join(sorted({record.header["machine"]["host_id"] or "" for record in ranks})) or None
 
 
 def num_nodes_of(ranks: Sequence[RankRecord]) -> int:

@@ -15,7 +15,6 @@ from fastlaunch.measure.events import (
     checkpoints_of,
     checks_of,
     evals_of,
-    kernels_of,
     padding_fraction,
     profile_of,
     script_wall_s,
@@ -25,15 +24,12 @@ from fastlaunch.measure.headers import (
     contradictions,
     files_of,
     fingerprint_of,
-    host_ids,
     is_silent,
     label_of,
     mixed_schemas,
     num_nodes_of,
     power_limit_of,
     recipe_schema,
-    sequence_length_of,
-    service_of,
     variant_of,
 )
 from fastlaunch.measure.steptime import COMPILED_LATE, NoTiming, compiled_late, time_attempt
@@ -124,6 +120,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
 
     num_nodes = num_nodes_of(timed)
     header, network = timed[0].header, all_reduce_of(timed)
+    machine, length = header["machine"], header["workload"].get("sequence_length")
+    kernels = (phase.detail for record in timed for phase in record.phases if phase.name == "kernels")
     batches = {batch_size_of(record) for record in timed}
     ends = [record.end for record in timed if record.end]
     peaks = [end.peak_memory_gib for end in ends]
@@ -141,11 +139,11 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             precision=header["recipe"]["precision"],
             data=header["data"],
             batch_size_per_gpu=batches.pop() if len(batches) == 1 else None,
-            sequence_length=sequence_length_of(header),
+            sequence_length=length if type(length) is int and length > 0 else None,
             num_nodes=num_nodes,
             num_gpus=header["world_size"],
             instance=header["instance"],
-            device_name=header["machine"]["device_name"],
+            device_name=machine["device_name"],
             fingerprint=fingerprint_of(header, num_nodes) | ({"fabric": network.fabric} if network else {}),
             variant=variant_of(header) or {},
         ),
@@ -156,7 +154,11 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         startup=Startup(
             build_s=_phase_s(timed, "build"),
             compile_s=_phase_s(timed, "compile"),
-            compile_cached=all(_found_compiled(record) for record in timed),
+            # In a first run on a machine some ranks may find what others have just put there; one does not.
+            compile_cached=all(
+                any(phase.name == "compile" and phase.detail == FROM_CACHE for phase in record.phases)
+                for record in timed
+            ),
         ),
         checkpoints=checkpoints_of(attempts),
         quality=Quality(
@@ -169,11 +171,12 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         peak_memory_gib=max((gib for gib in peaks if gib is not None), default=None),
         padding_fraction=padding_fraction(timed),
         all_reduce=network,
-        kernels=kernels_of(timed),
+        kernels=next((text for text in kernels if text), None),
         profile=profile_of(attempts),
         environment=Environment(
-            service=service_of(header),
-            host_id=host_ids(attempted),
+            # None on EC2 and without an instance, and in older records.
+            service="sagemaker" if header["instance"] and machine.get("service") == "sagemaker" else None,
+            host_id=",".join(sorted({r.header["machine"]["host_id"] or "" for r in attempted})) or None,
             started_at=min(record.header["started_at"] for record in records),
             measured_on=utc_day(datetime.fromisoformat(header["started_at"])).isoformat(),
             record_schema=header["schema"],
@@ -274,11 +277,3 @@ def _phase_s(ranks: Sequence[RankRecord], name: str) -> float | None:
     totals = [sum(p.seconds for p in record.phases if p.name == name) for record in ranks]
     recorded = any(p.name == name for record in ranks for p in record.phases)
     return max(totals) if recorded and math.isfinite(max(totals)) else None
-
-
-def _found_compiled(record: RankRecord) -> bool:
-    """Return whether this rank found some of what it compiled on the disk.
-
-    In a first run on a machine some ranks may, of what others have just put there; one of them does not.
-    """
-    return any(phase.name == "compile" and phase.detail == FROM_CACHE for phase in record.phases)
