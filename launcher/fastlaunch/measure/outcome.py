@@ -1,6 +1,6 @@
 """How a run ended, as its record files tell it, and whether they are of the run that was asked for."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadFile
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec, Script
+from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.measure.headers import is_silent, resolved_record
 from fastlaunch_train.node.protocol import is_echo
 from fastlaunch_train.records.records import (
@@ -106,56 +106,34 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
 
 def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ...]:
     """Return in what the headers differ from `job`; empty if in nothing."""
+    differences = (
+        _difference(what, requested, recorded)
+        for record in records
+        for what, requested, recorded in _compared(job, record.header)
+        # What was left to the entrypoint to choose may be anything.
+        if requested is not None and requested != recorded
+    )
+    return tuple(dict.fromkeys(differences))
+
+
+def _compared(job: JobSpec, header: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what a header has to say as `job` does: its name, as requested, and as recorded."""
+    workload, inputs = header["workload"], job.inputs
+    yield "workload", job.workload, workload["name"]
     if job.script:
-        return tuple(dict.fromkeys(_of_script(job, job.script, records)))
-    requested = {
-        "workload": job.workload,
-        "recipe": resolved_record(job.recipe.to_record()),
-        "seed": job.seed,
-        "number of ranks": job.num_gpus,
-        "data": job.inputs.data.partition(":")[0],
-    }
-    # What was left to the entrypoint to choose may be anything.
-    left_open = {
-        "steps": job.steps,
-        "batch size": job.batch_size,
-        "sequence length": job.inputs.sequence_length,
-        "model": job.inputs.model,
-    }
-    requested |= {what: value for what, value in left_open.items() if value is not None}
-    differences: dict[str, None] = {}
-    for record in records:
-        header = record.header
-        recorded = {
-            "workload": header["workload"]["name"],
-            "recipe": resolved_record(header["recipe"]),
-            "seed": header["seed"],
-            "steps": header["steps"],
-            "number of ranks": header["world_size"],
-            "data": header["data"].partition(":")[0],
-            "batch size": header["batch_size_per_gpu"],
-            # Records of version 1, and of workloads that could not be built, do not say these two.
-            "sequence length": header["workload"].get("sequence_length") or job.inputs.sequence_length,
-            "model": header["workload"].get("model") or job.inputs.model,
-        }
-        for what, value in requested.items():
-            if recorded[what] != value:
-                differences[_difference(what, value, recorded[what])] = None
-    return tuple(differences)
-
-
-def _of_script(job: JobSpec, script: Script, records: Iterable[RankRecord]) -> Iterator[str]:
-    """Yield in what headers differ from a script's job: all else is the script's own to choose."""
-    for record in records:
-        header = record.header
-        pairs = {
-            "workload": (job.workload, header["workload"]["name"]),
-            "variant": (script.label, header["recipe"]["label"]),
-            "number of ranks": (job.num_gpus if script.nproc else header["world_size"], header["world_size"]),
-        }
-        for what, (requested, recorded) in pairs.items():
-            if recorded != requested:
-                yield _difference(what, requested, recorded)
+        # All else is the script's own to choose.
+        yield "variant", job.script.label, header["recipe"]["label"]
+        yield "number of ranks", job.num_gpus if job.script.nproc else None, header["world_size"]
+        return
+    yield "recipe", resolved_record(job.recipe.to_record()), resolved_record(header["recipe"])
+    yield "seed", job.seed, header["seed"]
+    yield "number of ranks", job.num_gpus, header["world_size"]
+    yield "data", inputs.data.partition(":")[0], header["data"].partition(":")[0]
+    yield "steps", job.steps, header["steps"]
+    yield "batch size", job.batch_size, header["batch_size_per_gpu"]
+    # Records of version 1, and of workloads that could not be built, do not say these two.
+    yield "sequence length", inputs.sequence_length, workload.get("sequence_length") or inputs.sequence_length
+    yield "model", inputs.model, workload.get("model") or inputs.model
 
 
 def _difference(what: str, requested: Any, recorded: Any) -> str:
