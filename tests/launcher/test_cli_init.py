@@ -149,14 +149,14 @@ def test_a_call_that_is_denied_says_who_lacks_which_right_and_how_it_goes_withou
     err = capsys.readouterr().err
     service = "ec2" if action == "DescribeVpcs" else "cloudformation"
     assert f"{service}:{action}" in err and f"you are arn:aws:sts::{ACCOUNT}:user/moto" in err
-    assert f"fastlaunch init --print-template --region {REGION} > fastlaunch.yaml" in err
+    assert f"fastlaunch iam print --cloudformation --region {REGION} > fastlaunch.yaml" in err
     assert not config(isolated).exists() and not backend("s3", "aws").buckets
 
 
 def test_whoever_may_not_deploy_uses_the_stack_that_an_administrator_deployed(
     account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert init("--print-template", "--region", REGION) == 0
+    assert run(["iam", "print", "--cloudformation", "--region", REGION]) == 0
     template, err = capsys.readouterr()
     assert set(yaml.safe_load(template)["Resources"]) > {"Bucket", "NodeRole", "PlacementGroupuseast1a"}
     assert "aws cloudformation deploy --region us-east-1 --stack-name fastlaunch" in err
@@ -210,7 +210,7 @@ def test_a_stack_that_failed_says_why_and_what_to_delete(
     assert init("--yes") == 3
     err = capsys.readouterr().err
     assert f"stack fastlaunch is ROLLBACK_COMPLETE: NodeRole: {denied}" in err
-    assert "--print-template" in err and "cancelled" not in err
+    assert "iam print --cloudformation" in err and "cancelled" not in err
     delete = "aws cloudformation delete-stack --region us-east-1 --stack-name fastlaunch"
     assert delete in err and not config(isolated).exists()
     moto_stacks.FAILING.clear()
@@ -287,7 +287,7 @@ def test_another_template_changes_a_stack_only_with_update(
 def test_the_stack_of_an_earlier_template_gets_a_versioned_bucket_and_keeps_what_is_in_it(
     account: MotoServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert init("--print-template", "--region", REGION) == 0
+    assert run(["iam", "print", "--cloudformation", "--region", REGION]) == 0
     earlier = yaml.safe_load(capsys.readouterr().out)
     del earlier["Resources"]["Bucket"]["Properties"]["VersioningConfiguration"]
     del earlier["Resources"]["Repository"]["Properties"]["ImageScanningConfiguration"]

@@ -1,4 +1,4 @@
-"""`init`: an account is made ready for jobs in a region, by a stack, and the config file says so."""
+"""`init`: make an account ready for jobs in a region, by a stack, and write the config file."""
 
 import re
 import shlex
@@ -31,9 +31,9 @@ from fastlaunch.placement.account_network import (
 )
 
 T = TypeVar("T")
-#: Asks for a text on the terminal, with what it is if nothing is typed.
+#: Asks a question on the terminal, with the answer that counts if nothing is typed.
 Prompt = Callable[[str, str | None], str]
-#: Without a budget that somebody named.
+#: The budget, unless the user gives one.
 DEFAULT_BUDGET_USD = 25.0
 #: docs.aws.amazon.com/AmazonS3, "Bucket naming rules"; with a dot TLS does not work.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -43,7 +43,7 @@ _DENIED = re.compile(r"Denied|Unauthorized|NotAuthorized|^403$")
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
-    """What was typed; None where it is asked for, or chosen."""
+    """What was typed; None for what `init` asks for or chooses."""
 
     region: str | None = None
     bucket: str | None = None
@@ -52,9 +52,9 @@ class InitOptions:
     subnets: tuple[str, ...] = ()
     budget_usd: float | None = None
     stack_name: str = "fastlaunch"
-    # Whether the stack takes over a bucket and a repository of the account that have their names.
+    # Whether the stack takes over the account's bucket and repository of these names.
     import_existing: bool = False
-    # Whether a stack that is there becomes what this version's template says.
+    # Whether to change an existing stack to this version's template.
     update: bool = False
     yes: bool = False
 
@@ -69,9 +69,9 @@ class Ready:
 
 
 def init(context: World, options: InitOptions, *, prompt: Prompt | None = None) -> Ready:
-    """Make the stack and write the config file, as far as they are not there, each after asking.
+    """Make the stack and write the config file, each after asking, unless they are there already.
 
-    prompt: None where there is nobody to ask; what then has no safe default is a UserError.
+    prompt: None if there is nobody to ask. Raises UserError for what then has no safe default.
     """
     if not _STACK.fullmatch(options.stack_name):
         raise UserError(f"{options.stack_name!r} is no stack's name", "give letters, digits and -")
@@ -82,28 +82,22 @@ def init(context: World, options: InitOptions, *, prompt: Prompt | None = None) 
     return _Init(context, options, prompt, identity, region).run()
 
 
-def init_template(settings: Settings, region: str, zones: Sequence[str]) -> str:
-    """Return the template of a region, with what its part of the config file names."""
+def names_of_region(settings: Settings, region: str) -> dict[str, Any]:
+    """Return what template and policies take from a region's part of the config file."""
     here = settings.region_settings(region)
-    is_own_image = here.ami_parameter != DEFAULT_AMI_PARAMETER
-    data = template(
-        zones=zones,
-        prefix=here.prefix or "fastlaunch",
-        repository=here.repository or DEFAULT_REPOSITORY,
-        registry=registry(region).account,
-        kms_keys=tuple(filter(None, (here.volume_kms_key, here.output_kms_key))),
-        ami_parameter=here.ami_parameter if is_own_image else None,
-    )
-    return template_text(data)
+    return {
+        "prefix": here.prefix or "fastlaunch",
+        "repository": here.repository or DEFAULT_REPOSITORY,
+        "registry": registry(region).account,
+        "kms_keys": tuple(filter(None, (here.volume_kms_key, here.output_kms_key))),
+        "ami_parameter": None if here.ami_parameter == DEFAULT_AMI_PARAMETER else here.ami_parameter,
+    }
 
 
 def _region(context: World, options: InitOptions, prompt: Prompt | None) -> str:
-    if options.region is not None:
-        return _checked_region(options.region)
-    default = context.own_region()
-    if prompt is None:
-        return _checked_region(default)
-    return _answer(context, prompt, "region", default, _checked_region)
+    if options.region is not None or prompt is None:
+        return _checked_region(options.region or context.own_region())
+    return _answer(context, prompt, "region", context.own_region(), _checked_region)
 
 
 def _checked_region(region: str) -> str:
@@ -115,7 +109,7 @@ def _checked_region(region: str) -> str:
 def _answer(
     context: World, prompt: Prompt, question: str, default: str | None, check: Callable[[str], T]
 ) -> T:
-    """Ask until the answer is one, and return it."""
+    """Ask until the answer passes the check, and return it."""
     while True:
         try:
             return check(prompt(question, default))
@@ -125,7 +119,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class _Init:
-    """One call of `init`, once the region is known."""
+    """A call of `init`, when the region is known."""
 
     context: World
     options: InitOptions
@@ -146,6 +140,9 @@ class _Init:
                 stack = self._compare(stack, subnets)
         entries = {**stack_entries(stack.outputs.get("ConfigFile", ""), self.region), "subnets": subnets}
         return Ready(region=self.region, stack=stack, config=self._write_config(entries, budget_usd))
+
+    def _template(self, zones: Sequence[str]) -> str:
+        return template_text(template(zones=zones, **names_of_region(self.context.settings, self.region)))
 
     # A new stack
 
@@ -168,7 +165,7 @@ class _Init:
                     region,
                     name,
                     is_new=True,
-                    template=init_template(self.context.settings, region, list(subnets)),
+                    template=self._template(list(subnets)),
                     parameters={"BucketName": bucket, "Vpc": vpc, "RouteTables": ",".join(route_tables)},
                     import_existing=import_existing,
                 )
@@ -199,7 +196,7 @@ class _Init:
         return _answer(self.context, self.prompt, "bucket to make", default, _checked_bucket)
 
     def _import_existing(self, bucket: str) -> bool:
-        """Return whether the stack is to take over what has its names. Raises UserError if it may not."""
+        """Return whether the stack takes over what has its names. Raises UserError if it may not."""
         aws, region = self.context.aws, self.region
         is_own = aws.is_bucket_of(region, bucket, self.identity.account)
         if is_own is False:
@@ -222,7 +219,7 @@ class _Init:
     # A stack that is there
 
     def _check_stack(self, stack: Stack) -> Mapping[str, str]:
-        """Return the subnets by zone. Raises UserError if the stack is unusable, or not as was typed."""
+        """Return the subnets by zone. Raises UserError if the stack is unusable or not as typed."""
         region, name = self.region, stack.name
         if not stack.is_usable:
             raise _unusable(stack)
@@ -247,7 +244,7 @@ class _Init:
         return {zone: subnet.id for zone, subnet in subnets.items()}
 
     def _compare(self, stack: Stack, subnets: Mapping[str, str]) -> Stack:
-        """Return the stack, made what the template says if the user wants that."""
+        """Compare the stack with the template, change it if the user wants that, and return it."""
         aws, region = self.context.aws, self.region
         entries = stack_entries(stack.outputs["ConfigFile"], region)
         zones = list(entries.get("placement_groups") or ())
@@ -261,7 +258,7 @@ class _Init:
                         region,
                         stack.name,
                         is_new=False,
-                        template=init_template(self.context.settings, region, zones),
+                        template=self._template(zones),
                         parameters=dict.fromkeys(stack.parameters),
                         import_existing=False,
                     )
@@ -270,7 +267,7 @@ class _Init:
             except (NotAuthorised, BadConfiguration) as error:
                 if self.options.update:
                     raise
-                # Whoever did not deploy it may use it all the same.
+                # A user who may not deploy the stack may still use it.
                 self.context.report(f"{there}; not compared with the template: {error.message}")
                 return stack
             if not changes:
@@ -289,7 +286,7 @@ class _Init:
     # Both
 
     def _discard(self, change_set: str, *, is_new: bool) -> None:
-        """Delete what was proposed and is not to be; what cannot be deleted changes nothing."""
+        """Delete a change set that the user did not want, and an empty stack. Ignore refusals."""
         with suppress(CloudRefused):
             self.context.aws.delete_change_set(self.region, change_set)
             if is_new:
@@ -312,9 +309,9 @@ class _Init:
         return stack
 
     def _write_config(self, entries: Mapping[str, Any], budget_usd: float) -> Path:
-        """Write what the config file lacks, after asking; return its path."""
+        """Write the lines that the config file lacks, after asking; return its path."""
         path = config_path()
-        text = _config_text(path)
+        text = read_text(path) if path.exists() else None
         change = config_change(text, region=self.region, entries=entries, max_cost_usd=budget_usd)
         if not change.lines:
             self.context.report(f"{path} says all of it already")
@@ -369,7 +366,7 @@ def _checked_budget_usd(text: str) -> float:
 
 
 def change_lines(changes: Sequence[StackChange]) -> list[str]:
-    """Return a line for each kind of resource, and what becomes of it."""
+    """Return a line for each action and kind of resource."""
     names: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for change in changes:
         action = "Replace" if change.is_replaced else change.action
@@ -380,7 +377,7 @@ def change_lines(changes: Sequence[StackChange]) -> list[str]:
 
 @contextmanager
 def _explained(identity: Identity, region: str) -> Iterator[None]:
-    """Say of a right that is missing who lacks it, and how it goes without."""
+    """Add to a refusal who lacks the right, and how to go on without it."""
     try:
         yield
     except NotAuthorised as error:
@@ -397,7 +394,7 @@ def _explained(identity: Identity, region: str) -> Iterator[None]:
 def _by_administrator(region: str) -> str:
     return (
         "let an administrator deploy the template, and then run `fastlaunch init` again, which finds the "
-        f"stack: fastlaunch init --print-template --region {region} > fastlaunch.yaml"
+        f"stack: fastlaunch iam print --cloudformation --region {region} > fastlaunch.yaml"
     )
 
 
@@ -406,7 +403,7 @@ def _delete_command(name: str, region: str) -> str:
 
 
 def _failed(error: BadConfiguration, name: str, region: str) -> BadConfiguration:
-    """Return the error of a stack that CloudFormation gave up, with what to do about it."""
+    """Return the error to raise for a stack that CloudFormation gave up."""
     hints = []
     if "not authorized" in error.message:
         hints.append(f"ask for that right, or {_by_administrator(region)}")
@@ -420,15 +417,12 @@ def _failed(error: BadConfiguration, name: str, region: str) -> BadConfiguration
 
 
 def _unusable(stack: Stack) -> UserError:
-    """Return the error that the stack is in a state from which only its owner brings it back."""
-    state = (
-        f"stack {stack.name} in {stack.region} is {stack.status}{f': {stack.reason}' if stack.reason else ''}"
-    )
+    """Return the error to raise for a stack that only its owner can mend."""
+    state = f"stack {stack.name} in {stack.region} is {stack.status}"
+    state += f": {stack.reason}" if stack.reason else ""
     if stack.status.startswith("UPDATE"):
-        more = "aws cloudformation continue-update-rollback"
-        return UserError(
-            state, f"bring it back first: {more} --region {stack.region} --stack-name {stack.name}"
-        )
+        more = f"continue-update-rollback --region {stack.region} --stack-name {stack.name}"
+        return UserError(state, f"bring it back first: aws cloudformation {more}")
     return UserError(
         state,
         f"delete it, then run the same again: {_delete_command(stack.name, stack.region)}\n  a bucket or "
@@ -436,13 +430,8 @@ def _unusable(stack: Stack) -> UserError:
     )
 
 
-def _config_text(path: Path) -> str | None:
-    """Return what the config file holds; None if there is none."""
-    return read_text(path) if path.exists() else None
-
-
 def _shown(change: ConfigChange, path: Path, *, is_new: bool) -> str:
-    """Return the lines for the config file under what is to become of them."""
+    """Return the lines for the config file, under a head that says what happens to them."""
     if change.text is not None:
         head = f"{path}, a new file:" if is_new else f"to be added to {path}, which otherwise stays as it is:"
     else:

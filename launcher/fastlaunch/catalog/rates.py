@@ -1,4 +1,4 @@
-"""The most that an hour of an instance can cost, and the most that a job can."""
+"""Compute the most that an hour of an instance, or a job, can cost."""
 
 import datetime
 
@@ -18,8 +18,8 @@ def max_cost_usd(
 ) -> float:
     """Return the most that instances and their volumes can cost, in USD: nodes x (limit + margin) x price.
 
-    volume_usd_per_hour: None if not known, and then not counted. fee_usd: of a capacity block, of which the
-    instances use no more. NAT gateways and data transfer are not counted.
+    volume_usd_per_hour: None if not known; then volumes do not count. fee_usd: a capacity block's, which
+    bounds the cost. NAT gateways and data transfer do not count.
     """
     hours = num_nodes * (max_minutes + MARGIN_MINUTES) / 60
     usd = hours * usd_per_hour
@@ -29,24 +29,19 @@ def max_cost_usd(
 def check_sold(instance: InstanceType, purchase: str, max_price_usd: float | None) -> None:
     """Raise UserError unless AWS sells the type this way and its cost has a bound."""
     if purchase not in instance.purchase_options:
+        if "on-demand" in instance.purchase_options:
+            hint = "give --purchase on-demand, or another instance type"
+        elif "spot" in instance.purchase_options:
+            hint = "give --purchase spot --max-price USD, the most you would pay for an hour"
+        else:
+            hint = "choose another instance type"
         sold = " or ".join(instance.purchase_options)
-        raise UserError(
-            f"{instance.name} has no {purchase} price: AWS sells it as {sold}", _otherwise(instance)
-        )
+        raise UserError(f"{instance.name} has no {purchase} price: AWS sells it as {sold}", hint)
     if purchase == "spot" and max_price_usd is None and "on-demand" not in instance.purchase_options:
         raise UserError(
             f"{instance.name} has no on-demand price that would bound what spot costs",
             "give --max-price USD, the most you would pay for an hour",
         )
-
-
-def _otherwise(instance: InstanceType) -> str:
-    """Say how else the type can be bought."""
-    if "on-demand" in instance.purchase_options:
-        return "give --purchase on-demand, or another instance type"
-    if "spot" in instance.purchase_options:
-        return "give --purchase spot --max-price USD, the most you would pay for an hour"
-    return "choose another instance type"
 
 
 def dearest_rate(
@@ -65,7 +60,14 @@ def dearest_rate(
     Raises UserError if AWS does not sell the type this way, or if no price is known that bounds the cost.
     """
     if service == "sagemaker":
-        return _training_rate(instance, region, catalogue=catalogue, today=today)
+        try:
+            return catalogue.price(instance.name, service="sagemaker", region=region, on=today)
+        except UserError as error:
+            raise UserError(
+                error.message,
+                "aws.amazon.com/sagemaker/ai/pricing has it; write it into a price file of your own, as "
+                "service sagemaker and without ml. (`prices: FILE` in the config file)",
+            ) from None
     check_sold(instance, purchase, max_price_usd)
     if purchase == "spot" and max_price_usd is not None:
         return Price(
@@ -86,16 +88,3 @@ def dearest_rate(
                 error.message, "give --max-price USD, the most you would pay for an hour"
             ) from None
         raise
-
-
-def _training_rate(
-    instance: InstanceType, region: str, *, catalogue: Catalogue, today: datetime.date
-) -> Price:
-    try:
-        return catalogue.price(instance.name, service="sagemaker", region=region, on=today)
-    except UserError as error:
-        raise UserError(
-            error.message,
-            "aws.amazon.com/sagemaker/ai/pricing has it; write it into a price file of your own, as service "
-            "sagemaker and without ml. (`prices: FILE` in the config file)",
-        ) from None

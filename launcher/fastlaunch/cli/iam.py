@@ -7,12 +7,10 @@ import click
 
 from fastlaunch.aws.policies import documents, names_by_hand
 from fastlaunch.aws.template import template, template_text
-from fastlaunch.catalog.container_images import registry
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples
+from fastlaunch.cli.options import examples, next_command
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings
-from fastlaunch.jobs.image_build import DEFAULT_REPOSITORY
+from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.option_rules import check_folder, check_secret
 
 
@@ -98,7 +96,7 @@ def print_(
     With --cloudformation, print one template that creates a bucket, every role and policy, a repository, a
     security group, a gateway to S3 and placement groups; its output ConfigFile holds the config file's lines.
     """
-    context = app_context()
+    context = app_context(config_may_lack=True)
     settings, region = context.settings, region or context.own_region()
     for arn in given["secrets"]:
         check_secret(arn)
@@ -121,9 +119,17 @@ def print_(
         raise UserError(f"{name} and --cloudformation are given", "the template holds every policy")
     if not names["prefix"]:
         raise UserError("the template needs a folder in the bucket", "give --prefix fastlaunch")
-    names["zones"] = zones or _zones(settings, region)
+    here = settings.region_settings(region)
+    # Without zones in the config file, those that nearly every region has.
+    configured = {**here.subnets, **here.placement_groups} or [f"{region}{letter}" for letter in "abc"]
+    names["zones"] = zones or list(configured)
     given_names = {key: names[key] for key in _TEMPLATE if key in names}
     click.echo(template_text(template(**given_names)), nl=False)
+    next_command(
+        f"aws cloudformation deploy --region {region} --stack-name fastlaunch --capabilities CAPABILITY_IAM "
+        f"--template-file fastlaunch.yaml --parameter-overrides BucketName={names.get('bucket', 'NAME')} "
+        f"Vpc={names.get('vpc', 'vpc-ID')}"
+    )
 
 
 #: The machines' role, and its instance profile, where both were made by hand as docs/setup.md says.
@@ -137,18 +143,19 @@ _TEMPLATE = (
 
 def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the names for the policies: as given, else the config file's, else None."""
+    from fastlaunch.api.init import names_of_region
+
     here = settings.region_settings(region)
-    keys = (given["kms_key"], here.volume_kms_key, here.output_kms_key)
-    is_own_image = here.ami_parameter != DEFAULT_AMI_PARAMETER
+    names = names_of_region(settings, region)
+    special = {"cn": "aws-cn", "us-gov": "aws-us-gov"}
     return {
         **given,
-        "kms_keys": tuple(dict.fromkeys(filter(None, keys))),
-        "ami_parameter": here.ami_parameter if is_own_image else None,
+        **names,
+        "kms_keys": tuple(dict.fromkeys(filter(None, (given["kms_key"], *names["kms_keys"])))),
         "bucket": given["bucket"] or here.bucket,
         "prefix": here.prefix if given["prefix"] is None else given["prefix"].strip("/"),
-        "repository": given["repository"] or here.repository or DEFAULT_REPOSITORY,
-        "registry": registry(region).account,
-        "partition": _partition(region),
+        "repository": given["repository"] or names["repository"],
+        "partition": next((name for start, name in special.items() if region.startswith(f"{start}-")), "aws"),
         "training_role": here.role,
         "scheduler_role": here.scheduler_role,
     }
@@ -163,15 +170,3 @@ def _policies(name: str | None, names: dict[str, Any]) -> str:
         if file in by_file:
             return json.dumps(by_file[file], indent=2)
     raise UnknownName("policy", name, by_file)
-
-
-def _zones(settings: Settings, region: str) -> list[str]:
-    """Return the zones of the config file; if it has none, those that nearly every region has."""
-    here = settings.region_settings(region)
-    return list({**here.subnets, **here.placement_groups}) or [f"{region}{letter}" for letter in "abc"]
-
-
-def _partition(region: str) -> str:
-    """Return `aws`, or what ARNs of China's and GovCloud's regions have instead."""
-    special = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
-    return next((name for start, name in special.items() if region.startswith(start)), "aws")

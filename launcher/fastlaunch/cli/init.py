@@ -1,4 +1,4 @@
-"""`fastlaunch init`: an account made ready for jobs, and a config file, each after asking."""
+"""`fastlaunch init`: make an account ready for jobs, and write the config file, each after asking."""
 
 import sys
 from typing import Any
@@ -19,8 +19,8 @@ from fastlaunch.core.errors import EXIT_DONE
             "fastlaunch init --region us-east-1 --bucket acme-training --budget 25 --yes",
         ),
         (
-            "the template, for whoever may deploy it",
-            "fastlaunch init --print-template --region us-east-1",
+            "the template, for an administrator who may deploy it",
+            "fastlaunch iam print --cloudformation --region us-east-1",
         ),
     ),
 )
@@ -54,32 +54,20 @@ from fastlaunch.core.errors import EXIT_DONE
     help="Let the stack take over a bucket and a repository of yours that have their names.",
 )
 @click.option("--update", is_flag=True, help="Change a stack that is there to this version's template.")
-@click.option("--print-template", is_flag=True, help="Print the CloudFormation template; make nothing.")
 @yes_option
 @profile_option
-def init(print_template: bool, **options: Any) -> int:
+def init(**options: Any) -> int:
     """Make an AWS account ready for jobs, and write the config file; asks first.
 
     Deploys one CloudFormation stack: bucket, roles and policies, image repository, security group, placement
-    groups, and a gateway to S3 where there is none. Shows it before it is made, and the config file's lines
-    before they are written. Run again, it changes only what is missing. Without a terminal it needs --yes.
+    groups, and a gateway to S3 where there is none. Shows the stack before it makes it, and the config file's
+    lines before it writes them. Run again, it adds only what is missing. Without a terminal it needs --yes.
     """
     from fastlaunch.api import init as api
 
     context = app_context(config_may_lack=True)
-    if print_template:
-        region = options["region"] or context.own_region()
-        zones = [f"{region}{letter}" for letter in "abc"]
-        click.echo(api.init_template(context.settings, region, zones), nl=False)
-        bucket, vpc = options["bucket"] or "NAME", options["vpc"] or "vpc-ID"
-        next_command(
-            f"aws cloudformation deploy --region {region} --stack-name {options['stack_name']} "
-            "--capabilities CAPABILITY_IAM --template-file fastlaunch.yaml "
-            f"--parameter-overrides BucketName={bucket} Vpc={vpc}"
-        )
-        return EXIT_DONE
-    prompt = _prompt if sys.stdin.isatty() and not options["yes"] else None
-    ready = api.init(context, api.InitOptions(**options), prompt=prompt)
+    can_ask = sys.stdin.isatty() and not options["yes"]
+    ready = api.init(context, api.InitOptions(**options), prompt=_prompt if can_ask else None)
     click.echo(f"{ready.region} is ready: stack {ready.stack.name}, config file {ready.config}")
     where = "" if ready.region == context.settings.region else f" --region {ready.region}"
     next_command(f"fastlaunch doctor --instance g6.xlarge{where}")

@@ -1,4 +1,4 @@
-"""What takes a while, on stderr: a line that goes away on a terminal, some plain ones elsewhere."""
+"""Show on stderr what takes a while: a line that goes away on a terminal, some plain ones elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -8,13 +8,13 @@ from typing import TextIO, TypeVar
 
 from fastlaunch.core.terminal import plain, printable, raw_output, report_line
 
-#: What is done sooner shows nothing.
+#: Nothing is shown of what is done sooner.
 _DELAY_S = 2.0
-#: Where stderr is no terminal: between two looks at what is new, and between two lines that say the same.
+#: If stderr is no terminal: the pause between looks, and between lines that say the same.
 _PLAIN_INTERVAL_S = 5.0
 _REPEAT_S = 20.0
 _REDRAW_S = 0.25
-#: A terminal shows one at a time.
+#: Held by the activity that is shown.
 _SHOWN = Lock()
 #: The one that is shown, if any.
 _CURRENT: "list[Activity]" = []
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 class Activity:
-    """What is under way: what it is, which step it is at, and what is there to see.
+    """What is under way: its name, its step, and details.
 
-    Its own thread shows it, so that a call that blocks is shown too.
+    A thread shows it, also while a call blocks.
     """
 
     def __init__(self, what: str, total: int | None = None) -> None:
@@ -36,12 +36,12 @@ class Activity:
         self.wait = ""
 
     def update(self, detail: str) -> None:
-        """Say what it is at now, in a line."""
-        # What a bar that a program draws by itself shows last.
+        """Set the details, in a line."""
+        # The last state of a progress bar that a program draws.
         self.detail = printable(plain(detail.strip().rpartition("\r")[2]))
 
     def begin(self, step: str) -> None:
-        """Say which step has begun; the one before is done."""
+        """Begin the next step; the one before is done."""
         self.num_begun += 1
         self.update(step)
 
@@ -59,16 +59,16 @@ class Activity:
 
 
 def note_wait(wait: str) -> None:
-    """Say what the activity that is shown waits for, if there is one; "" for nothing more."""
+    """Set what the shown activity, if any, waits for; "" for nothing."""
     if _CURRENT:
         _CURRENT[-1].wait = plain(wait)
 
 
 @contextmanager
 def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
-    """Show on stderr what goes on inside, as soon as it takes longer than two seconds.
+    """Show an activity on stderr as soon as it takes longer than two seconds.
 
-    Within another one it shows nothing. Not to be used while runs are shown. total: how many steps it has.
+    Inside another one it shows nothing. Do not use it while runs are shown. total: the number of steps.
     """
     shown, over = Activity(what, total), Event()
     if not _SHOWN.acquire(blocking=False):
@@ -87,7 +87,7 @@ def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
 
 
 def show(shown: Activity, stream: TextIO | None, wait: Callable[[float], bool]) -> None:
-    """Show the activity on the stream until `wait`, which waits so many seconds, says that it is over."""
+    """Show the activity on the stream until `wait(seconds)` returns that it is over."""
     if stream is None or wait(_DELAY_S):
         return
     if stream.isatty():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def take(path: Path) -> int:
-    """Take the lock file `path`; return its descriptor. Whoever inherits that keeps the lock until it ends.
+    """Take the lock file `path`; return its descriptor. A process that inherits it holds the lock, too.
 
     Raises OSError if the file cannot be made.
     """

@@ -1,4 +1,4 @@
-"""Which AWS login is named, and which region: by AWS's own variables and files, as botocore reads them.
+"""Find the AWS profile and region in AWS's own variables and files, as botocore does.
 
 A local command needs them too, and importing botocore would take longer than the rest of it.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastlaunch.core.units import DEFAULT_REGION
 
-#: Those that count first, first. AWS's newer SDKs have AWS_REGION; boto3 heeds the other alone.
+#: By precedence. AWS's newer SDKs have AWS_REGION; boto3 reads only the other.
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
 
@@ -23,16 +23,16 @@ def profile_name() -> str | None:
 
 
 def login_region() -> tuple[str, str]:
-    """Return the region of the environment, else of the profile, else the default one; and what names it.
+    """Return the region of the environment, else of the profile, else the default one, and what names it.
 
-    That is empty for the default one.
+    Nothing names the default one: the text is empty.
     """
     for name in _REGIONS:
         if region := os.environ.get(name, "").strip():
             return region, name
     profile = profile_name() or "default"
     in_config = [["profile", profile], *([["default"]] if profile == "default" else [])]
-    # Where both files name a region, botocore takes that of the one with the keys.
+    # If both files name a region, botocore takes the one beside the keys.
     for variable, default, sections in (
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", [[profile]]),
         ("AWS_CONFIG_FILE", "~/.aws/config", in_config),
@@ -45,7 +45,7 @@ def login_region() -> tuple[str, str]:
 def _region_in(path: str, sections: Sequence[Sequence[str]]) -> str | None:
     """Return the region in one of these sections of a file; None if there is none, or it cannot be read."""
     parser = configparser.RawConfigParser(default_section="")
-    # What is wrong with the file is told by whatever asks AWS.
+    # The first call to AWS reports what is wrong with the file.
     with suppress(OSError, ValueError, RuntimeError, configparser.Error):
         parser.read(Path(os.path.expandvars(path)).expanduser(), encoding="utf-8")
         for section in parser.sections():

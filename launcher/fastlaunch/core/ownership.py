@@ -1,6 +1,6 @@
-"""What on AWS is fastlaunch's, and when its time is over, by its tags and its name alone.
+"""Decide what on AWS is fastlaunch's, and when its time is over, by tags and name alone.
 
-It has all of fastlaunch's tags, in their form, and the name they make.
+Ours is what has all of fastlaunch's tags, in their form, and the name that they make.
 """
 
 import re
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 #: The form of the ids that the ledger gives to runs: `20261121-090312-k3f9`.
 RUN_ID = r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}"
 
-#: Tags of machines and jobs. What lacks one of them, or has it in another form, is ended by nothing here.
+#: Tags of machines and jobs. We never end what lacks one of them, or has it in another form.
 RUN_TAG = "fastlaunch:run"
 ATTEMPT_TAG = "fastlaunch:attempt"
 MAX_MINUTES_TAG = "fastlaunch:max-minutes"
@@ -20,7 +20,7 @@ OUTPUT_TAG = "fastlaunch:output"
 #: Minutes that may be billed on top of the time limit. EC2: before booting, and from shutdown to terminated.
 #: SageMaker: stopping, and uploading what the job wrote.
 MARGIN_MINUTES = 10
-#: A training job's limit counts from when it has machines; it may wait for them so long, unbilled.
+#: How long a training job may wait for machines, unbilled; its time limit starts when it has them.
 JOB_WAIT_MINUTES = 60
 
 _RUN_ID = re.compile(RUN_ID)
@@ -30,9 +30,9 @@ _MOST_MINUTES = 366 * 24 * 60
 
 
 def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
-    """Return the token of the attempt that an instance or a training job is of; None if it is not ours.
+    """Return the token of the attempt that started an instance or a training job; None if it is not ours.
 
-    name: the client token of the instance's request, or the job's name. Tags alone may be on anything.
+    name: the client token of the instance's request, or the job's name. Tags alone prove nothing.
     """
     run_id, attempt = tags.get(RUN_TAG, ""), tags.get(ATTEMPT_TAG, "")
     token = f"{run_id}-a{attempt}"

@@ -189,7 +189,7 @@ def load_settings(*, config_may_lack: bool = False) -> Settings:
 
 
 def misfit(region: str, settings: RegionSettings) -> str | None:
-    """Return what no region can have of these settings, in words; None if all may be right."""
+    """Return in words which setting cannot be right; None if all may be."""
     if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
         return f"`bucket` is {settings.bucket!r}: a name without s3://, and the folder in it is `prefix`"
     if not _PREFIX.fullmatch(settings.prefix):
@@ -198,13 +198,11 @@ def misfit(region: str, settings: RegionSettings) -> str | None:
         arn = getattr(settings, name)
         if arn is not None and not _ROLE.fullmatch(arn):
             return f"`{name}` is {arn!r}: an ARN such as arn:aws:iam::123456789012:role/fastlaunch-training"
-    for name, form, what, example in (
-        ("volume_kms_key", _KEY, "key", f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"),
-        ("output_kms_key", _KEY, "key", f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"),
-    ):
+    for name in ("volume_kms_key", "output_kms_key"):
         arn = getattr(settings, name)
-        if arn is not None and (not (match := form.fullmatch(arn)) or match[1] != region):
-            return f"`{name}` is {arn!r}: the ARN of a {what} in {region}, such as {example}"
+        if arn is not None and (not (match := _KEY.fullmatch(arn)) or match[1] != region):
+            example = f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"
+            return f"`{name}` is {arn!r}: the ARN of a key in {region}, such as {example}"
     for name in ("security_groups", "sagemaker_security_groups"):
         for group in getattr(settings, name):
             if not group.startswith("sg-"):
@@ -212,10 +210,11 @@ def misfit(region: str, settings: RegionSettings) -> str | None:
     for subnet in settings.sagemaker_subnets:
         if not subnet.startswith("subnet-"):
             return f"`sagemaker_subnets` has {subnet!r}: an id such as subnet-0a1b2c"
-    if settings.sagemaker_subnets and not settings.sagemaker_security_groups:
-        return "`sagemaker_subnets` needs `sagemaker_security_groups`: SageMaker takes both, or neither"
+    given, other = "sagemaker_subnets", "sagemaker_security_groups"
     if settings.sagemaker_security_groups and not settings.sagemaker_subnets:
-        return "`sagemaker_security_groups` needs `sagemaker_subnets`: SageMaker takes both, or neither"
+        given, other = other, given
+    if getattr(settings, given) and not getattr(settings, other):
+        return f"`{given}` needs `{other}`: SageMaker takes both, or neither"
     for zone, subnet in settings.subnets.items():
         if not zone.startswith(region) or zone == region:
             return f"`subnets` has {zone!r}: no zone of {region}, such as {region}a"

@@ -1,4 +1,4 @@
-"""The training code as one object, named by its hash: what a container needs beside AWS's image.
+"""Pack the training code, which a container needs beside AWS's image, as one object named by its hash.
 
     run_train.sh           the entrypoint
     run_sagemaker.sh       what a training job's container starts instead
@@ -6,7 +6,7 @@
     site/                  the pinned pure-Python wheels, unpacked
     user/                  the user's own workload file, if there is one; the container's working directory
 
-A script's bundle has what travels of its working directory in user/, and no wheels: those it brings itself.
+A script's bundle has in user/ what travels of its working directory, and no wheels.
 
 The same files make the same bytes, so equal code is stored, and recorded, once.
 """
@@ -57,7 +57,7 @@ def make_bundle(
     wheels: Path,
     pins: Sequence[Pin] | None = None,
 ) -> Bundle:
-    """Return the bundle for an image; wheels that the folder `wheels` lacks are fetched into it.
+    """Return the bundle for an image; fetch the wheels that the folder `wheels` lacks.
 
     user_file: relative to the current folder. pins: instead of the usual ones. Raises UserError.
     """
@@ -75,14 +75,21 @@ def cached_bundle(
     site = site_files(wheels, pins)
     if site is None:
         return None
-    data = pack({**code_files(), **site, **_user_files(user_file)})
-    return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest(), commit=commit)
+    files = {**code_files(), **site}
+    if user_file is not None:
+        assert not user_file.is_absolute() and ".." not in user_file.parts, "checked with the request"
+        files[f"user/{user_file.as_posix()}"] = _read(user_file)
+    return bundle_of(pack(files), commit)
 
 
 def script_bundle(directory: WorkingDirectory) -> Bundle:
     """Return the bundle of a script, for any image. Raises BadFile for a file that cannot be read."""
-    data = pack(code_files(), directory)
-    return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest())
+    return bundle_of(pack(code_files(), directory))
+
+
+def bundle_of(data: bytes, commit: str | None = None) -> Bundle:
+    """Return a tar.gz with the digest that names it."""
+    return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest(), commit=commit)
 
 
 def upload_bundle(aws: "Aws", region: str, bucket: str, prefix: str, bundle: Bundle) -> CodeBundle:
@@ -123,7 +130,7 @@ def pack(
 ) -> bytes:
     """Return a tar.gz of the files: sorted, with no owner, one time and fixed modes.
 
-    directory: what lies in user/ besides. folder: is there even without a file in it. wheels: lie in that.
+    directory: more files for user/. folder: packed even if it is empty. wheels: more files for that folder.
     """
     content = BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
@@ -152,10 +159,7 @@ def _add(archive: tarfile.TarFile, file: TravellingFile, name: str, path: Path) 
         member.linkname = file.target
         archive.addfile(member)
         return
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+    data = _read(path)
     member = _member(name, tarfile.REGTYPE, 0o755 if file.is_executable else 0o644)
     member.size = len(data)
     archive.addfile(member, BytesIO(data))
@@ -167,11 +171,8 @@ def _member(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
     return member
 
 
-def _user_files(user_file: Path | None) -> dict[str, bytes]:
-    if user_file is None:
-        return {}
-    assert not user_file.is_absolute() and ".." not in user_file.parts, "checked with the request"
+def _read(path: Path) -> bytes:
     try:
-        return {f"user/{user_file.as_posix()}": user_file.read_bytes()}
+        return path.read_bytes()
     except OSError as error:
-        raise BadFile(user_file, f"cannot be read: {error.strerror}") from None
+        raise BadFile(path, f"cannot be read: {error.strerror}") from None

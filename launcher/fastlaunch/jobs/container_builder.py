@@ -12,6 +12,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,9 +40,15 @@ class Command:
 
 def find_builder() -> str | None:
     """Return what builds images here: buildx, docker (its classic builder), podman, or None."""
-    if shutil.which("docker"):
-        return "buildx" if _answers("docker", "buildx", "version") else "docker"
-    return "podman" if shutil.which("podman") else None
+    if not shutil.which("docker"):
+        return "podman" if shutil.which("podman") else None
+    with suppress(OSError, subprocess.TimeoutExpired):
+        argv = ("docker", "buildx", "version")
+        probe = subprocess.run(
+            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_LIMIT_S, check=False
+        )
+        return "buildx" if probe.returncode == 0 else "docker"
+    return "docker"
 
 
 def build_command(builder: str, context: Path | str, *, tag: str, build_args: Mapping[str, str]) -> Command:
@@ -169,16 +176,6 @@ def _failure(command: Command, code: int, output: str) -> UserError:
 
 def _program(builder: str) -> str:
     return "podman" if builder == "podman" else "docker"
-
-
-def _answers(*argv: str) -> bool:
-    try:
-        probe = subprocess.run(
-            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return probe.returncode == 0
 
 
 _BUILD = {

@@ -1,4 +1,4 @@
-"""What a job reads: data, models and the user's own file, which have to be there when it runs.
+"""Check what a job reads: data, models and the user's own file have to be there when it runs.
 
 Only the user's own workload file travels to AWS, with the training code. Data and models are in the
 user's own image or in an input from S3, at an absolute path; models may be on the Hugging Face hub, and data
@@ -19,19 +19,19 @@ from fastlaunch_train.node.protocol import INPUTS
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
 DATA_SOURCES = ("synthetic", "loader", "folder:PATH", "file:PATH")
-#: Those that are made up as they are read, and so have no end.
+#: Sources that are made up as they are read, and so have no end.
 MADE_UP = ("synthetic", "loader")
 #: owner/name or name, as the Hugging Face hub has them.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-#: Folders that containers get from outside: what an image has there is hidden. EC2's gets /out, SageMaker's
-#: the others below /opt/ml.
+#: Folders that containers get from outside, which hides what the image has there: /out on EC2, those below
+#: /opt/ml on SageMaker.
 _HIDDEN = ("/opt/ml", "/out", "/dev", "/proc", "/sys")
 #: A placeholder of a dry run looks like <this>; SageMaker takes a value of one line.
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f<>]")
 
 
 def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Raise UserError if there are no such data, or their files are not here."""
+    """Raise UserError if the data source is unknown, or its files are not here."""
     kind, _, path = data.partition(":")
     if kind == "folder" and path and not _written_out(path).is_dir():
         raise UserError(
@@ -43,7 +43,7 @@ def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
 
 
 def _check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Raise UserError if the workloads read no such data, wherever they are."""
+    """Raise UserError if the workloads cannot read such data, wherever they are."""
     kind, _, path = data.partition(":")
     if data in MADE_UP:
         return
@@ -67,8 +67,8 @@ def _check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
 def check_models(variant: Variant) -> None:
     """Raise UserError if a folder that a model or tokenizer is read from is not here.
 
-    What is written as no path is a name on the Hugging Face hub where there is no such folder. Raises
-    UnknownName for a model that the timm installed here lacks.
+    A name that is neither a path nor a folder is one of the Hugging Face hub. Raises UnknownName for a model
+    that the timm installed here lacks.
     """
     if variant.workload.name.startswith("timm:"):
         _check_timm(variant.workload.name.removeprefix("timm:").partition(".")[0])

@@ -1,4 +1,4 @@
-"""This machine, looked at without importing torch."""
+"""Look at this machine without importing torch."""
 
 import importlib.util
 import os
@@ -63,7 +63,7 @@ def this_machine(environ: Mapping[str, str] | None = None) -> Machine:
     modules = {*needed_modules(_NEEDED_BY), *EXTRAS}
     return Machine(
         devices=visible_devices(_list_devices(_NVIDIA_SMI), environ.get("CUDA_VISIBLE_DEVICES")),
-        num_cores=_num_cores(),
+        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         modules=frozenset(name for name in modules if importlib.util.find_spec(name) is not None),
     )
 
@@ -115,9 +115,3 @@ def _list_devices(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return listed.stdout if listed.returncode == 0 else ""
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

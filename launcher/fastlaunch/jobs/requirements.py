@@ -1,11 +1,10 @@
-"""`--requirements FILE` as one object: what pip installs on the node, and the wheels that it installs from.
+"""Pack `--requirements FILE` as one object: what pip installs on the node, and the wheels for that.
 
-pip resolves the file here for the node's Python, once, and the node needs no index. It installs there by the
-file itself: what the image holds stays, unless the file does not allow it. The image's torch is kept to here,
-and neither it nor what comes with it travels, unless the file pins another one: `torch==2.11.0`.
+pip resolves the file here once, for the node's Python, and the node needs no index. It installs there by the
+file itself: what the image holds stays, unless the file forbids it. We keep to the image's torch, so neither
+it nor what comes with it travels, unless the file pins another one: `torch==2.11.0`.
 """
 
-import hashlib
 import json
 import re
 import tempfile
@@ -19,7 +18,7 @@ from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
 from fastlaunch.core.units import counted, size_text
-from fastlaunch.jobs.code_bundle import Bundle, pack
+from fastlaunch.jobs.code_bundle import Bundle, bundle_of, pack
 from fastlaunch.jobs.wheels import QUIETLY, run_pip
 
 #: The most bytes of all wheels together.
@@ -93,9 +92,9 @@ class Requirements:
 
 
 def read_requirements(path: Path, *, from_index: bool = False) -> Requirements:
-    """Return what the file asks for. Raises BadFile for what cannot travel, and where it asks for nothing.
+    """Return what the file requires. Raises BadFile for what cannot travel, and if it requires nothing.
 
-    from_index: whether the node's pip looks for the packages, which sees no folder of this machine.
+    from_index: whether the node's pip, which sees no folder of this machine, looks for the packages.
     """
     packages: list[str] = []
     options: list[str] = []
@@ -109,22 +108,21 @@ def read_requirements(path: Path, *, from_index: bool = False) -> Requirements:
 
 
 def requirements_bundle(path: Path, base: BaseImage | None) -> Bundle:
-    """Return what a node needs to install what the file asks for.
+    """Return what a node needs to install the file's packages.
 
-    base: the image to resolve wheels for; None to leave that to the node's own pip and its index.
-
-    Raises UserError if pip cannot resolve it, or if that is too large.
+    base: the image to resolve wheels for; None to leave that to the node's pip and its index. Raises
+    UserError if pip cannot resolve the file, or if the wheels are too large.
     """
     required = read_requirements(path, from_index=base is None)
     if base is None:
         text = "".join(f"{line}\n" for line in (*required.options, *required.packages))
-        return _bundle(pack({"requirements.txt": text.encode()}, folder="requirements"))
+        return bundle_of(pack({"requirements.txt": text.encode()}, folder="requirements"))
     return _wheels(path, required, base)
 
 
 @lru_cache(maxsize=1)
 def _wheels(path: Path, required: Requirements, base: BaseImage) -> Bundle:
-    """Return the wheels. All instance types of a sweep get the same ones."""
+    """Return the bundle with wheels. All instance types of a sweep get the same one."""
     with tempfile.TemporaryDirectory(prefix="fastlaunch-wheels-") as scratch:
         wheels = Path(scratch, "wheels")
         wheels.mkdir()
@@ -141,19 +139,19 @@ def _wheels(path: Path, required: Requirements, base: BaseImage) -> Bundle:
             )
         text = "".join(f"{line}\n" for line in required.packages)
         packed = {"requirements.txt": text.encode()}
-        return _bundle(pack(packed, folder=wheels.name, wheels=sorted(wheels.iterdir())))
+        return bundle_of(pack(packed, folder=wheels.name, wheels=sorted(wheels.iterdir())))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Reader:
-    """Reads files in pip's format, and refuses what names anything but packages of an index."""
+    """Reads files in pip's format, and refuses everything but packages of an index."""
 
     #: No file above it is included: what it holds may be private.
     root: Path
     from_index: bool
 
     def lines(self, path: Path, above: Collection[Path]) -> Iterator[str]:
-        """Yield the lines that ask for something, with those of the files that are included."""
+        """Yield the lines that say something, also those of included files."""
         # A line that goes on in the next one counts as the first of both. A comment ends with its line.
         text = re.sub(r"(?m)^([ \t]*#.*?)\\+(?=\r?$)", r"\1", read_text(path))
         joined = re.sub(r"\\\r?\n", "\0", text)
@@ -236,7 +234,12 @@ def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> Non
     problem = run_pip(*pip, "install", *report_only, *QUIETLY, *target, *sources)
     if not problem:
         items = json.loads(report.read_text(encoding="utf-8"))["install"]
-        if pins := [_pinned(item) for item in _travelling(items, base.torch)]:
+        pins = [
+            f"{item['metadata']['name']}=={item['metadata']['version']} "
+            f"--hash=sha256:{item['download_info']['archive_info']['hashes']['sha256']}"
+            for item in _travelling(items, base.torch)
+        ]
+        if pins:
             listed.write_text("\n".join([*required.options, *pins]), encoding="utf-8")
             pinned = ["--no-deps", "--requirement", str(listed), "--dest", str(to)]
             problem = run_pip(*pip, "download", *QUIETLY, *target, *pinned)
@@ -250,7 +253,7 @@ def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> Non
 
 
 def _travelling(items: list[dict[str, Any]], torch: str) -> list[dict[str, Any]]:
-    """Return those items of pip's report that the image may lack."""
+    """Return the items of pip's report that the image may lack."""
     by_name = {_normal(item["metadata"]["name"]): item for item in items}
     if "torch" not in by_name or by_name["torch"]["metadata"]["version"].partition("+")[0] != torch:
         return items
@@ -268,15 +271,5 @@ def _needs(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield _normal(match["name"])
 
 
-def _pinned(item: Mapping[str, Any]) -> str:
-    """Return the item as a line in pip's format."""
-    metadata, sha256 = item["metadata"], item["download_info"]["archive_info"]["hashes"]["sha256"]
-    return f"{metadata['name']}=={metadata['version']} --hash=sha256:{sha256}"
-
-
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _bundle(data: bytes) -> Bundle:
-    return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest())

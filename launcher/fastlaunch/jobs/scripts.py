@@ -1,4 +1,4 @@
-"""A command of the user's own as jobs: its variants by `-L`, its name, and what keeps it from starting."""
+"""Turn a command of the user's into jobs: its variants by `-L`, its name, and what keeps it from starting."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def scripts_here(options: Options, machine: Machine) -> tuple[Script, ...]:
 
 
 def scripts_of(options: Options) -> tuple[Script, ...]:
-    """Return the variants of the command, the baseline first; where they run says the number of ranks.
+    """Return the variants of the command, the baseline first; the machine decides the number of ranks.
 
     Raises UserError for options that do not fit together.
     """
@@ -87,7 +87,7 @@ def script_spec(script: Script, *, num_nodes: int = 1, **where: Any) -> JobSpec:
 def on_nodes(script: Script, nproc: int | str | None, instance: InstanceType, num_nodes: int) -> Script:
     """Return the script with its ranks on a node, by --nproc as typed.
 
-    Over several nodes a Python script is put under torchrun without it, too, with one rank per GPU.
+    On several nodes a Python script runs under torchrun even without it, with one rank per GPU.
     """
     is_joined = num_nodes > 1 and _PYTHON.fullmatch(Path(script.argv[0]).name) is not None
     if nproc == "gpu" or (nproc is None and is_joined):
@@ -100,8 +100,8 @@ def check_travels_along(
 ) -> None:
     """Raise UserError if a script is not among the files that travel.
 
-    paths: of the files, from the current directory. why_not, to_take: why one that is here does not, and what
-    to do about it, with `{}` for its path.
+    paths: those of the files, from the current directory. why_not, to_take: why an existing file does not
+    travel, and what to do about it, with `{}` for its path.
     """
     for script in scripts:
         program, named = script.argv[0], _script_path(script.argv)
@@ -223,7 +223,7 @@ def caveats_of(scripts: Sequence[Script], instances: Sequence[InstanceType] = ()
 def script_name(argv: Sequence[str]) -> str:
     """Return what a command is called: its script's path in its repository or here, else its program."""
     if file := script_file(argv):
-        # What is of an image alone is known by its name.
+        # A file that only the image has is known by its name.
         return path_of(file) if Path(file).exists() or not Path(file).is_absolute() else Path(file).name
     return _module_of(argv) or Path(argv[0]).name
 
@@ -247,7 +247,7 @@ def _module_of(argv: Sequence[str]) -> str | None:
 
 
 def _script_path(argv: Sequence[str]) -> str | None:
-    """Return the script that a program is to run, as far as it is one that we know; None for others."""
+    """Return the script that a program we know is to run; None for others."""
     program = Path(argv[0]).name
     if program in _LAUNCHERS:
         return next((word for word in argv[1:] if word.endswith(".py")), None)

@@ -1,4 +1,4 @@
-"""The pure-Python wheels that travel with the training code, and what pip installs in an image of your own.
+"""Fetch the pure-Python wheels that travel with the training code; add packages to an image of your own.
 
 Wheels are pinned by hash and fetched once. FASTLAUNCH_WHEELS names a list instead of the shipped
 containers/wheels.txt: for another version, or for what your own workload file imports.
@@ -107,28 +107,22 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path, *, python: str) -> None:
 
 
 def _fetch(missing: Sequence[Pin], folder: Path, python: str) -> str:
-    """Return what pip said if it failed, in one line. What it got is in the folder."""
+    """Fetch wheels into the folder; return in one line what pip said if it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     # On the same file system, so that a wheel appears in the folder whole or not at all.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
         listed = Path(scratch, "wheels.txt")
         lines = [f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n" for pin in missing]
         listed.write_text("".join(lines), encoding="utf-8")
-        problem = _download(listed, Path(scratch), python)
+        errors = run_pip(
+            *("-m", "pip", "download", "--quiet", *QUIETLY),
+            *("--no-deps", "--only-binary=:all:", "--platform", "any"),
+            *("--python-version", ".".join(python.split(".")[:2])),
+            *("--require-hashes", "--requirement", str(listed), "--dest", scratch),
+        )
         for path in sorted(Path(scratch).glob("*.whl")):
             path.replace(folder / path.name)
-    return problem
-
-
-def _download(listed: Path, to: Path, python: str) -> str:
-    """Let pip download the listed wheels, for any platform, into `to`; return what it said if it failed."""
-    command = (
-        *("-m", "pip", "download", "--quiet", *QUIETLY),
-        *("--no-deps", "--only-binary=:all:", "--platform", "any"),
-        *("--python-version", ".".join(python.split(".")[:2])),
-        *("--require-hashes", "--requirement", str(listed), "--dest", str(to)),
-    )
-    return next(iter(run_pip(*command)[-1:]), "it is not there")
+    return errors[-1] if errors else "it is not there"
 
 
 def run_pip(*arguments: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""What travels with a script: files of the working directory that git tracks, or .fastlaunchignore leaves.
+"""Find what travels with a script: the files that git tracks, or that .fastlaunchignore leaves.
 
-Without either, all of them. Files travel as they are on disk; fastlaunch's own home never does.
+Without either, all files of the working directory travel, as they are on disk; fastlaunch's home never does.
 """
 
 import contextlib
@@ -94,9 +94,9 @@ def working_directory(root: Path, *, home: Path) -> WorkingDirectory:
 
 
 def files_of(root: Path, *, home: Path) -> list[str]:
-    """Return the paths that are in a folder, without what git, or the ignore file, ignores.
+    """Return the paths in a folder, without those that git or the ignore file ignores.
 
-    None of a folder with very many files, or that cannot be read. home: fastlaunch's own.
+    Empty for an unreadable folder, or one with very many files. home: fastlaunch's.
     """
     paths: Iterable[str] | None = None
     try:
@@ -147,10 +147,10 @@ def _git(root: Path, *which: str) -> set[str]:
 
 
 def ask_git(root: Path, *arguments: str) -> bytes:
-    """Return what git prints. Raises UserError if it does not.
+    """Return what git prints. Raises UserError if it fails.
 
-    Nothing runs that the repository's own configuration names: a monitor of files, a hook, or a filter, by
-    which git would compare what changed.
+    Nothing runs that the repository's configuration names: no monitor of files, no hook, and no filter, which
+    git would use to compare changed files.
     """
     ours = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
     names = _run_git(root, "config", "--local", "--includes", "--name-only", "--list", "-z").split(b"\0")
@@ -185,7 +185,7 @@ def _run_git(root: Path, *arguments: str) -> bytes:
 
 
 def _ignored(path: Path) -> Callable[[str], bool]:
-    """Return what says whether a path, a folder's with `/` at its end, stays behind. Raises BadFile."""
+    """Return a function that tells whether a path stays behind; folders end with `/`. Raises BadFile."""
     from pathspec import GitIgnoreSpec
 
     try:
@@ -215,7 +215,7 @@ def _walk(root: Path, is_ignored: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _file(root: Path, path: str) -> TravellingFile | None:
-    """Return the file or link; None for what is neither, or is tracked and no longer there."""
+    """Return the file or link; None for anything else, and for a tracked file that is gone."""
     here = root / path
     try:
         status = here.lstat()
@@ -260,7 +260,7 @@ def _too_large(directory: WorkingDirectory) -> UserError:
         sizes[first + ("/" if is_below else "")] += file.num_bytes
     largest = sizes.most_common(_MOST)
     named = ", ".join(f"{shown(name)} {size_text(num_bytes)}" for name, num_bytes in largest)
-    # Where git said it so far, its ignore file goes on to.
+    # If git decided so far, keep its ignore rules.
     goes_on = directory.rule == "git" and (directory.root / ".gitignore").exists()
     command = f"cp .gitignore {IGNORE_FILE} && " * goes_on + f"echo /{shown(largest[0][0])} >> {IGNORE_FILE}"
     return UserError(
