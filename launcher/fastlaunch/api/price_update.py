@@ -1,4 +1,4 @@
-"""`prices update`: the price lists of AWS, laid over the shipped prices."""
+"""`prices update`: read AWS's price lists, and lay them over the shipped prices."""
 
 import datetime
 import shlex
@@ -31,7 +31,7 @@ from fastlaunch.core.settings import UPDATED_PRICES
 from fastlaunch.core.units import is_region, utc_day
 from fastlaunch.lifecycle.world import World, default_context
 
-#: Over which spot's median and 90th percentile are taken.
+#: The days over which spot's median and 90th percentile are taken.
 SPOT_DAYS = 7
 #: The length of the capacity blocks that are asked for.
 BLOCK_HOURS = 24
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class PriceUpdate:
-    """What an update found. What it could not find out stays as it was, with its old date."""
+    """What an update changed. A price that it could not read stays, with its old date."""
 
     changes: list[PriceChange] = field(default_factory=list)
     #: On demand; and of spot and capacity blocks, which are new each time.
@@ -54,11 +54,11 @@ class PriceUpdate:
 def update_prices(
     regions: Sequence[str] = (), *, accept: bool = False, context: World | None = None
 ) -> PriceUpdate:
-    """Bring the prices of the regions up to date: on demand, SageMaker training, spot, capacity blocks.
+    """Update the prices of the regions: on demand, SageMaker training, spot, capacity blocks.
 
-    regions: the user's own by default, and those that the config file names under `aws`. accept: take also a
-    price that is more than tenfold the last one, or less than a tenth. Raises UserError for a name that is
-    none. What AWS refuses is among the failures, and so is what is not taken.
+    regions: by default the user's, and those under `aws` in the config file. accept: also take prices that
+    are more than tenfold the last one, or less than a tenth. Raises UserError for a wrong name. Failures hold
+    what AWS refused and what was not taken.
     """
     context = context or default_context()
     settings = context.settings
@@ -107,7 +107,7 @@ def _update(context: World, regions: Sequence[str], *, accept: bool) -> PriceUpd
                     ]
                     market += prices
                     update.num_market += len(prices)
-    # Nothing is written before all has been asked for: an update that is killed changes nothing.
+    # Write only after all answers: an update that is killed changes nothing.
     if listed:
         write_prices(path, with_newer(before, listed))
     if update.num_market:
@@ -174,9 +174,9 @@ def _on_demand(
 def _doubt(
     known: Catalogue, instance: str, service: str, region: str, today: datetime.date, usd: float
 ) -> str | None:
-    """Return why a price is not taken unasked; None for one that is.
+    """Return why a price needs --accept; None if it does not.
 
-    Where the region has none so far, it counts beside the dearest and the cheapest elsewhere.
+    If the region has no price yet, compare with the dearest and the cheapest elsewhere.
     """
     here = known.find_price(instance, service=service, region=region, on=today)
     elsewhere = [
@@ -204,7 +204,7 @@ def _believed(
     today: datetime.date,
     update: PriceUpdate,
 ) -> list[MarketPrice]:
-    """Return those within tenfold of the last one of their zone, else of the price on demand."""
+    """Return the prices within tenfold of their zone's last price, or else of the on-demand price."""
     last = {(price.instance, price.zone, price.purchase): price.usd_per_hour for price in before}
     kept = []
     for price in prices:

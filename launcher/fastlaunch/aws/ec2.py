@@ -77,9 +77,9 @@ class Ec2Calls(AwsSession):
     # Instances
 
     def run_instances(self, region: str, request: Mapping[str, Any]) -> list[Instance]:
-        """Start instances: send `request` as it is, again with the same token where no answer came.
+        """Start instances: send `request` as it is, and again with the same token if no answer came.
 
-        Raises QuotaExceeded, NoCapacity, ... where nothing was started; Unreachable where that is unknown.
+        Raises QuotaExceeded, NoCapacity, ... if nothing was started; Unreachable if that is unknown.
         """
         assert request.get("ClientToken"), "without a token, asking again could start a second instance"
         api_call = ApiCall(
@@ -103,9 +103,9 @@ class Ec2Calls(AwsSession):
     ) -> list[Instance]:
         """Return the instances with these ids, client tokens or tags; all pages, in few requests.
 
-        Where several are given, an instance fits all of them; where none is, the result is empty. Ids that
-        EC2 does not know (yet, or any more) are skipped: they go out as a filter, so that one unknown id does
-        not fail the others. tags: the values that a tag may have; an empty list for any value.
+        With several arguments, an instance fits all of them; with none, the result is empty. Skips ids that
+        EC2 does not know (yet, or any more): they go out as a filter, so an unknown id does not fail the
+        others. tags: the values that a tag may have; an empty list for any value.
         """
         filters = [
             _filters(name, values)
@@ -129,9 +129,9 @@ class Ec2Calls(AwsSession):
         return [machine for reservation in reservations for machine in reservation["Instances"]]
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
-        """Terminate instances; an id that EC2 does not know any more is no error.
+        """Terminate instances. An id that EC2 does not know any more, or yet, is no error.
 
-        Nor one that it does not know yet: look again at an instance that was started a moment ago.
+        Look again at an instance that was started a moment ago.
         """
         if not ids:
             return
@@ -152,9 +152,9 @@ class Ec2Calls(AwsSession):
         return str((answer or {}).get("Output", ""))
 
     def running_vcpus(self, region: str) -> dict[tuple[str, str], int]:
-        """Return the vCPUs of all that runs in the region, by instance type and purchase option.
+        """Return the running vCPUs by instance type and purchase option, as quotas count them.
 
-        Purchase option: on-demand, spot or capacity-block. vCPUs are the type's own, which quotas count.
+        Purchase option: on-demand, spot or capacity-block.
         """
         states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
         counts = Counter(
@@ -199,9 +199,9 @@ class Ec2Calls(AwsSession):
     def spot_changes(
         self, region: str, instance_types: Sequence[str], since: datetime, zone: str | None = None
     ) -> dict[tuple[str, str], list[tuple[datetime, float]]]:
-        """Return when the spot price became which USD per hour, by instance type and zone, the oldest first.
+        """Return (time, USD per hour) of each change of the spot price, by type and zone, the oldest first.
 
-        The first of each is what held at `since`, if the price is older.
+        The first entry is the price at `since`, if it is older.
         """
         pages = self.paginate(
             "ec2",
@@ -355,15 +355,15 @@ class Ec2Calls(AwsSession):
             for page in pages
             for endpoint in page["VpcEndpoints"]
             if endpoint["State"].lower() == "available"
-            # Without private DNS an interface endpoint has names of its own, which nobody asks for.
+            # Without private DNS an interface endpoint has names of its own, which nobody uses.
             and (endpoint["VpcEndpointType"] == "Gateway" or endpoint.get("PrivateDnsEnabled"))
         )
 
     def default_routes(self, region: str, vpc: str) -> dict[str | None, str]:
         """Return the target of the route to 0.0.0.0/0, such as `igw-0a1b` or `nat-0a1b`, by subnet.
 
-        Under None that of the main route table, which serves the subnets without one of their own; "" where
-        a table has no such route.
+        None stands for the main route table, which serves the subnets without a table of their own. "" if a
+        table has no such route.
         """
         routes: dict[str | None, str] = {}
         for table in self.route_tables(region, vpc):

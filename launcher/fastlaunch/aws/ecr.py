@@ -6,8 +6,8 @@ from fastlaunch.aws.errors import ApiCall, refusal
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import RegistryLogin
 
-#: Every kind of manifest that ECR keeps: it may convert what was not accepted, under another digest.
-#: github.com/awslabs/amazon-ecr-containerd-resolver asks for the same.
+#: All kinds of manifests in ECR, which may convert others, under another digest.
+#: github.com/awslabs/amazon-ecr-containerd-resolver accepts the same.
 _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -23,7 +23,7 @@ class EcrCalls(AwsSession):
     def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:
         """Return the digest (`sha256:...`) of a tag in an account's registry; None if there is none.
 
-        tag: or a digest, to see whether it exists. ecr:BatchGetImage, which AWS's own registries allow to
+        tag: also a digest, to see whether it exists. Uses ecr:BatchGetImage, which AWS's own registries allow
         every account.
         """
         by_digest = tag.startswith("sha256:")
@@ -52,9 +52,9 @@ class EcrCalls(AwsSession):
         return self._repository_uri(region, repository) is not None
 
     def ensure_repository(self, region: str, repository: str) -> str:
-        """Return the URI of the account's own repository.
+        """Return the URI of the account's repository.
 
-        If there is none, it is made, with immutable tags and a scan of what is pushed.
+        If there is none, make it, with immutable tags and a scan of every push.
         """
         if (uri := self._repository_uri(region, repository)) is not None:
             return uri

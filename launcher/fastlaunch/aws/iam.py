@@ -23,7 +23,7 @@ class Role:
 
 class IamCalls(AwsSession):
     def identity(self) -> Identity:
-        """Return whose credentials these are (sts:GetCallerIdentity), asked for once."""
+        """Return whose credentials these are; asks AWS once (sts:GetCallerIdentity)."""
         if self._identity is None:
             answer = self.call("sts", self.home_region(), "GetCallerIdentity")
             self._identity = Identity(account=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
@@ -56,7 +56,7 @@ class IamCalls(AwsSession):
     def may_pass(self, role: str, service: str) -> bool:
         """Return whether you may pass the role to `service`, such as `sagemaker.amazonaws.com`.
 
-        Raises NotAuthorised where IAM does not say.
+        Raises NotAuthorised if IAM does not say.
         """
         passed_to = {
             "ContextKeyName": "iam:PassedToService",
@@ -67,10 +67,7 @@ class IamCalls(AwsSession):
         return not self._denied(principal, ["iam:PassRole"], role, context=[passed_to])
 
     def role_lacks(self, role: str, permissions: Sequence[Permission]) -> list[str]:
-        """Return which permissions the role's policies do not give.
-
-        Raises NotAuthorised where IAM does not say.
-        """
+        """Return which permissions the role's policies lack. Raises NotAuthorised if IAM does not say."""
         partition = role.split(":")[1]
         return [
             f"{action} on {resource}"
@@ -94,7 +91,7 @@ class IamCalls(AwsSession):
                 ContextEntries=list(context),
             )
         except BadConfiguration as error:
-            # It knows users and roles of the account, not the account itself (root) or federated users.
+            # IAM knows users and roles, but not the account itself (root) or federated users.
             raise NotAuthorised(f"IAM does not say what {principal} may do: {error.message}") from None
         denied = [result for result in answer["EvaluationResults"] if result["EvalDecision"] != "allowed"]
         if unknown := sorted({key for result in denied for key in result.get("MissingContextValues", ())}):
@@ -105,7 +102,7 @@ class IamCalls(AwsSession):
         return [str(result["EvalActionName"]) for result in denied]
 
     def _principal(self, arn: str) -> str:
-        """Return the ARN of the user or role whose policies count: the role itself of an assumed one."""
+        """Return the ARN of the user or role whose policies count; for an assumed role, that of the role."""
         head, _, assumed = arn.partition(":assumed-role/")
         if not assumed:
             return arn
@@ -127,5 +124,5 @@ def _trusted_services(document: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _as_list(value: Any) -> Sequence[Any]:
-    """A policy may write a list of one without brackets."""
+    """Return a list, also where a policy writes a single entry without brackets."""
     return [value] if isinstance(value, str | Mapping) else value

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class AccountNames:
-    """What the policies name. Texts such as `ACCOUNT`, or a template's `${AWS::AccountId}`, will do."""
+    """What the policies name, or placeholders such as `ACCOUNT` or a template's `${AWS::AccountId}`."""
 
     account: str
     bucket: str
@@ -32,9 +32,9 @@ class AccountNames:
     inputs: tuple[str, ...] = ()
     # SSM parameter of the user's own machine image; None for AWS's.
     ami_parameter: str | None = None
-    # In which jobs may start; empty for all.
+    # Regions where jobs may start; empty for all.
     regions: tuple[str, ...] = ()
-    # On which they may, such as `p5*`; empty for all.
+    # Instance types that may start, such as `p5*`; empty for all.
     instance_types: tuple[str, ...] = ()
     # Id of the only VPC for machines and training jobs; None for any.
     vpc: str | None = None
@@ -42,12 +42,12 @@ class AccountNames:
     is_substituted: bool = False
 
     def policy_variable(self, name: str) -> str:
-        """Return what IAM replaces by what it knows of a request, such as `${aws:userid}`."""
+        """Return a variable that IAM fills in for each request, such as `${aws:userid}`."""
         return f"${{{'!' if self.is_substituted else ''}{name}}}"
 
 
 def names_by_hand(*, account: str, bucket: str, partition: str = "aws", **given: Any) -> AccountNames:
-    """Return the names that docs/setup.md gives to what it makes."""
+    """Return the names that docs/setup.md uses."""
     role = f"arn:{partition}:iam::{account}:role/fastlaunch"
     roles = {f"{name}_role": f"{role}-{name}" for name in ("node", "training", "scheduler")}
     return AccountNames(account=account, bucket=bucket, partition=partition, **{**roles, **given})
@@ -82,7 +82,7 @@ def trust(name: str, names: AccountNames) -> dict[str, Any]:
 
 
 def documents(names: AccountNames) -> dict[str, dict[str, Any]]:
-    """Return what docs/setup.md makes by hand, policies and trust policies, by the name of its file there."""
+    """Return the policies and trust policies of docs/setup.md, by file name."""
     trusts = {f"{name}-trust.json": trust(name, names) for name in _data()["trust"]}
     return trusts | {f"{name}-policy.json": policy(name, names) for name in policy_names()}
 
@@ -92,14 +92,14 @@ def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the data with every value in it that is neither mapping nor list as `change` returns it."""
+    """Return the data with `change` applied to every value that is neither a mapping nor a list."""
     if isinstance(value, dict):
         return {key: mapped(part, change) for key, part in value.items()}
     return [mapped(part, change) for part in value] if isinstance(value, list) else change(value)
 
 
 def _values(names: AccountNames) -> dict[str, Any]:
-    """Return what stands for the names in braces."""
+    """Return the values for the names in braces."""
     vpc = f"arn:{names.partition}:ec2:*:{names.account}:vpc/{names.vpc}"
     folders = [f"arn:{names.partition}:s3:::{uri.removeprefix('s3://')}" for uri in names.inputs]
     return {
@@ -119,7 +119,7 @@ def _values(names: AccountNames) -> dict[str, Any]:
 
 
 def _filled(value: Any, values: dict[str, Any]) -> Any:
-    """Return the data with the values in place of the braces, without what would be empty."""
+    """Return the data with values for the braces, without empty parts."""
     if isinstance(value, list):
         return [_filled(part, values) for part in value]
     if isinstance(value, dict):

@@ -33,9 +33,9 @@ class S3Calls(AwsSession):
         return True
 
     def is_bucket_of(self, region: str, bucket: str, account: str) -> bool | None:
-        """Return whether the bucket is the account's; None if there is none of the name.
+        """Return whether the bucket is the account's; None if there is no such bucket.
 
-        Raises BadConfiguration for one of the account's in another region.
+        Raises BadConfiguration if it is the account's, in another region.
         """
         try:
             answer = self.call(
@@ -54,25 +54,25 @@ class S3Calls(AwsSession):
         return True
 
     def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
-        """Store an object; return False and do nothing if `only_new` and it exists (If-None-Match).
+        """Store an object; if `only_new` and it exists, return False and do nothing (If-None-Match).
 
-        Raises BadConfiguration for `only_new` if there are other bytes than these.
+        Raises BadConfiguration if `only_new` and the existing object has other bytes.
         """
         name = f"{bucket}/{key}"
         condition = {"IfNoneMatch": "*", "ChecksumAlgorithm": "SHA256"} if only_new else {}
         try:
             self.call("s3", region, "PutObject", subject=name, Bucket=bucket, Key=key, Body=body, **condition)
         except BadConfiguration as error:
-            # An earlier try without an answer may have stored it.
+            # An earlier try that got no answer may have stored it.
             if error.code == "PreconditionFailed" and only_new and self.is_stored(region, bucket, key, body):
                 return False
             raise
         return True
 
     def is_stored(self, region: str, bucket: str, key: str, body: bytes) -> bool:
-        """Return whether there is such an object. Raises BadConfiguration if it has other bytes than these.
+        """Return whether the object exists. Raises BadConfiguration if it has other bytes.
 
-        S3 keeps the checksum that it was uploaded with; without one, it is read.
+        Compares the checksum that S3 keeps from the upload; without one, the bytes.
         """
         stored = self.call_or_none(
             "s3",
@@ -90,7 +90,7 @@ class S3Calls(AwsSession):
         problem: str | None = None
         if size != len(body):
             problem = f"it has {size:,} bytes, and not {len(body):,}"
-        # An upload in parts has one of their checksums.
+        # After an upload in parts, the checksum is one of the parts' checksums.
         elif checksum is None or stored.get("ChecksumType") == "COMPOSITE":
             content = io.BytesIO()
             self.download(region, bucket, key, content, max_bytes=size)
@@ -117,7 +117,7 @@ class S3Calls(AwsSession):
 
         def get(client: Any) -> None:
             with closing(client.get_object(Bucket=bucket, Key=key)["Body"]) as body:
-                # What a try before this one has written.
+                # An earlier try may have written something.
                 file.seek(0)
                 file.truncate()
                 room = max_bytes
@@ -132,14 +132,14 @@ class S3Calls(AwsSession):
                 return False
             raise
         except NotAuthorised as error:
-            # Without the right to list, S3 answers "denied" for what does not exist.
+            # Without the right to list, S3 denies what does not exist.
             if error.code in ("AccessDenied", "403"):
                 return False
             raise
         return True
 
     def has_objects(self, region: str, bucket: str, prefix: str) -> bool:
-        """Return whether any key begins so."""
+        """Return whether any key begins with the prefix."""
         answer = self.call(
             "s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix, MaxKeys=1
         )

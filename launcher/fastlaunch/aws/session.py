@@ -1,6 +1,6 @@
-"""A session with AWS: one boto3 client per service and region, retries, and errors told apart.
+"""A session with AWS: one boto3 client per service and region, retries, and errors by their meaning.
 
-The only module that imports boto3. `AWS_ENDPOINT_URL` is obeyed.
+This is the only module that imports boto3. It obeys `AWS_ENDPOINT_URL`.
 """
 
 import sys
@@ -40,9 +40,9 @@ T = TypeVar("T")
 class AwsSession:
     """AWS in every region, through boto3's usual chain of credentials.
 
-    Every method raises a kind of CloudRefused. Where nothing exists it returns None or an empty value if its
-    return type allows that, and raises BadConfiguration if not. Calls that were throttled or not answered are
-    repeated; botocore itself repeats nothing.
+    Every method raises a kind of CloudRefused. If nothing exists, it returns None or an empty value where its
+    return type allows that; else it raises BadConfiguration. We repeat calls that were throttled or not
+    answered; botocore itself repeats nothing.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AwsSession:
         attempts: int = 5,
         # Seconds to connect, and to read an answer.
         timeouts_s: tuple[float, float] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-        # For programs that log in, where there is no terminal on which somebody sees that they hang.
+        # For programs that log in, if there is no terminal that shows that they hang.
         login_timeout_s: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -87,7 +87,7 @@ class AwsSession:
             try:
                 return _checked(api_call, method(**parameters))
             except (LookupError, AttributeError, TypeError, ValueError) as error:
-                # As botocore's parsers fail on what is no answer of AWS's.
+                # So botocore's parsers fail if something else answers instead of AWS.
                 raise _unanswered(api_call, error) or no_answer(api_call, repr(error)) from None
 
         return self._retry(api_call, send)
@@ -126,7 +126,7 @@ class AwsSession:
             parameters[sent] = page[received]
 
     def _retry(self, api_call: ApiCall, send: Callable[[Any], T]) -> T:
-        """Return what `send` makes of the client, repeated where nothing was done or no answer came."""
+        """Return what `send` does with the client; repeat it if nothing was done or no answer came."""
         unanswered_call: Unreachable | None = None
         pause_s = FIRST_PAUSE_S
         for attempt in range(1, self._attempts + 1):
@@ -142,12 +142,12 @@ class AwsSession:
                     raise
             except Throttled:
                 if attempt == self._attempts:
-                    # This try did nothing; an earlier one without an answer may have.
+                    # This try did nothing; an earlier one that got no answer may have.
                     if unanswered_call:
                         raise unanswered_call from None
                     raise
             except NotAuthorised:
-                # AWS checks rights before the token, and a login may have ended in between.
+                # AWS checks rights before the token, and the login may have ended in between.
                 if unanswered_call:
                     raise unanswered_call from None
                 raise
@@ -158,7 +158,7 @@ class AwsSession:
         raise AssertionError("at least one attempt")
 
     def _translate_errors(self, api_call: ApiCall, send: Callable[[], T]) -> T:
-        """Return what `send` does; raise what botocore raises as one of our errors."""
+        """Return what `send` returns; turn botocore's exceptions into ours."""
         from botocore.exceptions import ClientError
 
         try:
@@ -177,7 +177,7 @@ class AwsSession:
             if (service, region) not in self._clients:
                 self._clients[service, region] = self._connect(service, region)
             elif self._credentials is not None:
-                # Before the call, which would find out in the middle of it that they end, and do it there.
+                # Renew credentials before the call, or botocore would do it in the middle of it.
                 self._log_in(region, self._credentials.get_frozen_credentials)
             return self._clients[service, region]
 
@@ -196,7 +196,7 @@ class AwsSession:
         name = {"servicequotas": "service-quotas"}.get(service, service)
         try:
             client = self._session.client(name, region_name=region, config=config)
-            # Which botocore itself finds out in the middle of a call, and then takes for a lost answer.
+            # botocore would notice this in the middle of a call, and take it for a lost answer.
             endpoint = urlsplit(client.meta.endpoint_url)
             if endpoint.port == 0 or endpoint.scheme not in ("http", "https"):
                 raise ValueError(f"Invalid endpoint: {client.meta.endpoint_url}")
@@ -206,7 +206,7 @@ class AwsSession:
             raise known or no_client(service, error, region=region) from None
 
     def _log_in(self, region: str, make: Callable[[], T]) -> T:
-        """Return what `make` makes of the user's login; raise a kind of CloudRefused where it fails."""
+        """Return what `make` makes with the user's login. Raises a kind of CloudRefused if that fails."""
         from botocore.exceptions import ClientError
 
         try:
@@ -224,7 +224,7 @@ class AwsSession:
 
 
 class _Answer(dict[str, Any]):
-    """A part of an answer that raises Unreachable for what it lacks and AWS always gives."""
+    """A part of an answer; reading a field that it lacks, and AWS always gives, raises Unreachable."""
 
     def __init__(self, api_call: ApiCall, fields: Mapping[str, Any]) -> None:
         super().__init__((name, _checked(api_call, value)) for name, value in fields.items())
@@ -248,19 +248,19 @@ def _refusal(api_call: ApiCall, error: Any) -> CloudRefused:
 
 
 def _unanswered(api_call: ApiCall, error: Exception) -> CloudRefused | None:
-    """Return what an exception of botocore's means; None for one that is not known."""
+    """Return the error that an exception of botocore means; None for an unknown one."""
     return unanswered(api_call, tuple(kind.__name__ for kind in type(error).__mro__), str(error))
 
 
 def _make_session() -> tuple[Any, Any]:
-    """Return a boto3 session and its credentials, which are there now. Raises whatever its login does."""
+    """Return a boto3 session and its credentials, fetched now. Raises whatever the login raises."""
     import boto3
     from botocore.exceptions import NoCredentialsError, UnknownCredentialError
 
     session = boto3.Session()
     with suppress(UnknownCredentialError, AttributeError):
         provider = session._session.get_component("credential_provider").get_provider("assume-role")
-        # Which asks on the terminal, and without one prints the question all the same.
+        # Its default asks on the terminal, and without one prints the question all the same.
         provider._prompter = _ask_second_factor
     credentials = session.get_credentials()
     if credentials is None:
@@ -290,7 +290,7 @@ def _within(seconds: float, make: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
-    # One that hangs keeps no process from ending.
+    # As a daemon, a thread that hangs keeps no process from ending.
     thread = Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -1,4 +1,4 @@
-"""What AWS's answers are turned into."""
+"""The types that AWS's answers become."""
 
 import re
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ class Identity:
 
     @property
     def is_shared(self) -> bool:
-        """Whether `owner` fits several people: the root user, or a role whose session's name is generated."""
+        """Whether `owner` may be several people: the root user, or a role with a generated session name."""
         kind, *names = self.arn.rpartition(":")[2].split("/")
         return not names or (kind == "assumed-role" and bool(_GENERATED_SESSION.fullmatch(names[-1])))
 
     @property
     def owner(self) -> str:
-        """The value of the tag `Owner`: name of the user or session; of the role, if that is generated."""
+        """The value of the tag `Owner`: name of the user or session, or of the role if that is generated."""
         kind, *names = self.arn.rpartition(":")[2].split("/")
         name = (names[0] if self.is_shared else names[-1]) if names else kind
         # IAM's names may have a comma, which tags of SageMaker may not.
@@ -58,7 +58,7 @@ class Instance:
     # pending, running, shutting-down, stopping, stopped or terminated.
     state: str
     is_spot: bool
-    # When it was last started, with its time zone.
+    # When it last started, with time zone.
     launch_time: datetime
     token: str | None = None
     # Code and message joined by a colon, such as `Client.InternalError: ...`; None where EC2 gives none.
@@ -71,12 +71,12 @@ class Instance:
 
     @property
     def is_live(self) -> bool:
-        """Whether it costs, or soon will: in any state but terminated and shutting down."""
+        """Whether it costs money, or soon will."""
         return self.state in ("pending", "running", "stopping", "stopped")
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more. One that is stopped keeps its disk, which costs."""
+        """Whether it no longer runs. A stopped one keeps its disk, which costs money."""
         return self.state in ("terminated", "stopped")
 
 

@@ -14,7 +14,7 @@ from fastlaunch.core.yaml_file import YamlFile
 
 SCHEMA = 1
 FLAVOURS = ("ec2", "sagemaker")
-#: What a tag that names no flavour is, by generation.
+#: The flavour of a tag that names none, by generation.
 _USUAL_FLAVOUR = {"ubuntu": "sagemaker", "amzn2023": "ec2"}
 
 #: AWS's gallery, which serves the same images to everybody. docs/get_started/index.md of
@@ -63,7 +63,7 @@ class BaseImage:
         return self.end_of_patch is not None and today > self.end_of_patch
 
     def doubts(self, today: datetime.date) -> tuple[str, ...]:
-        """Return what speaks against it, in words."""
+        """Return in words what speaks against using it."""
         over = (
             f"{self.name}: AWS has not patched it since {self.end_of_patch}" if self.is_over(today) else None
         )
@@ -95,9 +95,8 @@ class BaseImages:
 def find_base_image(tag: str | None, *, flavour: str, today: datetime.date) -> BaseImage:
     """Return the base image of this tag; without one, the newest that is certain and that AWS still patches.
 
-    tag: with or without `repository:`; a short form of it or a PyTorch version will do. flavour: ec2 or
-    sagemaker. Raises UserError for a tag that is unknown or of the other flavour, and if AWS patches none of
-    them any more.
+    tag: with or without `repository:`; a short form or a PyTorch version will do. flavour: ec2 or sagemaker.
+    Raises UserError for a tag that is unknown or of the other flavour, and if AWS no longer patches any.
     """
     images = shipped_base_images().images
     of_flavour = [image for image in images if image.flavour == flavour]
@@ -125,8 +124,8 @@ def find_base_image(tag: str | None, *, flavour: str, today: datetime.date) -> B
 def training_base(tag: str | None, *, today: datetime.date) -> BaseImage:
     """Return the base image for jobs on AWS; see `find_base_image`.
 
-    It is the ec2 flavour on SageMaker too: SageMaker's differs by its toolkit and the entrypoint that starts
-    it, which our jobs bypass, and runs of the same digest can be compared between the two.
+    SageMaker gets the ec2 flavour, too. Its own differs by a toolkit and its entrypoint, which our jobs
+    bypass, and runs with the same digest can be compared between the two services.
     """
     return find_base_image(tag, flavour="ec2", today=today)
 

@@ -1,4 +1,4 @@
-"""What `fastlaunch prices update` keeps in the home, and what a look at AWS changes in it.
+"""Keep in the home what `fastlaunch prices update` reads from AWS, and tell what it changes.
 
 prices.yaml   on-demand prices in the layout of instance_prices.yaml, dated with the day of the look
 market.yaml   what changes by the hour: spot prices by zone, and capacity blocks on offer
@@ -77,7 +77,7 @@ class MarketPrice:
 
 
 def cheapest_zones(market: Iterable[MarketPrice]) -> dict[tuple[str, str, str], MarketPrice]:
-    """Return by instance, region and purchase option what the cheapest zone asks."""
+    """Return the cheapest zone's price by instance, region and purchase option."""
     dearest_first = sorted(market, key=lambda offer: -offer.price.usd_per_hour)
     return {(offer.instance, offer.region, offer.purchase): offer for offer in dearest_first}
 
@@ -114,10 +114,10 @@ def price_changes(
     unknown: Collection[str],
     today: datetime.date,
 ) -> Iterator[PriceChange]:
-    """Yield what a look at one service in one region changes.
+    """Yield what an update changes for one service in one region.
 
-    known: the prices before it. prices: on demand, at most one per instance. unknown: instances whose price
-    the look could not find out.
+    known: the prices before. prices: on demand, at most one per instance. unknown: instances whose price the
+    update could not find.
     """
     now = {price.instance: price.usd_per_hour for price in prices}
     for instance in known.instances:
@@ -138,7 +138,7 @@ def price_changes(
 
 
 def with_newer(before: Sequence[Price], newer: Sequence[Price]) -> list[Price]:
-    """Return the prices with newer ones added; of those that stayed the same only the first and the last."""
+    """Return the prices with newer ones added; a series of equal prices keeps its first and last."""
     offers: dict[tuple[Any, ...], list[Price]] = {}
     prices = {price.key: price for price in (*before, *newer)}
     for price in sorted(prices.values(), key=lambda price: price.as_of):
@@ -208,9 +208,9 @@ def by_time(
     now: datetime.datetime,
     share: float,
 ) -> float:
-    """Return the price that held, or a lower one, for this share of the time from `since` to `now`.
+    """Return the price that was not exceeded for this share of the time from `since` to `now`.
 
-    changes: when the price became which, the oldest first, at least one.
+    changes: (time, new price), the oldest first, at least one.
     """
     ends = [at for at, _ in changes[1:]] + [now]
     lasted = [

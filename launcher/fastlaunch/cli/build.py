@@ -1,4 +1,4 @@
-"""`fastlaunch build`: an image of one's own, with the training code in it, built here and pushed to ECR."""
+"""`fastlaunch build`: build an image with the training code here, and push it to ECR."""
 
 import tempfile
 from collections import deque
@@ -147,7 +147,7 @@ def _report(text: str) -> None:
 
 
 def _with_extras(files: Mapping[str, bytes], options: BuildOptions) -> dict[str, bytes]:
-    """Return the context whose Dockerfile has pip install the extras."""
+    """Return the context with a Dockerfile in which pip installs the extras."""
     if options.extras:
         _report(f"pip installs in the image, from the network: {', '.join(options.extras)}")
     return {**files, "Dockerfile": with_extras(files["Dockerfile"], options.extras)}
@@ -242,7 +242,7 @@ def _build(context: World, options: BuildOptions) -> str:
 
 
 def _reference(context: World, options: BuildOptions, base: BaseImage) -> BaseReference:
-    """Return the base image by digest; by tag in AWS's gallery, with a warning, where AWS cannot be asked."""
+    """Return the base image by digest; by tag in AWS's gallery, with a warning, without access to AWS."""
     region = options.region
     try:
         digest = context.aws.image_digest(region, registry(region).account, base.repository, base.tag)
@@ -279,7 +279,7 @@ def _carry_out(context: World, options: BuildOptions, builder: str, build: Image
 
 
 def _run(command: Command, what: str) -> None:
-    """Run it, and show the last line that it has printed; all the last ones if it fails."""
+    """Run a command and show the last line that it printed; if it fails, its last lines."""
     lines: deque[str] = deque(maxlen=_NUM_LINES)
     try:
         with activity(what) as shown:
@@ -297,7 +297,7 @@ def _run(command: Command, what: str) -> None:
 def _commands(
     builder: str, options: BuildOptions, build: ImageBuild, name: str, folder: str
 ) -> tuple[list[Command], Command, list[Command]]:
-    """Return the logins, the build and the push, in the order in which they run."""
+    """Return the commands that log in, build and push, in this order."""
     hosts = [build.reference.host] if build.reference.digest else []
     hosts += [name.partition("/")[0]] if options.push else []
     logins = [login_command(builder, host, user="AWS") for host in hosts]

@@ -1,4 +1,4 @@
-"""`fastlaunch doctor`: what a job on AWS would meet, before it costs anything."""
+"""`fastlaunch doctor`: check what a job on AWS needs, before it costs anything."""
 
 import json
 import shlex
@@ -111,13 +111,13 @@ def _config_file() -> "Check":
 
 
 def _exit_code(results: Sequence["Check"]) -> int:
-    """3 if AWS refused anything, else 2 for what is wrong here, 0 if nothing is."""
+    """Return 3 if AWS refused anything, else 2 if anything is wrong here, else 0."""
     codes = {check.error.exit_code for check in results if check.error is not None}
     return EXIT_CLOUD_REFUSED if EXIT_CLOUD_REFUSED in codes else max(codes, default=EXIT_DONE)
 
 
 def _where(check: "Check") -> str:
-    """`p5.48xlarge in us-east-1`, `us-east-1a`, or nothing for what concerns all."""
+    """Return `p5.48xlarge in us-east-1`, `us-east-1a`, or nothing for checks that concern all."""
     place = check.zone or check.region
     return " in ".join(filter(None, (check.instance, place)))
 
@@ -126,7 +126,7 @@ def _print(results: Sequence["Check"]) -> None:
     rows = []
     lines = []
     for check in results:
-        # What asks for something to be done stands in full below the table.
+        # Results that need action stand in full below the table.
         is_brief = check.result == "ok" or (check.result == "not checked" and not check.hint)
         where = _where(check)
         message = check.message if is_brief else None

@@ -1,4 +1,4 @@
-"""What the user can mend, as exceptions; anything else that is raised is a bug and shows a traceback.
+"""Exceptions for what the user can mend. Any other exception is a bug and shows a traceback.
 
 UserError                exit 2   the request cannot be carried out as it stands
   UnknownName            exit 2   a recipe, workload, instance, run, ... that does not exist

@@ -1,7 +1,4 @@
-"""Where the files lie that ship with fastlaunch: at the top of a checkout, or in a wheel under `shipped/`.
-
-And how text in a file of the user's is read.
-"""
+"""Find the files that ship with fastlaunch, in a checkout or a wheel's `shipped/`; read users' text files."""
 
 import codecs
 from importlib.util import find_spec
@@ -30,9 +27,9 @@ def training_package() -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, its ends of lines as they are.
+    """Return the text of a file, with its line endings unchanged.
 
-    Raises BadFile if it cannot be read, or is larger than what anybody writes by hand.
+    Raises BadFile if it cannot be read, or is larger than anybody writes by hand.
     """
     try:
         with path.open("rb") as file:

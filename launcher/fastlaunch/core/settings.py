@@ -1,4 +1,4 @@
-"""Where fastlaunch keeps its files, and what the user's config file says.
+"""Read where fastlaunch keeps its files, and the user's config file.
 
     FASTLAUNCH_HOME     ledger and runs; default: the platform's user data folder
     FASTLAUNCH_CONFIG   the config file; default: config.yaml in the platform's user config folder
@@ -65,7 +65,7 @@ class RegionSettings:
     repository: str | None = None
     # ARN of SageMaker's execution role.
     role: str | None = None
-    # Where training jobs stand; none for SageMaker's own network. Both, or neither.
+    # The network of training jobs; none for SageMaker's own. Both, or neither.
     sagemaker_subnets: tuple[str, ...] = ()
     sagemaker_security_groups: tuple[str, ...] = ()
     # ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
@@ -78,13 +78,13 @@ class RegionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountRate:
-    """What this account pays for an instance family or type on demand; one of the three."""
+    """What this account pays on demand for an instance family or type: one of three."""
 
     # Fraction of the list price that is not paid, by a Savings Plan for one.
     discount: float | None = None
     # For one type.
     usd_per_hour: float | None = None
-    # Paid already, used or not, as a reservation is: an hour more costs nothing.
+    # Paid already, used or not, as a reservation is: another hour costs nothing.
     sunk: bool = False
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Settings:
     # The user's price file, put over the shipped one.
     prices: Path | None = None
     region: str = DEFAULT_REGION
-    # What names the region where the config file does not, such as AWS_REGION; empty for the default one.
+    # What names the region if the config file does not, such as AWS_REGION; empty for the default one.
     region_from: str | None = field(default=None, compare=False)
     # Fraction of the list price that is not paid.
     discount: float = 0.0

@@ -1,4 +1,4 @@
-"""Quantities as people write them (`100M` samples, `48h`, `2GiB`), dates and regions."""
+"""Read quantities as people write them (`100M` samples, `48h`, `2GiB`), dates and regions."""
 
 import datetime
 import math
@@ -168,7 +168,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def is_region(name: str) -> bool:
-    """Return whether it is written like the name of a region."""
+    """Return whether the text has the form of a region's name."""
     return re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+", name) is not None
 
 
@@ -178,9 +178,9 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    r"""Return the texts of `a,b`: a comma within brackets divides nothing, nor does one written `\,`.
+    r"""Return the texts of `a,b`. A comma within brackets, or written `\,`, does not divide.
 
-    Raises UserError where a comma would leave a bracket or a quote open.
+    Raises UserError if a comma would leave a bracket or a quote open.
     """
     texts = _divided(text)
     if texts is None:
@@ -190,7 +190,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 
 def join_list(texts: Iterable[str]) -> str:
-    """Return what `split_list` makes these texts of. Raises UserError where nothing does."""
+    """Return the text that `split_list` splits into these texts. Raises UserError if there is none."""
     several = tuple(texts)
     text = ",".join(part.replace(",", r"\,") for part in several)
     if several and _divided(text) != several:

@@ -1,4 +1,4 @@
-"""An image with the training code in it: the build context, and the tag that follows from it."""
+"""Make the build context of an image with the training code, and the tag that follows from it."""
 
 import hashlib
 import re
@@ -24,7 +24,7 @@ class BaseReference:
 
     # In a registry.
     uri: str
-    # None where nobody could be asked for it.
+    # None if it could not be looked up.
     digest: str | None
 
     @property
@@ -87,7 +87,7 @@ class ImageBuild:
 
     @property
     def upload_size(self) -> int:
-        """About the bytes of these layers as they travel, compressed."""
+        """The bytes of these layers to upload, compressed; an estimate."""
         return len(pack(self.layers))
 
 
