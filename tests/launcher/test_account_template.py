@@ -151,11 +151,6 @@ def test_the_command_prints_one_policy_or_all_with_the_config_files_names(
     assert "node-policy.json" in capsys.readouterr().err
 
 
-def test_a_secret_is_named_by_its_arn(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["iam", "print", "node", "--secret", "hub"]) == 2
-    assert "by its ARN" in capsys.readouterr().err
-
-
 def test_the_role_of_a_profile_made_by_the_template_has_to_be_named(
     isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,16 +157,6 @@ def test_rules_of_groups_are_those_for_all_traffic(stubbed_aws: StubbedAws) -> N
     assert (rules.lets_in, rules.lets_out) == (frozenset({"sg-1"}), frozenset())
 
 
-def test_a_placement_group_that_is_not_there_is_none(stubbed_aws: StubbedAws) -> None:
-    stub = stubbed_aws.stub("ec2")
-    group = {"GroupName": "close", "Strategy": "cluster", "State": "available"}
-    stub.add_response("describe_placement_groups", {"PlacementGroups": [group]}, {"GroupNames": ["close"]})
-    stubbed_aws.error("ec2", "describe_placement_groups", "InvalidPlacementGroup.Unknown")
-    found = stubbed_aws.aws.placement_group(REGION, "close")
-    assert found is not None and (found.strategy, found.state) == ("cluster", "available")
-    assert stubbed_aws.aws.placement_group(REGION, "other") is None
-
-
 def test_a_reservation_is_asked_for_by_id(stubbed_aws: StubbedAws) -> None:
     answer = {
         "CapacityReservationId": "cr-1",
@@ -347,12 +337,6 @@ def test_only_an_empty_stack_is_deleted(stubbed_aws: StubbedAws) -> None:
     stub.add_response("describe_stacks", stack_answer("REVIEW_IN_PROGRESS"))
     stub.add_response("delete_stack", {}, {"StackName": "id"})
     stubbed_aws.aws.delete_empty_stack(REGION, "fl")
-
-
-def test_a_gateway_to_s3_serves_route_tables(stubbed_aws: StubbedAws) -> None:
-    endpoints = [{"RouteTableIds": ["rtb-1", "rtb-2"]}, {"RouteTableIds": ["rtb-3"]}]
-    stubbed_aws.stub("ec2").add_response("describe_vpc_endpoints", {"VpcEndpoints": endpoints})
-    assert stubbed_aws.aws.s3_gateway_tables(REGION, "vpc-1") == {"rtb-1", "rtb-2", "rtb-3"}
 
 
 @pytest.mark.parametrize(

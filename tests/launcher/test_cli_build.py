@@ -206,14 +206,6 @@ def test_what_cannot_be_built_is_refused(
     assert part in capsys.readouterr().err
 
 
-def test_a_base_that_the_registry_lacks_is_refused(
-    aws_server: "MotoServer", docker: FakeBuilder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build("--base", "2.14") == 2
-    assert "us-east-1 has no base image pytorch:2.14-cu133-amzn2023" in capsys.readouterr().err
-    assert docker.calls == []
-
-
 @pytest.mark.usefixtures("docker")
 def test_an_image_past_its_end_is_used_by_name_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert build("--base", "2.6.0", "--dry-run") == 0

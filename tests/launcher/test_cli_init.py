@@ -55,6 +55,15 @@ def changes(server: MotoServer) -> list[str]:
     return [sent.action for sent in server.sent() if sent.action.startswith(CHANGES)]
 
 
+def deploy(template: str, bucket: str) -> None:
+    """Deploy a template as an administrator."""
+    parameters = {"BucketName": bucket, "Vpc": backend("ec2", REGION).get_default_vpc().id}
+    change_set = AWS.create_change_set(
+        *(REGION, "fastlaunch"), is_new=True, template=template, parameters=parameters, import_existing=False
+    )
+    AWS.execute_change_set(REGION, "fastlaunch", change_set)
+
+
 def lose_default_vpc(*, names: tuple[str, ...] = ()) -> list[str]:
     """Replace the default VPC by others of these names; return their ids."""
     ec2 = backend("ec2", REGION)
@@ -161,16 +170,7 @@ def test_whoever_may_not_deploy_uses_the_stack_that_an_administrator_deployed(
     assert set(yaml.safe_load(template)["Resources"]) > {"Bucket", "NodeRole", "PlacementGroupuseast1a"}
     assert "aws cloudformation deploy --region us-east-1 --stack-name fastlaunch" in err
     assert account.sent() == []
-    vpc = backend("ec2", REGION).get_default_vpc().id
-    change_set = AWS.create_change_set(
-        REGION,
-        "fastlaunch",
-        is_new=True,
-        template=template,
-        parameters={"BucketName": "acme", "Vpc": vpc},
-        import_existing=False,
-    )
-    AWS.execute_change_set(REGION, "fastlaunch", change_set)
+    deploy(template, "acme")
     account.refuse("CreateChangeSet", "AccessDenied", status=403)
     assert init("--yes") == 0
     assert "not compared with the template" in capsys.readouterr().err
@@ -291,16 +291,7 @@ def test_the_stack_of_an_earlier_template_gets_a_versioned_bucket_and_keeps_what
     earlier = yaml.safe_load(capsys.readouterr().out)
     del earlier["Resources"]["Bucket"]["Properties"]["VersioningConfiguration"]
     del earlier["Resources"]["Repository"]["Properties"]["ImageScanningConfiguration"]
-    vpc = backend("ec2", REGION).get_default_vpc().id
-    change_set = AWS.create_change_set(
-        REGION,
-        "fastlaunch",
-        is_new=True,
-        template=yaml.safe_dump(earlier),
-        parameters={"BucketName": BUCKET, "Vpc": vpc},
-        import_existing=False,
-    )
-    AWS.execute_change_set(REGION, "fastlaunch", change_set)
+    deploy(yaml.safe_dump(earlier), BUCKET)
     AWS.put_object(REGION, BUCKET, "fastlaunch/runs/r/log.txt", b"step 1")
     assert init("--yes") == 0
     assert "2 resources of it would change" in capsys.readouterr().err

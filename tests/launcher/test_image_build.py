@@ -14,13 +14,12 @@ from docker_daemon import CannotStart, DockerDaemon
 from wheel_builder import make_wheel
 
 from fastlaunch.catalog.container_images import shipped_base_images
-from fastlaunch.jobs.code_bundle import code_files, pack
+from fastlaunch.jobs.code_bundle import pack
 from fastlaunch.jobs.container_builder import build_command, find_builder, push_command, run_command
 from fastlaunch.jobs.image_build import (
     BaseReference,
     ImageBuild,
     context_files,
-    context_without_wheels,
     write_context,
 )
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
@@ -66,16 +65,6 @@ def test_a_tag_follows_from_contents_and_labels() -> None:
         replace(BUILD, reference=BaseReference(uri="public/pytorch:tag", digest=None)),
     )
     assert len({BUILD.tag, *(other.tag for other in others)}) == 1 + len(others)
-
-
-def test_sizes_leave_the_dockerfile_out() -> None:
-    assert BUILD.size == len(b"exec\n")
-    assert 0 < replace(BUILD, files={**BUILD.files, "x": b"0" * 10**6}).upload_size < 10**5
-
-
-def test_without_the_wheels_the_context_is_not_whole(tmp_path: Path) -> None:
-    assert context_files(tmp_path) is None
-    assert set(context_without_wheels()) == {"Dockerfile", *code_files()}
 
 
 def test_a_context_is_written_the_same_by_everybody(tmp_path: Path) -> None:
