@@ -250,7 +250,7 @@ def test_the_table_forbids_and_allows() -> None:
     ):
         assert violation(module, imported), (module, imported)
     for module, imported in (
-        ("fastlaunch.jobs.spec", "fastlaunch_train.recipes.recipe"),
+        ("fastlaunch.jobs.job", "fastlaunch_train.recipes.recipe"),
         ("fastlaunch.aws.client", "botocore.exceptions"),
         ("fastlaunch.cli.runs", "fastlaunch.report.table"),
         ("fastlaunch_train.data.images", "fastlaunch_train.workloads.contract"),

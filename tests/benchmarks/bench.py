@@ -119,7 +119,7 @@ def fill_ledger(home: Path) -> int:
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.core.plan import RunState
     from fastlaunch.core.settings import Settings
-    from fastlaunch.jobs.spec import JobSpec
+    from fastlaunch.jobs.job import Job
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.measure.summarize import summarize
     from fastlaunch.measure.summary import Interval
@@ -131,7 +131,7 @@ def fill_ledger(home: Path) -> int:
     num_runs = 0
     with open_ledger(Settings(home=home)) as ledger, ledger.transaction():
         for row, (recipe, (instance, device, num_gpus)) in enumerate(product(RECIPES, INSTANCES)):
-            job = JobSpec(
+            job = Job(
                 workload="vit-huge",
                 recipe=resolve_recipe(*recipe.split()[:1], recipe.split()[1:]),
                 batch_size=64,

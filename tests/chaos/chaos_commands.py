@@ -17,9 +17,9 @@ from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.lifecycle.world import World
 
 #: Machine time of a trial's submission.
@@ -128,7 +128,7 @@ def _place(name: str, context: World) -> Site:
     return ec2_builders.block_site(instance, block, **changes)
 
 
-def _jobs_at(place: Site, num_nodes: int, *, is_spot: bool) -> tuple[JobSpec, ...]:
+def _jobs_at(place: Site, num_nodes: int, *, is_spot: bool) -> tuple[Job, ...]:
     changes: dict[str, Any] = {
         "backend": place.backend,
         "instance": place.instance.name,

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt, Billing
 
@@ -32,7 +32,7 @@ def attempt_with(**changes: Any) -> Attempt:
 
 
 def add_attempt(
-    ledger: Ledger, *jobs: JobSpec, plan: Callable[[Mapping[str, JobSpec], int], Plan], **more: Any
+    ledger: Ledger, *jobs: Job, plan: Callable[[Mapping[str, Job], int], Plan], **more: Any
 ) -> Attempt:
     """An attempt at these jobs, of a new submission, that was not sent. plan: of the jobs, and attempt n."""
     submission = ledger.add_submission("fastlaunch submit")

@@ -20,8 +20,8 @@ from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.cancel import cancel
@@ -98,7 +98,7 @@ class World:
     def submit(
         self,
         *placements: Site,
-        jobs: tuple[JobSpec, ...] | None = None,
+        jobs: tuple[Job, ...] | None = None,
         max_minutes: int = 120,
         detach: bool = False,
         account_timer: bool = True,
@@ -106,9 +106,9 @@ class World:
     ) -> list[Run]:
         given = jobs or ((job() if self.site.backend == "ec2" else training_job()),)
 
-        def jobs_at(at: Site) -> tuple[JobSpec, ...]:
+        def jobs_at(at: Site) -> tuple[Job, ...]:
             placed = {"instance": at.instance.name, "region": at.region, "max_minutes": max_minutes}
-            return tuple(JobSpec.from_json({**each.to_json(), **placed}) for each in given)
+            return tuple(Job.from_json({**each.to_json(), **placed}) for each in given)
 
         submission = Submission(
             placements=placements or (self.site,),

@@ -13,8 +13,8 @@ from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.plan import CodeBundle, Plan
+from fastlaunch.jobs.job import Job, Script, Terms
 from fastlaunch.jobs.scripts import script_spec
-from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.placement.capacity_block import block_price
 from fastlaunch_train.node.protocol import program_from_json
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -64,7 +64,7 @@ def site(instance: str = "p5.48xlarge", *, usd_per_hour: float | None = None, **
     return replace(usual, **changes)
 
 
-def job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> JobSpec:
+def job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> Job:
     """A job of 200 steps of vit-huge on one p5.48xlarge. changes: as its plain data have them."""
     usual = {
         "workload": "vit-huge",
@@ -77,7 +77,7 @@ def job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -
         "max_minutes": 120,
         "image": IMAGE,
     }
-    return JobSpec.from_json({**usual, **changes})
+    return Job.from_json({**usual, **changes})
 
 
 #: Of a job on text, by the names of the hub, for five epochs.
@@ -108,7 +108,7 @@ SCRIPTS = tuple(
 )
 
 
-def script_job(script: Script, backend: str = "ec2", **changes: Any) -> JobSpec:
+def script_job(script: Script, backend: str = "ec2", **changes: Any) -> Job:
     """The script's job on one p5.48xlarge."""
     where: dict[str, Any] = {"instance": "p5.48xlarge", "image": IMAGE, "terms": Terms(max_minutes=120)}
     return script_spec(script, backend=backend, **{**where, **changes})
@@ -137,7 +137,7 @@ def program_of(plan: Plan) -> dict[str, Any]:
 
 
 def plan(
-    *jobs: JobSpec,
+    *jobs: Job,
     at: Site | None = None,
     attempt: int = 1,
     max_minutes: int = 120,

@@ -10,7 +10,7 @@ from ec2_builders import job as ec2_job
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.backends.site import Site
 from fastlaunch.core.plan import CodeBundle, Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 
 ROLE = "arn:aws:iam::123456789012:role/fastlaunch-job"
 DIGEST = "c0de" * 16
@@ -36,13 +36,13 @@ def training_site(instance: str = "p5.48xlarge", **changes: Any) -> Site:
     return replace(usual, **changes)
 
 
-def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> JobSpec:
+def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **changes: Any) -> Job:
     """A job of 200 steps of vit-huge on one p5.48xlarge of SageMaker's."""
     return ec2_job(recipe, overrides, **{"backend": "sagemaker", **changes})
 
 
 def training_plan_of(
-    *jobs: JobSpec,
+    *jobs: Job,
     at: Site | None = None,
     attempt: int = 1,
     max_minutes: int = 120,

@@ -19,7 +19,7 @@ from fastlaunch.catalog.prices import Price, paid_usd_per_hour
 from fastlaunch.core.data import read
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.settings import AccountRate, Settings
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.attempt_price import (
@@ -38,7 +38,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield opened
 
 
-def placed(ledger: Ledger, *jobs: JobSpec) -> Attempt:
+def placed(ledger: Ledger, *jobs: Job) -> Attempt:
     """An attempt at these jobs as it was placed at its first choice, $64 an hour."""
     machines: dict[str, Any] = {"InstanceType": "p5.48xlarge", "MaxCount": 1}
     if jobs[0].backend == "sagemaker":

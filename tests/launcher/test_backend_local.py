@@ -20,13 +20,13 @@ from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.jobs.job import Inputs, Job
 from fastlaunch.jobs.machine import Machine, visible_devices
-from fastlaunch.jobs.spec import Inputs, JobSpec
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 FAKE = Path(__file__).parent / "fake_train" / "entrypoint.py"
 GOLDEN = Path(__file__).parents[1] / "plans"
-JOB = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=8, steps=20, num_gpus=1)
+JOB = Job(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=8, steps=20, num_gpus=1)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def recorded_steps(handle: Any) -> int:
         ("local-bf16", JOB),
         (
             "local-many-options",
-            JobSpec(
+            Job(
                 workload="timm:vit_base_patch16_224",
                 recipe=resolve_recipe("compile", ["compile_mode=max-autotune", "optimizer_impl=fused"]),
                 batch_size=None,
@@ -90,7 +90,7 @@ def recorded_steps(handle: Any) -> int:
         ),
         (
             "local-language",
-            JobSpec(
+            Job(
                 workload="gpt2-xsmall",
                 recipe=resolve_recipe("transformers", ["precision=fp32"]),
                 batch_size=4,
@@ -108,7 +108,7 @@ def recorded_steps(handle: Any) -> int:
         ),
     ],
 )
-def test_plan_is_the_golden_one(name: str, job: JobSpec) -> None:
+def test_plan_is_the_golden_one(name: str, job: Job) -> None:
     settings = LocalSettings(
         home=Path("/home/user/.local/share/fastlaunch"),
         working_directory=Path("/home/user/project"),

@@ -17,7 +17,7 @@ from fake_records import write_run
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -39,8 +39,8 @@ def typed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tup
     return out, err
 
 
-def asked_for(recipe: str) -> JobSpec:
-    return JobSpec(workload="vit-tiny", recipe=resolve_recipe(recipe), batch_size=2, steps=40, num_gpus=1)
+def asked_for(recipe: str) -> Job:
+    return Job(workload="vit-tiny", recipe=resolve_recipe(recipe), batch_size=2, steps=40, num_gpus=1)
 
 
 def ledger() -> Ledger:

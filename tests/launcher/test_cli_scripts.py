@@ -11,7 +11,7 @@ from fake_train.processes import launcher, runs, wait_until
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.spec import JobSpec, submit_words
+from fastlaunch.jobs.job import Job, submit_words
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.outcome import contradictions, read_records
 
@@ -61,8 +61,8 @@ def test_variants_run_here_in_rounds_and_are_compared(here: Path, capsys: pytest
     first, second, *_ = stored
     assert first.directory and first.spec and second.spec
     records, _ = read_records(first.directory.glob("rank-*.jsonl"))
-    assert not contradictions(JobSpec.from_json(first.spec), records)
-    assert len(contradictions(JobSpec.from_json(second.spec), records)) == 1
+    assert not contradictions(Job.from_json(first.spec), records)
+    assert len(contradictions(Job.from_json(second.spec), records)) == 1
     assert "amp=bf16" in out and "[4/4] amp=fp32: completed" in err
 
     with open_ledger(load_settings()) as ledger:

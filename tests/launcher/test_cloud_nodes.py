@@ -11,7 +11,7 @@ from fake_cloud import BOOT_S, HALF, REST, FakeNode
 
 from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import attempt_cost
 
 A = site(zone="us-east-1a", subnets=("subnet-a",), placement_group="fastlaunch-us-east-1a")
@@ -27,7 +27,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield opened
 
 
-def pair(**changes: Any) -> JobSpec:
+def pair(**changes: Any) -> Job:
     return job(num_nodes=2, num_gpus=16, **changes)
 
 

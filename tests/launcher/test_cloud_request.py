@@ -10,9 +10,9 @@ from ec2_builders import IMAGE, catalogue
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.job import Inputs, Job, Terms
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws, given_inputs
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import Inputs, JobSpec, Terms
 from fastlaunch.jobs.variants import check_base
 from fastlaunch_train.recipes.recipes import RECIPES
 
@@ -36,7 +36,7 @@ def build(terms: dict[str, Any] | None = None, **request: Any) -> Jobs:
     return build_jobs(options, catalogue=catalogue())
 
 
-def jobs(request: Jobs, **where: Any) -> tuple[JobSpec, ...]:
+def jobs(request: Jobs, **where: Any) -> tuple[Job, ...]:
     return request.at(request.instances[0], "us-east-1", **where)
 
 

@@ -18,9 +18,9 @@ from fastlaunch.cli.main import run as run_command
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
+from fastlaunch.jobs.job import Script
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.scripts import script_spec
-from fastlaunch.jobs.spec import Script
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.finish import finish_attempt

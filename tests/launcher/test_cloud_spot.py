@@ -11,11 +11,11 @@ from fake_cloud import REST, FakeNode
 
 from fastlaunch.core.errors import NoCapacity
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import attempt_cost
 
 
-def spot(**changes: Any) -> JobSpec:
+def spot(**changes: Any) -> Job:
     return job(purchase="spot", checkpoint_every=20, **changes)
 
 

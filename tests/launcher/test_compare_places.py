@@ -16,7 +16,7 @@ from fastlaunch.catalog.prices import Price
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.spec import JobSpec, Terms
+from fastlaunch.jobs.job import Job, Terms
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -52,7 +52,7 @@ def place(found: dict[str, Any]) -> tuple[str, str, str, float | None]:
 def collected(folder: Path, *, backend: str, region: str, purchase: str, price: Price | None = None) -> None:
     """A run on AWS in the ledger whose records are here, billed at `price`, if that is known."""
     files = write_run(folder, **P5)
-    spec = JobSpec(
+    spec = Job(
         workload="vit-huge",
         recipe=resolve_recipe("bf16"),
         batch_size=64,

@@ -17,7 +17,7 @@ from fastlaunch.cli.render import run_row, runs_sentence
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import Script, submit_words, variant_label
+from fastlaunch.jobs.job import Script, submit_words, variant_label
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.describe import measured as describe_measured
 from fastlaunch.measure.summary import Environment, Interval, RunSummary, read_summary

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fastlaunch.jobs.job import Job, Script
 from fastlaunch.jobs.scripts import script_name, script_spec
-from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.jobs.working_directory import working_directory
 from fastlaunch.lifecycle.contents import script_now, with_contents
 from fastlaunch_train.records.contents import version_of
@@ -221,9 +221,9 @@ def test_a_workload_of_ones_own_has_files_and_one_of_ours_has_none(here: Path) -
     from fastlaunch_train.recipes.recipes import RECIPES
 
     spec = {"recipe": RECIPES["bf16"], "batch_size": 1, "steps": 1, "num_gpus": 1}
-    own = script_now(JobSpec(workload="./b/train.py:build", **spec), here, home=here.parent / "home")
+    own = script_now(Job(workload="./b/train.py:build", **spec), here, home=here.parent / "home")
     assert own is not None and {"b/train.py", "b/model.py"} <= {*dict(own.files)}
-    assert script_now(JobSpec(workload="vit-tiny", **spec), here, home=here) is None
+    assert script_now(Job(workload="vit-tiny", **spec), here, home=here) is None
 
 
 def test_a_folder_that_is_gone_keeps_nothing_from_running(here: Path) -> None:

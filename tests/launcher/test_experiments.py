@@ -13,9 +13,9 @@ from fake_train.processes import runs
 from fastlaunch.catalog.experiments import EXPERIMENTS
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.job import Inputs
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import Inputs
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.recipes.requirements import needed_packages
 from fastlaunch_train.workloads.registry import workload_info

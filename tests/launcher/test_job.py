@@ -1,4 +1,4 @@
-"""JobSpec refuses what cannot be run, and survives being stored."""
+"""Job refuses what cannot be run, and survives being stored."""
 
 import json
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.jobs.spec import JobSpec, names_apart
+from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
 
-def job(**changes: Any) -> JobSpec:
+def job(**changes: Any) -> Job:
     usual = {"workload": "vit-tiny", "recipe": RECIPES["bf16"], "batch_size": 8, "steps": 200, "num_gpus": 1}
-    job = JobSpec(**usual)  # type: ignore[arg-type]
-    return JobSpec.from_json({**job.to_json(), **changes})
+    job = Job(**usual)  # type: ignore[arg-type]
+    return Job.from_json({**job.to_json(), **changes})
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) ->
 )
 def test_a_spec_survives_being_stored(changes: dict[str, Any]) -> None:
     spec = job(**changes)
-    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert Job.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
@@ -60,7 +60,7 @@ def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
     old["recipe"] = {key: value for key, value in old["recipe"].items() if key != "schema"} | {
         "blocks": "timm"
     }
-    assert JobSpec.from_json(old) == job()
+    assert Job.from_json(old) == job()
 
 
 def test_a_job_in_words() -> None:

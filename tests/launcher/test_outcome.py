@@ -8,13 +8,13 @@ import pytest
 from fake_records import write_run
 
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read_records
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import RankRecord
 
 ECHO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
-JOB = JobSpec(workload="vit-huge", recipe=resolve_recipe("bf16"), batch_size=2, steps=20, num_gpus=2)
+JOB = Job(workload="vit-huge", recipe=resolve_recipe("bf16"), batch_size=2, steps=20, num_gpus=2)
 
 
 def records(directory: Path, **how: Any) -> list[RankRecord]:

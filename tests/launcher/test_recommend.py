@@ -20,8 +20,8 @@ from fastlaunch.analysis.cost import Assumptions, Purchase, cost_of, training_of
 from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, subject_of
 from fastlaunch.analysis.recommend import (
     Choices,
-    Job,
     Limits,
+    Task,
     choices_of,
     expected_saving,
     recommend,
@@ -32,7 +32,7 @@ from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.settings import config_path, load_settings
-from fastlaunch.jobs.spec import SCRIPT_RECIPE
+from fastlaunch.jobs.job import SCRIPT_RECIPE
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
@@ -131,7 +131,7 @@ def test_what_was_measured_on_the_gpu_elsewhere_is_measured(capsys: pytest.Captu
 # A choice among made-up configurations.
 
 DAY = datetime.date(2026, 11, 21)
-JOB = Job(
+JOB = Task(
     workload="vit-huge",
     samples=3.6e6,
     like=PLAIN,
@@ -186,7 +186,7 @@ def bought(instance: str, usd_per_hour: float, **changes: Any) -> Purchase:
     )
 
 
-def chosen(*choices: tuple[Configuration, Purchase], job: Job = JOB) -> Choices:
+def chosen(*choices: tuple[Configuration, Purchase], job: Task = JOB) -> Choices:
     return choices_of([one for one, _ in choices], list(dict.fromkeys(other for _, other in choices)), job)
 
 

@@ -15,7 +15,7 @@ from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import plain_output
 from fastlaunch.core.units import in_ms
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval, RunSummary, StepProfile
@@ -153,7 +153,7 @@ def test_the_log_of_a_run_that_failed_after_it_was_measured_is_shown_and_next(
 def test_of_several_runs_that_were_stopped_the_one_that_can_go_on_is_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], summary: RunSummary
 ) -> None:
-    job = JobSpec(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=2, steps=9, num_gpus=1)
+    job = Job(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=2, steps=9, num_gpus=1)
     done = replace(run(summary, 0.1), backend="local", directory=tmp_path, spec=job.to_json())
     stopped = replace(done, state=RunState.INTERRUPTED, id="20261121-090312-k3f9")
 
@@ -170,7 +170,7 @@ def test_of_several_runs_that_were_stopped_the_one_that_can_go_on_is_next(
 
 
 def test_runs_of_one_recipe_are_named_apart_in_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    job = JobSpec(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=64, steps=9, num_gpus=8)
+    job = Job(workload="vit-huge", recipe=RECIPES["bf16"], batch_size=64, steps=9, num_gpus=8)
     of_64, of_128 = (
         replace(a_run(RunState.COMPLETED), spec=one.to_json()) for one in (job, replace(job, batch_size=128))
     )

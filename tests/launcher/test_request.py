@@ -11,9 +11,9 @@ from ec2_builders import catalogue
 
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.build import FEWEST_TIMED_STEPS, build_jobs
+from fastlaunch.jobs.job import Inputs, Job, entrypoint_arguments
 from fastlaunch.jobs.machine import Machine, this_machine
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import Inputs, JobSpec, entrypoint_arguments
 from fastlaunch.jobs.variants import missing_on, nearest_on
 from fastlaunch.lifecycle.sweep_plan import search_options
 from fastlaunch.measure.steptime import MIN_TIMED_STEPS, MIN_WARMUP_STEPS
@@ -45,7 +45,7 @@ def test_defaults_follow_the_machine() -> None:
 def test_a_rehearsal_in_ones_own_image_reads_data_there(tmp_path: Path) -> None:
     there = f"folder:{tmp_path / 'nowhere here'}"
 
-    def rehearsed(data: str, image: str | None) -> tuple[JobSpec, ...]:
+    def rehearsed(data: str, image: str | None) -> tuple[Job, ...]:
         typed = {"workload": "distilbert-tiny", "data": data, "model": str(tmp_path), "image": image}
         return jobs(**typed, container=True).at()
 
@@ -90,7 +90,7 @@ def test_the_largest_batch_fits_all_recipes_or_each_its_own() -> None:
     assert {spec.fit for spec in jobs(recipes=labels, batch_size="auto-each").at()} == {()}
     (alone,) = jobs(recipes=labels[:1], batch_size="auto").at()
     assert (alone.fit, alone.batch_size) == ((), None)
-    assert JobSpec.from_json(json.loads(json.dumps(specs[0].to_json()))) == specs[0]
+    assert Job.from_json(json.loads(json.dumps(specs[0].to_json()))) == specs[0]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.core.errors import Throttled, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.build import interleaved
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import ERROR_LOG
 from fastlaunch.lifecycle.display import PlainLines
@@ -30,7 +30,7 @@ COMPILE = replace(JOB, recipe=resolve_recipe("compile"))
 MOST = 6
 
 
-def planned(*specs: JobSpec) -> tuple[JobSpec, ...]:
+def planned(*specs: Job) -> tuple[Job, ...]:
     return interleaved(specs, Options(until_resolved=True, max_rounds=MOST))
 
 

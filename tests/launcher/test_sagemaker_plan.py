@@ -26,7 +26,7 @@ from fastlaunch.backends.validate import request_problems
 from fastlaunch.core.data import read as from_data
 from fastlaunch.core.data import to_data
 from fastlaunch.core.plan import Plan
-from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments
+from fastlaunch.jobs.job import Job, entrypoint_arguments
 from fastlaunch_train.node.protocol import program_from_json
 
 GOLDEN = Path(__file__).parents[1] / "plans"
@@ -43,7 +43,7 @@ RULES: dict[str, Any] = {
 }
 
 
-def of(instance: str, num_nodes: int = 1, **changes: Any) -> JobSpec:
+def of(instance: str, num_nodes: int = 1, **changes: Any) -> Job:
     """A job on so many of them, a rank per GPU."""
     num_gpus = num_nodes * catalogue().instance(instance).num_accelerators
     return training_job(instance=instance, num_nodes=num_nodes, num_gpus=num_gpus, **changes)

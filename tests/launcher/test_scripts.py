@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import join_list, split_list
 from fastlaunch.jobs.build import build_jobs
+from fastlaunch.jobs.job import Job, Script, names_apart
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import check_travels_along, script_name
-from fastlaunch.jobs.spec import JobSpec, Script, names_apart
 
 GPUS = replace(CPU, devices=("NVIDIA H200",) * 2)
 
@@ -32,13 +32,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").touch()
 
 
-def specs(command: str, *lists: str, machine: Machine = CPU, **options: Any) -> tuple[JobSpec, ...]:
+def specs(command: str, *lists: str, machine: Machine = CPU, **options: Any) -> tuple[Job, ...]:
     words = tuple(shlex.split(command.replace("python", shlex.quote(sys.executable), 1)))
     given = Options(command=words, lists=lists, **options)
     return build_jobs(given, machine=machine, catalogue=None).at()
 
 
-def ends(jobs: tuple[JobSpec, ...]) -> list[str]:
+def ends(jobs: tuple[Job, ...]) -> list[str]:
     """The words after `train.py` that each job runs."""
     return [" ".join(job.script.argv[2:]) for job in jobs if job.script]
 
@@ -127,7 +127,7 @@ def test_a_command_without_lists_is_one_job_as_it_is() -> None:
 def test_a_spec_survives_being_stored_and_says_nothing_of_training(options: dict[str, Any]) -> None:
     (first, _) = specs("python train.py {a}", "a=1,2", **options)
     stored = json.loads(json.dumps(first.to_json()))
-    assert JobSpec.from_json(stored) == first
+    assert Job.from_json(stored) == first
     assert not stored.keys() & {"steps", "batch_size", "data", "seed"}
     assert stored["recipe"] == {"name": "script", "label": "a=1", "precision": "unknown"}
 
@@ -212,7 +212,7 @@ def test_options_of_scripts_are_refused_without_one(option: dict[str, Any]) -> N
         build_jobs(options, machine=CPU, catalogue=None)
 
 
-def on_aws(*command: str, options: Mapping[str, Any] | None = None, **cloud: Any) -> tuple[JobSpec, ...]:
+def on_aws(*command: str, options: Mapping[str, Any] | None = None, **cloud: Any) -> tuple[Job, ...]:
     """The jobs on a g5.48xlarge, which has eight GPUs."""
     from fake_summaries import CATALOGUE
 

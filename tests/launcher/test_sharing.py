@@ -21,7 +21,7 @@ from fastlaunch.aws.errors import CloudRefused
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
+from fastlaunch.jobs.job import SCRIPT_RECIPE, Job, Script
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle import importer, sharing
 from fastlaunch.lifecycle.export import record_files
@@ -82,7 +82,7 @@ class Person:
         write_run(
             folder, steps=40, run_id=run_id, workload="vit-tiny", recipe=recipe, header={"session": session}
         )
-        spec = JobSpec(workload="vit-tiny", recipe=resolve_recipe(recipe), batch_size=2, steps=40, num_gpus=1)
+        spec = Job(workload="vit-tiny", recipe=resolve_recipe(recipe), batch_size=2, steps=40, num_gpus=1)
         self.ledger.add_run(
             self.ledger.add_submission(f"fastlaunch submit --env PASSWORD=sesame --recipe {recipe}"),
             run_id,
@@ -380,7 +380,7 @@ def made_script(person: Person, *words: str) -> str:
         status="interrupted",
         header=header,
     )
-    spec = JobSpec(
+    spec = Job(
         workload="train.py", recipe=SCRIPT_RECIPE, script=script, batch_size=None, steps=None, num_gpus=1
     )
     person.ledger.add_run(

@@ -12,7 +12,7 @@ from fastlaunch.api.purchases import market_of_own_runs
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.jobs.spec import Terms
+from fastlaunch.jobs.job import Terms
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.lifecycle.world import World
 

@@ -17,7 +17,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.cancel import cancel
 from fastlaunch.lifecycle.display import PlainLines
@@ -28,7 +28,7 @@ from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
-JOB = JobSpec(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=2, steps=80, num_gpus=1)
+JOB = Job(workload="vit-tiny", recipe=resolve_recipe("bf16"), batch_size=2, steps=80, num_gpus=1)
 OTHER = replace(JOB, recipe=resolve_recipe("fp32"))
 
 
@@ -46,7 +46,7 @@ class InstantBackend:
     alive: dict[str, int] = field(default_factory=dict)
     name: str = "local"
 
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+    def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
         ((run_id, job),) = jobs.items()
         request = {
             "directory": str(self.home / run_id),
@@ -116,7 +116,7 @@ def launcher(backend: InstantBackend, stop: StopRequest | None = None) -> Launch
     )
 
 
-def jobs(*specs: JobSpec) -> Submission:
+def jobs(*specs: Job) -> Submission:
     return Submission(jobs_at=lambda here: specs)
 
 
@@ -145,7 +145,7 @@ def test_jobs_run_one_after_another_and_are_summarised(backend: InstantBackend) 
     assert {run.state for run in runs} == {RunState.COMPLETED}
     summaries = [run.summary for run in runs]
     assert all(summary and summary.timing.step_time_s for summary in summaries)
-    spec = JobSpec.from_json(runs[0].spec or {})
+    spec = Job.from_json(runs[0].spec or {})
     assert spec == replace(JOB, session=runs[0].submission_id)
     assert read(Plan, runs[0].plan, "plan") == backend.plan({runs[0].id: spec})
 

@@ -26,9 +26,9 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.build import interleaved
+from fastlaunch.jobs.job import Job, Script
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.scripts import script_spec
-from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.ledger.db import LedgerFile
 from fastlaunch.ledger.ids import BATCH_SEARCH
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
@@ -108,7 +108,7 @@ class SharedClock(Clock):
         return alive <= self._wakes.keys() and wake == min(self._wakes.values())
 
 
-def specs(*recipes: str, instance: str, options: Options, **changes: Any) -> tuple[JobSpec, ...]:
+def specs(*recipes: str, instance: str, options: Options, **changes: Any) -> tuple[Job, ...]:
     return interleaved([job(recipe, instance=instance, **changes) for recipe in recipes], options)
 
 

@@ -39,10 +39,10 @@ from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings, load_settings
 from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.code_bundle import script_bundle, upload_bundle
+from fastlaunch.jobs.job import Job, Script, Terms
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import requirements_bundle
 from fastlaunch.jobs.scripts import script_spec
-from fastlaunch.jobs.spec import JobSpec, Script, Terms
 from fastlaunch.jobs.working_directory import working_directory
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -100,7 +100,7 @@ class World:
         with Ledger(self.ledger.path) as ledger:
             return ledger.select()[0].id
 
-    def submit(self, *jobs: JobSpec, verdicts: Verdicts | None = None) -> list[Run]:
+    def submit(self, *jobs: Job, verdicts: Verdicts | None = None) -> list[Run]:
         def sleep(seconds: float) -> None:
             time.sleep(seconds / SCALE)
 

@@ -10,7 +10,7 @@ from node_scene import FIRST, ONE_THREAD, SECOND, ends, losses, outcome, states,
 from simulated_training_job import SimulatedTrainingJob
 from training_scene import TrainingScene, tiny_job, training_plan
 
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 
 SLOWLY = {"FAKE_STEP_S": "0.1"}
 
@@ -145,7 +145,7 @@ def test_code_that_is_not_what_was_asked_for_is_not_run(jobs: TrainingScene) -> 
     assert "FAILED" in job.console and "step 1" not in job.console
 
 
-def launch_real(jobs: TrainingScene, *specs: JobSpec) -> SimulatedTrainingJob:
+def launch_real(jobs: TrainingScene, *specs: Job) -> SimulatedTrainingJob:
     """With vit-tiny on this CPU, by the container's own command."""
     real: dict[str, Any] = {"training": "real"}
     return jobs.launch(training_plan(*specs, environment=ONE_THREAD), **real)

@@ -11,10 +11,10 @@ from simulated_training_job import SimulatedTrainingJob
 from fastlaunch.backends.node_agent import agent_archive
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.core.plan import CodeBundle, Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 
 
-def tiny_job(recipe: str = "fp32", *, num_nodes: int = 1, **changes: Any) -> JobSpec:
+def tiny_job(recipe: str = "fp32", *, num_nodes: int = 1, **changes: Any) -> Job:
     """What trains vit-tiny on a CPU for a moment, with one rank on each node."""
     small = {"workload": "vit-tiny", "batch_size": 4, "steps": 5, "instance": "g5.xlarge", "max_minutes": 60}
     nodes = {"num_nodes": num_nodes, "num_gpus": num_nodes, "allow_tcp": num_nodes > 1}
@@ -22,7 +22,7 @@ def tiny_job(recipe: str = "fp32", *, num_nodes: int = 1, **changes: Any) -> Job
 
 
 def training_plan(
-    *jobs: JobSpec, attempt: int = 1, root: str | None = None, environment: Mapping[str, str] | None = None
+    *jobs: Job, attempt: int = 1, root: str | None = None, environment: Mapping[str, str] | None = None
 ) -> Plan:
     """The plan of these jobs with the code of this checkout. environment: besides the plan's."""
     site = replace(

@@ -112,7 +112,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Task:
     """What is to be trained, for its costs and for the command."""
 
     workload: str
@@ -129,7 +129,7 @@ class Job:
 class Recommendation:
     """The pick, and what speaks for it. What is not there is None."""
 
-    job: Job
+    job: Task
     limits: Limits
     pick: Choice | None
     runner_up: Choice | None  # the next cheapest with another instance type, recipe or purchase option
@@ -150,7 +150,7 @@ class Recommendation:
 class Choices:
     """Many choices as columns of numbers: an entry for each configuration and way to buy its instance."""
 
-    job: Job
+    job: Task
     configurations: Sequence[Configuration]
     purchases: Sequence[Purchase]
     # For each choice: where its two stand in these.
@@ -184,13 +184,13 @@ class Choices:
         )
 
 
-def choice_of(configuration: Configuration, purchase: Purchase, job: Job) -> Choice:
+def choice_of(configuration: Configuration, purchase: Purchase, job: Task) -> Choice:
     """Return a configuration bought in one way. Raises UserError if it cannot be bought so."""
     total = _cost(_training(configuration, job), purchase, job)
     return Choice(configuration=configuration, purchase=purchase, total=total)
 
 
-def _cost(training: Training, purchase: Purchase, job: Job, *, with_interval: bool = True) -> Cost:
+def _cost(training: Training, purchase: Purchase, job: Task, *, with_interval: bool = True) -> Cost:
     return cost_of(
         training,
         purchase,
@@ -201,7 +201,7 @@ def _cost(training: Training, purchase: Purchase, job: Job, *, with_interval: bo
     )
 
 
-def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purchase], job: Job) -> Choices:
+def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purchase], job: Task) -> Choices:
     """Return every configuration with every way to buy its instance, and what they take and cost.
 
     Dollars and hours are a straight line in the seconds of the steps, and dollars in the nodes; where all
@@ -272,7 +272,7 @@ class _Line:
     once_hours: float
 
 
-def _line_of(purchase: Purchase, job: Job, *, compiles: bool) -> _Line:
+def _line_of(purchase: Purchase, job: Task, *, compiles: bool) -> _Line:
     """Return the line through the costs of three trainings."""
 
     def at(num_nodes: int, steps_s: float) -> Cost:
@@ -293,14 +293,14 @@ def _line_of(purchase: Purchase, job: Job, *, compiles: bool) -> _Line:
     )
 
 
-def _steps_s(configuration: Configuration, job: Job) -> tuple[float, float, float]:
+def _steps_s(configuration: Configuration, job: Task) -> tuple[float, float, float]:
     """Return seconds of the steps: expected, at the lower, and at the upper end."""
     samples, speed = job.samples * configuration.samples_factor, configuration.rate.samples_per_s
     value = speed.value
     return samples / value, samples / (speed.high or value), samples / (speed.low or value)
 
 
-def _training(configuration: Configuration, job: Job, samples: float | None = None) -> Training:
+def _training(configuration: Configuration, job: Task, samples: float | None = None) -> Training:
     """Return the training of so many samples, by default the job's, as its costs are worked out."""
     return training_of(
         configuration.rate,
@@ -370,7 +370,7 @@ def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:
     return np.array(kept, np.int64)
 
 
-def _is_spot(purchase: Purchase, job: Job) -> bool:
+def _is_spot(purchase: Purchase, job: Task) -> bool:
     return purchase.price.purchase == SPOT and not job.steps_only
 
 
@@ -386,7 +386,7 @@ def _firsts(order: Ids, labels: Ids) -> Ids:
     return order[np.sort(np.unique(labels[order], return_index=True)[1])]
 
 
-def break_even(pick: Choice, other: Choice, job: Job) -> BreakEven:
+def break_even(pick: Choice, other: Choice, job: Task) -> BreakEven:
     """Return at which price of the pick's instance `other`, the cheapest on another type, costs the same.
 
     The pick costs a + b x price.
@@ -475,14 +475,14 @@ def _probe_steps(configuration: Configuration) -> int:
     return max(_MIN_PROBE_STEPS, math.ceil(steps))
 
 
-def probe_total(choice: Choice, job: Job) -> Cost:
+def probe_total(choice: Choice, job: Task) -> Cost:
     """Return what the choice's experiment takes and costs: always the whole, with boot and all before."""
     samples = _probe_steps(choice.configuration) * choice.configuration.samples_per_step
     training = _training(choice.configuration, job, samples)
     return _cost(training, choice.purchase, replace(job, steps_only=False))
 
 
-def command_of(choice: Choice, job: Job, *, is_probe: bool = False) -> str | None:
+def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | None:
     """Return the command that trains the choice, or measures it; None for a script without a known one."""
     configuration, (purchase, region) = choice.configuration, choice.rate
     hours = (probe_total(choice, job) if is_probe else choice.total).hours

@@ -290,7 +290,7 @@ def measured_run(run: "Run", region: str) -> "MeasuredRun | None":
     """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
     from fastlaunch.analysis.compare import MeasuredRun
     from fastlaunch.catalog.prices import SERVICES
-    from fastlaunch.jobs.spec import submit_words
+    from fastlaunch.jobs.job import submit_words
     from fastlaunch.ledger.ledger import IMPORT
 
     if run.summary is None:

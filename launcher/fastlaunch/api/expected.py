@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.catalog.prices import Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import utc_day
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.summary import Interval
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastlaunch.measure.summary import Setup
 
 
-def expected(context: World, jobs: Sequence[JobSpec], site: "Site") -> "Expected | str":
+def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | str":
     """Return what the jobs will probably take at the site, or why that is not known.
 
     It warns of batches that will probably not fit in the memory of the site's GPUs.
@@ -87,7 +87,7 @@ def expected(context: World, jobs: Sequence[JobSpec], site: "Site") -> "Expected
     )
 
 
-def _query(job: JobSpec, site: "Site") -> "Query":
+def _query(job: Job, site: "Site") -> "Query":
     from fastlaunch.analysis.rate import Query
 
     return Query(
@@ -101,13 +101,13 @@ def _query(job: JobSpec, site: "Site") -> "Query":
     )
 
 
-def _reference(rows: "Known", job: JobSpec) -> "Setup | None":
+def _reference(rows: "Known", job: Job) -> "Setup | None":
     """Return what predictions take unit and length of a sample from."""
     alike = [row for _, row in rows.on_gpus if row.setup.recipe == job.recipe.label]
     return next((row.setup for row in alike or rows.rows), None)
 
 
-def _purchase(context: World, job: JobSpec, site: "Site", catalogue: Catalogue) -> "Purchase":
+def _purchase(context: World, job: Job, site: "Site", catalogue: Catalogue) -> "Purchase":
     """Return how the machine is bought: by the hour, spot at the most that it may cost and without a loss."""
     from fastlaunch.analysis.cost import Purchase
 

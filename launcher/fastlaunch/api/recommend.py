@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import recommend as analysis
-from fastlaunch.analysis.recommend import Job, Limits
+from fastlaunch.analysis.recommend import Limits, Task
 from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
@@ -176,7 +176,7 @@ def recommend(
             max_age = datetime.timedelta(seconds=parse_duration_s(settings.max_price_age))
             check_age([each.as_of for each in paid], today, max_age)
         warnings += market.age_notes(paid)
-    job = Job(
+    job = Task(
         workload=workload,
         samples=float(number),
         like=_like(workload, known.rows),
@@ -242,7 +242,7 @@ def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
     return f"it needs {' and '.join(lacking)}, which AWS's images lack: {how_to_build(lacking)}"
 
 
-def _sweep_command(job: Job, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:
+def _sweep_command(job: Task, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:
     """Return the command that measures on the cheapest instance types of a few families; None for a script
     whose own command is not known.
     """

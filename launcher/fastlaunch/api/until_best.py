@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.api.comparison import measured_run
 from fastlaunch.catalog.gpus import identify
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import ML
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SweptCells:
         from fastlaunch.analysis.compare import PriceRequest, compare
 
         self._catalogue, self._today, self._region = world.catalogue, world.today, world.settings.region
-        by_spec: dict[JobSpec, list[Run]] = {}
+        by_spec: dict[Job, list[Run]] = {}
         for run in runs:
             by_spec.setdefault(run.job.without_seed, []).append(run)
         #: For each cell, as are `rows` and `cells`.
@@ -120,7 +120,7 @@ class SweptCells:
             log_usd_per_hour = math.log(price.usd_per_hour) if price else math.inf
             yield SweptCell(place=name, batch=None, log_usd_per_hour=log_usd_per_hour)
 
-    def _cell(self, spec: JobSpec, row: "Row | None", service: str) -> "SweptCell":
+    def _cell(self, spec: Job, row: "Row | None", service: str) -> "SweptCell":
         from fastlaunch.analysis.anchors import config_of
         from fastlaunch.analysis.elimination import SweptCell
         from fastlaunch.analysis.pooling import run_times

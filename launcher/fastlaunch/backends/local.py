@@ -15,7 +15,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import JobSpec, entrypoint_arguments, run_environment, wrapper_arguments
+from fastlaunch.jobs.job import Job, entrypoint_arguments, run_environment, wrapper_arguments
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Starts the entrypoint on `{nproc}` ranks of one machine.
@@ -63,7 +63,7 @@ class LocalBackend:
         self.settings = settings
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+    def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
         """Return the command line of the one job, its additions to the environment, and where it writes."""
         ((run_id, job),) = jobs.items()
         directory = str(self.settings.home / "runs" / run_id)

@@ -16,7 +16,7 @@ from fastlaunch.core.errors import Throttled, Unreachable
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
-from fastlaunch.jobs.spec import JobSpec, node_arguments, run_environment
+from fastlaunch.jobs.job import Job, node_arguments, run_environment
 from fastlaunch_train.node.protocol import (
     NodeProgram,
     NodeRun,
@@ -35,7 +35,7 @@ _MTIME = (1980, 1, 1, 0, 0, 0)
 _STOP_GRACE_S = 90
 
 
-def node_environment(job: JobSpec, site: Site, attempt: int) -> dict[str, str]:
+def node_environment(job: Job, site: Site, attempt: int) -> dict[str, str]:
     """Return what every container of an attempt finds in its environment."""
     environment = {
         "FASTLAUNCH_ATTEMPT": str(attempt),
@@ -54,7 +54,7 @@ def node_environment(job: JobSpec, site: Site, attempt: int) -> dict[str, str]:
 
 
 def node_program(
-    jobs: Mapping[str, JobSpec],
+    jobs: Mapping[str, Job],
     *,
     token: str,
     attempt: int,
@@ -103,7 +103,7 @@ def paid_plan(
     operation: str,
     request: Mapping[str, Any],
     *,
-    job: JobSpec,
+    job: Job,
     site: Site,
     max_minutes: int,
     agent: PlanObject,

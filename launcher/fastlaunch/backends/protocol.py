@@ -16,7 +16,7 @@ from fastlaunch.core.activity import note_wait
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 
 #: AWS's services as the user knows them, by the backend that uses them.
 SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
@@ -34,7 +34,7 @@ class Backend(Protocol):
 
     name: str
 
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+    def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
         """Return the plan that carries out `jobs`, by run id, one after another on one machine.
 
         Pure: no network, credentials, clock or randomness. attempt: which one of these runs it is, from 1.
@@ -143,7 +143,7 @@ class CloudBackend(ABC):
         return replace(self, site=site, max_minutes=max_minutes, root=root)
 
     @abstractmethod
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+    def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
         """See `Backend`."""
 
     @abstractmethod

@@ -16,8 +16,8 @@ from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason, counted
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.jobs.working_directory import shown
 from fastlaunch.lifecycle.announcement import (
     MOST,
@@ -111,7 +111,7 @@ def plan_text(dry_run: DryRun) -> str:
     return "\n".join([*lines, "", f"Planned, not started: {most}{counted(len(jobs), 'run')}."])
 
 
-def _as_followed(jobs: Sequence[JobSpec], options: Options) -> Sequence[JobSpec]:
+def _as_followed(jobs: Sequence[Job], options: Options) -> Sequence[Job]:
     """Return the jobs as they are run: where nobody looks, all rounds are."""
     return [replace(job, max_rounds=None) for job in jobs] if options.detach else jobs
 

@@ -17,7 +17,7 @@ from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.tables import SPARE, keyed, table
 from fastlaunch.core.units import in_ms, rounded
-from fastlaunch.jobs.spec import JobSpec, names_apart
+from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.measure.summary import RunSummary, StepProfile
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
 
 def _names(runs: "Sequence[Run]") -> list[str]:
     """Return the runs' recipes, with what sets apart the runs that share one."""
-    specs = [JobSpec.from_json(run.spec) for run in runs if run.spec]
+    specs = [Job.from_json(run.spec) for run in runs if run.spec]
     return names_apart(specs) if len(specs) == len(runs) else [run.recipe for run in runs]
 
 

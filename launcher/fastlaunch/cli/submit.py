@@ -21,7 +21,7 @@ from fastlaunch.cli.submit_options import (
 )
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 
 
 @click.command(
@@ -99,9 +99,9 @@ def _show_is_for_aws() -> UserError:
     )
 
 
-def _plans_text(plans: Sequence[Plan], jobs: Sequence[JobSpec]) -> str:
+def _plans_text(plans: Sequence[Plan], jobs: Sequence[Job]) -> str:
     lines = []
-    repeats: dict[JobSpec, list[tuple[Plan, JobSpec]]] = {}
+    repeats: dict[Job, list[tuple[Plan, Job]]] = {}
     for plan, job in zip(plans, jobs, strict=True):
         repeats.setdefault(job.without_seed, []).append((plan, job))
     for alike in repeats.values():

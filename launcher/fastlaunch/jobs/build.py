@@ -1,4 +1,4 @@
-"""`Options` -> `Jobs`, to run or rehearse here or on AWS -> a `JobSpec` for every run.
+"""`Options` -> `Jobs`, to run or rehearse here or on AWS -> a `Job` for every run.
 
 What is wrong with a request by itself is an error here, before anything is asked of AWS.
 """
@@ -15,6 +15,7 @@ from fastlaunch.catalog.rates import check_sold
 from fastlaunch.core.conventions import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
+from fastlaunch.jobs.job import Job, Script, Terms, Variant
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.option_rules import check_no_script
 from fastlaunch.jobs.options import ML, Options
@@ -26,7 +27,6 @@ from fastlaunch.jobs.scripts import (
     scripts_here,
     scripts_of,
 )
-from fastlaunch.jobs.spec import JobSpec, Script, Terms, Variant
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
     capabilities_of,
@@ -83,7 +83,7 @@ class Jobs:
 
     def at(
         self, instance: InstanceType | None = None, region: str | None = None, *, image: str | None = None
-    ) -> tuple[JobSpec, ...]:
+    ) -> tuple[Job, ...]:
         """Return the jobs on an instance type, or on this machine: A B, then B A, and so on.
 
         There are as many, in the same order, on every instance type, with one rank per GPU unless a variant
@@ -167,7 +167,7 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
     )
 
 
-def interleaved(specs: Sequence[JobSpec], options: Options) -> tuple[JobSpec, ...]:
+def interleaved(specs: Sequence[Job], options: Options) -> tuple[Job, ...]:
     """Return all rounds of the jobs: A B, then B A, and so on, so that drift meets all alike.
 
     Each round has the next seed: the runs of a round start from the same weights and see the same data, and
@@ -183,7 +183,7 @@ def interleaved(specs: Sequence[JobSpec], options: Options) -> tuple[JobSpec, ..
     )
 
 
-def _with_common_batch(specs: Sequence[JobSpec], options: Options) -> list[JobSpec]:
+def _with_common_batch(specs: Sequence[Job], options: Options) -> list[Job]:
     """Return the jobs; with `--batch-size auto`, each has to fit all recipes on its workload.
 
     So their rows have one global batch, and rank.
@@ -197,7 +197,7 @@ def _with_common_batch(specs: Sequence[JobSpec], options: Options) -> list[JobSp
     return [replace(spec, fit=fit if len(fit) > 1 else ()) for spec, fit in zip(specs, fits, strict=True)]
 
 
-def _in_containers(jobs: Sequence[JobSpec], options: Options) -> tuple[JobSpec, ...]:
+def _in_containers(jobs: Sequence[Job], options: Options) -> tuple[Job, ...]:
     """Return the jobs on a container for each node, which find each other over TCP.
 
     Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
@@ -257,10 +257,10 @@ def _adapt(
     return replace(small, recipe=recipe, num_gpus=num_ranks, batch_size=batch_size), differences
 
 
-def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) -> JobSpec:
+def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) -> Job:
     """Return the variant as a job. num_gpus: the ranks, unless it says how many.
 
-    where: what `JobSpec` says of machines and how they are bought.
+    where: what `Job` says of machines and how they are bought.
 
     Raises UserError if its recipe does not train with so many ranks.
     """
@@ -269,7 +269,7 @@ def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) ->
         message, hint = problem
         raise UserError(f"recipe {variant.recipe.label}: {message}", hint)
     batch_size = variant.workload.batch_size if variant.batch_size is None else variant.batch_size
-    return JobSpec(
+    return Job(
         workload=variant.workload.name,
         recipe=variant.recipe,
         batch_size=None if isinstance(batch_size, str) else batch_size,
@@ -432,7 +432,7 @@ def _check_repeats(options: Options) -> None:
         )
 
 
-def _check_is_comparison(specs: Sequence[JobSpec], options: Options) -> None:
+def _check_is_comparison(specs: Sequence[Job], options: Options) -> None:
     """Raise UserError if there is nothing to resolve."""
     if options.until_resolved and len(specs) < 2:
         raise UserError(

@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.jobs.job import Variant
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import Variant
 from fastlaunch_train.node.protocol import INPUTS
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 

@@ -14,10 +14,10 @@ from typing import Any
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import split_list
+from fastlaunch.jobs.job import SCRIPT_RECIPE, Job, Script
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.option_rules import check_script
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import SCRIPT_RECIPE, JobSpec, Script
 from fastlaunch_train.records.contents import path_of
 
 #: Every combination is planned and stored before the first one starts.
@@ -69,10 +69,10 @@ def scripts_of(options: Options) -> tuple[Script, ...]:
     return tuple(scripts)
 
 
-def script_spec(script: Script, *, num_nodes: int = 1, **where: Any) -> JobSpec:
-    """Return the job of a script. where: what `JobSpec` says of machines and how they are bought."""
+def script_spec(script: Script, *, num_nodes: int = 1, **where: Any) -> Job:
+    """Return the job of a script. where: what `Job` says of machines and how they are bought."""
     num_ranks = 1 if script.nproc is None else script.nproc
-    return JobSpec(
+    return Job(
         workload=script_name(script.argv),
         recipe=SCRIPT_RECIPE,
         script=script,

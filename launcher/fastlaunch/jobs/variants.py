@@ -14,8 +14,8 @@ from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import MADE_UP, reads_text
+from fastlaunch.jobs.job import Inputs, Variant
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import Inputs, Variant
 from fastlaunch_train.recipes.advice import stand_in
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe

@@ -12,7 +12,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.terminal import printable, printable_data
-from fastlaunch.jobs.spec import JobSpec, Script
+from fastlaunch.jobs.job import Job, Script
 from fastlaunch.ledger.db import LedgerFile, damaged
 from fastlaunch.measure.summary import RunSummary, read_summary
 
@@ -70,11 +70,11 @@ class Run:
     plan: dict[str, Any] | None = None
 
     @property
-    def job(self) -> JobSpec:
+    def job(self) -> Job:
         """What was to be done. Raises UserError for an imported run."""
         if self.spec is None:
             raise UserError(f"run {self.id} was imported", "submit it again")
-        return JobSpec.from_json(self.spec)
+        return Job.from_json(self.spec)
 
     @property
     def recorded_id(self) -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.units import by_reason, counted, in_ms, size_text
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.jobs.working_directory import IGNORE_FILE, WorkingDirectory, shown
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED
 from fastlaunch_train.node.protocol import input_environment
@@ -72,7 +72,7 @@ def warnings_of(placement: "Placement") -> list[str]:
     return [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
 
 
-def in_words(jobs: Sequence[JobSpec], site: Site) -> str:
+def in_words(jobs: Sequence[Job], site: Site) -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
     # The recipes that share all else; in an experiment not all do.
     shared: dict[str, list[str]] = {}
@@ -89,7 +89,7 @@ def in_words(jobs: Sequence[JobSpec], site: Site) -> str:
     return f"{trained}{after}, on {_machines(job, site)} {_where(job, site)}, {_bought(job, site)}."
 
 
-def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
+def _what(job: Job, jobs: Sequence[Job]) -> str:
     """`vit-huge at batch 64 for 200 steps`, `python train.py --amp {amp}`."""
     if job.script:
         torchrun = f" ({job.script.nproc} ranks a node)" if job.script.nproc else ""
@@ -102,7 +102,7 @@ def _what(job: JobSpec, jobs: Sequence[JobSpec]) -> str:
     return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
 
 
-def _machines(job: JobSpec, site: Site) -> str:
+def _machines(job: Job, site: Site) -> str:
     """`2 x p5.48xlarge (8 x H100 each)`, `one ml.p5.48xlarge (8 x H100)`."""
     instance = site.instance
     count = "one" if job.num_nodes == 1 else f"{job.num_nodes} x"
@@ -111,7 +111,7 @@ def _machines(job: JobSpec, site: Site) -> str:
     return f"{named}{' joined by EFA or TCP,' if job.allow_tcp else ''}"
 
 
-def _where(job: JobSpec, site: Site) -> str:
+def _where(job: Job, site: Site) -> str:
     if site.backend == "sagemaker":
         return f"of SageMaker in {site.region}"
     if site.zone:
@@ -125,7 +125,7 @@ def _where(job: JobSpec, site: Site) -> str:
     return f"in {site.region}, in a zone of EC2's choice"
 
 
-def _bought(job: JobSpec, site: Site) -> str:
+def _bought(job: Job, site: Site) -> str:
     """`on-demand`, `capacity block cr-0a1b`, `training plan NAME`."""
     block = site.block
     if job.terms.training_plan:
@@ -166,7 +166,7 @@ def needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
     return lines
 
 
-def spot_text(jobs: Sequence[JobSpec]) -> list[str]:
+def spot_text(jobs: Sequence[Job]) -> list[str]:
     """Return what a script on spot has to do to be gone on with; nothing for other jobs."""
     if jobs[0].script is None or jobs[0].terms.purchase != "spot":
         return []
@@ -176,7 +176,7 @@ def spot_text(jobs: Sequence[JobSpec]) -> list[str]:
     ]
 
 
-def expected_text(expected: "Expected | str", jobs: Sequence[JobSpec], *, max_minutes: int) -> str:
+def expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minutes: int) -> str:
     """Return `expected: probably $12.30 (11.9 to 12.8) in 2.2 h (...)`, or why that is not known.
 
     max_minutes: the limit of the machine's time, at which what is not done is stopped.

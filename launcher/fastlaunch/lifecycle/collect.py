@@ -10,7 +10,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import merged
 from fastlaunch.backends.protocol import SERVICES, CloudBackend
 from fastlaunch.core.log_file import LOG
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.display import RecordTail, describe
@@ -66,7 +66,7 @@ def summarize_run(
     if not records:
         return None, None
     summary = summarize(records)
-    problems = contradictions(JobSpec.from_json(spec), records) if spec else ()
+    problems = contradictions(Job.from_json(spec), records) if spec else ()
     return replace(summary, problems=(*summary.problems, *problems)), next(iter(problems), None)
 
 

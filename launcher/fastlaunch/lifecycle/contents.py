@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.jobs.contents import contents_of, is_source, may_count, names_in
+from fastlaunch.jobs.job import Job, Script
 from fastlaunch.jobs.scripts import script_file
-from fastlaunch.jobs.spec import JobSpec, Script
 from fastlaunch.jobs.working_directory import WorkingDirectory, commit_of, files_of
 from fastlaunch.measure.headers import changed_files
 from fastlaunch_train.records.contents import digests_of, root_of
@@ -62,7 +62,7 @@ def with_contents(
 
 
 def script_now(
-    job: JobSpec, folder: str | Path, *, home: Path, runs: Sequence[tuple[datetime, datetime]] = ()
+    job: Job, folder: str | Path, *, home: Path, runs: Sequence[tuple[datetime, datetime]] = ()
 ) -> Script | None:
     """Return a job's script, or the file of one's own workload, as it is now; None for what is ours.
 

@@ -19,7 +19,7 @@ from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
 from fastlaunch.core.terminal import printable_data
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ids import published_run_id, recorded_run_id
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.measure.outcome import read_records
@@ -79,7 +79,7 @@ class RunFile:
             if not _ORIGIN.fullmatch(name):
                 raise UserError(f"no user, account or submission is called {name!r}")
         if self.spec is not None:
-            JobSpec.from_json(self.spec)
+            Job.from_json(self.spec)
         if self.summary is not None:
             _check_summary(self.summary)
         if self.price is not None and not _LEAST_USD < self.price.usd_per_hour < _MOST_USD:

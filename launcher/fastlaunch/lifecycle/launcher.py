@@ -26,8 +26,8 @@ from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import report_line
+from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.jobs.options import Options
-from fastlaunch.jobs.spec import JobSpec, names_apart
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
@@ -65,7 +65,7 @@ class Submission:
     """Jobs to run, and where."""
 
     #: The jobs as they are at a site, which is None on this machine.
-    jobs_at: Callable[[Any], tuple[JobSpec, ...]]
+    jobs_at: Callable[[Any], tuple[Job, ...]]
     #: Where on AWS, in the order to try, all of one backend; empty on this machine.
     placements: tuple[Site, ...] = ()
     #: How long all attempts may take, how often a machine is replaced, whether it is followed, and what it
@@ -119,7 +119,7 @@ class Launcher:
             command, adds_to=submission.options.add_to, sweep=sweep, part=part
         )
 
-        def jobs_at(site: Site | None) -> tuple[JobSpec, ...]:
+        def jobs_at(site: Site | None) -> tuple[Job, ...]:
             return tuple(replace(job, session=submission_id) for job in submission.jobs_at(site))
 
         with self._launching(submission_id):
@@ -413,7 +413,7 @@ class Launcher:
             advice=self.advice,
         )
 
-    def _run_here(self, run_ids: Sequence[str], jobs: Sequence[JobSpec], looks: PlannedLooks | None) -> None:
+    def _run_here(self, run_ids: Sequence[str], jobs: Sequence[Job], looks: PlannedLooks | None) -> None:
         """Run the jobs one after another; a job whose like failed is not tried again."""
         runner = self._local_runner()
         with self._settling(run_ids):
@@ -451,7 +451,7 @@ class Launcher:
         self,
         run_ids: Sequence[str],
         placements: Sequence[Site],
-        jobs_at: Callable[[Site], Mapping[str, JobSpec]],
+        jobs_at: Callable[[Site], Mapping[str, Job]],
         options: Options,
         *,
         looks: PlannedLooks | None = None,
@@ -619,7 +619,7 @@ def check_home(home: Path) -> None:
         ) from None
 
 
-def _labels(jobs: Sequence[JobSpec]) -> list[str]:
+def _labels(jobs: Sequence[Job]) -> list[str]:
     """`[1/2] te-fp8`: how the jobs are shown, numbered where there are several."""
     names = names_apart(jobs)
     if len(names) == 1:

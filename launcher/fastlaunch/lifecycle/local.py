@@ -11,7 +11,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.spec import contents_environment
+from fastlaunch.jobs.job import contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.collect import summarize_run

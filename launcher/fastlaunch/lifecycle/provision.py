@@ -28,7 +28,7 @@ from fastlaunch.core.errors import (
 )
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.stop_request import StopRequest
@@ -59,7 +59,7 @@ class Provisioner:
     def place(
         self,
         placements: Sequence[Site],
-        jobs_at: Callable[[Site], Mapping[str, JobSpec]],
+        jobs_at: Callable[[Site], Mapping[str, Job]],
         *,
         max_minutes: int,
         root: str | None = None,
@@ -94,9 +94,7 @@ class Provisioner:
         self._refused[site.name] = error
         self.report(f"{site.name}: {error.message}")
 
-    def _try(
-        self, site: Site, jobs: Mapping[str, JobSpec], max_minutes: int, root: str | None
-    ) -> Attempt | None:
+    def _try(self, site: Site, jobs: Mapping[str, Job], max_minutes: int, root: str | None) -> Attempt | None:
         """Return the attempt once its request was accepted; None if all its runs were cancelled meanwhile."""
         backend = self.backends[site.backend].at(site, max_minutes, root=root)
         identity = backend.aws.identity()

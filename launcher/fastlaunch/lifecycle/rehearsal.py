@@ -34,7 +34,7 @@ from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
 from fastlaunch.core.plan import Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch_train.node.protocol import agent_name, run_list_name
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
@@ -70,7 +70,7 @@ class RehearsalBackend(LocalBackend):
         self._max_minutes = max_minutes
         self._machine = LOCAL_TYPES[has_gpus]
 
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+    def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
         """Return the command line that carries out the request SageMaker would get, but for the machine."""
         here = super().plan(jobs, attempt=attempt)
         planned = plan_sagemaker(jobs, attempt=attempt, site=self._site, max_minutes=self._max_minutes)

@@ -16,7 +16,7 @@ from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
@@ -46,7 +46,7 @@ class Resumable:
 
     placements: tuple[Site, ...]
     #: The job by run id, as it is at a site.
-    jobs_at: Callable[[Site], Mapping[str, JobSpec]]
+    jobs_at: Callable[[Site], Mapping[str, Job]]
     #: Machines that it takes.
     num_nodes: int
     #: Over all attempts, and what is left of it.
@@ -158,7 +158,7 @@ def root_of(attempts: Sequence[Attempt]) -> str | None:
     return output.rsplit("/", 2)[1] if output else None
 
 
-def slow_checkpoint(ledger: Ledger, jobs: Iterable[JobSpec], *, backend: str) -> str | None:
+def slow_checkpoint(ledger: Ledger, jobs: Iterable[Job], *, backend: str) -> str | None:
     """Return a warning if a run of the same workload and recipe took long to write a checkpoint."""
     on_spot = {(job.workload, job.recipe.label) for job in jobs if job.terms.purchase == "spot"}
     if not on_spot:

@@ -12,7 +12,7 @@ from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import duration_text
-from fastlaunch.jobs.spec import JobSpec, names_apart
+from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import Advice
 from fastlaunch.lifecycle.collect import summarize_run
@@ -125,10 +125,10 @@ class PlannedLooks:
             first, every = duration_text(took_s), duration_text(most * took_s)
             self.report(f"round 1 took {first}: at this pace all {most} take {every}, and fewer may do")
 
-    def _look(self, done: Sequence[Run], specs: Mapping[str, JobSpec]) -> None:
+    def _look(self, done: Sequence[Run], specs: Mapping[str, Job]) -> None:
         """Look at the runs of complete rounds, and note which of the later ones are not needed."""
         assert self.verdicts is not None
-        verdicts: dict[JobSpec, RowVerdict] = {}
+        verdicts: dict[Job, RowVerdict] = {}
         for id, verdict in self.verdicts([run for run in done if run.summary]).items():
             # What an earlier submission ran is no job of this one.
             if id in specs:
@@ -170,7 +170,7 @@ class PlannedLooks:
         return self._ended[run.id]
 
 
-def _most_rounds(specs: Mapping[str, JobSpec]) -> int:
+def _most_rounds(specs: Mapping[str, Job]) -> int:
     return max(spec.max_rounds or 0 for spec in specs.values())
 
 

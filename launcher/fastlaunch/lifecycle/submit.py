@@ -18,10 +18,10 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws, check_places, settings_with
 from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import check_travels_along
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.lifecycle.announcement import announcement
 from fastlaunch.lifecycle.contents import all_with_contents, edited_since, script_now
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.backends.protocol import Backend
     from fastlaunch.backends.site import Site
-    from fastlaunch.jobs.spec import Script
+    from fastlaunch.jobs.job import Script
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.launcher import Launcher, Submission
     from fastlaunch.lifecycle.rounds import Verdicts
@@ -49,7 +49,7 @@ class Views:
     """What analysis says of a submission. It only advises."""
 
     #: What jobs will probably take at a site, or why that is not known.
-    expected: "Callable[[World, Sequence[JobSpec], Site], Expected | str]"
+    expected: "Callable[[World, Sequence[Job], Site], Expected | str]"
     #: What judges the rows after each round; None if all rounds are run.
     verdicts: "Callable[[World, Options], Verdicts | None]"
 
@@ -60,7 +60,7 @@ class DryRun:
 
     #: Here one for each run; on AWS the request at the first site.
     plans: tuple[Plan, ...] = field(repr=False)
-    jobs: tuple[JobSpec, ...] = field(repr=False)
+    jobs: tuple[Job, ...] = field(repr=False)
     #: Where on AWS it may run; without sites on this machine.
     placement: Placement = field(repr=False)
     #: What it will probably take, by runs like it; in words why that is not known.
@@ -220,7 +220,7 @@ def expected_of(placement: Placement, world: World, views: Views) -> "Expected |
 # Checks
 
 
-def check_add_to(submission: str | None, jobs: Sequence[JobSpec], world: World) -> None:
+def check_add_to(submission: str | None, jobs: Sequence[Job], world: World) -> None:
     """Raise UserError if there is no such submission, or it has no workload of `jobs`. Makes no ledger.
 
     Reports which of a script's variants are no row of it.

@@ -16,7 +16,7 @@ from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import duration_text
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ids import is_batch_search
 from fastlaunch.ledger.ledger import Ledger, Run
@@ -268,7 +268,7 @@ class Saved:
 
 def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
     """Return what the runs that were not needed would have taken. runs: of the sweep."""
-    rows: dict[tuple[str, JobSpec], list[Run]] = {}
+    rows: dict[tuple[str, Job], list[Run]] = {}
     for run in runs:
         key = (run.submission_id, run.job.without_seed)
         rows.setdefault(key, []).append(run)

@@ -16,9 +16,9 @@ from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CPU_WORKLOAD, FEWEST_TIMED_STEPS, GPU_WORKLOAD, instances_of
+from fastlaunch.jobs.job import Script
 from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import scripts_of
-from fastlaunch.jobs.spec import Script
 from fastlaunch.jobs.variants import missing_on, problem_on, variants_of
 from fastlaunch.ledger.ids import BATCH_SEARCH, is_batch_search
 from fastlaunch.lifecycle.announcement import range_in_brackets, travels_text, warnings_of

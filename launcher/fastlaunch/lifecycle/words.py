@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from fastlaunch.jobs.spec import Script
+from fastlaunch.jobs.job import Script
 from fastlaunch.lifecycle.export import plain_name
 from fastlaunch.measure.summary import WORDS
 from fastlaunch_train.records.records import FROM_CACHE, open_unpacked

@@ -8,7 +8,7 @@ from typing import Any
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadFile
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch.measure.headers import is_silent, resolved_record
 from fastlaunch_train.node.protocol import is_echo
 from fastlaunch_train.records.records import (
@@ -104,7 +104,7 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
     return Outcome(state=RunState.COMPLETED)
 
 
-def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ...]:
+def contradictions(job: Job, records: Iterable[RankRecord]) -> tuple[str, ...]:
     """Return in what the headers differ from `job`; empty if in nothing."""
     differences = (
         _difference(what, requested, recorded)
@@ -116,7 +116,7 @@ def contradictions(job: JobSpec, records: Iterable[RankRecord]) -> tuple[str, ..
     return tuple(dict.fromkeys(differences))
 
 
-def _compared(job: JobSpec, header: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _compared(job: Job, header: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield what a header has to say as `job` does: its name, as requested, and as recorded."""
     workload, inputs = header["workload"], job.inputs
     yield "workload", job.workload, workload["name"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastlaunch.core.data import read
 from fastlaunch.core.terminal import printable_data
-from fastlaunch.jobs.spec import SCRIPT_RECIPE, names_variant
+from fastlaunch.jobs.job import SCRIPT_RECIPE, names_variant
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import recipe_of
 from fastlaunch_train.records.records import Check, Eval

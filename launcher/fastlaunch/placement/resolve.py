@@ -28,10 +28,10 @@ from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason, utc_day
 from fastlaunch.jobs.build import Jobs
+from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.option_rules import given_inputs, given_secrets, given_tags, given_variables
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
-from fastlaunch.jobs.spec import JobSpec
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
     UNKNOWN_END,
@@ -87,7 +87,7 @@ class Placement:
         """The days of the prices that the ceiling is made of."""
         return [site.price.as_of for site in self.sites if site.price]
 
-    def jobs_at(self, site: Site | None = None) -> tuple[JobSpec, ...]:
+    def jobs_at(self, site: Site | None = None) -> tuple[Job, ...]:
         """Return the jobs as they are at a site, by default the first one; or on this machine."""
         site = site or next(iter(self.sites), None)
         return self.jobs.at(site.instance, site.region, image=site.image) if site else self.jobs.at()
@@ -292,7 +292,7 @@ def has_several_interfaces(instance: InstanceType, num_nodes: int) -> bool:
 
 
 def plan_at(
-    jobs: dict[str, JobSpec],
+    jobs: dict[str, Job],
     site: Site,
     *,
     attempt: int,
@@ -305,7 +305,7 @@ def plan_at(
     return plan_ec2(jobs, attempt=attempt, site=site, max_minutes=max_minutes)
 
 
-def check_plan(site: Site, jobs: Sequence[JobSpec], *, max_minutes: int) -> None:
+def check_plan(site: Site, jobs: Sequence[Job], *, max_minutes: int) -> None:
     """Raise UserError if AWS would refuse the request for these jobs on any attempt."""
     # Ids as long as real ones.
     by_id = {f"00000000-{number:06}-0000": job for number, job in enumerate(jobs)}

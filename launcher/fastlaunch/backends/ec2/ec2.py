@@ -24,7 +24,7 @@ from fastlaunch.core.errors import (
 )
 from fastlaunch.core.ownership import OUTPUT_TAG, RUN_TAG, token_of
 from fastlaunch.core.plan import Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch_train.node.protocol import ABORT, STOP, skip_name
 
 #: A machine that runs boots within two or three minutes.
@@ -46,7 +46,7 @@ class Ec2Backend(CloudBackend):
     _look_command: ClassVar[str] = "aws ec2 describe-instances --region {region} --instance-ids"
     billed = staticmethod(billed_on_ec2)
 
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+    def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
         from fastlaunch.backends.ec2.plan import plan_ec2
 
         assert self.site is not None

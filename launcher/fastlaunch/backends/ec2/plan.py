@@ -17,7 +17,7 @@ from fastlaunch.backends.node_agent import (
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.plan import Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 from fastlaunch_train.node.protocol import NodeProgram
 
 #: Size of the root volume, unless the AMI's own is larger: an image of 20 GB, unpacked, twice, and the AMI.
@@ -29,7 +29,7 @@ _ECR_HOST = re.compile(r"[0-9]{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]
 
 
 def plan_ec2(
-    jobs: Mapping[str, JobSpec],
+    jobs: Mapping[str, Job],
     *,
     attempt: int,
     site: Site,
@@ -112,7 +112,7 @@ def plan_ec2(
 
 
 def _program(
-    jobs: Mapping[str, JobSpec],
+    jobs: Mapping[str, Job],
     *,
     token: str,
     attempt: int,
@@ -149,7 +149,7 @@ def _program(
     )
 
 
-def _network(job: JobSpec, site: Site) -> dict[str, Any]:
+def _network(job: Job, site: Site) -> dict[str, Any]:
     """Return the nodes' network. A single node needs no EFA, and its subnet may give it a public address."""
     network: dict[str, Any] = {}
     place = {}
@@ -172,7 +172,7 @@ def _network(job: JobSpec, site: Site) -> dict[str, Any]:
     return network
 
 
-def _market(job: JobSpec, site: Site) -> dict[str, Any]:
+def _market(job: Job, site: Site) -> dict[str, Any]:
     if job.terms.purchase == "capacity-block":
         assert site.block is not None
         target = {"CapacityReservationId": site.block.reservation}

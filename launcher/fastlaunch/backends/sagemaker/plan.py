@@ -19,7 +19,7 @@ from fastlaunch.backends.node_agent import (
 )
 from fastlaunch.backends.site import Site
 from fastlaunch.core.plan import Plan, PlanObject
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 
 #: Where the container finds what earlier attempts left, and from where SageMaker copies what it writes.
 CHECKPOINTS = "/opt/ml/checkpoints"
@@ -43,7 +43,7 @@ _NUMBER = "([-+]?[0-9][0-9.e+-]*)"
 
 
 def plan_sagemaker(
-    jobs: Mapping[str, JobSpec],
+    jobs: Mapping[str, Job],
     *,
     attempt: int,
     site: Site,
@@ -141,7 +141,7 @@ def _channels(site: Site, **objects: PlanObject) -> list[dict[str, Any]]:
     ]
 
 
-def _resources(job: JobSpec, site: Site) -> dict[str, Any]:
+def _resources(job: Job, site: Site) -> dict[str, Any]:
     # Types with local NVMe have that, and no volume of this size.
     resources: dict[str, Any] = {
         "InstanceType": f"ml.{site.instance.name}",
@@ -169,7 +169,7 @@ def _network(site: Site) -> dict[str, Any]:
     return network
 
 
-def _stopping(job: JobSpec, site: Site, max_minutes: int) -> dict[str, int]:
+def _stopping(job: Job, site: Site, max_minutes: int) -> dict[str, int]:
     run_s = max_minutes * 60
     if job.terms.purchase == "spot":
         return {"MaxRuntimeInSeconds": run_s, "MaxWaitTimeInSeconds": run_s + SPOT_WAIT_S}

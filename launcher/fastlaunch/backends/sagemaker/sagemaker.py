@@ -15,7 +15,7 @@ from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sage
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import JOB_WAIT_MINUTES, OUTPUT_TAG
 from fastlaunch.core.plan import Plan
-from fastlaunch.jobs.spec import JobSpec
+from fastlaunch.jobs.job import Job
 
 #: Between asking a job to stop and giving up waiting for it: 120 s for the container, then SageMaker copies
 #: its checkpoints.
@@ -35,7 +35,7 @@ class SageMakerBackend(CloudBackend):
     _look_command: ClassVar[str] = "aws sagemaker describe-training-job --region {region} --training-job-name"
     billed = staticmethod(billed_on_sagemaker)
 
-    def plan(self, jobs: Mapping[str, JobSpec], *, attempt: int = 1) -> Plan:
+    def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
         from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 
         assert self.site is not None

@@ -1,4 +1,4 @@
-"""`JobSpec`: one run to do. What really happened is a `Run`."""
+"""`Job`: one run to do. What really happened is a `Run`."""
 
 import hashlib
 import json
@@ -125,7 +125,7 @@ SCRIPT_RECIPE = Recipe(name="script", description="what the script does", precis
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way to train a workload, before it is known where. `JobSpec` explains the other fields."""
+    """One way to train a workload, before it is known where. `Job` explains the other fields."""
 
     workload: WorkloadInfo
     recipe: Recipe
@@ -148,7 +148,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class Job:
     """Workload x recipe x batch size, or a script, on an instance type, with its limits."""
 
     #: For a script, its name.
@@ -276,7 +276,7 @@ _OF_TRAINING = (
 )
 
 
-def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
+def names_apart(jobs: Sequence[Job]) -> list[str]:
     """Return a name for each job, with what the jobs do not share: `bf16 on vit-huge at batch 64`."""
     differing = {
         field
@@ -295,7 +295,7 @@ def names_apart(jobs: Sequence[JobSpec]) -> list[str]:
     return names
 
 
-def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
+def entrypoint_arguments(job: Job) -> tuple[str, ...]:
     """Return the arguments of `python -m fastlaunch_train`, less `--output DIR` and `--resume`."""
     arguments = ["--workload", job.workload, "--recipe", job.recipe.name]
     for field, value in job.recipe.overrides:
@@ -322,7 +322,7 @@ def entrypoint_arguments(job: JobSpec) -> tuple[str, ...]:
     return tuple(arguments)
 
 
-def run_environment(job: JobSpec) -> dict[str, str]:
+def run_environment(job: Job) -> dict[str, str]:
     """Return the variables that tell the run's session, round and plan, if they are known.
 
     And of a script its name, variant and contents.
@@ -353,7 +353,7 @@ def wrapper_arguments(script: Script) -> tuple[str, ...]:
     return (*_script_options(script), "--", *script.argv)
 
 
-def node_arguments(job: JobSpec) -> tuple[str, ...]:
+def node_arguments(job: Job) -> tuple[str, ...]:
     """Return the arguments of `run_train.sh`, less `--output DIR` and `--resume`."""
     return ("--checkpoints", *wrapper_arguments(job.script)) if job.script else entrypoint_arguments(job)
 
