@@ -19,8 +19,7 @@ from fastlaunch.lifecycle.follow import current_runs, fetch_output
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
-    from fastlaunch.catalog.prices import Price
-    from fastlaunch.ledger.ledger import Ledger, Run
+    from fastlaunch.ledger.ledger import Ledger
 
 _HEADERS = {
     "run": "run",
@@ -55,7 +54,10 @@ def collect(runs: tuple[str, ...], output: str) -> int:
         chosen = ledger.select(runs) if runs else current_runs(ledger)
         cloud = [run for run in chosen if run.backend in CLOUD_BACKENDS]
         here = [run.id for run in chosen if run.backend not in CLOUD_BACKENDS]
-        refused = _fetch_all(context, ledger, cloud)
+        attempts = {attempt.token: attempt for run in cloud for attempt in ledger.attempts_of(run.id)}
+        with activity("fetching what runs have uploaded", total=len(attempts)) as shown:
+            steps = shown.over(attempts.values(), lambda attempt: attempt.token)
+            refused = fetch_output(context.aws, context.settings.home, steps)
         reports = [_report(context, ledger, run.id, refused) for run in cloud]
     if here:
         subject = f"run {here[0]} is" if len(here) == 1 else f"{len(here):,} runs are"
@@ -69,14 +71,6 @@ def collect(runs: tuple[str, ...], output: str) -> int:
     return max((error.exit_code for error in refused.values()), default=EXIT_DONE)
 
 
-def _fetch_all(context: World, ledger: "Ledger", runs: Sequence["Run"]) -> dict[str, UserError]:
-    """Bring home the output of the runs' attempts, each once; return the errors by token."""
-    attempts = {attempt.token: attempt for run in runs for attempt in ledger.attempts_of(run.id)}
-    with activity("fetching what runs have uploaded", total=len(attempts)) as shown:
-        each = shown.over(attempts.values(), lambda attempt: attempt.token)
-        return fetch_output(context.aws, context.settings.home, each)
-
-
 def _report(
     context: World, ledger: "Ledger", run_id: str, refused: Mapping[str, UserError]
 ) -> dict[str, Any]:
@@ -86,26 +80,21 @@ def _report(
         if summary is not None and summary != run.summary:
             ledger.set_summary(run.id, summary)
     attempts = ledger.attempts_of(run.id)
-    own = {attempt.token: refused[attempt.token] for attempt in attempts if attempt.token in refused}
+    problems = {attempt.token: refused[attempt.token] for attempt in attempts if attempt.token in refused}
     try:
-        stored = None if own else checkpoints(run, attempts, context.cloud_backends)
+        stored = None if problems else checkpoints(run, attempts, context.cloud_backends)
     except CloudRefused as error:
-        stored, own = None, {"checkpoints": error}
+        stored, problems = None, {"checkpoints": error}
+    paid = paid_usd_per_hour(run.price, context.settings)
     return collected_to_dict(
         run,
         attempts,
         home=home,
         now=context.now(),
-        discount=_discount(run.price, context),
+        discount=0.0 if run.price is None or paid is None else round(1 - paid / run.price.usd_per_hour, 6),
         stored=stored,
-        refused=own,
+        refused=problems,
     )
-
-
-def _discount(price: "Price | None", context: World) -> float:
-    """Return the fraction of the list price that is not paid."""
-    paid = paid_usd_per_hour(price, context.settings)
-    return 0.0 if price is None or paid is None else round(1 - paid / price.usd_per_hour, 6)
 
 
 def _print(reports: Sequence[Mapping[str, Any]], context: World) -> None:

@@ -166,7 +166,7 @@ def missing_of(run: Run, attempts: Sequence[Attempt], home: Path) -> list[str]:
 def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
     """Return what a run that has not ended is doing: waiting, booting, pulling its image, or its step."""
     if not attempts:
-        return "waiting for a machine to be asked for"
+        return run.reason or "waiting for a machine to be asked for"
     last = attempts[-1]
     if last.handle is None:
         machines = "a machine" if last.num_nodes == 1 else f"{last.num_nodes} machines"

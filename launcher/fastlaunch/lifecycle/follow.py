@@ -346,9 +346,7 @@ def live_run(
         projected, left_s, seen_s = cost_usd, None, None
     elif progress is not None and has_steps:
         does = describe(progress)
-    elif last is None and run.backend in CLOUD_BACKENDS:
-        does = run.reason or "waiting for a machine to be asked for"
-    elif last is not None:
+    elif run.backend in CLOUD_BACKENDS:
         does = doing(run, attempts, home)
     elif run.state is RunState.PLANNED and {*waiting}:
         does = "waiting for its turn"
