@@ -20,6 +20,7 @@ from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints, doing, missing_of, occupancy, with_start
 from fastlaunch.lifecycle.describe import ceiling_usd, collected_to_dict
+from fastlaunch.lifecycle.display import RecordTail
 from fastlaunch.lifecycle.follow import LiveRun, live_run
 
 FIRST, SECOND = "20261121-090000-aaaa", "20261121-090000-bbbb"
@@ -89,6 +90,10 @@ def record(home: Path, *, ranks: int = 2, attempt: int = 1, run_id: str = FIRST)
 
 def live(home: Path, of: Run, *attempts: Attempt) -> LiveRun:
     return live_run(of, attempts, progress=None, home=home, now=NOW)
+
+
+def does(home: Path, of: Run, *attempts: Attempt) -> str:
+    return doing(of, attempts, home, RecordTail(home / "runs" / of.id).read())
 
 
 def report(home: Path, of: Run, *attempts: Attempt) -> dict[str, Any]:
@@ -191,19 +196,19 @@ def test_everything_as_data(tmp_path: Path) -> None:
 
 
 def test_what_a_run_is_doing(tmp_path: Path) -> None:
-    assert doing(run(), [], tmp_path) == "waiting for a machine to be asked for"
-    assert doing(run(), [attempt(handle=None)], tmp_path) == "asking EC2 for a machine"
-    assert doing(run(), [attempt()], tmp_path) == "waiting for the machine to boot"
+    assert does(tmp_path, run()) == "waiting for a machine to be asked for"
+    assert does(tmp_path, run(), attempt(handle=None)) == "asking EC2 for a machine"
+    assert does(tmp_path, run(), attempt()) == "waiting for the machine to boot"
     say(tmp_path, "boot")
-    assert doing(run(), [attempt()], tmp_path) == "pulling the image and starting"
+    assert does(tmp_path, run(), attempt()) == "pulling the image and starting"
     write_run(tmp_path / "runs" / FIRST, steps=20, status=None)
-    assert doing(run(), [attempt()], tmp_path).startswith("step ")
-    assert doing(run(SECOND), [attempt()], tmp_path) == "waiting for its turn on the machine"
+    assert does(tmp_path, run(), attempt()).startswith("step ")
+    assert does(tmp_path, run(SECOND), attempt()) == "waiting for its turn on the machine"
     # What an attempt before it recorded is not what this one does.
     say(tmp_path, "boot", 2)
-    assert doing(run(), [ended(1), attempt(2)], tmp_path) == "pulling the image and starting"
+    assert does(tmp_path, run(), ended(1), attempt(2)) == "pulling the image and starting"
     say(tmp_path, "status", 2)
-    assert doing(run(), [ended(1), attempt(2)], tmp_path) == "its machine is shutting down"
+    assert does(tmp_path, run(), ended(1), attempt(2)) == "its machine is shutting down"
 
 
 def test_the_note_tells_place_cost_and_ceiling(tmp_path: Path) -> None:
@@ -285,9 +290,9 @@ def trained(**changes: Any) -> Attempt:
 
 def test_what_a_run_waits_for_is_told_by_its_service(tmp_path: Path) -> None:
     on_sagemaker = run(backend="sagemaker")
-    assert doing(on_sagemaker, [trained(handle=None)], tmp_path) == "asking SageMaker for a machine"
-    assert doing(on_sagemaker, [trained()], tmp_path) == "waiting for the job's container"
-    assert doing(on_sagemaker, [trained(handle=None, num_nodes=4)], tmp_path).endswith("for 4 machines")
+    assert does(tmp_path, on_sagemaker, trained(handle=None)) == "asking SageMaker for a machine"
+    assert does(tmp_path, on_sagemaker, trained()) == "waiting for the job's container"
+    assert does(tmp_path, on_sagemaker, trained(handle=None, num_nodes=4)).endswith("for 4 machines")
     waiting = run(backend="sagemaker", reason="waiting for capacity")
     assert live(tmp_path, waiting, trained()).in_words() == (
         "waiting for capacity; attempt 1 in us-east-1; $0.00 so far, at most $56.00 for 2 runs"
@@ -297,7 +302,7 @@ def test_what_a_run_waits_for_is_told_by_its_service(tmp_path: Path) -> None:
 def test_a_job_that_sagemaker_started_again_shows_its_newest_record(tmp_path: Path) -> None:
     say(tmp_path, "boot")
     write_run(tmp_path / "runs" / FIRST, steps=20, status=None, attempt=3)
-    assert doing(run(), [trained(n=2, token=f"{FIRST}-a1")], tmp_path).startswith("step ")
+    assert does(tmp_path, run(), trained(n=2, token=f"{FIRST}-a1")).startswith("step ")
 
 
 def test_ceilings_count_nodes() -> None:

@@ -13,7 +13,7 @@ from fastlaunch.core.log_file import LOG
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.display import RecordTail, describe
+from fastlaunch.lifecycle.display import Progress, RecordTail, describe
 from fastlaunch.measure.outcome import contradictions, read_records
 from fastlaunch_train.node.protocol import CHECKPOINT
 from fastlaunch_train.records.records import RankRecord
@@ -136,7 +136,8 @@ def checkpoints(
 def missing_of(run: Run, attempts: Sequence[Attempt], home: Path) -> list[str]:
     """Return what of the run's newest attempt is not here, and why; empty if all is."""
     if not run.state.is_final:
-        return [f"under way: {doing(run, attempts, home)}"]
+        progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
+        return [f"under way: {doing(run, attempts, home, progress)}"]
     if not attempts:
         return ["no machine was ever asked for"]
     attempt = attempts[-1]
@@ -163,8 +164,11 @@ def missing_of(run: Run, attempts: Sequence[Attempt], home: Path) -> list[str]:
     return missing
 
 
-def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
-    """Return what a run that has not ended is doing: waiting, booting, pulling its image, or its step."""
+def doing(run: Run, attempts: Sequence[Attempt], home: Path, progress: Progress | None) -> str:
+    """Return what a run that has not ended is doing: waiting, booting, pulling its image, or its step.
+
+    progress: by the newest record in its folder, which may be that of an attempt before.
+    """
     if not attempts:
         return run.reason or "waiting for a machine to be asked for"
     last = attempts[-1]
@@ -181,7 +185,6 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path) -> str:
             return "waiting for the machine to boot"
         return f"waiting for the machines to boot, {kept.num_booted} of {last.num_nodes} have"
     if has_record(run.id, last, home):
-        progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
         return describe(progress) if progress else "starting"
     if kept.status is not None:
         return "its machine is shutting down"

@@ -347,7 +347,7 @@ def live_run(
     elif progress is not None and has_steps:
         does = describe(progress)
     elif run.backend in CLOUD_BACKENDS:
-        does = doing(run, attempts, home)
+        does = doing(run, attempts, home, progress)
     elif run.state is RunState.PLANNED and {*waiting}:
         does = "waiting for its turn"
     else:
