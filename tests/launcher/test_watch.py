@@ -23,9 +23,11 @@ from fastlaunch.cli.watch import (
     table_lines,
 )
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.rows import Run
 from fastlaunch.lifecycle.display import Progress
 from fastlaunch.lifecycle.follow import Follower, LiveRun, View, in_thread, live_run, projected_usd
+from fastlaunch.lifecycle.world import World
 from fastlaunch_train.node.protocol import mean_gpu_use
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -178,9 +180,12 @@ class Scripted(Follower):
         self.looks, self.runs = list(looks), list(runs)
         self.looked_at: list[float] = []
         self.now_s = 0.0
-
-    def now(self) -> datetime:
-        return NOW + timedelta(seconds=self.now_s)
+        self.world = World(
+            settings=load_settings(),
+            backends={},
+            now=lambda: NOW + timedelta(seconds=self.now_s),
+            sleep=self.sleep,
+        )
 
     def question(self) -> Callable[[], list[str]]:
         self.looked_at.append(self.now_s)

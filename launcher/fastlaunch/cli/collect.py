@@ -57,7 +57,7 @@ def collect(runs: tuple[str, ...], output: str) -> int:
         attempts = {attempt.token: attempt for run in cloud for attempt in ledger.attempts_of(run.id)}
         with activity("fetching what runs have uploaded", total=len(attempts)) as shown:
             steps = shown.over(attempts.values(), lambda attempt: attempt.token)
-            refused = fetch_output(context.aws, context.settings.home, steps)
+            refused = fetch_output(context, steps)
         reports = [_report(context, ledger, run.id, refused) for run in cloud]
     if here:
         subject = f"run {here[0]} is" if len(here) == 1 else f"{len(here):,} runs are"

@@ -4,12 +4,12 @@ import codecs
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from io import IncrementalNewlineDecoder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,7 +29,7 @@ from fastlaunch.lifecycle.world import World, open_launcher
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger, Run
     from fastlaunch.ledger.rows import Attempt
-    from fastlaunch.lifecycle.follow import Follower, View
+    from fastlaunch.lifecycle.follow import View
 
 #: A node uploads every 30 s.
 FETCH_INTERVAL_S = 5.0
@@ -58,7 +58,7 @@ def status(runs: tuple[str, ...], output: str) -> int:
     checkpoint, within its --max-hours, if EC2 took its spot machine or a GPU of it is faulty.
     The exit code is 1 if a machine is over its time, or AWS does not show it.
     """
-    from fastlaunch.lifecycle.follow import current_runs, fetch_unfollowed, not_here
+    from fastlaunch.lifecycle.follow import Follower, current_runs, fetch_unfollowed, not_here
 
     with open_reconciled() as (context, ledger):
         if ledger.goes_on():
@@ -68,10 +68,10 @@ def status(runs: tuple[str, ...], output: str) -> int:
                     raise KeyboardInterrupt
         chosen = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
         with activity("fetching what runs have uploaded"):
-            refused = fetch_unfollowed(context.aws, context.settings.home, ledger, chosen)
+            refused = fetch_unfollowed(context, ledger, chosen)
         for problem in not_here(refused):
             click.echo(f"warning: {problem}", err=True)
-        view = follower(context, ledger, lambda: chosen).read()
+        view = Follower(world=context, ledger=ledger, choose=lambda: chosen).read()
     alarmed = sorted({str(live.attempts[-1].region) for live in view.runs if live.alarm})
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
     if output == "json":
@@ -86,24 +86,6 @@ def status(runs: tuple[str, ...], output: str) -> int:
     look = "".join(f" --region {region}" for region in alarmed)
     next_command(f"fastlaunch reap{look}" if alarmed else _after_status(chosen))
     return code
-
-
-def follower(
-    context: World, ledger: "Ledger", choose: "Callable[[], Sequence[Run]]", **further: Any
-) -> "Follower":
-    """Return what follows these runs with the command's backends and clock. further: fields of Follower."""
-    from fastlaunch.lifecycle.follow import Follower
-
-    return Follower(
-        ledger=ledger,
-        settings=context.settings,
-        backends=context.backends,
-        now=context.now,
-        sleep=context.sleep,
-        advice=context.advice,
-        choose=choose,
-        **further,
-    )
 
 
 def states_text(runs: "Sequence[Run]") -> str:
@@ -129,19 +111,17 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
     RUN is a run's id, or the beginning or end of it. Without RUN: the last run that was started.
     """
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.lifecycle.follow import fetch_output
+    from fastlaunch.lifecycle.follow import Follower, fetch_output
 
     context = app_context()
     with open_ledger(context.settings, clock=context.now) as ledger:
         chosen = ledger.get(run) if run else _last_started(ledger)
         is_cloud = chosen.backend in CLOUD_BACKENDS
-        views = follower(
-            context,
-            ledger,
-            lambda: [ledger.get(chosen.id)],
-            fetch=lambda ledger, _: fetch_output(
-                context.aws, context.settings.home, ledger.attempts_of(chosen.id)[-1:]
-            ),
+        views = Follower(
+            world=context,
+            ledger=ledger,
+            choose=lambda: [ledger.get(chosen.id)],
+            fetch=lambda ledger, _: fetch_output(context, ledger.attempts_of(chosen.id)[-1:]),
         ).views(
             interval_s=FETCH_INTERVAL_S if is_cloud else _LOOK_INTERVAL_S,
             tick_s=FETCH_INTERVAL_S if is_cloud else _TICK_S,

@@ -6,14 +6,16 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.follow import follower, states_text
+from fastlaunch.cli.follow import states_text
 from fastlaunch.cli.options import SECONDS, examples, next_command, profile_option
 from fastlaunch.cli.render import STATE_COLOURS, print_table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
@@ -22,7 +24,6 @@ from fastlaunch.core.units import counted, duration_text, in_ms, rounded
 
 if TYPE_CHECKING:
     from fastlaunch.backends.protocol import CloudBackend
-    from fastlaunch.ledger.ledger import Ledger, Run
     from fastlaunch.lifecycle.follow import LiveRun, View
 
 _UNKNOWN = "n/a"
@@ -90,7 +91,14 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
     ends only the watch. Where stdout is not a terminal it prints a line per change.
     """
     from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.lifecycle.follow import at_once, fetch_unfollowed, gpu_use_here, in_thread, under_way
+    from fastlaunch.lifecycle.follow import (
+        Follower,
+        at_once,
+        fetch_unfollowed,
+        gpu_use_here,
+        in_thread,
+        under_way,
+    )
 
     if runs and sweep:
         raise UserError("RUN and --sweep are given", "give one of them")
@@ -100,22 +108,17 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
     home = context.settings.home
     is_screen = output == "table" and sys.stdout.isatty()
 
-    def fetch(ledger: "Ledger", chosen: "Sequence[Run]") -> "Mapping[str, UserError]":
-        # What is looked at again soon gives up soon.
-        looks = context.backends.get("ec2")
-        return fetch_unfollowed(
-            cast("CloudBackend", looks).aws if looks else context.aws, home, ledger, chosen
-        )
-
+    # What is looked at again soon gives up soon.
+    looking = replace(context, connect=lambda: cast("CloudBackend", context.backends["ec2"]).aws)
     with open_ledger(context.settings, clock=context.now) as ledger:
         selectors = (f"sweep={glob.escape(ledger.sweep(sweep).id)}",) if sweep else runs
-        moments = follower(
-            context,
-            ledger,
-            lambda: (
+        moments = Follower(
+            world=context,
+            ledger=ledger,
+            choose=lambda: (
                 ledger.select(selectors) if selectors else under_way(ledger, since=context.now() - _LATELY)
             ),
-            fetch=fetch,
+            fetch=partial(fetch_unfollowed, looking),
             local_gpu_use=gpu_use_here,
         ).views(
             interval_s=interval,

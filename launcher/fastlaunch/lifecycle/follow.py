@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import s3_sync
-from fastlaunch.backends.protocol import CLOUD_BACKENDS, Backend
+from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.attempt_cost import Cost, cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.advice import PROGRESS, Advice
+from fastlaunch.lifecycle.advice import PROGRESS
 from fastlaunch.lifecycle.collect import doing, has_record
 from fastlaunch.lifecycle.deadline_schedule import needs_timer
 from fastlaunch.lifecycle.describe import attempt_to_dict, ceiling_usd, run_to_dict
@@ -27,6 +26,9 @@ from fastlaunch.lifecycle.display import Progress, RecordTail, describe
 from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.sight import alarm
 from fastlaunch_train.node.protocol import GPU_USE_QUERY, mean_gpu_use
+
+if TYPE_CHECKING:
+    from fastlaunch.lifecycle.world import World
 
 #: After looks that failed the next one waits twice as long each time, up to this.
 _MAX_WAIT_S = 300.0
@@ -202,12 +204,8 @@ class Follower:
     GPUs, from 0 to 1.
     """
 
+    world: "World"
     ledger: Ledger
-    settings: Settings
-    backends: Mapping[str, Backend]
-    now: Callable[[], datetime]
-    sleep: Callable[[float], None]
-    advice: Advice
     choose: Callable[[], Sequence[Run]]
     fetch: Callable[[Ledger, Sequence[Run]], Mapping[str, UserError]] = lambda ledger, runs: {}
     local_gpu_use: Callable[[], float | None] = lambda: None
@@ -233,10 +231,10 @@ class Follower:
             answer = start(self.question())
             while (answered := answer()) is None:
                 yield replace(self.read(), problems=problems, next_look_s=None)
-                self.sleep(tick_s)
+                self.world.sleep(tick_s)
             problems = answered
             if not problems:
-                self._answered_at = self.now()
+                self._answered_at = self.world.now()
             num_failures = num_failures + 1 if problems else 0
             left_s = max(interval_s, min(interval_s * 2.0**num_failures, _MAX_WAIT_S))
             while left_s > 0:
@@ -244,7 +242,7 @@ class Follower:
                 yield view
                 if view.has_ended:
                     return
-                self.sleep(min(tick_s, left_s))
+                self.world.sleep(min(tick_s, left_s))
                 left_s -= tick_s
 
     def question(self) -> Callable[[], list[str]]:
@@ -257,10 +255,10 @@ class Follower:
 
         def ask() -> list[str]:
             self._gpu_use = self.local_gpu_use() if is_here else None
-            problems: list[str] = []
+            world, problems = self.world, list[str]()
             try:
-                with open_ledger(self.settings, clock=self.now) as ledger:
-                    reconcile(ledger, self.backends, self.settings, warn=problems.append)
+                with open_ledger(world.settings, clock=world.now) as ledger:
+                    reconcile(ledger, world.backends, world.settings, warn=problems.append)
                     refused = self.fetch(ledger, runs)
             except UserError as error:
                 return [*problems, error.message]
@@ -270,7 +268,7 @@ class Follower:
 
     def read(self) -> View:
         """Return what is known here, asking nobody."""
-        now, runs = self.now(), self._runs()
+        now, runs = self.world.now(), self._runs()
         attempts = {run.id: self.ledger.attempts_of(run.id) for run in runs}
         unfinished = {run.id for run in runs if not run.state.is_final}
         machines = {
@@ -294,13 +292,13 @@ class Follower:
         if not run.state.is_final:
             gpu_use = self._gpu_use
             if is_cloud:
-                gpu_use = s3_sync.gpu_use(self.settings.home, attempts[-1].token) if attempts else None
+                gpu_use = s3_sync.gpu_use(self.world.settings.home, attempts[-1].token) if attempts else None
         seen_s = (now - self._answered_at).total_seconds() if is_cloud and self._answered_at else None
         return live_run(
             run,
             attempts if is_cloud else (),
             progress=self._progress(run, attempts),
-            home=self.settings.home,
+            home=self.world.settings.home,
             now=now,
             waiting=waiting,
             gpu_use=gpu_use,
@@ -314,10 +312,10 @@ class Follower:
         if run.state.is_final and run.directory not in self._tails:
             # Its summary says it, and its record may be long.
             return None
-        is_cloud, home = run.backend in CLOUD_BACKENDS, self.settings.home
+        is_cloud, home = run.backend in CLOUD_BACKENDS, self.world.settings.home
         if is_cloud and not (attempts and has_record(run.id, attempts[-1], home)):
             return None
-        with self.advice.guard(PROGRESS):
+        with self.world.advice.guard(PROGRESS):
             return self._tails.setdefault(run.directory, RecordTail(run.directory)).read()
         return None
 
@@ -419,7 +417,7 @@ def current_runs(ledger: Ledger, *, since: datetime | None = None) -> list[Run]:
     return others + (ledger.select(submission=last) if last else [])
 
 
-def fetch_output(aws: s3_sync.Store, home: Path, attempts: Iterable[Attempt]) -> dict[str, UserError]:
+def fetch_output(world: "World", attempts: Iterable[Attempt]) -> dict[str, UserError]:
     """Bring home what is new of the attempts; return the errors by token."""
     refused = {}
     for attempt in attempts:
@@ -427,8 +425,8 @@ def fetch_output(aws: s3_sync.Store, home: Path, attempts: Iterable[Attempt]) ->
             continue
         try:
             synced = s3_sync.sync(
-                aws,
-                home,
+                world.aws,
+                world.settings.home,
                 region=attempt.region,
                 output=attempt.output,
                 token=attempt.token,
@@ -442,9 +440,7 @@ def fetch_output(aws: s3_sync.Store, home: Path, attempts: Iterable[Attempt]) ->
     return refused
 
 
-def fetch_unfollowed(
-    aws: s3_sync.Store, home: Path, ledger: Ledger, runs: Sequence[Run]
-) -> dict[str, UserError]:
+def fetch_unfollowed(world: "World", ledger: Ledger, runs: Sequence[Run]) -> dict[str, UserError]:
     """Bring home what is new of these runs from machines that no launcher follows, a few of them.
 
     Return the errors by token.
@@ -456,7 +452,7 @@ def fetch_unfollowed(
         for attempt in ledger.attempts_of(run.id)[-1:]:
             if attempt.handle and not attempt.ended_at and not ledger.launcher_lives(run):
                 attempts[attempt.token] = attempt
-    return fetch_output(aws, home, attempts.values())
+    return fetch_output(world, attempts.values())
 
 
 def not_here(refused: Mapping[str, UserError]) -> list[str]:
