@@ -386,7 +386,8 @@ def forecast_spot(
 class _Spells:
     """The spells with and without capacity that simulated jobs meet.
 
-    Any lost node stops a job, so spells of one instance are shorter for several.
+    Any lost node stops a job, so spells of one instance are shorter for several. Observed ones are replayed:
+    with exponential ones of the same means `benchmarks.spot --traces 60` is off by up to 20% instead of 12%.
     """
 
     def __init__(self, market: SpotMarket, num_nodes: int, num_jobs: int, rng: np.random.Generator) -> None:
