@@ -360,6 +360,17 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
     return base
 
 
+def baseline_of(rows: Sequence[Row]) -> Row | None:
+    """Return the row that others of a workload would be compared with; on an instance type, if one is."""
+    kept = [row for row in rows if row.setup.instance] or rows
+    items = [
+        PricedGroup(group=row.group, price=row.price, validity=row.validity, unverified=not row.is_barred)
+        for row in kept
+    ]
+    base = _baseline(items, None) if items else None
+    return next((row for row in kept if base and row.group is base.group), None)
+
+
 def _batch(item: PricedGroup) -> tuple[int | None, int | None]:
     """Return what rows of a workload share whose training can be compared."""
     return item.group.setup.global_batch, item.group.setup.sequence_length

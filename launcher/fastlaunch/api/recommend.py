@@ -149,7 +149,7 @@ def recommend(
         reconciles=True,
         with_shared=with_shared,
     )
-    found = _candidates(known, day, settings.region, scope)
+    found = _candidates(known)
     names = {*RECIPES, *(row.setup.recipe for row in known.rows)}
     for name in exclude_recipes:
         if name not in names:
@@ -295,33 +295,19 @@ def _like(workload: str, rows: "Sequence[Row]") -> "RunSummary":
     return RunSummary(setup=setup, status="completed")
 
 
-def _candidates(known: "Known", day: datetime.date, region: str, scope: "Scope") -> _Candidates:
-    from fastlaunch.analysis.compare import PriceRequest, compare
+def _candidates(known: "Known") -> _Candidates:
+    from fastlaunch.analysis.compare import baseline_of
     from fastlaunch.analysis.configurations import samples_to_train_as
     from fastlaunch.analysis.rate import Origin, gpu_of
-
-    def baseline(rows: "Sequence[Row]") -> "Row | None":
-        """Return the row that others are compared with; those on instance types come first."""
-        kept = [row for row in rows if row.setup.instance] or [*rows]
-        if not kept:
-            return None
-        again = compare(
-            [run for row in kept for run in row.runs],
-            catalogue=known.catalogue,
-            prices=PriceRequest(today=day, as_of=day, region=region),
-            allow_unverified=scope.allow_unverified,
-        ).rows
-        ids = next((row for row in again if row.is_baseline), again[0]).run_ids
-        return next(row for row in kept if row.run_ids == ids)
 
     origin, comparison = Origin.LEDGER, known.comparisons[Origin.LEDGER]
     rows = [row for row in comparison.rows if gpu_of(row.setup, known.catalogue)]
     if not rows:
         origin, comparison = Origin.SHIPPED, known.comparisons[Origin.SHIPPED]
         rows = [*comparison.rows]
-    reference = baseline(rows)
+    reference = baseline_of(rows)
     factors = samples_to_train_as(reference, comparison) if reference else {}
-    reference = reference or baseline(known.comparisons[Origin.LEDGER].rows)
+    reference = reference or baseline_of(known.comparisons[Origin.LEDGER].rows)
     return _Candidates(
         rows=tuple(rows),
         origin=origin,
