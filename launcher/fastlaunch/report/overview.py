@@ -104,7 +104,7 @@ def _section(rows: Sequence[Row], width: int) -> str:
     name: Column[Row] = Column("recipe", lambda row: name_of(row, rows))
     columns: list[Column[Row]] = [
         Column("x base", ratio_of, format=lambda ratio: f"{ratio.value:.3f}", align="right"),
-        Column("interval", lambda row: _interval(ratio_of(row)), align="right"),
+        Column("95% interval", lambda row: _interval(ratio_of(row)), align="right"),
         Column("verdict", lambda row: row.verdict.words),
     ]
     text = table(chosen, [amount, *columns], rule=True, missing=NOTHING)
