@@ -16,7 +16,9 @@ from fake_summaries import TODAY, compared
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.measure.published import read_published, shipped_figures
+from fastlaunch.report.columns import columns_of
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
+from fastlaunch.report.markdown import as_markdown
 from fastlaunch.report.table import as_table
 from fastlaunch.report.text import answer, number
 
@@ -76,6 +78,21 @@ def test_the_shape_of_the_json() -> None:
     assert row["reason"] == (
         "numerics not checked; convergence unknown: no held-out loss was recorded at the end"
     )
+
+
+def test_a_column_is_listed_once_and_one_without_a_key_is_shown_somewhere() -> None:
+    columns = columns_of(compared(TWO, usd_per_hour=2.0).rows)
+    keys = [column.key for column in columns if column.key]
+    assert len(keys) == len({*keys})
+    assert all(column.key or (column.name and (column.part or column.is_summary)) for column in columns)
+
+
+def test_a_prorated_price_is_marked_in_markdown_too() -> None:
+    charged = (ChargedAs(instance="p5.4xlarge"), ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)))
+    here = [*runs("bf16", 0.1, device_name="NVIDIA H100 80GB HBM3"), *runs("bf16", 0.08)]
+    lines = as_markdown(compared(here, price_as=charged)).splitlines()
+    prices = {cells[7].strip() for line in lines[4:6] if (cells := line.split("|"))}
+    assert prices == {"6.88", "prorated 7.91"}
 
 
 def test_the_documentation_names_every_field() -> None:

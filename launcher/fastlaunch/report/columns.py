@@ -41,14 +41,17 @@ class RowColumn(Column[Row]):
     is_summary: bool = False  # in Markdown and on the page, where a row has its name in a cell
 
 
-def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
-    """Return the columns of `rows`, which for the headings are of one workload, in the order of JSON."""
+def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]:
+    """Return the columns of `rows`, which for the headings are of one workload, in the order of JSON.
+
+    only: the headings that are shown, if not all are.
+    """
     unit = rows[0].setup.sample_unit if rows else "samples"
     rate = rate_of(rows[0])[1] if rows else f"{unit}/s"
     prices = [row.price for row in rows if row.price]
     # The heading says `prorated` if all prices are, else the cells do.
     prorated = bool(prices) and all(price.hypothetical for price in prices)
-    in_dollars = any(row.verdict.ratio for row in rows)
+    in_dollars = any(row.verdict.ratio for row in rows) and (not only or "x per $" in only)
     speed: dict[str, Any] = {"align": "right", "part": Part.SPEED}
     cost: dict[str, Any] = {"align": "right", "part": Part.COST}
     start: dict[str, Any] = {"align": "right", "part": Part.START, "format": "{:.1f}".format}
@@ -68,7 +71,12 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
         _data("setup.batch_size_per_gpu", "batch", format=str, part=Part.IDENTITY, is_summary=True),
         _data("setup.data"),
         _data("setup.sequence_length", "tokens each", format=str, part=Part.IDENTITY),
-        RowColumn("data", _data_text, part=Part.IDENTITY),
+        # `synthetic`, or `file 0123456789abcdef` if the record says which.
+        RowColumn(
+            "data",
+            lambda row: f"{row.setup.data} {row.setup.fingerprint.get('data', '')}".strip(),
+            part=Part.IDENTITY,
+        ),
         RowColumn("which", lambda row: _which(row, rows), part=Part.IDENTITY),
         *map(_data, ("overhead.padding_fraction", "setup.kind", "derived")),
         _data("num_runs", "runs", importance=30, part=Part.SPEED, is_summary=True),
@@ -82,7 +90,13 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
         _data("speed.samples_per_s", f"{unit}/s", importance=40, **number),
         RowColumn(rate, rate_text, align="right", is_summary=True),
         _data("speed.tokens_per_s", "" if unit == "tokens" else "tokens/s", importance=20, **number),
-        RowColumn("padding", _padding, importance=10, **speed),
+        RowColumn(
+            "padding",
+            lambda row: row.overhead.padding_fraction or None,
+            **speed,
+            format="{:.0%}".format,
+            importance=10,
+        ),
         _data("speed.tflops_per_gpu", "TFLOP/s", importance=5, **number),
         *map(_data, ("speed.percent_of_peak", "speed.percent_of_bf16_peak")),
         RowColumn("% peak", _percent_of_peak, importance=15, **speed),
@@ -91,10 +105,7 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
         _data("overhead.compile_s", "compile s", **start),
         _data("overhead.warmup_s", "warm-up s", **start),
         *map(_data, ("overhead.peak_memory_gib", "overhead.data_wait_fraction", "overhead.utilization")),
-        *(
-            RowColumn(f"{part} ms", partial(_part_ms, part=part), align="right", part=Part.STEP)
-            for part in STEP_PARTS
-        ),
+        *map(_step_part, STEP_PARTS),
         *map(_data, ("kernels", "offer.service", "offer.region", "offer.purchase")),
         RowColumn(
             "prorated $/h" if prorated else "$/h",
@@ -122,7 +133,13 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
             **cost,
             format=partial(_ratio_text, bounds=not in_dollars),
         ),
-        RowColumn("x base", _base_ratio, align="right", is_summary=True),
+        RowColumn(
+            "x base",
+            lambda row: row.verdict.ratio or row.verdict.speed_ratio,
+            format=_ratio_text,
+            align="right",
+            is_summary=True,
+        ),
         _data("verdict.comparable_as"),
         _data("verdict.kind", key="verdict"),
         RowColumn("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
@@ -141,6 +158,13 @@ def columns_of(rows: Sequence[Row]) -> list[RowColumn]:
 def _data(path: str, name: str = "", *, key: str | None = None, **options: Any) -> RowColumn:
     """Return a column of data, by where a row has it; with a name it is shown, too."""
     return RowColumn(name, attrgetter(path), key=key or path.rpartition(".")[2], **options)
+
+
+def _step_part(part: str) -> RowColumn:
+    def seconds(row: Row) -> float | None:
+        return step_parts_s(row).get(part)
+
+    return RowColumn(f"{part} ms", seconds, format=lambda s: f"{1000 * s:.3g}", align="right", part=Part.STEP)
 
 
 def _of_price(key: str, value: Callable[[Any], object]) -> RowColumn:
@@ -192,11 +216,6 @@ def _which(row: Row, rows: Sequence[Row]) -> str | None:
     return which(row, rows) or (NOTHING if any(which(other, rows) for other in rows) else None)
 
 
-def _data_text(row: Row) -> str:
-    """Return `synthetic`, or `file 0123456789abcdef` if the record says which."""
-    return f"{row.setup.data} {row.setup.fingerprint.get('data', '')}".strip()
-
-
 def _gpus(row: Row) -> str:
     per_node = row.setup.num_gpus // row.setup.num_nodes
     return f"{row.setup.num_nodes} x {per_node}" if row.setup.num_nodes > 1 else str(row.setup.num_gpus)
@@ -204,11 +223,6 @@ def _gpus(row: Row) -> str:
 
 def _number(quantity: Interval | None) -> str | None:
     return with_range(quantity and Interval(value=quantity.value))
-
-
-def _padding(row: Row) -> str | None:
-    fraction = row.overhead.padding_fraction
-    return f"{100 * fraction:.0f}%" if fraction else None
 
 
 def _percent_of_peak(row: Row) -> str | None:
@@ -226,11 +240,6 @@ def step_parts_s(row: Row) -> dict[str, float]:
     return {part: seconds for part, seconds in means.items() if seconds is not None}
 
 
-def _part_ms(row: Row, part: str) -> str | None:
-    seconds = step_parts_s(row).get(part)
-    return None if seconds is None else f"{1000 * seconds:.3g}"
-
-
 def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
     """Return the price of an hour of all nodes. mark: mark a prorated price."""
     if row.price is None:
@@ -238,11 +247,6 @@ def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
     hypothetical = "prorated " if mark and row.price.hypothetical else ""
     inferred = "~" if row.price.inferred else ""
     return f"{hypothetical}{inferred}{dollars(row.price.usd_per_hour * row.setup.num_nodes)}"
-
-
-def _base_ratio(row: Row) -> str | None:
-    ratio = row.verdict.ratio or row.verdict.speed_ratio
-    return _ratio_text(ratio) if ratio else None
 
 
 def _ratio_text(ratio: Interval, *, bounds: bool = True) -> str:

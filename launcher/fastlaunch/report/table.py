@@ -34,7 +34,9 @@ def as_table(
     that no workload has.
     """
     sections = comparison.by_workload.values()
-    columns = [[column for column in columns_of(rows) if column.part and column.name] for rows in sections]
+    columns = [
+        [column for column in columns_of(rows, only) if column.part and column.name] for rows in sections
+    ]
     main = [column for of_rows in columns for column in of_rows if column.part in (Part.IDENTITY, *_MAIN)]
     known = dict.fromkeys(column.name for column in main)
     for name in only:
