@@ -2,11 +2,12 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.verdicts import THROUGHPUT, TRAINING
 from fastlaunch.core.errors import UnknownName
-from fastlaunch.core.tables import WIDTH, table
+from fastlaunch.core.tables import KEPT, WIDTH, table
 from fastlaunch.core.units import counted
 from fastlaunch.report.columns import Part, RowColumn, columns_of
 from fastlaunch.report.notes import bulleted, notes_of
@@ -56,14 +57,18 @@ def _section(
     def grid(of: Sequence[Row], *parts: Part, width: int | None = width) -> str:
         chosen = [column for column in columns if column.part in (Part.IDENTITY, *parts)]
         if only and parts[0] in _MAIN:
-            chosen = [column for column in chosen if column.part == Part.IDENTITY or column.name in only]
+            # What was asked for by name does not leave.
+            chosen = [
+                replace(column, importance=KEPT)
+                for column in chosen
+                if column.part == Part.IDENTITY or column.name in only
+            ]
         return table(of, chosen, width, rule=True, missing=UNKNOWN)
 
     def grids(of: Sequence[Row]) -> list[str]:
-        """Return one table; if that would be too wide, a table of the speed and one of the cost."""
-        whole = grid(of, *_MAIN, width=None)
-        fits = max(map(len, whole.splitlines())) <= width
-        return [whole] if fits or only else [grid(of, part) for part in _MAIN]
+        """Return one table; if all columns would be too wide, a table of the speed and one of the cost."""
+        fits = max(map(len, grid(of, *_MAIN, width=None).splitlines())) <= width
+        return [grid(of, *_MAIN)] if fits or only else [grid(of, part) for part in _MAIN]
 
     parts = [_heading(rows, shared, width)]
     trains = [row for row in rows if row.verdict.comparable_as == TRAINING]
