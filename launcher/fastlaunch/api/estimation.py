@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.units import parse_count, parse_date
+from fastlaunch.core.units import first_names, parse_count, parse_date
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.world import World, default_context
 
@@ -387,8 +387,7 @@ def _not_measured(known: "Known", recipe: "Recipe | str | None", instance: "Inst
 
     workload, label = known.workload, label_of(recipe) if recipe else None
     if names := [*dict.fromkeys(row.setup.recipe for _, row in known.on_gpus)]:
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        hint = f"measured: {', '.join(names[:_MOST_NAMED])}{more}"
+        hint = f"measured: {first_names(names, _MOST_NAMED)}"
         return UserError(f"no run of {workload} with {label} was measured on a GPU", hint)
     try:
         workload_info(workload)

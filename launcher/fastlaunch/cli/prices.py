@@ -19,7 +19,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import DATE, examples, next_command, output_option, output_width, profile_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED
-from fastlaunch.core.units import split_names
+from fastlaunch.core.units import first_names, split_names
 
 #: Sources are hard to read in longer lines.
 _COLUMNS = 100
@@ -268,9 +268,8 @@ def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     if note := None if is_dated else age_note(in_force.values(), chosen.as_of):
         click.echo(f"warning: {note}", err=True)
     if chosen.unpriced:
-        names = chosen.unpriced
-        listing = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        text = f"no price known in {chosen.region} on {chosen.as_of}: {listing}"
+        names = first_names(chosen.unpriced, 5)
+        text = f"no price known in {chosen.region} on {chosen.as_of}: {names}"
         click.echo(textwrap.fill(text, output_width(), break_on_hyphens=False), err=True)
     if history:
         following = f"fastlaunch compare --prices-as-of {min(price.as_of for price in chosen)}"

@@ -3,7 +3,7 @@
 import datetime
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.core.errors import UserError
@@ -128,12 +128,22 @@ def parse_usd(text: str) -> float:
     return value
 
 
-def by_reason(skipped: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines such as `us-east-1a, us-east-1b: no answer`, of (name, reason it was skipped)."""
+def by_reason(skipped: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
+    """Return lines such as `us-east-1a, us-east-1b: no answer`, of (name, reason it was skipped).
+
+    most: see `first_names`. A reason whose names are all empty stands alone.
+    """
     names: dict[str, list[str]] = {}
     for name, reason in skipped:
-        names.setdefault(reason, []).append(name)
-    return [f"{', '.join(group)}: {reason}" for reason, group in names.items()]
+        names.setdefault(reason, []).extend([name] if name else [])
+    return [f"{first_names(group, most)}: {reason}" if group else reason for reason, group in names.items()]
+
+
+def first_names(names: Sequence[str], most: int | None) -> str:
+    """Return `a, b and 3 more`; all names where there is no more than one beyond `most`."""
+    if most is None or len(names) <= most + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.ownership import RUN_ID
+from fastlaunch.core.units import first_names
 from fastlaunch.measure.summary import RunSummary
 
 #: Part of a sweep: the search for its batch size. On further instance types ` on TYPE` follows.
@@ -139,9 +140,8 @@ def named_run(query: _Query, name: str) -> str:
             continue
         if len(ids) == 1:
             return str(ids[0])
-        shown = ", ".join(ids[:_MAX_CANDIDATES])
-        more = f" and {len(ids) - _MAX_CANDIDATES} more" if len(ids) > _MAX_CANDIDATES else ""
-        raise UserError(f"{name!r} fits {len(ids)} runs: {shown}{more}", "give more of the id")
+        shown = first_names(ids, _MAX_CANDIDATES)
+        raise UserError(f"{name!r} fits {len(ids)} runs: {shown}", "give more of the id")
     raise UnknownName("run", name, (), hint="`fastlaunch runs list` shows what there is")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from fastlaunch.core.units import first_names
 from fastlaunch.measure.summary import VERSION, WORDS
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.records.contents import version_of
@@ -119,8 +120,7 @@ def files_of(header: Mapping[str, Any]) -> dict[str, str]:
 def changed_files(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     """Return `a/train.py, b.py and 3 more`: the paths at which digests of files differ."""
     names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+    return first_names(names, _MOST_NAMED)
 
 
 def recipe_schema(header: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.notes import Note, NoteKind
 from fastlaunch.core.tables import WIDTH
+from fastlaunch.core.units import first_names
 from fastlaunch.report.text import name_of
 
 #: A note may end with a command, which begins here.
@@ -84,9 +85,7 @@ def _named(
     ):
         return note
     names = [*dict.fromkeys(name_of(row, rows) for row in concerned)]
-    num_more = len(names) - most if most and len(names) > most + 1 else 0
-    more = f" and {num_more} more" if num_more else ""
-    return f"{', '.join(names[: len(names) - num_more])}{more}: {note}"
+    return f"{first_names(names, most)}: {note}"
 
 
 def price_notes(rows: Sequence[Row]) -> list[str]:

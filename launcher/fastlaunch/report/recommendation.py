@@ -18,8 +18,6 @@ from fastlaunch.report.text import dollars, number
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 8, 5, 5, 3
 #: A screen shows what of the front is faster by this part; times that differ by less are the same.
 _CLEARLY, _SAME = 0.03, 0.005
-#: Stands for what is no instance type and no recipe.
-_ROWS = "rows"
 _BOUGHT = {"on-demand": "on demand", "spot": "as spot", "capacity-block": "in a capacity block"}
 
 
@@ -252,26 +250,18 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
             "boot, image pull and start-up are as measured where runs on the instance type say it, and else"
             " assumed: fastlaunch estimate lists them"
         )
-    reasons = by_reason((_left(out.instance, out.recipe), out.reason) for out in recommendation.left_out)
-    notes += [f"left out: {_shortened(line)}" for line in reasons[:_MOST_REASONS]]
+    reasons = by_reason(
+        (
+            (" on ".join(name for name in (out.recipe, out.instance) if name), out.reason)
+            for out in recommendation.left_out
+        ),
+        _MOST_NAMES,
+    )
+    notes += [f"left out: {line}" for line in reasons[:_MOST_REASONS]]
     if len(reasons) > _MOST_REASONS:
         more = counted(len(reasons) - _MOST_REASONS, "more reason")
         notes.append(f"left out for {more}: --output json has all")
     return notes
-
-
-def _left(instance: str | None, recipe: str | None) -> str:
-    return " on ".join(name for name in (recipe, instance) if name) or _ROWS
-
-
-def _shortened(line: str) -> str:
-    """Return a line of `by_reason` with so many of its names."""
-    names, _, reason = line.partition(": ")
-    if names == _ROWS:
-        return reason
-    every = names.split(", ")
-    more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
-    return f"{', '.join(every[:_MOST_NAMES])}{more}: {reason}"
 
 
 def to_json(recommendation: Recommendation) -> dict[str, Any]:
