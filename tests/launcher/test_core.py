@@ -1,21 +1,26 @@
 """Errors and exit codes, quantities, locks, private files, plain text, and what a log tells of a failure."""
 
 import io
+import json
 import os
+import re
 import stat
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastlaunch.core import errors, locks
+from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import BadFile, CloudRefused, UnknownName, UserError
 from fastlaunch.core.home import close_to_others, make_folder
 from fastlaunch.core.log_file import LOG, last_words, telling_lines
+from fastlaunch.core.plan import Plan
 from fastlaunch.core.terminal import plain, plain_output, raw_output, report_line
 from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
 
@@ -259,3 +264,34 @@ def test_on_a_terminal_a_warning_is_broken_at_blanks_and_nothing_else_is(
     broken = terminal.getvalue().removesuffix(command).splitlines()
     assert len(broken) > 1 and max(map(len, broken)) <= 40
     assert " ".join(line.strip() for line in broken) == warning.strip()
+
+
+REQUEST = {
+    "UserData": "#!/bin/bash\necho \x1b[1m\u202e\n",
+    "MinCount": 1,
+    "Tags": [{"Key": "a", "Value": ""}],
+}
+
+
+def test_a_plan_is_read_to_the_letter_and_with_all_its_fields() -> None:
+    """The request is sent again as it was; `vars` shows what a field has by default, too."""
+    plan = Plan(backend="ec2", operation="RunInstances", request=REQUEST, max_cost_usd=9.5)
+    data = to_data(plan)
+    assert data.keys() == {"backend", "operation", "request", "max_cost_usd"}
+    assert vars(read(Plan, json.loads(json.dumps(data)), "plan")) == vars(plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"request": []}, "$.request"),
+        ({"max_cost_usd": "9.5"}, "$.max_cost_usd"),
+        ({"objects": [{"bucket": "b", "key": "k", "sha256": "0", "text": 5}]}, "$.objects[0].text"),
+        ({"objects": [{"bucket": "b", "key": "k", "sha256": "0", "text": None, "x": 1}]}, "$.objects[0].x"),
+        ({"colour": "red"}, "$.colour"),
+    ],
+)
+def test_what_is_no_plan_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
+    data = to_data(Plan(backend="ec2", operation="RunInstances", request=REQUEST))
+    with pytest.raises(UserError, match=rf"^plan: .*`{re.escape(place)}`$"):
+        read(Plan, data | change, "plan")
