@@ -10,7 +10,7 @@ from ec2_builders import IMAGE, catalogue
 from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import runs
 
-from fastlaunch.catalog.experiments import EXPERIMENTS
+from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import Jobs, build_jobs
 from fastlaunch.jobs.job import Inputs
@@ -20,6 +20,7 @@ from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.recipes.requirements import needed_packages
 from fastlaunch_train.workloads.registry import workload_info
 
+EXPERIMENTS = published_experiments()
 ALL_SOFTWARE = frozenset(package for recipe in RECIPES.values() for package in needed_packages(recipe))
 LAPTOP = Machine(devices=(), num_cores=2, modules=ALL_SOFTWARE)
 ONE_H200 = Machine(devices=("NVIDIA H200",), num_cores=16, modules=ALL_SOFTWARE)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
+from fastlaunch.catalog.experiments import Experiment, ExperimentVariant, published_experiments
 from fastlaunch.cli.options import examples, next_command, output_option
 from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.jobs.data_sources import MADE_UP
@@ -136,7 +136,7 @@ def experiments(name: str | None, output: str) -> None:
     `fastlaunch submit --experiment NAME` makes them, on this machine with --local, or on AWS with --instance.
     """
     if name is None:
-        rows = [_experiment_row(experiment) for experiment in EXPERIMENTS.values()]
+        rows = [_experiment_row(experiment) for experiment in published_experiments().values()]
         print_rows(rows, output=output, headers=_EXPERIMENT_HEADERS)
         sentence, command = f"{len(rows)} experiments", "fastlaunch experiments fp8"
     else:

@@ -18,10 +18,6 @@ from fastlaunch.core.errors import EXIT_DONE
             "without a question",
             "fastlaunch init --region us-east-1 --bucket acme-training --budget 25 --yes",
         ),
-        (
-            "the template, for an administrator who may deploy it",
-            "fastlaunch iam print --cloudformation --region us-east-1",
-        ),
     ),
 )
 @click.option("--region", help="Region in which jobs run.  [default: the config's, else the AWS login's]")
@@ -62,6 +58,7 @@ def init(**options: Any) -> int:
     Deploys one CloudFormation stack: bucket, roles and policies, image repository, security group, placement
     groups, and a gateway to S3 where there is none. Shows the stack before it makes it, and the config file's
     lines before it writes them. Run again, it adds only what is missing. Without a terminal it needs --yes.
+    For an administrator, fastlaunch iam print --cloudformation prints the template.
     """
     from fastlaunch.api import init as api
 

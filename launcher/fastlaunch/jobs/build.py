@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.catalog.experiments import EXPERIMENTS
+from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.catalog.rates import check_sold
@@ -134,7 +134,7 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
     kinds = machine.capabilities(catalogue)
     here: list[Variant] = []
     differences: list[tuple[str, str]] = []
-    published = EXPERIMENTS[options.experiment].epochs if options.experiment else None
+    published = published_experiments()[options.experiment].epochs if options.experiment else None
     if published is not None and options.steps is None and (steps := variants[0].steps) is not None:
         made_up = f"{published} epochs; of made-up data, which have no end: {steps} steps"
         differences.append(("length", made_up))

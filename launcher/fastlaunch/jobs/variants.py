@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastlaunch.catalog.container_images import BaseImage
-from fastlaunch.catalog.experiments import EXPERIMENTS, Experiment, ExperimentVariant
+from fastlaunch.catalog.experiments import Experiment, ExperimentVariant, published_experiments
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
@@ -89,9 +89,9 @@ def variants_of(options: Options, default_workload: str) -> tuple[Variant, ...]:
 
 def experiment_named(name: str) -> Experiment:
     """Return the published experiment. Raises UnknownName."""
-    if name not in EXPERIMENTS:
-        raise UnknownName("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
+    if name not in published_experiments():
+        raise UnknownName("experiment", name, published_experiments())
+    return published_experiments()[name]
 
 
 def known_workload(name: str) -> WorkloadInfo:
