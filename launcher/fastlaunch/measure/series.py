@@ -14,7 +14,7 @@ from fastlaunch_train.records.records import RankRecord
 
 Array: TypeAlias = NDArray[np.float64]
 
-#: Points of a series in a chart.
+#: The points of a series in a chart.
 NUM_POINTS = 200
 
 
