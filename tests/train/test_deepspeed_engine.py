@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import toy
 
 from fastlaunch_train.recipes.recipe import RecipeError
@@ -16,7 +15,6 @@ from fastlaunch_train.steppers.deepspeed_engine import (
     check_overlap,
     check_recipe,
     engine_config,
-    plain,
 )
 
 STEPS = 6
@@ -112,11 +110,3 @@ def test_gradients_are_not_overlapped_where_that_corrupts_them() -> None:
     assert (
         engine_config(apart, world_size=2, max_grad_norm=None)["zero_optimization"]["overlap_comm"] is False
     )
-
-
-def test_a_state_holds_plain_values_alone() -> None:
-    weight = torch.ones(2)
-    state = plain({"a": [weight, (1, "x")], "b": object(), "c": [object()], "d": {"e": None, 0: 1.5}})
-    assert state == {"a": [state["a"][0], [1, "x"]], "d": {"e": None, 0: 1.5}}
-    weight.zero_()
-    assert state["a"][0].tolist() == [1.0, 1.0]

@@ -53,7 +53,7 @@ def test_a_state_is_gathered_and_sharded_again() -> None:
     whole = {name: fsdp.local_shard(value).detach().clone() for name, value in model.named_parameters()}
     state = {"model": model.state_dict(), "numbers": [1, None, (2.5,)]}
     gathered = fsdp.gather(state, keep=True)
-    assert gathered["numbers"] == [1, None, [2.5]]
+    assert gathered["numbers"] == [1, None, (2.5,)]
     assert gathered["model"].keys() == whole.keys()
     assert all(part["shards"] == [0] for part in gathered["model"].values())
     assert all(torch.equal(gathered["model"][name]["full"], whole[name]) for name in whole)

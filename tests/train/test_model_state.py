@@ -12,7 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.models.model_state import ALLOW_PICKLES, load_model_state, model_state, preserve_state
+from fastlaunch_train.models.model_state import (
+    ALLOW_PICKLES,
+    load_model_state,
+    model_state,
+    plain,
+    preserve_state,
+)
 from fastlaunch_train.recipes.recipe import RecipeError
 
 
@@ -161,3 +167,9 @@ def test_buffers_that_a_pass_makes_are_left_to_it() -> None:
         model.cache = torch.ones(4)
         model.register_buffer("made", torch.ones(1))
     assert model.count == 0 and model.cache.sum() == 4 and model.made == 1
+
+
+def test_a_state_holds_plain_values_alone() -> None:
+    weight = torch.ones(2)
+    state = plain({"a": [weight, (1, "x")], "b": object(), "c": [object()], "d": {"e": None, 0: 1.5}})
+    assert state == {"a": [weight, [1, "x"]], "d": {"e": None, 0: 1.5}}

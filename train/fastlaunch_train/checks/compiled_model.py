@@ -5,12 +5,11 @@ Runtime, sharded, held in bf16. This check sees that in the first passes of the 
 the graphs that steps do, and so it costs no more than a copy of some outputs.
 """
 
-import copy
 import math
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.checks.equivalence import equivalence_limit, judge
+from fastlaunch_train.data.batches import map_tensors, tensors_in
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import Recipe
@@ -123,14 +123,14 @@ class CompiledModelCheck:
         # On copies: a loss may write to its batch, and the first step still needs it.
         before = _random_states(model)
         with autocast():
-            first = _watched(self._workload, model, _copied(self._batch))
+            first = _watched(self._workload, model, map_tensors(torch.Tensor.clone, self._batch))
         if _random_states(model) == before:
             yield first
             return
         # Without the first: an eager training draws the same for its first step.
         for _ in range(DRAWS):
             with autocast():
-                yield _watched(self._workload, model, _copied(self._batch))
+                yield _watched(self._workload, model, map_tensors(torch.Tensor.clone, self._batch))
 
     def _loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         if self._done or not _same(batch, self._batch):
@@ -150,7 +150,7 @@ class _Recorder:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         outputs = self._model(*args, **kwargs)
         self._outputs.extend(
-            _copy(_some(tensor.detach())) for tensor in _tensors(outputs) if _of_samples(tensor)
+            _copy(_some(tensor.detach())) for tensor in tensors_in(outputs) if _of_samples(tensor)
         )
         return outputs
 
@@ -238,22 +238,6 @@ def _badness(check: Check) -> tuple[bool, float]:
     return not check.passed, check.value / check.limit if known else math.inf  # type: ignore[operator]
 
 
-def _copied(batch: Batch) -> Batch:
-    # Tensors by themselves: deepcopy would copy the whole storage of a view.
-    return copy.deepcopy(batch, {id(tensor): tensor.clone() for tensor in _tensors(batch)})
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a nest, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
-
-
 def _of_samples(value: torch.Tensor) -> bool:
     return bool(value.dim() and value.numel() and value.is_floating_point())
 
@@ -272,18 +256,10 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
     return value.detach().to(torch.float32, copy=True)
 
 
-def _same(batch: Any, other: Any) -> bool:
+def _same(batch: Batch, other: Batch) -> bool:
     """Return whether two batches are the same memory; as `other` is kept, nothing else takes its place."""
-    if isinstance(batch, torch.Tensor):
-        same_place = isinstance(other, torch.Tensor) and batch.data_ptr() == other.data_ptr()
-        return same_place and batch.shape == other.shape
-    if isinstance(batch, (tuple, list)):
-        fits = isinstance(other, (tuple, list)) and len(batch) == len(other)
-        return fits and all(map(_same, batch, other))
-    if isinstance(batch, Mapping):
-        fits = isinstance(other, Mapping) and batch.keys() == other.keys()
-        return fits and all(_same(item, other[key]) for key, item in batch.items())
-    return type(batch) is type(other)
+    places = [[(tensor.data_ptr(), tensor.shape) for tensor in tensors_in(nest)] for nest in (batch, other)]
+    return places[0] == places[1]
 
 
 def _random_states(model: nn.Module) -> tuple[Any, ...]:

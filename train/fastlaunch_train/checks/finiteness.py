@@ -1,10 +1,11 @@
 """Whether a training can go on from what a step left, or use it: no NaN, and nothing infinite."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten_with_path
 
 from fastlaunch_train.distributed.fsdp import local_shard
 
@@ -25,8 +26,11 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
     """
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
     masks = {_unwrapped(name) for name in (*frozen, *(name for name, _ in model.named_buffers()))}
+    # An entry of a path is a mapping's key, or an index.
     tensors = [
-        (path, value) for path, value in _tensors(state, ()) if value.dtype in _DTYPES and value.numel()
+        ([str(getattr(entry, "key", getattr(entry, "idx", ""))) for entry in path], value.detach())
+        for path, value in tree_flatten_with_path(state)[0]
+        if isinstance(value, torch.Tensor) and value.dtype in _DTYPES and value.numel()
     ]
     extremes = _extremes([value for _, value in tensors])
     bad = []
@@ -69,17 +73,6 @@ def _own(parameter: nn.Parameter, rank: int) -> torch.Tensor:
     num_own: int = parameter.ds_numel - rank * share.numel()  # type: ignore[attr-defined]
     own: torch.Tensor = share.detach().flatten()[: max(0, num_own)]
     return own
-
-
-def _tensors(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value.detach()
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _tensors(item, (*path, str(key)))
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _tensors(item, (*path, str(index)))
 
 
 def _extremes(values: Iterable[torch.Tensor]) -> list[list[float]]:

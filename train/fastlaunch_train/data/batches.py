@@ -1,10 +1,12 @@
 """Which samples are in which batch: shuffled anew each epoch to train on, once through to score; in parts."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.workloads.contract import Batch, DataRequest
@@ -59,22 +61,40 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
     """
     if parts == 1:
         return [batch]
-    return [_part(batch, index, parts) for index in range(parts)]
+    return [map_tensors(partial(_part, index=index, parts=parts), batch) for index in range(parts)]
 
 
-def _part(value: Any, index: int, parts: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        size = value.shape[0] if value.dim() else 0
-        if size == 0 or size % parts:
-            raise RecipeError(
-                f"a batch of {size} does not divide into {parts} micro-batches",
-                f"give a --batch-size that is a multiple of grad_accumulation={parts}",
-            )
-        return value[index * (size // parts) : (index + 1) * (size // parts)]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_part(item, index, parts) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_part(item, index, parts) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _part(item, index, parts) for key, item in value.items()}
-    return value
+def _part(value: torch.Tensor, index: int, parts: int) -> torch.Tensor:
+    size = value.shape[0] if value.dim() else 0
+    if size == 0 or size % parts:
+        raise RecipeError(
+            f"a batch of {size} does not divide into {parts} micro-batches",
+            f"give a --batch-size that is a multiple of grad_accumulation={parts}",
+        )
+    return value[index * (size // parts) : (index + 1) * (size // parts)]
+
+
+def take(batch: Batch, samples: Sequence[int]) -> Batch:
+    """Return a batch of the chosen `samples` of a batch, in their order; what is not a tensor stays."""
+    return map_tensors(lambda tensor: tensor[list(samples)] if tensor.dim() else tensor, batch)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], nest: Any) -> Any:
+    """Return `nest`, of tuples, lists and mappings, with `function` of each of its tensors; the rest stays.
+
+    A mapping that is not a dict, such as the BatchEncoding of Transformers, becomes one.
+    """
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return function(leaf)
+        return tree_map(of_leaf, dict(leaf)) if isinstance(leaf, Mapping) else leaf
+
+    return tree_map(of_leaf, nest)
+
+
+def tensors_in(nest: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nest, in order."""
+    tensors: list[torch.Tensor] = []
+    map_tensors(tensors.append, nest)
+    return tensors

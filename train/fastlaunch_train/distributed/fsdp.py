@@ -1,16 +1,14 @@
 """Parameters sharded over the ranks by torch's fully_shard (FSDP2), and states gathered from shards."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
 
 from fastlaunch_train.distributed.parallel import Process, join_group
 from fastlaunch_train.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 #: Keys of a gathered tensor: itself, and the dimension that each dimension of the mesh shards.
 _FULL, _SHARDS = "full", "shards"
@@ -53,37 +51,34 @@ def gather(value: Any, *, keep: bool) -> Any:
 
     keep: whether this rank keeps the result; without, tensors are None and take no memory.
     """
-    if isinstance(value, dict):
-        return {key: gather(item, keep=keep) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [gather(item, keep=keep) for item in value]
-    if not _is_sharded(value):
-        return value
-    full = value.detach().full_tensor()
-    if not keep:
-        return None
-    shards = [placement.dim if placement.is_shard() else None for placement in value.placements]
-    return {_FULL: full.cpu(), _SHARDS: shards}
+
+    def gathered(leaf: Any) -> Any:
+        if not _is_sharded(leaf):
+            return leaf
+        full = leaf.detach().full_tensor()
+        shards = [placement.dim if placement.is_shard() else None for placement in leaf.placements]
+        return {_FULL: full.cpu(), _SHARDS: shards} if keep else None
+
+    return tree_map(gathered, value)
 
 
 def scatter(value: Any, process: Process) -> Any:
     """Return what `gather` returned, sharded again; all ranks call it with the same value."""
     from torch.distributed.device_mesh import init_device_mesh
-
-    return _scatter(value, init_device_mesh(process.device.type, (process.world_size,)), process.device)
-
-
-def _scatter(value: Any, mesh: "DeviceMesh", device: torch.device) -> Any:
-    if isinstance(value, list):
-        return [_scatter(item, mesh, device) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() != {_FULL, _SHARDS}:
-        return {key: _scatter(item, mesh, device) for key, item in value.items()}
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    placements = [Replicate() if dim is None else Shard(dim) for dim in value[_SHARDS]]
-    return distribute_tensor(value[_FULL].to(device), mesh, placements)
+    mesh = init_device_mesh(process.device.type, (process.world_size,))
+
+    def is_gathered(part: Any) -> bool:
+        return isinstance(part, dict) and part.keys() == {_FULL, _SHARDS}
+
+    def sharded(leaf: Any) -> Any:
+        if not is_gathered(leaf):
+            return leaf
+        placements = [Replicate() if dim is None else Shard(dim) for dim in leaf[_SHARDS]]
+        return distribute_tensor(leaf[_FULL].to(process.device), mesh, placements)
+
+    return tree_map(sharded, value, is_leaf=is_gathered)
 
 
 def reshard(model: nn.Module) -> None:

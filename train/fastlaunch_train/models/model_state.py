@@ -66,27 +66,24 @@ def _opened(value: Any) -> Any:
     extra = pickle.loads(value.cpu().numpy().tobytes())
     if not isinstance(extra, dict):
         return torch.empty(0, dtype=torch.uint8)
-    kept: dict[str, Any] = _plain_part(extra)
-    return kept
+    return plain(extra)
 
 
-def _plain_part(value: Any) -> Any:
-    """Return `value` without entries of its mappings that are neither plain data nor tensors.
+def plain(value: Any) -> Any:
+    """Return a nest without the entries of its mappings that are neither plain data nor tensors.
 
     These are recipe objects, the module's and one in a list of its attention's, which every forward pass sets
-    anew and `torch.load` refuses.
+    anew, and numbers of enumerations: `torch.load` refuses both.
     """
-    return {
-        key: _plain_part(part) if isinstance(part, dict) else part
-        for key, part in value.items()
-        if _is_plain(part)
-    }
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items() if _is_plain(part)}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str, dict, torch.Tensor))
+    return isinstance(value, (dict, torch.Tensor)) or type(value) in (bool, int, float, str, type(None))
 
 
 def _packed(name: str, value: Any, fp8_recipe: Any) -> torch.Tensor:

@@ -11,9 +11,9 @@ from torch import nn
 from fastlaunch_train.checks.batch_size import auto_batch_size, computed_in, probe_request
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
-from fastlaunch_train.checks.equivalence import compute_reference, run_checks, take
+from fastlaunch_train.checks.equivalence import compute_reference, run_checks
 from fastlaunch_train.checks.runs_here import check_runs_here
-from fastlaunch_train.data.batches import split_batch
+from fastlaunch_train.data.batches import split_batch, take
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.distributed.parallel import Process, broadcast

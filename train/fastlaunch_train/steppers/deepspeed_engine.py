@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fastlaunch_train.data.batches import split_batch
+from fastlaunch_train.data.batches import map_tensors, split_batch
 from fastlaunch_train.distributed.parallel import Process, gather_object, join_group
-from fastlaunch_train.models.model_state import model_state
+from fastlaunch_train.models.model_state import model_state, plain
 from fastlaunch_train.models.precision import Precision, name_nondeterministic
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
@@ -103,7 +103,7 @@ class DeepSpeedStepper:
 
     def compile_ahead(self, batch: Batch) -> None:
         """Compile what a step on `batch` needs, by a step that is undone."""
-        before = {**own_state(self._engine), "model": plain(model_state(self._native))}
+        before = {**own_state(self._engine), "model": _on_cpu(model_state(self._native))}
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             self.step(batch)
@@ -116,7 +116,7 @@ class DeepSpeedStepper:
         shares = gather_object(self._process, own_state(self._engine))
         if self._process.rank != 0:
             return {}
-        return {"model": plain(model_state(self._native)), "deepspeed": shares}
+        return {"model": _on_cpu(model_state(self._native)), "deepspeed": shares}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned on rank 0."""
@@ -241,7 +241,7 @@ def own_state(engine: Any) -> dict[str, Any]:
     """Return this rank's share of the optimizer's state and the loss scale of `engine`, on the CPU."""
     optimizer = engine.optimizer.state_dict()
     scaler = vars(optimizer.pop(_SCALER))
-    return {"optimizer": plain(optimizer), "scaler": plain(scaler)}
+    return {"optimizer": _on_cpu(optimizer), "scaler": _on_cpu(scaler)}
 
 
 def restore(engine: Any, model: nn.Module, state: dict[str, Any]) -> None:
@@ -255,19 +255,6 @@ def restore(engine: Any, model: nn.Module, state: dict[str, Any]) -> None:
     engine.optimizer.load_state_dict(listed, load_from_fp32_weights=True)
 
 
-def plain(value: Any) -> Any:
-    """Return `value` with tensors copied to the CPU, and without what is not tensor, number, text or nest."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items() if _is_plain(item)}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    # Not isinstance: the number of an enumeration has a class of its own, which `torch.load` refuses.
-    return isinstance(value, (dict, torch.Tensor)) or type(value) in (bool, int, float, str, type(None))
+def _on_cpu(state: Any) -> Any:
+    """Return what is plain of a nest, with tensors copied to the CPU."""
+    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), plain(state))

@@ -7,7 +7,9 @@ import gc
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
+from fastlaunch_train.data.batches import map_tensors
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
@@ -64,7 +66,7 @@ class GraphedStepper(TorchStepper):
     def _capture(self, batch: Batch) -> None:
         if self._graph is not None:
             return
-        self._batch = clone_batch(batch)
+        self._batch = map_tensors(torch.Tensor.clone, batch)
         # New scales keep what the passes find; those of a checkpoint stay.
         found = fresh_scales(self._native, self._recipe)
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in found]
@@ -115,37 +117,29 @@ def _prepare(optimizer: "torch.optim.Optimizer | MasterWeights") -> None:
                 value.zero_()
 
 
-def clone_batch(batch: Batch) -> Batch:
-    """Return a batch like `batch`, of tensors of its own."""
-    if isinstance(batch, torch.Tensor):
-        return batch.clone()
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(clone_batch, batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map(clone_batch, batch))
-    if isinstance(batch, dict):
-        return {key: clone_batch(item) for key, item in batch.items()}
-    return batch
-
-
 def copy_batch(target: Batch, source: Batch) -> None:
     """Copy the tensors of `source` into those of `target`. Raises RecipeError if shapes or values differ."""
-    if isinstance(target, torch.Tensor):
-        if not isinstance(source, torch.Tensor) or source.shape != target.shape:
-            raise RecipeError(
-                f"a captured step takes batches of one shape, {tuple(target.shape)}, and this one is "
-                f"{tuple(getattr(source, 'shape', ()))}",
-                "use a recipe with step_graph=false",
-            )
-        target.copy_(source, non_blocking=True)
-    elif isinstance(target, (tuple, list)):
-        for ours, theirs in zip(target, source, strict=True):
-            copy_batch(ours, theirs)
-    elif isinstance(target, dict):
-        for key, ours in target.items():
-            copy_batch(ours, source[key])
-    elif target != source:
+    (ours, form), (theirs, other) = (
+        tree_flatten(target),
+        tree_flatten(map_tensors(lambda tensor: tensor, source)),
+    )
+    if form != other:
         raise RecipeError(
-            f"a captured step has {target!r} in its batch, and this one {source!r}",
+            f"a captured step takes batches of one form, {form}, and this one is {other}",
             "use a recipe with step_graph=false",
         )
+    for value, new in zip(ours, theirs, strict=True):
+        if not isinstance(value, torch.Tensor):
+            if value != new:
+                raise RecipeError(
+                    f"a captured step has {value!r} in its batch, and this one {new!r}",
+                    "use a recipe with step_graph=false",
+                )
+        elif value.shape == getattr(new, "shape", None):
+            value.copy_(new, non_blocking=True)
+        else:
+            raise RecipeError(
+                f"a captured step takes batches of one shape, {tuple(value.shape)}, and this one is "
+                f"{tuple(getattr(new, 'shape', ()))}",
+                "use a recipe with step_graph=false",
+            )
