@@ -1,5 +1,6 @@
 """The checks before training: what is equivalent passes, and a model that mixes its samples does not."""
 
+import contextlib
 import dataclasses
 import math
 from collections import namedtuple
@@ -8,30 +9,34 @@ from typing import Any
 
 import pytest
 import torch
+from equivalence import images, vit
 from te_fakes import FakeLayer
 from torch import nn
-from toy import ALONE, CPU
+from toy import ALONE, CPU, TOY
 
 from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.checks.equivalence import (
     EQUIVALENCE_LIMITS,
     LARGEST_LIMIT,
     MOST_TIMES,
+    NUM_GRADIENT_PASSES,
     STILL_LIMITS,
     Reference,
     compute_reference,
     equivalence_limit,
     relative_error,
     run_checks,
-    take,
 )
+from fastlaunch_train.checks.gradients import MOST_VALUES, gradient_errors, gradients_of
+from fastlaunch_train.data.batches import take
 from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.fp8_fused import reference
 from fastlaunch_train.models.precision import Precision, setup_precision
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.records.records import Check
 from fastlaunch_train.workloads.contract import Batch, Workload, load_workload
 
-NAMES = ["equivalence", "isolation", "permutation"]
+NAMES = ["equivalence", "isolation", "permutation", "gradients", "gradients-by-tensor"]
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +80,7 @@ def test_a_recipe_that_computes_the_same_passes(workload: Workload, probe: Batch
 
 
 def test_the_articles_blocks_fail_all_three(workload: Workload, probe: Batch) -> None:
+    # Its weights are others, and so are their gradients.
     equivalence, isolation, permutation = checked(workload, probe, "te-article")
     assert not (equivalence.passed or isolation.passed or permutation.passed)
     assert equivalence.value is not None and equivalence.value > 0.5
@@ -93,14 +99,14 @@ class Mixing(nn.Module):
 def embedded_through(module: nn.Module) -> Callable[[nn.Module], None]:
     """A change of a ViT: `module` after its patch embedding."""
 
-    def change(model: nn.Module) -> None:
-        model.patch_embed = nn.Sequential(model.patch_embed, module)
+    def change(model: Any) -> None:
+        model.patch_embed.register_forward_hook(lambda _, given, embedded: module(embedded))
 
     return change
 
 
 def test_a_model_that_mixes_its_samples_fails(workload: Workload, probe: Batch) -> None:
-    _, isolation, permutation = checked(workload, probe, "bf16", embedded_through(Mixing()))
+    _, isolation, permutation, *_ = checked(workload, probe, "bf16", embedded_through(Mixing()))
     assert not isolation.passed and isolation.detail is None
     assert not permutation.passed and permutation.detail is None
 
@@ -123,7 +129,7 @@ def test_what_is_scaled_by_the_batchs_maximum_keeps_samples_apart(workload: Work
             step = x.abs().max() / 64
             return (x / step).round() * step
 
-    equivalence, isolation, permutation = checked(workload, probe, "fp32", embedded_through(Scaled()))
+    equivalence, isolation, permutation, *_ = checked(workload, probe, "fp32", embedded_through(Scaled()))
     assert not equivalence.passed  # of fp32
     assert isolation.passed and permutation.passed
 
@@ -140,7 +146,8 @@ def test_scales_are_found_before_they_are_judged(workload: Workload, probe: Batc
     plain = setup_precision(RECIPES["bf16"], CPU)
     checks = checked(workload, probe, "te-fp8", embedded_through(Delayed()), plain)
     assert all(check.passed for check in checks)
-    assert all(passes[:2]) and not any(passes[2:])
+    of_gradients = NUM_GRADIENT_PASSES + 1
+    assert all(passes[:2]) and not any(passes[2:-of_gradients]) and all(passes[-of_gradients:])
 
 
 def test_a_missing_block_does_not_hide_in_the_error_of_fp8(probe: Batch) -> None:
@@ -161,9 +168,9 @@ def test_a_missing_block_does_not_hide_in_the_error_of_fp8(probe: Batch) -> None
         model.blocks[-1] = nn.Identity()
 
     whole = {check.name: check.passed for check in checked(deep, probe, "te-fp8", arithmetic=plain)}
-    assert whole == dict.fromkeys(["equivalence", "without-fp8", "isolation", "permutation"], True)
+    assert whole == dict.fromkeys([*NAMES, "without-fp8"], True)
     lost = {check.name: check.passed for check in checked(deep, probe, "te-fp8", lose, plain)}
-    assert lost == whole | {"without-fp8": False}
+    assert lost == whole | dict.fromkeys(["without-fp8", "gradients", "gradients-by-tensor"], False)
 
 
 def test_nothing_is_left_behind(workload: Workload, probe: Batch) -> None:
@@ -175,6 +182,84 @@ def test_nothing_is_left_behind(workload: Workload, probe: Batch) -> None:
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Halved(torch.autograd.Function):
+    """Forward nothing is changed; backward a half is lost."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 0.5 * gradient
+
+
+def in_the_mlp(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
+    """A change of a ViT: the first block's activations go through `function`."""
+
+    def change(model: Any) -> None:
+        model.blocks[0].mlp.act.register_forward_hook(lambda module, given, activated: function(activated))
+
+    return change
+
+
+@pytest.mark.parametrize("label", ["fp32", "bf16", "fp16"])
+def test_a_wrong_backward_pass_fails_while_all_that_looks_forward_passes(
+    workload: Workload, probe: Batch, label: str
+) -> None:
+    halved = {check.name: check for check in checked(workload, probe, label, in_the_mlp(Halved.apply))}
+    assert [check.passed for check in halved.values()] == [True, True, True, False, False]
+    assert halved["gradients-by-tensor"].value == pytest.approx(0.5, rel=0.05)
+    assert "blocks.0.mlp.fc1" in (halved["gradients-by-tensor"].detail or "")
+
+
+def test_a_gradient_that_does_not_come_fails(workload: Workload, probe: Batch) -> None:
+    def freeze(model: Any) -> None:
+        model.blocks[1].mlp.fc2.weight.requires_grad_(False)
+
+    *_, of_all, of_one = checked(workload, probe, "bf16", freeze)
+    assert of_one.value == 1.0 and not of_one.passed
+    assert of_all.value is not None and 0.1 < of_all.value < 1
+
+
+@pytest.mark.parametrize("label", ["bf16-fused", "fp8-fused"])
+def test_fused_blocks_that_halve_gelus_gradient_fail(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 256, "depth": 2, "num_heads": 4, "num_classes": 10}
+    wide = vit(shape)
+    batch = images(shape, 16, CPU)
+    assert all(check.passed for check in checked(wide, batch, label))
+    right = reference.gelu_backward
+    monkeypatch.setattr(reference, "gelu_backward", lambda gradient, *rest: right(0.5 * gradient, *rest))
+    failed = [check for check in checked(wide, batch, label) if not check.passed]
+    assert [check.name for check in failed] == ["gradients", "gradients-by-tensor"]
+    assert failed[0].value == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_loss_that_is_for_training_alone_is_no_failure(workload: Workload, probe: Batch) -> None:
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        assert model.training
+        return workload.loss(model, batch)
+
+    checks = checked(dataclasses.replace(workload, loss=loss), probe, "bf16")
+    assert [(check.name, check.passed) for check in checks] == [(name, True) for name in NAMES[:3]]
+
+
+def test_small_gradients_are_judged_with_the_rest_and_large_ones_by_a_part() -> None:
+    exact = {"large": torch.tensor([3.0, 4.0]), "other": torch.tensor([12.0]), "bias": torch.tensor([1e-3])}
+    errors = gradient_errors({"large": torch.tensor([3.0, 3.0]), "other": exact["other"]}, exact)
+    assert errors.total == pytest.approx(1 / 13, rel=1e-5)
+    assert errors.by_tensor == {"large": pytest.approx(0.2), "other": 0.0}
+
+    model = nn.Linear(2**9, 2**9, bias=False)
+    squares = dataclasses.replace(TOY, loss=lambda model, batch: model(batch).square().sum())
+    x = torch.randn(4, 2**9, generator=torch.Generator().manual_seed(0))
+    (some,) = (gradients_of(squares, model, x, contextlib.nullcontext) or {}).values()
+    squares.loss(model, x).backward()  # type: ignore[no-untyped-call]
+    assert model.weight.grad is not None and some.numel() <= 1.5 * MOST_VALUES < model.weight.grad.numel()
+    assert float(some.norm()) == pytest.approx(float(model.weight.grad.norm()), rel=0.05)
 
 
 class Faraway(nn.Module):
@@ -197,8 +282,8 @@ def test_outputs_that_hardly_depend_on_their_samples_are_not_asked_to(
     """As of an untrained CaiT, whose class token begins to see the image as it is trained."""
     near = dataclasses.replace(workload, outputs=lambda model, batch: 1 + 1e-3 * model(batch[0]))
     mix = checked(near, probe, "bf16", lambda model: setattr(model, "head", Faraway(model.head, part)))
-    assert [check.passed for check in mix] == [part == 0] * 3
-    assert all(check.detail is None for check in mix)
+    assert [check.passed for check in mix[:3]] == [part == 0] * 3
+    assert all(check.detail is None for check in mix[:3])
 
 
 def test_the_limit_grows_with_the_native_models_own_error_and_not_without_end() -> None:
@@ -220,7 +305,8 @@ def test_the_native_models_error_is_that_of_the_recipes_precision(workload: Work
     before = torch.get_float32_matmul_precision()
     names = ("fp32", "tf32", "fp16", "bf16", "te-fp8")
     found = {name: compute_reference(workload, RECIPES[name], model, probe).rounding for name in names}
-    assert seen == ["highest", "highest", "high", *["highest"] * 6]
+    # Outputs, then gradients; each in fp32, and below it in the recipe's precision too.
+    assert seen == [*["highest"] * 2, *["highest", "highest", "high", "high"], *["highest"] * 12]
     assert torch.get_float32_matmul_precision() == before
     assert found["fp32"] == 0 < found["fp16"] < 2e-3 < found["bf16"] == found["te-fp8"] < 1e-2
 
@@ -232,7 +318,7 @@ def test_what_rounding_makes_much_of_need_not_be_as_still(workload: Workload, pr
     precision = setup_precision(recipe, CPU)
     for rounding, times in ((0.0, 1), (0.05, 5), (7.0, MOST_TIMES)):
         given = dataclasses.replace(exact, rounding=rounding)
-        _, *still = run_checks(workload, recipe, precision, model, probe, given)
+        _, *still, _, _ = run_checks(workload, recipe, precision, model, probe, given)
         assert [check.limit for check in still] == pytest.approx([times * STILL_LIMITS["bf16"]] * 2)
 
 
@@ -243,7 +329,7 @@ def test_without_outputs_there_is_nothing_to_check(workload: Workload, probe: Ba
 
 
 def test_two_samples_cannot_show_isolation(workload: Workload, probe: Batch) -> None:
-    assert [check.name for check in checked(workload, take(probe, [0, 1]), "bf16")] == ["equivalence"]
+    assert [check.name for check in checked(workload, take(probe, [0, 1]), "bf16")] == [NAMES[0], *NAMES[3:]]
     assert [check.name for check in checked(workload, take(probe, [0, 1, 2]), "bf16")] == NAMES
 
 
@@ -254,7 +340,7 @@ def test_a_model_of_other_outputs_fails(workload: Workload, probe: Batch) -> Non
 
 def test_what_is_not_finite_fails_and_can_be_written(workload: Workload, probe: Batch) -> None:
     checks = checked(workload, probe, "bf16", lambda model: model.head.weight.data.fill_(math.nan))
-    assert [(check.passed, check.value) for check in checks] == [(False, None)] * 3
+    assert [(check.passed, check.value) for check in checks] == [(False, None)] * 5
 
 
 def test_relative_errors() -> None:

@@ -280,7 +280,8 @@ def test_a_failed_check_is_recorded_and_warned_of_and_ends_nothing(tmp_path: Pat
     output = ended(0, arguments(tmp_path, "--steps", "2", workload=f"{TINY}:mixing"))
     read = record(tmp_path)
     passed = {check.name: check.passed for check in read.checks}
-    assert passed == {"equivalence": True, "isolation": False, "permutation": True, "as-trained": True}
+    names = ("equivalence", "isolation", "permutation", "gradients", "gradients-by-tensor", "as-trained")
+    assert passed == {name: name != "isolation" for name in names}
     (warning,) = [text for text in read.header["warnings"] if "check" in text]
     assert "isolation" in warning and f"warning: {warning}" in output
 
@@ -297,7 +298,7 @@ def test_no_more_samples_are_probed_than_a_step_has(
     more = ("--batch-size", str(batch_size), "--steps", "1", "--set", f"grad_accumulation={parts}")
     read = trained(tmp_path / "out", *more, workload=f"{TINY}:batches_noted", BATCHES_NOTED=str(requested))
     assert requested.read_text().split() == [str(probed), str(batch_size)]
-    assert len(read.checks) == 4
+    assert len(read.checks) == 6
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,11 @@ def test_a_trainers_step_subtracts_the_float64_models_gradients(name: str, tmp_p
     _, gradients = exactly(workload, model, batch)
     written = record(tmp_path)
     assert [(check.name, check.passed) for check in written.checks] == [
-        (name, True) for name in ("equivalence", "isolation", "permutation", "as-trained")
+        (name, True)
+        for name in (
+            *("equivalence", "isolation", "permutation"),
+            *("gradients", "gradients-by-tensor", "as-trained"),
+        )
     ]
     (told,) = written.steps
     assert told.loss == pytest.approx(loss, rel=1e-2)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fastlaunch_train.data.batches import map_tensors
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.fp8_fused import attention, block, reference
@@ -25,7 +26,7 @@ from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.adafactor import Adafactor
-from fastlaunch_train.steppers.graphed import clone_batch, copy_batch
+from fastlaunch_train.steppers.graphed import copy_batch
 from fastlaunch_train.steppers.optimizers import check_optimizer
 from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads.contract import load_workload
@@ -409,7 +410,7 @@ def test_overlapping_patches_stay_a_convolution() -> None:
 
 def test_a_batch_is_copied_to_where_the_first_one_was() -> None:
     first = {"x": torch.zeros(2, 3), "y": (torch.zeros(2), [torch.ones(1)]), "name": "a"}
-    kept = clone_batch(first)
+    kept = map_tensors(torch.Tensor.clone, first)
     place = kept["x"].data_ptr()
     copy_batch(kept, {"x": torch.ones(2, 3), "y": (torch.ones(2), [torch.zeros(1)]), "name": "a"})
     assert kept["x"].data_ptr() == place and kept["x"].sum() == 6 and first["x"].sum() == 0

@@ -37,7 +37,12 @@ def test_the_guides_workload_learns_and_is_checked_and_evaluated(example: str, t
     assert (found.evals[-1].metric_value or 0) > 0.9
     assert all(check.passed for check in found.checks)
     names = {check.name for check in found.checks}
-    assert names == {"equivalence", "isolation", "permutation", "as-trained"}
+    assert names == {
+        *("equivalence", "isolation", "permutation"),
+        "gradients",
+        "gradients-by-tensor",
+        "as-trained",
+    }
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ _CHECKED = {
     "without-fp8": "computed in bf16, the outputs differ from the model's by",
     "isolation": "replacing one sample changed the output of another by",
     "permutation": "the outputs of a permuted batch differ by",
+    "gradients": "the gradients differ from the model's by",
+    "gradients-by-tensor": "the gradient of a tensor differs from the model's by",
     "as-trained": "once compiled, sharded and wrapped, the outputs differ from those before by",
 }
 #: Blocks that compute something else than the model's, whatever a check says.

@@ -8,15 +8,18 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from fastlaunch_train.checks.gradients import FP16_SCALE, GradientErrors, gradient_errors, gradients_of
+from fastlaunch_train.data.batches import map_tensors, take
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import Precision, full_fp32, set_fp32_products
 from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
+from fastlaunch_train.recipes.rules import batch_multiple
 from fastlaunch_train.records.records import Check
 from fastlaunch_train.workloads.contract import Batch, Workload
 
@@ -38,6 +41,12 @@ STILL_LIMITS = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3, "fp8": 4
 #: up to LARGEST_LIMIT.
 USUAL_ROUNDING = {"tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8": 1e-2}
 LARGEST_LIMIT, MOST_TIMES = 0.5, 10.0
+#: All gradients together may be off by as much as outputs. Measured on a CPU, on ViTs of width 64 and 256:
+#: bf16 6e-3 to 8e-3, FP8 0.08 to 0.11, and the worst tensor 1.4 times as much; with GELU's gradient halved,
+#: 0.50. A tensor may be off by so many times what all may, and at most by this: a missing one is off by 1.
+WORST_TIMES, WORST_LIMIT = 2.0, 0.75
+#: Passes in which delayed scaling finds the scales of gradients: those of the last layers first.
+NUM_GRADIENT_PASSES = 3
 #: Samples have to differ in the recipe's outputs if in the reference they do by so many times STILL_LIMITS.
 DISTINCT = 3.0
 
@@ -50,23 +59,44 @@ class Reference:
     outputs: torch.Tensor | None
     #: The relative error of the same model in the recipe's precision, without FP8; 0 in fp32.
     rounding: float = 0.0
+    #: As `gradients_of` returns them; None if they are not compared.
+    gradients: Mapping[str, torch.Tensor] | None = None
+    #: The relative error of all gradients likewise, and that of each tensor that is judged by itself.
+    gradient_rounding: GradientErrors = field(default_factory=GradientErrors)
 
 
 def compute_reference(workload: Workload, recipe: Recipe, model: nn.Module, probe: Batch) -> Reference:
-    """Return the outputs of the native `model` for `probe`, in fp32 and in evaluation mode.
+    """Return outputs and gradients of the native `model` for `probe`, in fp32 and in evaluation mode.
 
     Called before `convert_model`. The model, its buffers and the random state stay as they were.
     """
     if workload.outputs is None:
         return Reference(outputs=None)
-    with preserve_state(model), full_fp32(), torch.no_grad():
+    with preserve_state(model), full_fp32():
         model.eval()
-        exact = workload.outputs(model, _in_fp32(probe)).float()
+        with torch.no_grad():
+            exact = workload.outputs(model, _in_fp32(probe)).float()
+        gradients = None
+        # The article's blocks start from weights of their own.
+        if workload.trains and recipe.blocks != "te-article":
+            few = _few(recipe, probe, len(exact))
+            gradients = gradients_of(workload, model, _in_fp32(few), contextlib.nullcontext)
         if recipe.precision not in USUAL_ROUNDING:
-            return Reference(outputs=exact)
-        with _low_precision(recipe.precision, exact.device.type):
+            return Reference(outputs=exact, gradients=gradients)
+        low_precision = functools.partial(_low_precision, recipe.precision, exact.device.type)
+        with torch.no_grad(), low_precision():
             rounded = workload.outputs(model, probe).float()
-    return Reference(outputs=exact, rounding=relative_error(rounded, exact))
+        rounding = relative_error(rounded, exact)
+        if gradients is None:
+            return Reference(outputs=exact, rounding=rounding)
+        rough = gradients_of(workload, model, few, low_precision, scale=_loss_scale(recipe))
+        gradient_rounding = gradient_errors(rough or {}, gradients)
+    if rough is None or not math.isfinite(gradient_rounding.total):
+        # In fp16 the native model's gradients may overflow, too: training lowers the scale.
+        return Reference(outputs=exact, rounding=rounding)
+    return Reference(
+        outputs=exact, rounding=rounding, gradients=gradients, gradient_rounding=gradient_rounding
+    )
 
 
 def run_checks(
@@ -84,10 +114,13 @@ def run_checks(
       be missing within the error of FP8.
     * `isolation`: one sample is replaced by another, and its output alone changes.
     * `permutation`: the batch is permuted, and the outputs permute.
+    * `gradients`: the error of all gradients together, relative to the reference's.
+    * `gradients-by-tensor`: that of the tensor whose gradient is furthest off.
 
-    The last two need three samples, and require a change only if the reference changes, which that of some
-    untrained models does not. Without outputs there are no checks. A check that fails is a line with `passed`
-    False, not an error. Model, buffers and random state stay as they were.
+    Isolation and permutation need three samples, and require a change only if the reference changes, which
+    that of some untrained models does not. Gradients are those of the loss in evaluation mode, where nothing
+    is dropped. Without outputs there are no checks. A check that fails is a line with `passed` False, not an
+    error. Model, buffers and random state stay as they were.
     """
     if workload.outputs is None or reference.outputs is None:
         return []
@@ -117,7 +150,56 @@ def run_checks(
             checks.append(_equivalence(outputs(None, in_bf16), exact, limit, name="without-fp8"))
         if len(exact) >= 3:
             checks += [_isolation(outputs, exact, still), _permutation(outputs, exact, still)]
+        if reference.gradients is not None:
+            few = _few(recipe, probe, len(exact))
+            passes = functools.partial(
+                gradients_of, workload, model, few, precision.autocast, scale=_loss_scale(recipe)
+            )
+            if recipe.fp8_scaling == "delayed":
+                model.train()
+                for _ in range(NUM_GRADIENT_PASSES):
+                    passes()
+                model.eval()
+            if (gradients := passes()) is not None:
+                checks += judge_gradients(
+                    recipe.precision,
+                    gradient_errors(gradients, reference.gradients),
+                    reference.gradient_rounding,
+                )
     return checks
+
+
+def judge_gradients(precision: str, errors: GradientErrors, rounding: GradientErrors) -> list[Check]:
+    """Return the checks of all gradients together, and of the tensor whose gradient is furthest off.
+
+    A tensor whose gradient the precision cannot tell by the native model either, such as that of a bias on
+    which the samples cancel out, is left to the check of all.
+    """
+    checks = [judge("gradients", errors.total, equivalence_limit(precision, rounding.total))]
+    most = MOST_TIMES * USUAL_ROUNDING.get(precision, 0.0)
+    limits = {
+        name: min(WORST_TIMES * equivalence_limit(precision, rounding.by_tensor.get(name, 0.0)), WORST_LIMIT)
+        for name in errors.by_tensor
+        if rounding.by_tensor.get(name, 0.0) <= most
+    }
+    if limits:
+        # What is not a number is the worst.
+        shares = {name: errors.by_tensor[name] / limit for name, limit in limits.items()}
+        worst = max(shares, key=lambda name: (math.isnan(shares[name]), shares[name]))
+        check = judge("gradients-by-tensor", errors.by_tensor[worst], limits[worst])
+        detail = f"the gradient of {worst} is off by {errors.by_tensor[worst]:.2g}"
+        checks.append(check if check.passed else replace(check, detail=detail))
+    return checks
+
+
+def _few(recipe: Recipe, probe: Batch, num_samples: int) -> Batch:
+    """Return two samples of `probe` or as many as the recipe needs: activations in fp32 take memory."""
+    native = recipe.precision != "fp8" and recipe.blocks == "native"
+    return take(probe, range(min(num_samples, 2 if native else batch_multiple(recipe))))
+
+
+def _loss_scale(recipe: Recipe) -> float:
+    return FP16_SCALE if recipe.precision == "fp16" else 1.0
 
 
 def equivalence_limit(precision: str, rounding: float) -> float:
@@ -140,26 +222,9 @@ def _low_precision(precision: str, device_type: str) -> AbstractContextManager[A
     return torch.autocast(device_type, torch.float16 if precision == "fp16" else torch.bfloat16)
 
 
-def _in_fp32(value: Any) -> Any:
+def _in_fp32(batch: Batch) -> Batch:
     """Return a batch with its floating-point tensors in fp32: some workloads' have the recipe's dtype."""
-    if isinstance(value, torch.Tensor):
-        return value.float() if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(_in_fp32(item) for item in value)
-    return value
-
-
-def take(value: Any, samples: Sequence[int]) -> Any:
-    """Return a batch of the chosen `samples` of a batch, in their order; what is not a tensor stays."""
-    if isinstance(value, torch.Tensor):
-        return value[list(samples)] if value.dim() else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(take(item, samples) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(take(item, samples) for item in value)
-    if isinstance(value, Mapping):
-        return {key: take(item, samples) for key, item in value.items()}
-    return value
+    return map_tensors(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, batch)
 
 
 def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:

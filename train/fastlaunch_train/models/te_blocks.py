@@ -27,6 +27,8 @@ TE_NAMES: Mapping[str, str] = {
     "mlp.fc2.bias": "layernorm_mlp.fc2_bias",
 }
 
+_NATIVE_NAMES = {te_name: name for name, te_name in TE_NAMES.items()}
+
 #: Modules of a timm block that may do something; any other has to be an identity.
 _KNOWN_MODULES = frozenset(
     [
@@ -61,6 +63,12 @@ class TransformerEngineBlock(nn.Module):
         with self._context():
             output: torch.Tensor = self.layer(x)
         return output
+
+
+def native_name(name: str) -> str:
+    """Return what a model's parameter was called before `replace_blocks`."""
+    block, _, te_name = name.rpartition(".layer.")
+    return f"{block}.{_NATIVE_NAMES[te_name]}" if te_name in _NATIVE_NAMES else name
 
 
 def te_arguments(block: nn.Module) -> dict[str, Any]:
