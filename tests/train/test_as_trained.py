@@ -14,7 +14,7 @@ from entrypoint import TINY, arguments, ended, record, run_command, start
 from torch import nn
 from toy import ALONE
 
-from fastlaunch_train.checks.compiled_model import CompiledModelCheck, _judged, _Limits, _some
+from fastlaunch_train.checks.compiled_model import CompiledModelCheck, _judged, _some
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import stop_process
 from fastlaunch_train.models.conversion import convert_model
@@ -219,33 +219,13 @@ def test_of_a_loss_that_calls_parts_of_the_model_the_loss_is_compared() -> None:
     assert not check.passed
 
 
-def test_a_workload_sees_the_model_as_it_is() -> None:
-    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-        assert isinstance(model, toy.Toy) and isinstance(model.head, nn.Linear)
-        model.last_batch_size = len(batch[0])  # type: ignore[assignment]
-        return toy.loss(model, batch)
-
-    workload = dataclasses.replace(toy.TOY, loss=loss)
-    seen: list[Stepper] = []
-    check = first_step("bf16", workload, change=seen.append)
-    assert check.passed
-    assert seen[0].model.last_batch_size == 8
-
-
-def check_of(workload: Workload, model: nn.Module, batch: Batch) -> CompiledModelCheck:
-    """The check of an fp32 training, after its eager passes."""
-    recipe = resolve_recipe("fp32")
-    return CompiledModelCheck(
-        workload, recipe, setup_precision(recipe, ALONE.device), model, batch, rounding=0.0
-    )
-
-
 def test_where_the_batch_is_another_nothing_is_said() -> None:
-    model, batches = toy.Toy(), toy.batches(toy.request(ALONE))
-    as_trained = check_of(toy.TOY, model, next(batches))
+    model, batches, recipe = toy.Toy(), toy.batches(toy.request(ALONE)), resolve_recipe("fp32")
+    precision = setup_precision(recipe, ALONE.device)
+    as_trained = CompiledModelCheck(toy.TOY, recipe, precision, model, next(batches), rounding=0.0)
     as_trained.workload.loss(model, next(batches))
     assert as_trained.check() is None
-    as_trained.workload.loss(model, next(batches))
+    assert "_compiled_call_impl" not in model.__dict__
 
 
 def test_a_sample_of_many_values_is_looked_at_in_part() -> None:
@@ -268,12 +248,6 @@ def of_some_samples(model: nn.Module, batch: Batch) -> torch.Tensor:
     return toy.loss(model, (batch[0][:kept], batch[1][:kept]))
 
 
-def by_its_parts(model: nn.Module, batch: Batch) -> torch.Tensor:
-    parts: Any = model
-    assert [*parts] == [parts[0], parts[1]] and len(parts) == 2
-    return nn.functional.cross_entropy(parts[1](parts[0](batch[0])), batch[1])
-
-
 def in_place(model: nn.Module, batch: Batch) -> torch.Tensor:
     batch[0].sub_(batch[0].mean()).mul_(2)
     return toy.loss(model, batch)
@@ -286,11 +260,6 @@ def in_place(model: nn.Module, batch: Batch) -> torch.Tensor:
         {"loss": of_some_samples},
         {"loss": in_place},
         {
-            "loss": by_its_parts,
-            "build_model": lambda: nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 5)),
-            "blocks": None,
-        },
-        {
             "loss": lambda model, batch: toy.loss(model, batch[:2]),
             "batches": lambda request: ((*batch, None) for batch in toy.batches(request)),
         },
@@ -300,21 +269,6 @@ def test_what_a_users_loss_may_do_is_no_error(changes: dict[str, Any]) -> None:
     for seed in range(3):
         numpy.random.seed(seed)
         assert first_step("fp32", dataclasses.replace(toy.TOY, **changes), seed=seed).passed
-
-
-def test_the_batch_and_no_more_is_copied_for_the_eager_passes() -> None:
-    sizes: list[int] = []
-
-    def measured(model: nn.Module, batch: Batch) -> torch.Tensor:
-        sizes.extend(tensor.untyped_storage().nbytes() // tensor.nbytes for tensor in batch)
-        return in_place(model, batch)
-
-    whole = next(toy.batches(dataclasses.replace(toy.request(ALONE), batch_size=80)))
-    part = tuple(tensor[8:16] for tensor in whole)
-    before = part[0].clone()
-    check_of(dataclasses.replace(toy.TOY, loss=measured), toy.Toy(), part)
-    assert sizes == [1, 1]
-    assert torch.equal(part[0], before)
 
 
 class Drawn(toy.Toy):
@@ -349,10 +303,9 @@ def test_what_was_not_finite_before_can_be_written() -> None:
 
 def test_few_outputs_are_seldom_taken_for_others_by_what_was_drawn() -> None:
     """Each of so many is a run that would be barred from the ranks."""
-    limits = _Limits(sample=1e-4, along=1e-4)
     drawn = 1 + torch.randn(1000, 17, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     passes = [(each[0], each[1:]) for each in drawn]
-    assert sum(not _judged(found, draws, limits).passed for found, draws in passes) <= 1
+    assert sum(not _judged(found, draws, 1e-4, 1e-4).passed for found, draws in passes) <= 1
 
 
 # The entrypoint.

@@ -10,7 +10,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,36 +35,10 @@ NAME = "as-trained"
 FP8_LIMIT, FP8_ALONG = 0.15, 0.02
 #: Values of an output that are kept, at most: the logits of four sequences are 131 million.
 _MOST_VALUES = 2**17
-#: Methods that Python looks up in the class of a container of modules, not in the object.
-_OF_CONTAINERS = ("__getitem__", "__iter__", "__len__", "__contains__")
 #: Eager passes that measure the spread of a model which draws, and how many of its standard deviations are
 #: allowed: in 80 trials of GPT-2, eager and compiled, the most was 3.7. Few outputs (two to four classes of 1
 #: to 12 samples) have long tails: of 7578 right trials 10 were off by 8, and one by 12.
 DRAWS, SPREADS = 16, 12.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Limits:
-    """Relative errors that are allowed."""
-
-    #: For the sample that is furthest off.
-    sample: float
-    #: For all outputs, along what they should be.
-    along: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pass:
-    """What a forward pass gave."""
-
-    #: Some values of each output of the model: (samples, values) in fp32.
-    outputs: tuple[torch.Tensor, ...]
-    loss: torch.Tensor
-
-    def values(self, *, of_loss: bool) -> tuple[torch.Tensor, ...]:
-        """Return the outputs, or the loss in their place, in fp64."""
-        values = (self.loss.reshape(1, 1),) if of_loss else self.outputs
-        return tuple(value.detach().to(torch.float64) for value in values)
 
 
 class CompiledModelCheck:
@@ -86,117 +60,98 @@ class CompiledModelCheck:
         *,
         rounding: float,
     ) -> None:
-        self._workload = workload
+        #: The workload as it was given, for passes that are not the training's own.
+        self.unwatched = workload
+        #: The workload to train with, whose `loss` is watched in the first passes on the batch.
+        self.workload = replace(workload, loss=self._loss)
         self._batch = batch
-        self._seen: list[_Pass] = []
+        #: Of each pass the values of its outputs, (samples, values), and last its loss.
+        self._seen: list[list[torch.Tensor]] = []
         # The pass that compiles and the first step's have the same weights; later ones have others. Where
         # steps are captured, later passes before the first step may have other scales.
         self._num_passes = 2 if recipe.compiles and not recipe.step_graph else 1
-        self._done = False
         usual = equivalence_limit(recipe.precision, rounding)
-        fp8 = recipe.precision == "fp8"
-        self._limits = _Limits(sample=FP8_LIMIT if fp8 else usual, along=FP8_ALONG if fp8 else usual)
+        self._limits = (FP8_LIMIT, FP8_ALONG) if recipe.precision == "fp8" else (usual, usual)
         with preserve_state(model), torch.no_grad():
             self._expected = list(self._eager(model, precision.autocast))
 
-    @property
-    def workload(self) -> Workload:
-        """The workload to train with, whose `loss` is watched in the first passes on the batch."""
-        return replace(self._workload, loss=self._loss)
-
-    @property
-    def unwatched(self) -> Workload:
-        """The workload as it was given, for passes that are not the training's own."""
-        return self._workload
-
     def check(self) -> Check | None:
         """Return the check for the record, after the first step; None if no pass on the batch was seen."""
-        seen, self._seen, self._done = self._seen, [], True
+        seen, self._seen, self._num_passes = self._seen, [], 0
         passes, self._expected, self._batch = self._expected, [], None
-        drawn_shapes = {tuple(value.shape for value in each.outputs) for each in passes}
-        of_loss = len(drawn_shapes) > 1 or not all(each.outputs for each in (*seen, *passes))
-        expected = [each.values(of_loss=of_loss) for each in passes]
-        checks = [_compared(each.values(of_loss=of_loss), expected, self._limits) for each in seen]
+        # The loss alone, where the model's outputs differ in number or were not seen.
+        of_loss = len({_shapes(values) for values in passes}) > 1
+        of_loss = of_loss or any(len(values) == 1 for values in (*seen, *passes))
+        part = slice(-1, None) if of_loss else slice(-1)
+        expected = [values[part] for values in passes]
+        checks = [_compared(values[part], expected, *self._limits) for values in seen]
         return max(checks, key=_badness, default=None)
 
-    def _eager(self, model: nn.Module, autocast: Callable[[], Any]) -> Iterator[_Pass]:
+    def _eager(self, model: nn.Module, autocast: Callable[[], Any]) -> Iterator[list[torch.Tensor]]:
         # On copies: a loss may write to its batch, and the first step still needs it.
         before = _random_states(model)
         with autocast():
-            first = _watched(self._workload, model, map_tensors(torch.Tensor.clone, self._batch))
+            _, first = _watched(self.unwatched, model, map_tensors(torch.Tensor.clone, self._batch))
         if _random_states(model) == before:
             yield first
             return
         # Without the first: an eager training draws the same for its first step.
         for _ in range(DRAWS):
             with autocast():
-                yield _watched(self._workload, model, map_tensors(torch.Tensor.clone, self._batch))
+                yield _watched(self.unwatched, model, map_tensors(torch.Tensor.clone, self._batch))[1]
 
     def _loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        if self._done or not _same(batch, self._batch):
-            return self._workload.loss(model, batch)
-        watched = _watched(self._workload, model, batch)
-        self._seen.append(replace(watched, loss=_copy(watched.loss)))
-        self._done = len(self._seen) == self._num_passes
-        return watched.loss
+        if len(self._seen) >= self._num_passes or not _same(batch, self._batch):
+            return self.unwatched.loss(model, batch)
+        loss, values = _watched(self.unwatched, model, batch)
+        self._seen.append(values)
+        return loss
 
 
-class _Recorder:
-    """Stands for a model: calls it, and keeps some values of its outputs."""
+def _watched(workload: Workload, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the loss, and the values of the model's outputs and last of the loss."""
+    values: list[torch.Tensor] = []
+    before = model.__dict__.get("_compiled_call_impl")
+    inner = before or model._call_impl
 
-    def __init__(self, model: nn.Module) -> None:
-        self.__dict__.update(_model=model, _outputs=[])
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = self._model(*args, **kwargs)
-        self._outputs.extend(
-            _copy(_some(tensor.detach())) for tensor in tensors_in(outputs) if _of_samples(tensor)
-        )
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outputs = inner(*args, **kwargs)
+        values.extend(_copy(_some(tensor.detach())) for tensor in tensors_in(outputs) if _of_samples(tensor))
         return outputs
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_model"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._model, name, value)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        # For a workload that calls isinstance.
-        return type(self.__dict__["_model"])
-
-
-def _recorder(model: nn.Module) -> Any:
-    names = [name for name in _OF_CONTAINERS if hasattr(type(model), name)]
-    return type("_Recorder", (_Recorder,), {name: _passed_on(name) for name in names})(model)
-
-
-def _passed_on(name: str) -> Callable[..., Any]:
-    return lambda self, *args: getattr(self._model, name)(*args)
-
-
-def _watched(workload: Workload, model: nn.Module, batch: Batch) -> _Pass:
-    recorder = _recorder(model)
-    loss = workload.loss(recorder, batch)
+    # Where a module keeps its compiled form, and not a forward hook, which would be compiled with it.
+    model.__dict__["_compiled_call_impl"] = call
+    try:
+        loss = workload.loss(model, batch)
+    finally:
+        del model.__dict__["_compiled_call_impl"]
+        if before is not None:
+            model.__dict__["_compiled_call_impl"] = before
     check_loss(workload, loss)
-    return _Pass(outputs=tuple(recorder._outputs), loss=loss)
+    return loss, [*values, _copy(loss).reshape(1, 1)]
+
+
+def _shapes(values: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(value.shape) for value in values)
 
 
 def _compared(
-    outputs: Sequence[torch.Tensor], expected: Sequence[Sequence[torch.Tensor]], limits: _Limits
+    outputs: Sequence[torch.Tensor], expected: Sequence[Sequence[torch.Tensor]], sample: float, along: float
 ) -> Check:
     """Return the check of the output that is furthest off."""
-    shapes, right = ([tuple(each.shape) for each in values] for values in (outputs, expected[0]))
+    shapes, right = _shapes(outputs), _shapes(expected[0])
     if shapes != right:
         return Check(name=NAME, passed=False, detail=f"outputs of shapes {shapes}, not {right}")
-    each = zip(outputs, zip(*expected, strict=True), strict=True)
-    return max((_judged(y, torch.stack(draws), limits) for y, draws in each), key=_badness)
+    pairs = zip(outputs, zip(*expected, strict=True), strict=True)
+    judged = (_judged(y.double(), torch.stack(draws).double(), sample, along) for y, draws in pairs)
+    return max(judged, key=_badness)
 
 
-def _judged(output: torch.Tensor, draws: torch.Tensor, limits: _Limits) -> Check:
+def _judged(output: torch.Tensor, draws: torch.Tensor, sample: float, along: float) -> Check:
     """Return the worse of two checks: along the mean of the draws, and of the distance from it.
 
-    output: (samples, values). draws: the same of eager passes, (1 or DRAWS, samples, values).
+    output: (samples, values). draws: the same of eager passes, (1 or DRAWS, samples, values). sample, along:
+    relative errors that are allowed, of the sample that is furthest off and along what they should be.
     Along the mean, which is hardly drawn, all outputs together may be larger or smaller. The distance from a
     single draw is that of the sample furthest off, relative to the root mean square of samples' norms. From
     several, it is by how much the squared distance is more or less than theirs, as a root and relative to the
@@ -207,19 +162,19 @@ def _judged(output: torch.Tensor, draws: torch.Tensor, limits: _Limits) -> Check
     output, draws = output.masked_fill(masked, 0), draws.masked_fill(masked, 0)
     mean = draws.mean(0)
     size, number = float(mean.square().sum()), len(draws)
-    along = (draws * mean).sum((1, 2))
-    more = float((output * mean).sum() - along.mean())
+    parallel = (draws * mean).sum((1, 2))
+    more = float((output * mean).sum() - parallel.mean())
     if number == 1:
         furthest = float((output - mean).square().sum(1).max()) * len(mean)
-        distant = judge(NAME, _ratio(furthest, size) ** 0.5, limits.sample)
-        return max(judge(NAME, _ratio(abs(more), size), limits.along), distant, key=_badness)
+        distant = judge(NAME, _ratio(furthest, size) ** 0.5, sample)
+        return max(judge(NAME, _ratio(abs(more), size), along), distant, key=_badness)
     spread = (draws - mean).square().sum((1, 2)) * number / (number - 1)
     variance = float(spread.mean())
     # The mean holds a share of each draw's own noise, and is off by as much.
     more += variance / number
     further = float((output - mean).square().sum()) - variance * (number + 1) / number
-    allowed_more = limits.along * size + SPREADS * float(along.std())
-    allowed_further = limits.sample**2 * size + SPREADS * float(spread.std())
+    allowed_more = along * size + SPREADS * float(parallel.std())
+    allowed_further = sample**2 * size + SPREADS * float(spread.std())
     return max(
         judge(NAME, _ratio(abs(more), size), _ratio(allowed_more, size)),
         judge(NAME, _ratio(abs(further), size) ** 0.5, _ratio(allowed_further, size) ** 0.5),
