@@ -18,7 +18,7 @@ from toy import ALONE, CPU
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
-from fastlaunch_train.loop.blocks import BlockRecorder
+from fastlaunch_train.loop.recorder import Recorder
 from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.training import Training
@@ -211,18 +211,18 @@ def test_what_a_pause_compiles_is_not_the_steps(tmp_path: Path) -> None:
     detail = {"num_samples": 1, "num_tokens": None}
     written: list[Any] = []
     writer = SimpleNamespace(add=written.append, flush=lambda: None)
-    blocks = BlockRecorder(cast(RecordWriter, writer), None, lambda: None)
+    blocks = Recorder(cast(RecordWriter, writer), None, lambda: None)
     blocks.restart()
     for number in range(4):
         graphs["unique_graphs"] += number == 1
-        blocks.step_done(None, 0.0)
+        blocks.step(None, 0.0)
     graphs["unique_graphs"] += 1
     blocks.close_at_last_step(lambda: [detail] * 4)
-    blocks.step_done(None, 0.0)
+    blocks.step(None, 0.0)
     blocks.close(lambda: [detail])
     graphs["unique_graphs"] += 1
     blocks.close_at_last_step(lambda: [])
-    blocks.step_done(None, 0.0)
+    blocks.step(None, 0.0)
     blocks.close(lambda: [detail])
     before = graphs["unique_graphs"] - 3
     assert [line.num_compiles - before for line in written if isinstance(line, Block)] == [1, 1, 1]

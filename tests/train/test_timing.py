@@ -1,12 +1,17 @@
 """Blocks of steps: where they end, and that their times add up."""
 
 import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.loop.timing import MAX_BLOCK_STEPS, WARMUP_STEPS, BlockTimer, next_block_steps
+from fastlaunch_train.loop.recorder import Recorder
+from fastlaunch_train.loop.timing import MAX_BLOCK_STEPS, WARMUP_STEPS, next_block_steps
+from fastlaunch_train.records.records import RecordWriter
 
 CPU = torch.device("cpu")
 
@@ -57,15 +62,27 @@ class Clock:
         return self.now_s
 
 
-def step(timer: BlockTimer, clock: Clock, *, loss: float = 0.0, data_wait_s: float = 0.0) -> None:
+def recorder(clock: Clock, meet: Callable[[], None] = lambda: None) -> tuple[Recorder, list[Any]]:
+    """A recorder that has started, and the lines that it writes."""
+    lines: list[Any] = []
+    writer = SimpleNamespace(add=lines.append, flush=lambda: None)
+    started = Recorder(cast(RecordWriter, writer), CPU, meet, clock=clock)
+    started.restart()
+    return started, lines
+
+
+def step(steps: Recorder, clock: Clock, *, loss: float = 0.0, data_wait_s: float = 0.0) -> None:
     """A step of a second."""
     clock.now_s += 1.0
-    timer.step_done(torch.tensor(loss), data_wait_s)
+    steps.step(torch.tensor(loss), data_wait_s)
 
 
-def test_the_timer_gives_each_step_its_time_and_loss() -> None:
+def details(num_steps: int) -> Callable[[], list[dict[str, None]]]:
+    return lambda: [{"num_samples": None, "num_tokens": None}] * num_steps
+
+
+def test_each_step_is_recorded_with_its_time_and_loss() -> None:
     clock = Clock()
-    timer = BlockTimer(CPU, clock)
     met: list[float] = []
 
     def meet() -> None:
@@ -73,29 +90,28 @@ def test_the_timer_gives_each_step_its_time_and_loss() -> None:
         clock.now_s += 0.5
         met.append(clock.now_s)
 
-    timer.restart(meet)
-    step(timer, clock, loss=1.5, data_wait_s=0.25)
+    steps, lines = recorder(clock, meet)
+    step(steps, clock, loss=1.5, data_wait_s=0.25)
     clock.now_s += 1.0
-    step(timer, clock, loss=2.5, data_wait_s=0.125)
-    closed = timer.close(meet)
-    assert closed.losses == [1.5, 2.5]
-    assert closed.data_waits_s == [0.25, 0.125]
-    assert closed.step_times_s == [1.0, 2.0]
-    assert closed.wall_s == 3.5, "until the slowest rank has come"
+    step(steps, clock, loss=2.5, data_wait_s=0.125)
+    closed = steps.close(details(2))
+    first, second, block = lines
+    assert closed.losses == [first.loss, second.loss] == [1.5, 2.5]
+    assert [first.data_wait_s, second.data_wait_s] == [0.25, 0.125]
+    assert [first.step_time_s, second.step_time_s] == [1.0, 2.0]
+    assert closed.wall_s == block.wall_s == 3.5, "until the slowest rank has come"
     assert met == [100.5, 104.0]
 
 
 def test_bookkeeping_between_blocks_counts_and_a_pause_does_not() -> None:
     clock = Clock()
-    timer = BlockTimer(CPU, clock)
-    timer.restart(lambda: None)
-    step(timer, clock)
-    timer.close(lambda: None)
+    steps, lines = recorder(clock)
+    step(steps, clock)
+    steps.close(details(1))
     clock.now_s += 0.25  # bookkeeping
-    step(timer, clock)
-    closed = timer.close(lambda: None)
-    assert (closed.wall_s, closed.step_times_s) == (1.25, [1.25])
+    step(steps, clock)
+    assert (steps.close(details(1)).wall_s, lines[-2].step_time_s) == (1.25, 1.25)
     clock.now_s += 5.0  # a checkpoint
-    timer.restart(lambda: None)
-    step(timer, clock)
-    assert timer.close(lambda: None).wall_s == 1.0
+    steps.restart()
+    step(steps, clock)
+    assert steps.close(details(1)).wall_s == 1.0

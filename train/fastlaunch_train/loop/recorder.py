@@ -1,138 +1,248 @@
-"""What a training leaves in its record: a line for each step, and one for each block of them."""
+"""`Recorder`: steps and the blocks that they make up on their way into the record, whoever makes the steps.
 
-import logging
+A block is about a second of steps between two synchronisations of all ranks. Within it nothing waits for the
+device: events are recorded and losses copied into a device buffer, and both are read when the block closes.
+A block's wall time runs from the end of the block before, so the bookkeeping between blocks counts too.
+
+torch is imported for GPUs and tensors only: a user's script may do without.
+"""
+
+import contextlib
+import dataclasses
+import itertools
 import math
+import sys
 import time
-from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
+from fastlaunch_train.loop.timing import MAX_BLOCK_STEPS
+from fastlaunch_train.process.device import SAMPLED_S, DeviceMonitor, memory_gib
+from fastlaunch_train.records.records import Block, RecordWriter, Step
 
-from fastlaunch_train.distributed.parallel import barrier
-from fastlaunch_train.loop.blocks import BlockRecorder
-from fastlaunch_train.loop.counting import SampleCounter
-from fastlaunch_train.loop.timing import ClosedBlock
-from fastlaunch_train.loop.training import Training
-from fastlaunch_train.process.device import DeviceMonitor
-from fastlaunch_train.workloads.contract import Batch, BatchCount
+if TYPE_CHECKING:
+    import torch
 
-log = logging.getLogger("fastlaunch_train")
+#: Returns for each step of a block the fields of its line that the clock does not know.
+Details = Callable[[], Sequence[Mapping[str, Any]]]
+#: Stands in the list for a loss that waits on the device; known by its identity.
+_ON_DEVICE = float("nan")
 
 
-class StepRecorder:
-    """Writes steps and blocks into the record of `training`; decides nothing.
+@dataclass(frozen=True, kw_only=True)
+class ClosedBlock:
+    """The steps of a block."""
 
-    Call `restart` once, `batch_fetched` for each batch, `step_done` for each step on one, in the same order,
-    and `close_block` where a block ends.
+    losses: list[float | None]  #: of each step; None: not known
+    wall_s: float  #: of all of them, until the slowest rank has come
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.losses)
+
+
+class Recorder:
+    """Times steps and writes them and their blocks to `writer`; decides nothing.
+
+    Call `restart` once, `step` after each step's work is queued, and `close` where a block ends.
+    device: None for a CPU, without torch. meet: returns once every rank has called it.
     """
 
     def __init__(
         self,
-        training: Training,
+        writer: RecordWriter,
+        device: "torch.device | None",
+        meet: Callable[[], None],
+        *,
+        last_done: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         monitor: DeviceMonitor | None = None,
     ) -> None:
-        self._training = training
-        self._blocks = BlockRecorder(
-            training.writer,
-            training.process.device,
-            self._meet,
-            last_done=training.first_step - 1,
-            clock=clock,
-            monitor=monitor,
-        )
-        self._counter = SampleCounter(training.request.batch_size)
-        #: Wait in seconds, samples (None: not known) and tokens of each batch whose step is not done.
-        self._fetched: deque[tuple[float, int | None, BatchCount]] = deque()
-        #: The same samples and tokens of each step of the block.
-        self._counts: list[tuple[int | None, BatchCount]] = []
-        #: Samples of all steps of the block that was closed last; None: not known.
-        self._block_samples: int | None = None
-        #: Loss scale of each step of the block, and whether it was skipped; empty without loss scaling.
-        self._scaling: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.last_done = last_done
+        self._writer = writer
+        self._device = device
+        self._cuda = device is not None and device.type == "cuda"
+        self._meet = meet
+        self._clock = clock
+        self._monitor = monitor or DeviceMonitor(device)
+        # Of the block so far: losses, those on a device there; the clock or an event after each step.
+        self._losses: list[float | None] = []
+        self._on_device: torch.Tensor | None = None
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+        self._data_waits: list[float] = []
+        self._started = 0.0
+        #: What evaluations compiled and allocated, which is not counted as the steps'.
+        self._foreign_compiles = 0
+        self._foreign_gib = 0.0
+        #: In the process, when the last step was queued; and what the last block recorded.
+        self._compiles_of_steps = 0
+        self._recorded_gib: float | None = None
+        self._paused = False
 
     @property
-    def last_done(self) -> int:
-        """The last step that is done."""
-        return self._blocks.last_done
+    def num_steps(self) -> int:
+        """Steps of the block so far."""
+        return len(self._losses)
+
+    @property
+    def seconds(self) -> float:
+        """Since the block began."""
+        return self._clock() - self._started
 
     def restart(self) -> None:
-        """Start the clock of a block: before the first step, and after a pause. Ranks meet here."""
-        self._blocks.restart()
+        """Begin a block now: at the start, and after work that is not a step. Ranks meet here."""
+        self._synchronise()
+        self._meet()
+        self._begin(self._clock())
+        self._paused = True
 
-    def batch_fetched(self, batch: Batch, wait_s: float) -> None:
-        """Note a batch, and how long the loop waited for it."""
-        workload, num_samples = self._training.workload, self._counter.count(batch)
-        if workload.count is not None:
-            count = workload.count(batch)
+    def step(self, loss: "torch.Tensor | float | None", wait_s: float) -> None:
+        """Note that a step's work is queued. `loss`: scalar, detached, not waited for; None if not known."""
+        if loss is None or isinstance(loss, float | int):
+            self._losses.append(loss)
+        elif loss.device.type == "cpu":
+            self._losses.append(loss.item())
         else:
-            count = BatchCount(num_tokens=(num_samples or 0) * workload.tokens_per_sample)
-        self._fetched.append((wait_s, num_samples, count))
+            self._keep(loss)
+        self._data_waits.append(wait_s)
+        if self._cuda:
+            self._record_event()
+        else:
+            self._times.append(self._clock())
+        self.last_done += 1
+        self._compiles_of_steps = _num_compiles()
 
-    def step_done(self, loss: torch.Tensor) -> None:
-        """Note that the step on the oldest batch is queued. `loss`: scalar, detached, not waited for."""
-        wait_s, num_samples, count = self._fetched.popleft()
-        self._blocks.step_done(loss, wait_s)
-        self._counts.append((num_samples, count))
-        if (scaling := self._training.stepper.loss_scaling()) is not None:
-            self._scaling.append(scaling)
+    def close(self, details: Details) -> ClosedBlock:
+        """Wait for the device and the other ranks; record the block and its steps. The next begins at once.
 
-    def close_block(self) -> ClosedBlock:
-        """Wait for the device and the other ranks, then record the steps and the block they make up."""
-        return self._blocks.close(self._details)
+        details: called after the wait.
+        """
+        self._synchronise()
+        self._meet()
+        now = self._clock()
+        return self._close(self._step_times_s(), now - self._started, now, details)
 
-    def not_counted(self) -> AbstractContextManager[None]:
+    def close_at_last_step(self, details: Details) -> tuple[ClosedBlock | None, float]:
+        """Record the block up to its last step; return it, if it has one, and the seconds since that step.
+
+        For work after a step that nobody announced. The other ranks are not met. The next block begins now.
+        What was compiled since that step, and what was allocated since the block before, is the pause's.
+        """
+        self._synchronise()
+        now = self._clock()
+        step_times_s = self._step_times_s()
+        wall_s = sum(step_times_s)
+        passed_s = max(0.0, now - self._started - wall_s)
+        self._foreign_compiles += _num_compiles() - self._compiles_of_steps
+        self._compiles_of_steps = _num_compiles()
+        if self._recorded_gib is not None:
+            self._foreign_gib += max(0.0, self._reserved_gib() - self._foreign_gib - self._recorded_gib)
+        closed = None
+        if self.num_steps:
+            closed = self._close(step_times_s, wall_s, now, details)
+        else:
+            self._begin(now)
+        self._paused = True
+        return closed, passed_s
+
+    @contextlib.contextmanager
+    def not_counted(self) -> Iterator[None]:
         """A context whose compiles and memory do not count as the steps'."""
-        return self._blocks.not_counted()
+        compiles, reserved_gib = _num_compiles(), self._reserved_gib()
+        try:
+            yield
+        finally:
+            self._foreign_compiles += _num_compiles() - compiles
+            self._foreign_gib += self._reserved_gib() - reserved_gib
 
-    def log_block(self, closed: ClosedBlock) -> None:
-        """Log how far the training is and how fast, on rank 0."""
-        training = self._training
-        if training.process.rank != 0:
-            return
-        step_time_s = closed.wall_s / closed.num_steps
-        rate = metric = ""
-        if self._block_samples is not None:
-            # As if the other ranks' batches were like this one's: their own records say.
-            per_s = self._block_samples * training.process.world_size / closed.wall_s
-            rate, metric = f"  {per_s:.1f} {training.workload.sample_unit}/s", f" samples_per_s={per_s:.2f}"
-        log.info(
-            "step %d of %d  loss %.4f  %.1f ms%s",
-            self.last_done,
-            training.last_step,
-            closed.losses[-1],
-            1000 * step_time_s,
-            rate,
-        )
-        if training.print_metrics:
-            # Programs parse this line, such as SageMaker's metric definitions: its wording is fixed.
-            log.info(
-                "fastlaunch: step=%d loss=%.6f step_time_s=%.6f%s",
-                self.last_done,
-                closed.losses[-1],
-                step_time_s,
-                metric,
+    def _close(
+        self, step_times_s: Sequence[float], wall_s: float, now: float, details: Details
+    ) -> ClosedBlock:
+        losses, data_waits_s = self._losses, self._data_waits
+        if self._on_device is not None:
+            kept = self._on_device[: self.num_steps].tolist()
+            losses = [value if loss is _ON_DEVICE else loss for loss, value in zip(losses, kept, strict=True)]
+        self._begin(now)
+        first_step = self.last_done - len(losses) + 1
+        for offset, detail in enumerate(details()):
+            loss = losses[offset]
+            self._writer.add(
+                Step(
+                    step=first_step + offset,
+                    step_time_s=step_times_s[offset],
+                    data_wait_s=data_waits_s[offset],
+                    loss=loss if loss is not None and math.isfinite(loss) else None,
+                    **detail,
+                )
             )
+        state = self._monitor.read()
+        if self._paused and wall_s < SAMPLED_S:
+            # The sample reaches back into the pause.
+            state = dataclasses.replace(state, utilization=None)
+        self._paused = False
+        reserved_gib = memory_gib(self._device)[0]
+        self._recorded_gib = None if reserved_gib is None else reserved_gib - self._foreign_gib
+        self._writer.add(
+            Block(
+                first_step=first_step,
+                last_step=self.last_done,
+                wall_s=wall_s,
+                num_compiles=_num_compiles() - self._foreign_compiles,
+                reserved_gib=None if self._recorded_gib is None else round(self._recorded_gib, 3),
+                **dataclasses.asdict(state),
+            )
+        )
+        self._writer.flush()
+        return ClosedBlock(losses=losses, wall_s=wall_s)
 
-    def _details(self) -> list[dict[str, Any]]:
-        """Return what each step of the block did, and begin the next block."""
-        scales, skipped = [torch.stack(row).tolist() for row in zip(*self._scaling, strict=True)] or ([], [])
-        samples = [num_samples for num_samples, _ in self._counts]
-        self._block_samples = None if None in samples else sum(filter(None, samples))
-        details = [
-            {
-                "num_samples": num_samples,
-                "num_tokens": count.num_tokens,
-                "num_padding": int(count.num_padding),
-                "loss_scale": scales[offset] if scales and math.isfinite(scales[offset]) else None,
-                "skipped": skipped[offset] if skipped else None,
-            }
-            for offset, (num_samples, count) in enumerate(self._counts)
-        ]
-        self._counts, self._scaling = [], []
-        return details
+    def _step_times_s(self) -> list[float]:
+        marks = (
+            [0.001 * self._events[0].elapsed_time(event) for event in self._events]
+            if self._cuda
+            else self._times
+        )
+        return [after - before for before, after in itertools.pairwise(marks)]
 
-    def _meet(self) -> None:
-        barrier(self._training.process)
+    def _begin(self, now: float) -> None:
+        self._started = now
+        self._data_waits, self._losses = [], []
+        if self._cuda:
+            self._events = []
+            self._record_event()
+        else:
+            self._times = [now]
+
+    def _keep(self, loss: "torch.Tensor") -> None:
+        """Copy a loss without waiting for it."""
+        if self._on_device is None:
+            import torch
+
+            self._on_device = torch.zeros(MAX_BLOCK_STEPS, device=loss.device, dtype=torch.float32)
+        self._on_device[len(self._losses)].copy_(loss)
+        self._losses.append(_ON_DEVICE)
+
+    def _record_event(self) -> None:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._events.append(event)
+
+    def _synchronise(self) -> None:
+        if self._cuda:
+            import torch
+
+            torch.cuda.synchronize(self._device)
+
+    def _reserved_gib(self) -> float:
+        return memory_gib(self._device)[0] or 0.0
+
+
+def _num_compiles() -> int:
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from fastlaunch_train.models.compile import num_compiles
+
+    return num_compiles()

@@ -8,19 +8,21 @@ import gc
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.checks.finiteness import not_finite, not_finite_message, trained
-from fastlaunch_train.distributed.parallel import agree
+from fastlaunch_train.distributed.parallel import agree, barrier
 from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.loop.evaluation import Evaluations, rehearse
 from fastlaunch_train.loop.profiling import profile_steps
-from fastlaunch_train.loop.recorder import StepRecorder
-from fastlaunch_train.loop.timing import ClosedBlock, next_block_steps
+from fastlaunch_train.loop.recorder import ClosedBlock, Recorder
+from fastlaunch_train.loop.timing import next_block_steps
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models.compile import num_cached
 from fastlaunch_train.models.fusion import describe_kernels
@@ -29,7 +31,7 @@ from fastlaunch_train.process.failures import InterruptedRun, NanLossError
 from fastlaunch_train.process.host_threads import limit_cpu_threads
 from fastlaunch_train.records.records import FROM_CACHE
 from fastlaunch_train.steppers.phases import phase
-from fastlaunch_train.workloads.contract import Batch, next_batch, prepend
+from fastlaunch_train.workloads.contract import Batch, BatchCount, next_batch, prepend
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -74,7 +76,23 @@ class TrainingLoop:
         choose_threads: Callable[[torch.device], None] = limit_cpu_threads,
     ) -> None:
         self.training = training
-        self.recorder = StepRecorder(training, clock, monitor)
+        self._recorder = Recorder(
+            training.writer,
+            training.process.device,
+            partial(barrier, training.process),
+            last_done=training.first_step - 1,
+            clock=clock,
+            monitor=monitor,
+        )
+        self._counter = SampleCounter(training.request.batch_size)
+        #: Wait in seconds, samples (None: not known) and tokens of each batch whose step is not done.
+        self._fetched: deque[tuple[float, int | None, BatchCount]] = deque()
+        #: The same samples and tokens of each step of the block.
+        self._counts: list[tuple[int | None, BatchCount]] = []
+        #: Loss scale of each step of the block, and whether it was skipped; empty without loss scaling.
+        self._scaling: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Samples of all steps of the block that was closed last; None: not known.
+        self._block_samples: int | None = None
         self._evaluations = evaluations
         self._batches: Iterator[Batch] = training.batches
         self._clock = clock
@@ -85,7 +103,7 @@ class TrainingLoop:
     @property
     def last_done(self) -> int:
         """The last step that is done."""
-        return self.recorder.last_done
+        return self._recorder.last_done
 
     @property
     def finished(self) -> bool:
@@ -112,13 +130,19 @@ class TrainingLoop:
         gc.freeze()
         self._set_learning_rate()
         self._plan_block()
-        self.recorder.restart()
+        self._recorder.restart()
 
     def fetch(self) -> Batch:
         """Return the next batch. Raises WorkloadError if there is none."""
         before = self._clock()
         batch = next_batch(self.training.workload, self._batches)
-        self.recorder.batch_fetched(batch, wait_s=self._clock() - before)
+        wait_s = self._clock() - before
+        workload, num_samples = self.training.workload, self._counter.count(batch)
+        if workload.count is not None:
+            count = workload.count(batch)
+        else:
+            count = BatchCount(num_tokens=(num_samples or 0) * workload.tokens_per_sample)
+        self._fetched.append((wait_s, num_samples, count))
         return batch
 
     def step_uncounted(self) -> None:
@@ -134,13 +158,17 @@ class TrainingLoop:
         if checkpoints are on, and NanLossError if a loss or what the last step left is not finite; by then
         every step of the block is recorded.
         """
-        self.recorder.step_done(loss)
+        wait_s, num_samples, count = self._fetched.popleft()
+        self._recorder.step(loss, wait_s)
+        self._counts.append((num_samples, count))
+        if (scaling := self.training.stepper.loss_scaling()) is not None:
+            self._scaling.append(scaling)
         self._set_learning_rate()
         if not self._block_ends():
             return
-        block = self.recorder.close_block()
+        block = self._recorder.close(self._details)
         stop = self._check(block)
-        self.recorder.log_block(block)
+        self._log(block)
         if self.finished and not self._save_due(stop):
             # What is saved is checked there.
             self._check_weights()
@@ -157,7 +185,7 @@ class TrainingLoop:
             self._test(saved=saved)
             return
         if evaluated or saved:
-            self.recorder.restart()
+            self._recorder.restart()
         self._plan_block()
 
     def _set_learning_rate(self) -> None:
@@ -240,7 +268,7 @@ class TrainingLoop:
             training.writer.flush()
             if not check.passed:
                 log.warning("warning: %s", check.warning)
-        self.recorder.restart()
+        self._recorder.restart()
 
     def _check_weights(self) -> None:
         """Raise NanLossError, on every rank, if one's weights are not finite after the last step.
@@ -256,6 +284,53 @@ class TrainingLoop:
         if any_bad:
             raise NanLossError(not_finite_message(self.last_done, bad))
 
+    def _details(self) -> list[dict[str, Any]]:
+        """Return what each step of the block did, and begin the next block."""
+        scales, skipped = [torch.stack(row).tolist() for row in zip(*self._scaling, strict=True)] or ([], [])
+        samples = [num_samples for num_samples, _ in self._counts]
+        self._block_samples = None if None in samples else sum(filter(None, samples))
+        details = [
+            {
+                "num_samples": num_samples,
+                "num_tokens": count.num_tokens,
+                "num_padding": int(count.num_padding),
+                "loss_scale": scales[offset] if scales and math.isfinite(scales[offset]) else None,
+                "skipped": skipped[offset] if skipped else None,
+            }
+            for offset, (num_samples, count) in enumerate(self._counts)
+        ]
+        self._counts, self._scaling = [], []
+        return details
+
+    def _log(self, block: ClosedBlock) -> None:
+        """Log how far the training is and how fast, on rank 0."""
+        training = self.training
+        if training.process.rank != 0:
+            return
+        step_time_s = block.wall_s / block.num_steps
+        rate = metric = ""
+        if self._block_samples is not None:
+            # As if the other ranks' batches were like this one's: their own records say.
+            per_s = self._block_samples * training.process.world_size / block.wall_s
+            rate, metric = f"  {per_s:.1f} {training.workload.sample_unit}/s", f" samples_per_s={per_s:.2f}"
+        log.info(
+            "step %d of %d  loss %.4f  %.1f ms%s",
+            self.last_done,
+            training.last_step,
+            block.losses[-1],
+            1000 * step_time_s,
+            rate,
+        )
+        if training.print_metrics:
+            # Programs parse this line, such as SageMaker's metric definitions: its wording is fixed.
+            log.info(
+                "fastlaunch: step=%d loss=%.6f step_time_s=%.6f%s",
+                self.last_done,
+                block.losses[-1],
+                step_time_s,
+                metric,
+            )
+
     def _evaluation_due(self) -> bool:
         return self._evaluations is not None and self._evaluations.due(self.last_done)
 
@@ -266,7 +341,7 @@ class TrainingLoop:
         """Evaluate on validation; return whether a rank was asked to stop before that was done."""
         assert self._evaluations is not None
         try:
-            with self.recorder.not_counted():
+            with self._recorder.not_counted():
                 self._evaluations.validate(self.training, self.last_done)
         except InterruptedRun:
             return True

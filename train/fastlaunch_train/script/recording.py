@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch_train.loop.blocks import BlockRecorder
-from fastlaunch_train.loop.timing import BLOCK_S, WARMUP_STEPS, ClosedBlock, next_block_steps
+from fastlaunch_train.loop.recorder import ClosedBlock, Recorder
+from fastlaunch_train.loop.timing import BLOCK_S, WARMUP_STEPS, next_block_steps
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import EXIT_CODES, classify
 from fastlaunch_train.process.interrupts import Interrupts
@@ -53,10 +53,10 @@ class Recording:
         self._is_alone = settings.world_size == 1
         self._clock = clock
         self._meeting = meeting or Meeting()
-        self._blocks: BlockRecorder | None = None  # None: the clock has not started
+        self._recorder: Recorder | None = None  # None: the clock has not started
         self._device: torch.device | None = None
         first_step = settings.steps_done + 1
-        self._block_started, self._first_of_block, self._block_end = 0.0, first_step, first_step
+        self._block_end = first_step
         self._samples: list[Any] = []  # of each step of the block, as `counted` returns them
         self._wait_s = 0.0
         self._waiting: list[Eval] = []  # for the steps that they follow to be recorded
@@ -85,7 +85,7 @@ class Recording:
     @property
     def is_started(self) -> bool:
         """Whether the clock runs."""
-        return self._blocks is not None
+        return self._recorder is not None
 
     @property
     def records(self) -> Path:
@@ -94,20 +94,15 @@ class Recording:
 
     @property
     def _num_done(self) -> int:
-        return self._blocks.last_done if self._blocks else 0
+        return self._recorder.last_done if self._recorder else 0
 
     def start(self) -> None:
         """Start the clock, unless it runs."""
-        if self._blocks is None:
+        if self._recorder is None:
             self._device = _cuda_device()
-            self._blocks = BlockRecorder(
-                self._writer,
-                self._device,
-                self._meet,
-                last_done=self._settings.steps_done,
-                clock=self._clock,
-            )
-            self._restart()
+            self._recorder = self._new_recorder(self._settings.steps_done)
+            self._recorder.close_at_last_step(self._details)
+            self._add_waiting()
 
     def waited(self, wait_s: float) -> None:
         """Note that the loop waited so long for data."""
@@ -136,17 +131,17 @@ class Recording:
         if num_samples is not None:
             samples = counted(num_samples, waits=False)
         self._end_saving()
-        if self._blocks is None:
+        if self._recorder is None:
             self.start()
             return
         if not self._writer.header_written:
             self._names_samples = num_samples is not None
-        self._blocks.step_done(_detached(loss), self._wait_s)
+        self._recorder.step(_detached(loss), self._wait_s)
         self._samples.append(samples)
         self.drop_batches()
         # Steps that have become slower would make a block too long, and a process that is killed loses it.
-        is_long = self._clock() - self._block_started > 1.25 * BLOCK_S
-        if self._blocks.last_done >= self._block_end or is_long or self._hears_alone():
+        is_long = self._recorder.seconds > 1.25 * BLOCK_S
+        if self._recorder.last_done >= self._block_end or is_long or self._hears_alone():
             with self._giving_up():
                 self._close_block()
 
@@ -198,7 +193,7 @@ class Recording:
         if self._closed:
             return
         # In a step that has not ended, its time is the step's.
-        within = self._blocks if self.open_batches else None
+        within = self._recorder if self.open_batches else None
         with self._giving_up():
             step, seconds = (within.last_done, 0.0) if within else self._pause_ended()
             self._waiting.append(
@@ -265,9 +260,9 @@ class Recording:
             status, message = failure.status, failure.message
         else:
             status, message = "completed", ""
-        if self._blocks is not None:
+        if self._recorder is not None:
             with suppress(Exception):  # a GPU after an error, or a full disk
-                closed, _ = self._blocks.close_at_last_step(self._details)
+                closed, _ = self._recorder.close_at_last_step(self._details)
                 self._add_waiting()
                 problem = self._not_finite(closed)
                 if problem and status == "completed":
@@ -281,24 +276,24 @@ class Recording:
 
     def _pause_ended(self) -> tuple[int, float]:
         """Return the last step and the seconds since it, which are no step's; the next one begins now."""
-        if self._blocks is None:
+        if self._recorder is None:
             return self._settings.steps_done, 0.0
-        closed, passed_s = self._blocks.close_at_last_step(self._details)
-        self._started_anew()
+        closed, passed_s = self._recorder.close_at_last_step(self._details)
+        self._add_waiting()
         self._check(closed)
-        return self._blocks.last_done, passed_s
+        return self._recorder.last_done, passed_s
 
     def _loop_left(self) -> None:
         """Record the loop's last steps: what comes after it may take long, and be killed."""
         # After a GPU's error, what ends the script is that.
         with suppress(Exception), self._giving_up():
-            if self._blocks is not None and not self._closed:
-                closed, _ = self._blocks.close_at_last_step(self._details)
-                self._started_anew()
+            if self._recorder is not None and not self._closed:
+                closed, _ = self._recorder.close_at_last_step(self._details)
+                self._add_waiting()
                 self._not_finite(closed)
 
     def _close_block(self) -> None:
-        assert self._blocks is not None
+        assert self._recorder is not None
         device = self._device
         if not self._writer.header_written:
             device = _cuda_device()
@@ -307,20 +302,15 @@ class Recording:
                 import torch
 
                 torch.cuda.synchronize(device)
-        closed = self._blocks.close(self._details)
+        closed = self._recorder.close(self._details)
         if not self._writer.header_written:
             self._write_header(device)
             if device != self._device:
                 self._device = device
-                self._blocks = BlockRecorder(
-                    self._writer,
-                    device,
-                    self._meet,
-                    last_done=self._blocks.last_done,
-                    clock=self._clock,
-                )
-            self._restart()
-        self._started_anew()
+                self._recorder = self._new_recorder(self._recorder.last_done)
+            # Without the other ranks: a meeting is theirs to count.
+            self._recorder.close_at_last_step(self._details)
+        self._add_waiting()
         self._block_end = self._agreed.block_end
         self._check(closed)
         self._stop = self._stop or self._agreed.stop
@@ -354,17 +344,17 @@ class Recording:
 
     def _meet(self) -> None:
         """Agree with the other ranks when to meet again and what to do then, unless the block ends early."""
-        assert self._blocks is not None
-        last = self._blocks.last_done
+        assert self._recorder is not None
+        last = self._recorder.last_done
         if last < self._block_end and not self._is_alone:
             self._agreed = replace(self._agreed, checkpoint=False)
             return
-        num_steps = max(1, last - self._first_of_block + 1)
+        num_steps = max(1, self._recorder.num_steps)
         num_next = next_block_steps(
             next_step=last + 1,
             first_step=self._settings.steps_done + 1,
             last_step=sys.maxsize,
-            step_time_s=(self._clock() - self._block_started) / num_steps,
+            step_time_s=self._recorder.seconds / num_steps,
             every=(),
         )
         num_done = last - self._settings.steps_done
@@ -380,16 +370,8 @@ class Recording:
             )
         )
 
-    def _restart(self) -> None:
-        """Begin a block now, without the other ranks: a meeting is theirs to count."""
-        assert self._blocks is not None
-        self._blocks.close_at_last_step(self._details)
-        self._started_anew()
-
-    def _started_anew(self) -> None:
-        assert self._blocks is not None
-        self._add_waiting()
-        self._block_started, self._first_of_block = self._clock(), self._blocks.last_done + 1
+    def _new_recorder(self, last_done: int) -> Recorder:
+        return Recorder(self._writer, self._device, self._meet, last_done=last_done, clock=self._clock)
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -426,10 +408,10 @@ class Recording:
 
     def _note(self, *, is_saving: bool) -> None:
         """Note for who started the script that the state after the last step is saved, or about to be."""
-        if self._closed or self._blocks is None:
+        if self._closed or self._recorder is None:
             return
         if not is_saving:
-            self._saved_step = self._blocks.last_done
+            self._saved_step = self._recorder.last_done
         with suppress(OSError):  # then it is not packed
             write_note(
                 self._settings.records,
@@ -513,7 +495,7 @@ def counted(num_samples: Any, *, waits: bool = True) -> Any:
 
 
 def _detached(loss: Any) -> Any:
-    """Return a loss as BlockTimer takes it. Raises TypeError for what is not one number."""
+    """Return a loss as Recorder takes it. Raises TypeError for what is not one number."""
     if loss is None or isinstance(loss, float | int):
         return loss
     torch = sys.modules.get("torch")
