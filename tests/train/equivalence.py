@@ -167,7 +167,6 @@ def measure(
     batch = images(sizes, batch_size, process.device)
     torch.manual_seed(0)
     model = workload.build_model().to(process.device).train()
-    names = [f"blocks.{index}" for index in range(len(model.blocks))]
     weights = {name: value.detach().double() for name, value in copy.deepcopy(model).named_parameters()}
     outputs, exact = exactly(workload, copy.deepcopy(model), batch)
     convert_model(model, workload, recipe)
@@ -182,7 +181,7 @@ def measure(
         return Errors(outputs=off, gradients=math.inf, worst=math.inf, worst_name=""), checks
     if recipe.fp8_scaling == "delayed":
         stepper.compile_ahead(batch)  # which the checks have put back
-    stepped = after_a_step(stepper, batch, weights, names)
+    stepped = after_a_step(stepper, batch, weights)
     found = {name: weights[name] - stepped[name] for name in exact}
     errors = {name: relative_error(found[name], exact[name]) for name in exact}
     worst = max(errors, key=errors.__getitem__)
@@ -203,13 +202,11 @@ def exactly(
         return workload.outputs(model.eval(), exact_batch), gradients
 
 
-def after_a_step(
-    stepper: Stepper, batch: Batch, before: dict[str, torch.Tensor], blocks: list[str]
-) -> dict[str, torch.Tensor]:
+def after_a_step(stepper: Stepper, batch: Batch, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights after one step, in float64 and under the native model's names."""
     for _ in range(20):  # loss scaling skips steps until its scale is small enough
         stepper.step(batch)
-        state = native_state_from_te(stepper.state()["model"], blocks)
+        state = native_state_from_te(stepper.state()["model"])
         # Of shards that were gathered there is also told how they were sharded.
         values = {name: value["full"] if isinstance(value, dict) else value for name, value in state.items()}
         after = {name: value.to(before[name]) for name, value in values.items() if name in before}
