@@ -25,7 +25,7 @@ from fastlaunch.catalog.updates import (
 )
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import BadFile, CloudRefused, UserError
-from fastlaunch.core.home import make_folder
+from fastlaunch.core.home import make_folder, writing
 from fastlaunch.core.locks import held
 from fastlaunch.core.settings import UPDATED_PRICES
 from fastlaunch.core.units import is_region, utc_day
@@ -66,13 +66,8 @@ def update_prices(
     for region in chosen:
         if not is_region(region):
             raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
-    try:
+    with writing(settings.home):
         make_folder(settings.home)
-    except OSError as error:
-        raise UserError(
-            f"{settings.home} cannot be written: {error.strerror}",
-            "set FASTLAUNCH_HOME to a folder that can be written",
-        ) from None
     with held(settings.home / f"{UPDATED_PRICES}.lock"):
         return _update(context, chosen, accept=accept)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import make_folder, private
+from fastlaunch.core.home import make_folder, private, writing
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.job import Job, entrypoint_arguments, run_environment, wrapper_arguments
@@ -95,33 +95,29 @@ class LocalBackend:
         """Start the plan's command line, in this process's environment with the plan's on top."""
         request = plan.request
         directory = Path(request["directory"])
-        try:
+        with writing(directory):
             make_folder(directory)
             lock = locks.take(directory / _LOCK)
-        except OSError as error:
-            raise _unwritable(directory, error) from None
-        try:
-            with open(directory / LOG, "ab", opener=private) as log:
-                child = subprocess.Popen(
-                    request["argv"],
-                    env={**os.environ, **request["env"]},
-                    cwd=request["working_directory"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    # A session of its own: Ctrl-C here reaches only the launcher, which stops the job.
-                    start_new_session=True,
-                    pass_fds=(lock,),
-                )
-            # For whoever finds the run directory without its handle, if this launcher dies just here.
-            os.ftruncate(lock, 0)
-            os.write(lock, f"{child.pid}\n".encode())
-        except FileNotFoundError as error:
-            raise UserError(f"cannot start {request['argv'][0]}: {error.strerror}") from None
-        except OSError as error:
-            raise _unwritable(directory, error) from None
-        finally:
-            os.close(lock)
+            try:
+                with open(directory / LOG, "ab", opener=private) as log:
+                    child = subprocess.Popen(
+                        request["argv"],
+                        env={**os.environ, **request["env"]},
+                        cwd=request["working_directory"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        # In a session of its own: Ctrl-C reaches only the launcher, which stops the job.
+                        start_new_session=True,
+                        pass_fds=(lock,),
+                    )
+                # Another process finds the job by this, if the launcher dies before it notes the handle.
+                os.ftruncate(lock, 0)
+                os.write(lock, f"{child.pid}\n".encode())
+            except FileNotFoundError as error:
+                raise UserError(f"cannot start {request['argv'][0]}: {error.strerror}") from None
+            finally:
+                os.close(lock)
         self._children[str(directory)] = child
         return {"directory": str(directory), "pid": child.pid}
 
@@ -212,10 +208,3 @@ def _pid(handle: Mapping[str, Any]) -> int | None:
         return int((Path(handle["directory"]) / _LOCK).read_text())
     except (OSError, ValueError):
         return None
-
-
-def _unwritable(directory: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{directory} cannot be written: {error.strerror}",
-        "free some space, or set FASTLAUNCH_HOME to a folder that can be written",
-    )

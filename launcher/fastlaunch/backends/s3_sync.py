@@ -27,7 +27,7 @@ from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.node_report import is_sound, merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import make_folder, private, replace_file
+from fastlaunch.core.home import make_folder, private, replace_file, writing
 from fastlaunch_train.node.protocol import (
     GPU_USE,
     LOG,
@@ -44,6 +44,7 @@ from fastlaunch_train.node.protocol import (
 _NODE = re.compile(r"node-(\d+)")
 _TOKEN = re.compile(rf"(?P<run>{RUN_ID.pattern})-a(?P<n>\d+)")
 _LOCK = ".sync-lock"
+_KEPT = "; what the runs uploaded stays in the bucket, and `fastlaunch collect` brings it"
 #: A report of thousands of runs has fewer.
 MAX_REPORT_BYTES = 2**20
 #: Files of a run that have the same name in every attempt, and the file that keeps where each attempt starts.
@@ -285,7 +286,7 @@ def _join(
             continue
         if segment.offset > size or stored.size > MAX_SEGMENT_BYTES:
             return segment
-        with _writing(folder), tempfile.TemporaryFile(dir=folder) as body:
+        with writing(folder, _KEPT), tempfile.TemporaryFile(dir=folder) as body:
             if not store.download(region, bucket, stored.key, body, max_bytes=stored.size):
                 return segment
             make_folder(path.parent)
@@ -323,8 +324,8 @@ def _size(path: Path) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder, and make it if need be. Raises UserError as `_writing` does."""
-    with _writing(folder):
+    """Lock the folder, and make it if need be. Raises UserError if the disk refuses."""
+    with writing(folder, _KEPT):
         make_folder(folder)
         descriptor = locks.take(folder / _LOCK)
         try:
@@ -335,21 +336,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def write_whole(path: Path, body: bytes) -> None:
     """Write a file of the home whole or not at all. Raises UserError if the disk refuses."""
-    with _writing(path.parent):
+    with writing(path.parent, _KEPT):
         replace_file(path, body)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Raise UserError if the disk refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written: {error.strerror}",
-            "free some space, or set FASTLAUNCH_HOME to a folder that can be written; what the runs uploaded "
-            "stays in the bucket, and `fastlaunch collect` brings it",
-        ) from None
 
 
 def _left_out(bucket: str, too_large: Sequence[StoredObject]) -> UserError:

@@ -2,12 +2,25 @@
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from fastlaunch.core.errors import UserError
 
 #: The ledger in it.
 LEDGER_NAME = "ledger.sqlite"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@contextmanager
+def writing(path: Path, more: str = "") -> Iterator[None]:
+    """Raise UserError if the disk refuses a file of the home. more: added to what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        hint = f"free some space, or set FASTLAUNCH_HOME to a folder that can be written{more}"
+        raise UserError(f"{path} cannot be written: {error.strerror}", hint) from None
 
 
 def make_folder(path: Path) -> None:
