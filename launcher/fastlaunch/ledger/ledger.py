@@ -20,7 +20,7 @@ from fastlaunch.core import locks
 from fastlaunch.core.data import to_data
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder
+from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder, writing
 from fastlaunch.core.ownership import OUTPUT_TAG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
@@ -61,13 +61,8 @@ def open_ledger(
     randomness: random.Random | None = None,
 ) -> "Ledger":
     """Open the ledger in the home folder, making both if need be. Raises UserError if that is impossible."""
-    try:
+    with writing(settings.home):
         make_folder(settings.home)
-    except OSError as error:
-        raise UserError(
-            f"{settings.home} cannot be made: {error.strerror}",
-            "set FASTLAUNCH_HOME to a folder that can be written",
-        ) from None
     close_to_others(settings.home)
     return Ledger(settings.home / LEDGER_NAME, clock=clock, randomness=randomness)
 

@@ -22,7 +22,7 @@ from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
 from fastlaunch.core.data import read, to_data
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
-from fastlaunch.core.home import make_folder
+from fastlaunch.core.home import make_folder, writing
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import report_line
@@ -602,7 +602,7 @@ def _place_of(attempt: Attempt, placements: Sequence[Site]) -> Site:
 def check_home(home: Path) -> None:
     """Raise UserError if the home folder cannot take a run's files."""
     probe = home / "runs" / f".probe-{os.getpid()}"
-    try:
+    with writing(home):
         make_folder(probe.parent)
         try:
             with probe.open("wb") as file:
@@ -612,11 +612,6 @@ def check_home(home: Path) -> None:
         finally:
             with suppress(OSError):
                 probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{home} cannot be written: {error.strerror}",
-            "free some space, or set FASTLAUNCH_HOME to a folder that can be written",
-        ) from None
 
 
 def _labels(jobs: Sequence[Job]) -> list[str]:
