@@ -51,21 +51,7 @@ def fastlaunch(argv: Sequence[str], clock: Clock) -> int:
     )
     if argv[0] == "start":
         return start(context, argv[1:])
-    if argv[0] == "keep-looking":
-        return keep_looking(context)
     return run(list(argv), context)
-
-
-def keep_looking(context: World) -> int:
-    """Type `status` every minute, until nothing is under way or waits to go on; return its last exit code."""
-    from fastlaunch.ledger.ledger import open_ledger
-
-    while (code := run(["status"], context)) in (0, 1):
-        with open_ledger(context.settings) as ledger:
-            if not ledger.goes_on() and not ledger.select(["state=planned", "state=running"]):
-                break
-        context.sleep(60.0)
-    return code
 
 
 def start(context: World, words: Sequence[str]) -> int:

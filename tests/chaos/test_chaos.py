@@ -113,7 +113,7 @@ def test_nothing_is_started_again_where_no_answer_comes(
 @pytest.mark.parametrize("kind", ["spot", "detached-spot"])
 def test_spot_goes_on_from_its_checkpoint_until_it_is_done(trial: Trial, kind: str, first: str) -> None:
     trial.faults, trial.fates = Faults(), (first, "is-taken", "completes")
-    trial.next_typed = (("keep-looking",),) if "detached" in kind else ()
+    trial.next_typed = (("watch",),) if "detached" in kind else ()
     trial.next_death = Death(after_s=20.0)
     assert not trial.run(Death(after_s=20.0)), trial.story()
     assert trial.states == ["completed", "completed"], trial.story()
@@ -138,7 +138,7 @@ def test_a_resume_that_is_killed_starts_nothing_twice(
     trial: Trial, kind: str, command: tuple[str, ...], death: Death
 ) -> None:
     trial.faults, trial.fates = Faults(), ("is-taken", "completes")
-    trial.next_typed, trial.next_death = (command, ("keep-looking",)), death
+    trial.next_typed, trial.next_death = (command, ("watch",)), death
     assert not trial.run(Death(after_s=20.0)), trial.story()
     assert trial.num_launched == 2, trial.story()
     assert "completed" in trial.states, trial.story()
@@ -148,7 +148,7 @@ def test_a_resume_that_is_killed_starts_nothing_twice(
 @pytest.mark.parametrize("kind", ["detached-spot"])
 def test_of_several_terminals_one_resumes(trial: Trial, kind: str, command: tuple[str, ...]) -> None:
     trial.faults, trial.fates = Faults(), ("is-taken", "completes")
-    trial.next_typed, trial.num_at_once = (command, ("keep-looking",)), 3
+    trial.next_typed, trial.num_at_once = (command, ("watch",)), 3
     assert not trial.run(Death(after_s=20.0)), trial.story()
     assert trial.num_launched == 2, trial.story()
 

@@ -34,7 +34,7 @@ LATER_S = 5 * 3600.0
 #: Between two looks that both count, where AWS shows nothing.
 _APART_S = 360.0
 #: Commands that only look at AWS, or end what they see.
-_LOOKS = ("status", "keep-looking", "reap", "cancel", "collect")
+_LOOKS = ("status", "watch", "reap", "cancel", "collect")
 #: So often, hours apart, somebody comes back to runs that go on when they are looked at.
 _NUM_RETURNS = 6
 
@@ -293,7 +293,7 @@ class Trial:
                 death = (
                     draw_death(rng, self.kind) if saves(self.kind) else Death(after_s=rng.uniform(0.05, 1.0))
                 )
-            if death is None and argv[0] in ("start", "resume", "keep-looking"):
+            if death is None and argv[0] in ("start", "resume", "watch"):
                 # A machine that hangs is followed for an hour, which even a fast clock makes long, and a job
                 # until SageMaker ends it.
                 death = Death(after_s=10.0 if self.next_typed else 1.5)
@@ -324,7 +324,7 @@ class Trial:
                 ("start", *SUBMISSIONS[self.kind]),
             ]
             if saves(self.kind):
-                commands += [("status",), ("keep-looking",), ("resume", run_id, "--yes", "--detach")]
+                commands += [("status",), ("watch",), ("resume", run_id, "--yes", "--detach")]
                 commands += [("resume", run_id, "--yes")]
             found.append(rng.choice(commands))
         return found

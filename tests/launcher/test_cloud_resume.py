@@ -240,11 +240,25 @@ def test_looks_at_times_bring_it_home(world: World) -> None:
     assert len(world.aws.requests) == 2
 
 
-def test_to_watch_starts_nothing_and_ctrl_c_ends_no_machine(world: World) -> None:
+def test_watch_keeps_looking_and_brings_it_home(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     runs = taken(world)
-    assert type_in(world, "watch") == 1
-    assert states_of(world, runs) == ["interrupted", "interrupted"]
-    assert type_in(world, "status") == 0
+    world.clock.sleep(3 * 3600)  # longer ago than what ended is shown
+    assert type_in(world, "watch", "--output", "json") == 0
+    assert states_of(world, runs) == ["completed", "completed"]
+    states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
+    assert (states[0], states[-1]) == ("running", "completed")
+    assert len(world.aws.requests) == 2
+
+
+def test_watch_waits_while_there_is_no_capacity(world: World) -> None:
+    runs = taken(world)
+    world.aws.answers = [NoCapacity("none")] * 4
+    assert type_in(world, "watch") == 0
+    assert states_of(world, runs) == ["completed", "completed"]
+
+
+def test_ctrl_c_ends_a_watch_and_no_machine(world: World) -> None:
+    runs = taken(world)
 
     def interrupt() -> None:
         raise KeyboardInterrupt

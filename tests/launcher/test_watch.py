@@ -179,6 +179,7 @@ class Scripted(Follower):
     def __init__(self, looks: Sequence[list[str]], runs: Sequence[LiveRun]) -> None:
         self.looks, self.runs = list(looks), list(runs)
         self.looked_at: list[float] = []
+        self.go_on = lambda: False
         self.now_s = 0.0
         self.world = World(
             settings=load_settings(),

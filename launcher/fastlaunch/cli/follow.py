@@ -61,11 +61,7 @@ def status(runs: tuple[str, ...], output: str) -> int:
     from fastlaunch.lifecycle.follow import Follower, current_runs, fetch_unfollowed, not_here
 
     with open_reconciled() as (context, ledger):
-        if ledger.goes_on():
-            with open_launcher(context, context.cloud_backends) as launcher:
-                launcher.go_on()
-                if launcher.stop.by:
-                    raise KeyboardInterrupt
+        go_on(context, ledger)
         chosen = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
         with activity("fetching what runs have uploaded"):
             refused = fetch_unfollowed(context, ledger, chosen)
@@ -86,6 +82,20 @@ def status(runs: tuple[str, ...], output: str) -> int:
     look = "".join(f" --region {region}" for region in alarmed)
     next_command(f"fastlaunch reap{look}" if alarmed else _after_status(chosen))
     return code
+
+
+def go_on(context: "World", ledger: "Ledger") -> bool:
+    """Go on with what EC2 interrupted and nobody follows; return whether any still waits for a machine.
+
+    Raises KeyboardInterrupt if the user stopped it.
+    """
+    if not ledger.goes_on():
+        return False
+    with open_launcher(context, context.cloud_backends) as launcher:
+        is_waiting = launcher.go_on()
+        if launcher.stop.by:
+            raise KeyboardInterrupt
+    return is_waiting
 
 
 def states_text(runs: "Sequence[Run]") -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.follow import states_text
+from fastlaunch.cli.follow import go_on, states_text
 from fastlaunch.cli.options import SECONDS, examples, next_command, profile_option
 from fastlaunch.cli.render import STATE_COLOURS, print_table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
@@ -87,8 +87,9 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
     """Watch runs live: steps, loss, GPU use, cost, time left, what they wait for.
 
     RUN is a run's id, the beginning or end of it, or `field=glob`. Without RUN: the runs under way, and those
-    on AWS that ended within an hour. It ends when they have, with 0 if all completed and 1 if not; Ctrl-C
-    ends only the watch. Where stdout is not a terminal it prints a line per change.
+    on AWS that ended within an hour. It goes on with interrupted runs as `status` does. It ends when all have
+    ended, with 0 if all completed and 1 if not; Ctrl-C ends only the watch. Where stdout is not a terminal it
+    prints a line per change.
     """
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.follow import (
@@ -119,6 +120,7 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
                 ledger.select(selectors) if selectors else under_way(ledger, since=context.now() - _LATELY)
             ),
             fetch=partial(fetch_unfollowed, looking),
+            go_on=lambda: go_on(context, ledger),
             local_gpu_use=gpu_use_here,
         ).views(
             interval_s=interval,

@@ -159,7 +159,7 @@ class View:
     problems: Sequence[str] = ()
     #: Until the next look; None while AWS is asked.
     next_look_s: float | None = None
-    #: Interrupted runs that `status` goes on with.
+    #: Interrupted runs that `status` and `watch` go on with.
     num_interrupted: int = 0
 
     @property
@@ -197,17 +197,18 @@ def in_thread(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
 
 @dataclass(kw_only=True)
 class Follower:
-    """Follows runs in the ledger. It starts nothing, and ends only what has ended in the ledger.
+    """Follows runs in the ledger. Only `go_on` starts anything, and only what has ended in the ledger ends.
 
     choose: returns the runs; those it once returned stay. fetch: brings home what these runs have uploaded,
-    over a ledger that may be another thread's; see `fetch_unfollowed`. local_gpu_use: that of this machine's
-    GPUs, from 0 to 1.
+    over a ledger that may be another thread's; see `fetch_unfollowed`. go_on: goes on with runs whose machine
+    AWS took; returns whether any still waits for one. local_gpu_use: of this machine's GPUs, from 0 to 1.
     """
 
     world: "World"
     ledger: Ledger
     choose: Callable[[], Sequence[Run]]
     fetch: Callable[[Ledger, Sequence[Run]], Mapping[str, UserError]] = lambda ledger, runs: {}
+    go_on: Callable[[], bool] = lambda: False
     local_gpu_use: Callable[[], float | None] = lambda: None
     _answered_at: datetime | None = None
     _gpu_use: float | None = None
@@ -221,7 +222,7 @@ class Follower:
         tick_s: float,
         start: Callable[[Callable[[], list[str]]], Callable[[], list[str] | None]] = at_once,
     ) -> Iterator[View]:
-        """Yield views until all runs have ended.
+        """Yield views until all runs have ended and none waits to go on.
 
         AWS is asked every `interval_s`, less often while that fails; what is known here is read every
         `tick_s`, also while `start`, `at_once` or `in_thread`, has it asked.
@@ -235,12 +236,13 @@ class Follower:
             problems = answered
             if not problems:
                 self._answered_at = self.world.now()
+            is_waiting = self.go_on()
             num_failures = num_failures + 1 if problems else 0
             left_s = max(interval_s, min(interval_s * 2.0**num_failures, _MAX_WAIT_S))
             while left_s > 0:
                 view = replace(self.read(), problems=problems, next_look_s=left_s)
                 yield view
-                if view.has_ended:
+                if view.has_ended and not is_waiting:
                     return
                 self.world.sleep(min(tick_s, left_s))
                 left_s -= tick_s
@@ -402,8 +404,9 @@ def gpu_use_here() -> float | None:
 
 
 def under_way(ledger: Ledger, *, since: datetime) -> list[Run]:
-    """Return the runs under way and, beside them, what ended on AWS after `since`."""
+    """Return the runs under way or to go on and, beside them, what ended on AWS after `since`."""
     unfinished = {run.id: run for run in ledger.select(["state=planned", "state=running"])}
+    unfinished |= {run_id: ledger.get(run_id) for run_id in ledger.goes_on()}
     ended = ledger.ended_on_aws(since) if unfinished else []
     return [*unfinished.values(), *(run for run in ended if run.id not in unfinished)]
 
