@@ -48,9 +48,10 @@ def gradients_of(
 ) -> dict[str, torch.Tensor] | None:
     """Return the gradient of the loss for each trained parameter, by the native model's names.
 
-    Of a large gradient only some values are kept, scaled such that the norm stays about the same; and each
-    gradient is freed as soon as it is there, so that no more than one takes memory. None, with a warning, if
-    the loss of `model` cannot be differentiated in its present mode, as for want of memory.
+    Each gradient is freed as soon as it is there, so that no more than one takes memory: some values of it
+    are kept, scaled such that its norm stays about the same. scale: multiplies the loss on its way back.
+    Return None, with a warning, if the loss of `model` cannot be differentiated in its present mode, for
+    example for lack of memory.
     """
     gradients: dict[str, torch.Tensor] = {}
 

@@ -66,7 +66,7 @@ class Recorder:
         self._meet = meet
         self._clock = clock
         self._monitor = monitor or DeviceMonitor(device)
-        # Of the block so far: losses, those on a device there; the clock or an event after each step.
+        # The block so far: losses, those on a device there; the clock or an event after each step.
         self._losses: list[float | None] = []
         self._on_device: torch.Tensor | None = None
         self._events: list[torch.cuda.Event] = []
