@@ -56,7 +56,7 @@ def played(folder: Path, *, fails: str = "") -> list[list[str]]:
 def test_its_command_lines_can_be_typed_and_all_that_costs_asks_first(tmp_path: Path) -> None:
     lines = played(tmp_path)
     assert [line[0] for line in lines if line[0] != "tests/live/look.py"] == [
-        *("doctor", "doctor", "tests/live/dry_run_plans.py", "submit", "status", "submit"),
+        *("doctor", "doctor", "tests/live/dry_run_plans.py", "submit", "watch", "submit"),
         *("submit", "reap", "reap", "status", "reap"),
     ]
     for name, *argv in lines:
