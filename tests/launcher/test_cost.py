@@ -9,6 +9,7 @@ import pytest
 
 from fastlaunch.analysis.account import Account, Repeated, account_of_run
 from fastlaunch.analysis.cost import (
+    ASSUMED,
     Assumptions,
     Cost,
     Purchase,
@@ -243,6 +244,31 @@ def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work() -> None:
     assert sum(dollars(cost).values()) == pytest.approx(cost.usd.value)
     plain = cost_of(TRAINING, ON_SPOT, assumptions=assumptions, with_parts=False)
     assert plain == replace(cost, parts=())
+
+
+#: Times that say how spot is used, not how long a part takes.
+OF_SPOT = ("checkpoint_every_s", "restart_s", "deadline_s")
+
+
+@pytest.mark.parametrize("purchase", [ON_DEMAND, ON_SPOT], ids=["on demand", "spot"])
+@pytest.mark.parametrize("name", [name for name in ASSUMED if name.endswith("_s") and name not in OF_SPOT])
+def test_each_assumed_time_is_in_hours_and_dollars_and_in_one_part(name: str, purchase: Purchase) -> None:
+    without = replace(NOTHING, evaluations=2, checkpoint_every_s=500, given=frozenset({"checkpoint_every_s"}))
+    before = cost_of(TRAINING, purchase, assumptions=without)
+    after = cost_of(TRAINING, purchase, assumptions=replace(without, **{name: getattr(without, name) + 60}))
+    for cost in (before, after):
+        assert sum(seconds(cost).values()) == pytest.approx(cost.hours.value * 3600)
+        assert sum(dollars(cost).values()) == pytest.approx(cost.usd.value)
+    assert after.hours.value > before.hours.value
+    assert (after.usd.value > before.usd.value) == (name != "waiting_s")
+    assert seconds(after).keys() == seconds(before).keys()
+
+
+def test_the_next_job_on_a_machine_does_not_start_it_again() -> None:
+    assumptions = replace(Assumptions(), build_s=7.0).for_next_job()
+    assert (assumptions.boot_s, assumptions.pull_s, assumptions.build_s) == (0, 0, 7)
+    measured = replace(TRAINING, account=ACCOUNT)
+    assert seconds(cost_of(measured, ON_DEMAND, assumptions=assumptions))["boot"] == 0
 
 
 def test_sagemaker_bills_every_second_of_spot_and_gives_no_notice() -> None:

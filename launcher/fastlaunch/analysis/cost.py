@@ -49,9 +49,12 @@ _NEVER_MEASURED = "a guess, not measured"
 _SHIPPED = "90% of the shipped runs took less (H100 and H200, 2026-11)"
 
 
-def _assumed(default: float | None, what: str, source: str) -> Any:
-    """Return a field of Assumptions. source: where its default is from."""
-    return field(default=default, metadata={"what": what, "source": source})
+def _assumed(default: float | None, what: str, source: str, *, once_a_machine: bool = False) -> Any:
+    """Return a field of Assumptions. source: where its default is from.
+
+    once_a_machine: it does not recur for the next job on the same machine.
+    """
+    return field(default=default, metadata={"what": what, "source": source, "once_a_machine": once_a_machine})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,10 @@ class Assumptions:
     """
 
     waiting_s: float = _assumed(0.0, "waiting for capacity, not billed", "AWS has it at once")
-    boot_s: float = _assumed(180.0, "from the start of a machine to its first script", _NEVER_MEASURED)
-    pull_s: float = _assumed(300.0, "fetching code, image and inputs", _NEVER_MEASURED)
+    boot_s: float = _assumed(
+        180.0, "from the start of a machine to its first script", _NEVER_MEASURED, once_a_machine=True
+    )
+    pull_s: float = _assumed(300.0, "fetching code, image and inputs", _NEVER_MEASURED, once_a_machine=True)
     build_s: float = _assumed(23.0, "building model and data", _SHIPPED)
     compile_s: float = _assumed(16.0, "compiling, by a recipe that compiles", _SHIPPED)
     warmup_s: float = _assumed(2.5, "by how much the first steps are slower, together", _SHIPPED)
@@ -107,12 +112,23 @@ class Assumptions:
             raise UserError("no throughput is kept with a scaling of 0", "give more, such as 0.95")
 
     @property
-    def storage_usd(self) -> float:
-        return self.storage_gib * self.storage_months * self.storage_usd_per_gib_month
+    def timeless(self) -> Mapping[str, tuple[float, str]]:
+        """Return the dollars of each part that takes no time and does not depend on it, and their source."""
+        storage_usd = self.storage_gib * self.storage_months * self.storage_usd_per_gib_month
+        transfer_usd = self.transfer_gb * self.transfer_usd_per_gb
+        return {
+            "storage": (storage_usd, self.source("storage_gib")),
+            "transfer": (transfer_usd, self.source("transfer_gb")),
+        }
 
     @property
-    def transfer_usd(self) -> float:
-        return self.transfer_gb * self.transfer_usd_per_gb
+    def timeless_usd(self) -> float:
+        return sum(usd for usd, _ in self.timeless.values())
+
+    def for_next_job(self) -> "Assumptions":
+        """Return them for another job on the same machine, which has started by then."""
+        names = [of.name for of in fields(self) if of.metadata.get("once_a_machine")]
+        return replace(self, **dict.fromkeys(names, 0.0), given=self.given.union(names))
 
     def source(self, *names: str) -> str:
         """Return where the numbers of the fields are from, the last of them where none is given."""
@@ -282,6 +298,10 @@ class _Line(NamedTuple):
     source: str
 
 
+#: The line that nobody is billed for.
+_UNBILLED = "waiting"
+
+
 class _Inputs(NamedTuple):
     """What has an interval, as numbers: NaN where there is none."""
 
@@ -389,9 +409,8 @@ def cost_of(
     inputs = _inputs(training)
     usd_per_s = purchase.usd_per_s(training.num_nodes)
     volume_usd_per_s = 0.0 if steps_only else purchase.volume_usd_per_s(training.num_nodes, assumptions)
-    kept_usd = 0.0 if steps_only else assumptions.storage_usd + assumptions.transfer_usd
-    # Nobody is billed for waiting, which is the first line.
-    billed = _sums(lines if steps_only else lines[1:])
+    kept_usd = 0.0 if steps_only else assumptions.timeless_usd
+    billed = _sums([line for line in lines if line.name != _UNBILLED])
     hours = inputs.spread(*_sums(lines), factor=1 / SECONDS_PER_HOUR)
     effective_usd = _plus(inputs.spread(*billed, factor=usd_per_s + volume_usd_per_s), kept_usd)
     volumes = inputs.spread(*billed, factor=volume_usd_per_s)
@@ -407,7 +426,7 @@ def cost_of(
         Part(
             name=line.name,
             seconds=inputs.spread(*line[1:4]),
-            usd=inputs.spread(*line[1:4], factor=0.0 if line.name == "waiting" else usd_per_s),
+            usd=inputs.spread(*line[1:4], factor=0.0 if line.name == _UNBILLED else usd_per_s),
             evidence=line.evidence,
             source=line.source,
         )
@@ -438,7 +457,7 @@ def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> li
     if steps_only:
         return [steps]
     account, given = training.account, assumptions.given
-    waiting = _Line("waiting", assumptions.waiting_s, 0.0, 0.0, "assumed", assumptions.source("waiting_s"))
+    waiting = _Line(_UNBILLED, assumptions.waiting_s, 0.0, 0.0, "assumed", assumptions.source("waiting_s"))
     lines = [waiting]
     for name in ONCE:
         key = f"{name}_s"
@@ -559,10 +578,7 @@ def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions
         ),
         *(
             Part(name=name, seconds=None, usd=_exactly(usd), evidence="assumed", source=source)
-            for name, usd, source in (
-                ("storage", assumptions.storage_usd, assumptions.source("storage_gib")),
-                ("transfer", assumptions.transfer_usd, assumptions.source("transfer_gb")),
-            )
+            for name, (usd, source) in assumptions.timeless.items()
         ),
     ]
 
@@ -598,7 +614,13 @@ class _OnSpot:
             )
         self.market = purchase.market
         self.training, self.purchase, self.assumptions = training, purchase, assumptions
-        self.waiting, *self.start, self.steps, self.evaluations, _ = lines
+        by_name = {line.name: line for line in lines}
+        self.waiting, self.steps = by_name.pop(_UNBILLED), by_name.pop("steps")
+        # How often checkpoints are written is another question on spot: see `_checkpoints`.
+        self.evaluations, _ = by_name.pop("evaluations"), by_name.pop("checkpoints")
+        self.start = list(by_name.values())
+        recurring = [line.name for line in self.start if line.per_sample_s or line.per_step_time]
+        assert not recurring, f"losses repeat {recurring}: make them a part of `parts`, as evaluations are"
         self.start_s = sum(line.fixed_s for line in self.start)
         self.checkpoint_s, self.every_s, self.how_often = self._checkpoints()
         inputs = _inputs(training)
@@ -720,7 +742,7 @@ class _OnSpot:
         hour, usd_per_s = 1 / SECONDS_PER_HOUR, self._usd_per_s()
         per_s = self.purchase.volume_usd_per_s(self.training.num_nodes, self.assumptions)
         volumes_usd_per_s = (per_s,) * 5 + (0.0, per_s, 0.0)
-        kept_usd = self.assumptions.storage_usd + self.assumptions.transfer_usd
+        kept_usd = self.assumptions.timeless_usd
         both = (*map(operator.add, usd_per_s, volumes_usd_per_s),)
         usd = self._sum(*both, fixed=kept_usd + both[0] * self.start_s)
         cost = Cost(

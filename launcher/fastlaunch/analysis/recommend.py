@@ -275,16 +275,20 @@ class _Line:
 def _line_of(purchase: Purchase, job: Task, *, compiles: bool) -> _Line:
     """Return the line through the costs of three trainings."""
 
-    def at(num_nodes: int, steps_s: float) -> Cost:
-        rate = Rate(samples_per_s=Interval(value=1.0), evidence=Evidence.PREDICTED)
-        training = Training(
-            samples=Interval(value=steps_s), rate=rate, num_nodes=num_nodes, compiles=compiles
+    def at(num_nodes: int, steps_s: float, samples_per_s: float = 1.0) -> Cost:
+        rate = Rate(samples_per_s=Interval(value=samples_per_s), evidence=Evidence.PREDICTED)
+        samples = Interval(value=steps_s * samples_per_s)
+        return _cost(
+            Training(samples=samples, rate=rate, num_nodes=num_nodes, compiles=compiles), purchase, job
         )
-        return _cost(training, purchase, job)
 
     hour, two_hours, two_nodes = at(1, SECONDS_PER_HOUR), at(1, 2 * SECONDS_PER_HOUR), at(2, SECONDS_PER_HOUR)
     usd_per_s = (two_hours.usd.value - hour.usd.value) / SECONDS_PER_HOUR
     kept_usd = 2 * hour.usd.value - two_nodes.usd.value
+    # It is a line while no part of the cost depends on samples, and none otherwise than so on nodes.
+    other_speed, three_nodes = at(1, SECONDS_PER_HOUR, 2.0), at(3, SECONDS_PER_HOUR)
+    assert math.isclose(other_speed.usd.value, hour.usd.value)
+    assert math.isclose(three_nodes.usd.value, 2 * two_nodes.usd.value - hour.usd.value)
     return _Line(
         kept_usd=kept_usd,
         once_usd=hour.usd.value - kept_usd - usd_per_s * SECONDS_PER_HOUR,

@@ -1,7 +1,6 @@
 """What a submission will probably take and cost, as `estimate` has it. No network."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastlaunch.catalog.prices import Catalogue, paid_usd_per_hour
@@ -43,7 +42,6 @@ def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | s
         name: known_rows(context, name, catalogue) for name in dict.fromkeys(job.workload for job in jobs)
     }
     first = Assumptions()
-    next_one = replace(first, boot_s=0.0, pull_s=0.0, given=frozenset({"boot_s", "pull_s"}))
     totals: list[Cost] = []
     named: list[ExpectedJob] = []
     unknown: list[str] = []
@@ -70,8 +68,7 @@ def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | s
         )
         num_runs = sum(job.without_seed == kind for job in jobs)
         for number in range(num_runs):
-            # The machine starts once.
-            assumptions = next_one if totals or number else first
+            assumptions = first.for_next_job() if totals or number else first
             totals.append(cost_of(training, bought, assumptions=assumptions, with_parts=False))
         step_time_s = batch / rate.samples_per_s.value
         named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))

@@ -45,7 +45,10 @@ def attempt_status(instances: Sequence[Instance], *, num_unseen: int) -> Attempt
         is_up=not num_unseen and all(instance.state == "running" for instance in instances),
         num_ended=sum(not instance.is_live for instance in instances),
         is_spot=first.is_spot,
-        ending=next((ending for ending in (Ending.RECLAIMED, Ending.NO_CAPACITY) if ending in endings), None),
+        # One machine that was taken ends the others of its attempt.
+        ending=min(
+            filter(None, endings), key=lambda ending: (ending is not Ending.RECLAIMED, ending), default=None
+        ),
         instance_type=first.instance_type,
         zone=first.zone,
         launched_at=min(instance.launch_time for instance in instances),
