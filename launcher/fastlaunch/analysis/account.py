@@ -70,8 +70,8 @@ def account_of_row(row: Row) -> Account | None:
 
 def account_of_run(summary: RunSummary, step_time_s: Interval | None = None) -> Account | None:
     """Return the account of one run, or None if its step time is unknown. step_time_s: for a run without."""
-    own = summary.timing.step_time_s or step_time_s
-    return None if own is None else _account(own, [summary])
+    seconds = summary.timing.step_time_s or step_time_s
+    return None if seconds is None else _account(seconds, [summary])
 
 
 def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:

@@ -143,9 +143,9 @@ class _Order:
 
     def ratio(self, best: Row, other: Row) -> Interval:
         """Return the ratio of `best` to `other`: as in the verdict, if one of the two is the baseline."""
-        own, of_other = (ratio_of(row, is_priced=self._is_priced) for row in (best, other))
-        if other.is_baseline and own is not None:
-            return own
+        of_best, of_other = (ratio_of(row, is_priced=self._is_priced) for row in (best, other))
+        if other.is_baseline and of_best is not None:
+            return of_best
         if best.is_baseline and of_other is not None:
             return _inverse(of_other)
         difference = self._differences.between(*self._numbers(best, other))

@@ -225,7 +225,7 @@ def compare(
             near = [(group, price) for group, price in priced if group.side in (home, side)]
             groups = [group for group, _ in near]
             named = [
-                each for each in groups if each.setup.is_script and baseline and _is_named(each, baseline)
+                group for group in groups if group.setup.is_script and baseline and _is_named(group, baseline)
             ]
             validities = judge_validity(groups, unfit, references=named, own_region=prices.region)
             return [
@@ -288,10 +288,10 @@ def _with_batches(
         at_home = [item for item in alike if item.group.side == home]
         if not at_home:
             continue
-        own = judge(alike, _baseline(at_home, baseline))
+        in_batch = judge(alike, _baseline(at_home, baseline))
         # Figures without an interval say no more beside each other than they do in the table.
-        if any(verdict.kind not in (BASELINE, NO_INTERVAL) for verdict in own):
-            for at, verdict in zip(numbers, own, strict=True):
+        if any(verdict.kind not in (BASELINE, NO_INTERVAL) for verdict in in_batch):
+            for at, verdict in zip(numbers, in_batch, strict=True):
                 after[at] = replace(after[at], in_batch=verdict)
     return after
 
@@ -302,8 +302,8 @@ def batches_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         if row.verdict.in_batch:
             tokens = f" of {row.setup.sequence_length} tokens" if row.setup.sequence_length else ""
-            own = replace(row, verdict=row.verdict.in_batch)
-            batches.setdefault(f"{row.setup.global_batch}{tokens}", []).append(own)
+            in_batch = replace(row, verdict=row.verdict.in_batch)
+            batches.setdefault(f"{row.setup.global_batch}{tokens}", []).append(in_batch)
     return batches
 
 
@@ -482,7 +482,7 @@ def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = Fa
     variances = _variances_on_type(group, times)
     if of_other_type:
         machine = Variance(value=MACHINE**2, dof=MACHINE_DOF)
-        variances = [each and summed([each, machine]) for each in variances]
+        variances = [variance and summed([variance, machine]) for variance in variances]
     time_s = _interval(times, variances, level)
     if time_s is None or group.measure not in (STEP, SAMPLE, BARE_STEP):
         return None

@@ -104,8 +104,8 @@ def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, flo
         and result.row.group.measure == STEP
         and data_of(result.row.group.first) == data_of(reference.group.first)
     }
-    own = samples.get(id(reference))
-    return {row: number / own for row, number in samples.items()} if own else {}
+    of_reference = samples.get(id(reference))
+    return {row: number / of_reference for row, number in samples.items()} if of_reference else {}
 
 
 def _end_loss(run: RunSummary) -> float | None:
@@ -286,14 +286,16 @@ def _queries(
     left_out: list[LeftOut],
 ) -> Iterator[Query]:
     usable = []
-    for each in facts:
-        if _is_excluded(each.recipe, scope):
-            left_out.append(LeftOut(instance=None, recipe=label_of(each.recipe), reason="--exclude-recipe"))
-        elif each.failure is not None:
-            reason = f"{each.failure} (--allow-unverified)"
-            left_out.append(LeftOut(instance=None, recipe=label_of(each.recipe), reason=reason))
+    for recipe_facts in facts:
+        if _is_excluded(recipe_facts.recipe, scope):
+            left_out.append(
+                LeftOut(instance=None, recipe=label_of(recipe_facts.recipe), reason="--exclude-recipe")
+            )
+        elif recipe_facts.failure is not None:
+            reason = f"{recipe_facts.failure} (--allow-unverified)"
+            left_out.append(LeftOut(instance=None, recipe=label_of(recipe_facts.recipe), reason=reason))
         else:
-            usable.append(each)
+            usable.append(recipe_facts)
     for instance in instances:
         accelerator = catalogue.accelerators[instance.accelerator]
 
@@ -310,25 +312,25 @@ def _queries(
         gpu = Capabilities(
             compute_capability=parse_version(accelerator.compute_capability), gpu=accelerator.name
         )
-        for each in usable:
-            label = label_of(each.recipe)
+        for recipe_facts in usable:
+            label = label_of(recipe_facts.recipe)
             # The predictor knows which formats of a script's variant a GPU has.
-            if lacking := isinstance(each.recipe, Recipe) and missing_part(each.recipe, gpu):
+            if lacking := isinstance(recipe_facts.recipe, Recipe) and missing_part(recipe_facts.recipe, gpu):
                 leave(label, lacking)
                 continue
             for num_nodes in range(1, most_nodes + 1):
                 num_gpus = num_nodes * instance.num_accelerators
-                for batch in _batches(subject, each, num_gpus, scope):
-                    part = largest_part(batch, each, accelerator, is_script=subject.info is None)
+                for batch in _batches(subject, recipe_facts, num_gpus, scope):
+                    part = largest_part(batch, recipe_facts, accelerator, is_script=subject.info is None)
                     if not part:
-                        need_gib = each.fixed_gib + (each.gib_per_sample or 0.0)
+                        need_gib = recipe_facts.fixed_gib + (recipe_facts.gib_per_sample or 0.0)
                         leave(
                             label,
                             f"does not fit in memory: {need_gib:.3g} GiB for one sample, of"
                             f" {USABLE_MEMORY * accelerator.memory_gib:.3g} that can be used",
                         )
                         continue
-                    recipe = _in_parts(each.recipe, batch // part)
+                    recipe = _in_parts(recipe_facts.recipe, batch // part)
                     if recipe is None:
                         leave(label, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
                         continue
@@ -337,7 +339,7 @@ def _queries(
                         num_nodes=num_nodes,
                         recipe=recipe,
                         batch_size_per_gpu=batch,
-                        precision=each.precision,
+                        precision=recipe_facts.precision,
                         sequence_length=subject.sequence_length,
                     )
 
@@ -389,7 +391,11 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     ):
         return None
     facts = next(
-        (each for each in facts_of(alike, subject, catalogue) if label_of(each.recipe) == query.undivided),
+        (
+            candidate
+            for candidate in facts_of(alike, subject, catalogue)
+            if label_of(candidate.recipe) == query.undivided
+        ),
         None,
     )
     has_peak = any(row.overhead.peak_memory_gib is not None for row in alike)
@@ -421,5 +427,5 @@ def _fitting_batch(recipe: Recipe | str, most: int) -> int | None:
     if isinstance(recipe, str):
         return most if most > 0 else None
     parts = recipe.grad_accumulation
-    sizes = [most // each * each for each in (parts * batch_multiple(recipe), parts)]
+    sizes = [most // multiple * multiple for multiple in (parts * batch_multiple(recipe), parts)]
     return next((size for size in sizes if size > 0 and not batch_problem(recipe, size)), None)

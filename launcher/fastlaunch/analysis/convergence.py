@@ -322,9 +322,9 @@ def pairs_of_seed(runs: Sequence[RunSummary], references: Sequence[RunSummary]) 
     if not ours:
         return SeedPairs(lacks="no held-out loss at the end")
     pairs = {
-        step: Pair(ours=_mean_curve(own), theirs=_mean_curve(reference))
+        step: Pair(ours=_mean_curve(at_step), theirs=_mean_curve(reference))
         for step in {_end_of(run) for run in ours}
-        if (own := [run for run in ours if _end_of(run) == step])
+        if (at_step := [run for run in ours if _end_of(run) == step])
         and (reference := [run for run in theirs if _end_of(run) == step])
     }
     if not pairs:

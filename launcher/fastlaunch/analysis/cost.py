@@ -137,9 +137,9 @@ class Assumptions:
 
 #: What can be assumed: field -> (what it is, where the default is from).
 ASSUMED: Mapping[str, tuple[str, str]] = {
-    each.name: (each.metadata["what"], each.metadata["source"])
-    for each in fields(Assumptions)
-    if each.metadata
+    assumption.name: (assumption.metadata["what"], assumption.metadata["source"])
+    for assumption in fields(Assumptions)
+    if assumption.metadata
 }
 
 
@@ -718,14 +718,16 @@ class _OnSpot:
         """Return fixed + the sum of weights x seconds of `parts`, with its interval."""
 
         def weighted(seconds: tuple[float, ...]) -> float:
-            return fixed + sum(weight * each for weight, each in zip(weights, seconds, strict=True) if weight)
+            return fixed + sum(
+                weight * time_s for weight, time_s in zip(weights, seconds, strict=True) if weight
+            )
 
         value = weighted(self.mean)
         if self.moved is None:
             return Interval(value=value)
         off = [(weighted(low) - value, weighted(high) - value) for low, high in self.moved]
-        below = math.hypot(*(min(0.0, *each) for each in off))
-        above = math.hypot(*(max(0.0, *each) for each in off))
+        below = math.hypot(*(min(0.0, *move) for move in off))
+        above = math.hypot(*(max(0.0, *move) for move in off))
         return Interval(value=value, low=value - below, high=value + above)
 
     def _usd_per_s(self) -> tuple[float, ...]:
@@ -779,7 +781,7 @@ class _OnSpot:
             for line in (self.waiting, *self.start)
         ]
         for number, (name, (evidence, source)) in enumerate(zip(self.parts, known, strict=True)):
-            alone = [float(each == number) for each in range(len(self.parts))]
+            alone = [float(place == number) for place in range(len(self.parts))]
             parts.append(
                 Part(
                     name="not billed" if name == "free" else name,

@@ -150,12 +150,14 @@ class Differences:
             return None
         shared = [block for block in self._blocks if row in block and base in block]
         speeds = [_mean(block[base]) - _mean(block[row]) for block in shared]
-        own = _paired(speeds, _carried([_by(_host, shared, speeds)], 1))
+        paired = _paired(speeds, _carried([_by(_host, shared, speeds)], 1))
         common = scatter.estimate(row, base)
-        weight = (1 - ours) * (1 - theirs) if own and common else float(common is not None)
-        parts = [(common, weight), (own, 1 - weight)]
+        weight = (1 - ours) * (1 - theirs) if paired and common else float(common is not None)
+        parts = [(common, weight), (paired, 1 - weight)]
         hosts = _on_hosts(_by(_machine, shared, speeds)) if shared else scatter.apart
-        estimates = [replace(each, weight=share, hosts=hosts) for each, share in parts if each and share]
+        estimates = [
+            replace(estimate, weight=share, hosts=hosts) for estimate, share in parts if estimate and share
+        ]
         if not estimates:
             return None
         lates = [_mean_late(block[row]) - _mean_late(block[base]) for block in shared]
@@ -168,8 +170,8 @@ class Differences:
         is_apart = sides[0].means.keys() != sides[1].means.keys()
         speeds = {} if is_apart else {at: [sides[1].means[at] - mean] for at, mean in sides[0].means.items()}
         if not is_apart and any(side.within is None for side in sides):
-            own = _paired([speed for (speed,) in speeds.values()])
-            return Difference(estimates=(own,)) if own else None
+            paired = _paired([speed for (speed,) in speeds.values()])
+            return Difference(estimates=(paired,)) if paired else None
         # Welch, with what differs between machines, or of the same ones between hosts.
         parts = [side.within for side in sides if side.within]
         if is_apart:
@@ -269,7 +271,7 @@ def _t_quantiles(p: float, dof: "Array") -> "Array":
     import numpy as np
 
     whole, place = np.unique(np.floor(dof + 1e-6), return_inverse=True)
-    return np.array([t_quantile(p, float(each)) for each in whole])[place]
+    return np.array([t_quantile(p, float(degrees)) for degrees in whole])[place]
 
 
 class _Scatter:
@@ -348,8 +350,8 @@ class _Table:
         runs = [
             (places[row], at, run.log_time)
             for at, block in enumerate(blocks)
-            for row, own in block.items()
-            for run in own
+            for row, of_cell in block.items()
+            for run in of_cell
         ]
         of_row, of_block, times = (np.array(column) for column in zip(*runs, strict=True))
         times -= _means(of_block, times)[of_block]
@@ -469,15 +471,15 @@ def _noise(every: _Residual, others: _Residual) -> float | None:
         -dof * math.log(k) - (dof + of_others) / 2 * math.log1p(ratio / (k * k)) for k in (1, *_TIMES_NOISIER)
     ]
     before = _NOISIER_OF_TWO if dof == 1 else _NOISIER
-    alike, *noisier = (math.exp(each - max(likelihoods)) for each in likelihoods)
+    alike, *noisier = (math.exp(logarithm - max(likelihoods)) for logarithm in likelihoods)
     now = before * fmean(noisier)
     return now / ((1 - before) * alike + now)
 
 
 def _deviations(every: _Residual, others: _Residual) -> tuple[float, float]:
     """Return by how much a row's runs vary, and the others', by the fits with and without it."""
-    own = _Residual(squares=every.squares - others.squares, dof=every.dof - others.dof)
-    return own.deviation, others.deviation
+    of_row = _Residual(squares=every.squares - others.squares, dof=every.dof - others.dof)
+    return of_row.deviation, others.deviation
 
 
 def _paired(speeds: Sequence[float], carried: float = 0.0) -> Contrast | None:
@@ -506,11 +508,11 @@ def _carried(rows: Iterable[Mapping[Hashable, Sequence[float]]], num_contrasts: 
     for row in rows:
         for host, noise in row.items():
             if len(noise) >= _MIN_CARRIED:
-                of_hosts[host].append([each - fmean(noise) for each in noise])
+                of_hosts[host].append([value - fmean(noise) for value in noise])
     points, correlations = [], []
     for lines in of_hosts.values():
         num_rounds = max(map(len, lines))
-        squares = sum(each * each for line in lines for each in line)
+        squares = sum(value * value for line in lines for value in line)
         seen = (
             sum(one * other for line in lines for one, other in pairwise(line)) / squares if squares else 0.0
         )
@@ -531,7 +533,8 @@ def _on_hosts(speeds: Mapping[Hashable, Sequence[float]]) -> OnHosts:
     """Return how a difference varies from host to host, by what is known and was seen on each in rounds."""
     if len(speeds) < 2:
         return OnHosts()
-    means, sizes = [fmean(own) for own in speeds.values()], [len(own) for own in speeds.values()]
+    means = [fmean(on_host) for on_host in speeds.values()]
+    sizes = [len(on_host) for on_host in speeds.values()]
     squares = ROW_ON_HOST_DOF * ROW_ON_HOST**2 + sum((mean - fmean(means)) ** 2 for mean in means)
     dof = ROW_ON_HOST_DOF + len(means) - 1
     return OnHosts(
@@ -580,10 +583,10 @@ def _by(
     place: Callable[[Block], Hashable], blocks: Iterable[Block], values: Iterable[float]
 ) -> Mapping[Hashable, Sequence[float]]:
     """Return the values, of the blocks, by place."""
-    found: dict[Hashable, list[float]] = defaultdict(list)
+    by_place: dict[Hashable, list[float]] = defaultdict(list)
     for block, value in zip(blocks, values, strict=True):
-        found[place(block)].append(float(value))
-    return found
+        by_place[place(block)].append(float(value))
+    return by_place
 
 
 def _mean(runs: Iterable[RunTime]) -> float:

@@ -60,13 +60,13 @@ def eliminate(cells: Sequence[SweptCell], max_rounds: int) -> Standings:
     leaders, may_be_best = {}, set()
     unneeded = {at: f"not ranked: {cell.barred}" for at, cell in enumerate(cells) if cell.barred}
     for batch, numbers in batches.items():
-        own = [at for at in numbers if not cells[at].barred]
-        race = _Race([cells[at] for at in own], max_rounds)
+        ranked = [at for at in numbers if not cells[at].barred]
+        race = _Race([cells[at] for at in ranked], max_rounds)
         if race.leader is None:
             continue
-        leaders[batch] = own[race.leader]
-        may_be_best |= {own[at] for at in race.may_be_best}
-        unneeded |= {own[at]: why for at, why in race.unneeded.items()}
+        leaders[batch] = ranked[race.leader]
+        may_be_best |= {ranked[at] for at in race.may_be_best}
+        unneeded |= {ranked[at]: why for at, why in race.unneeded.items()}
     return Standings(leaders=leaders, may_be_best=frozenset(may_be_best), unneeded=unneeded)
 
 
@@ -79,12 +79,12 @@ def predict_cells(cells: Sequence[SweptCell]) -> list[SweptCell]:
         for cell in cells
         if cell.runs and cell.config
     ]
-    asked = {at: cell.config for at, cell in enumerate(cells) if cell.config and not cell.runs}
+    configs = {at: cell.config for at, cell in enumerate(cells) if cell.config and not cell.runs}
     after = list(cells)
-    if not asked or not measured:
+    if not configs or not measured:
         return after
-    answers = Predictor(measured).predict([*asked.values()])
-    for at, answer in zip(asked, answers, strict=True):
+    answers = Predictor(measured).predict([*configs.values()])
+    for at, answer in zip(configs, answers, strict=True):
         if isinstance(answer, Prediction):
             predicted = (-math.log(answer.predicted), -math.log(answer.high))
             after[at] = replace(after[at], predicted=predicted)
@@ -162,8 +162,8 @@ class _Race:
         assert cell.predicted is not None
         best = self._cells[leader]
         predicted, at_best = cell.predicted
-        own = predicted - self._reach * (predicted - at_best) + cell.log_usd_per_hour
-        return own > fmean(run.log_time for run in best.runs) + best.log_usd_per_hour - _WITHIN
+        hoped = predicted - self._reach * (predicted - at_best) + cell.log_usd_per_hour
+        return hoped > fmean(run.log_time for run in best.runs) + best.log_usd_per_hour - _WITHIN
 
     def _between(self, at: int, other: int) -> Difference:
         """Return by how much more a dollar buys in one cell than in the other."""
@@ -172,7 +172,7 @@ class _Race:
         estimate = Contrast(
             value=self._differences.log_ratio(at, other),
             error=math.hypot(self._own_error(at), self._own_error(other)),
-            dof=_SCATTER_DOF + min(len(self._cells[each].runs) for each in (at, other)) - 1,
+            dof=_SCATTER_DOF + min(len(self._cells[number].runs) for number in (at, other)) - 1,
         )
         return Difference(estimates=(estimate,))
 

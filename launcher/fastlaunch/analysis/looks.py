@@ -173,10 +173,10 @@ def _looks(runs: Sequence[RunTime]) -> Iterator[_Look]:
     seen: list[str | None] = [None]
     for session, max_rounds in plans.items():
         earlier = [run for run in runs if run.session in seen]
-        own = [run for run in runs if run.session == session]
+        of_session = [run for run in runs if run.session == session]
         seen.append(session)
-        last = max((run.round or 0 for run in own), default=0)
+        last = max((run.round or 0 for run in of_session), default=0)
         rounds = range(min(FIRST_LOOK, last), last + 1) if max_rounds else (None,)
         for number in rounds:
-            shown = [run for run in own if number is None or (run.round or 0) <= number]
+            shown = [run for run in of_session if number is None or (run.round or 0) <= number]
             yield _Look(runs=(*earlier, *shown), round=number, max_rounds=max_rounds)

@@ -109,11 +109,11 @@ def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
             )
     if len(groups) < 2:
         return
-    told = {
+    reasons = {
         BARE_STEP: "by steps, as nothing says how many samples one has; fl.step(num_samples=...) would",
         TOTAL: "by wall time, as no steps are recorded; fl.steps(loader) would",
     }
-    for measure, how in told.items():
+    for measure, how in reasons.items():
         rows = [group for group in groups if group.measure == measure]
         if rows:
             which = "" if len(rows) == len(groups) else f", {listed([row.setup.recipe for row in rows])}"
@@ -287,9 +287,9 @@ def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str
         names = dict.fromkeys((*theirs.fingerprint, *ours.fingerprint))
         values = {name: [of.fingerprint.get(name, "none") for of in (ours, theirs)] for name in names}
         differing = [
-            f"{name} ({own} against {other})"
-            for name, (own, other) in values.items()
-            if name not in _SAID_ELSEWHERE and own != other
+            f"{name} ({value} against {other})"
+            for name, (value, other) in values.items()
+            if name not in _SAID_ELSEWHERE and value != other
         ]
         if differing:
             yield f"differs from the baseline in {', '.join(differing)}"

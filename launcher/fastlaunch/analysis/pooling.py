@@ -187,7 +187,7 @@ def log_sample_time_of(summary: RunSummary) -> float | None:
 
 def samples_per_step(group: Group) -> float:
     """Return samples of a step over all ranks, as the runs counted them; 1 where no step's were counted."""
-    counted = [each for run in group.summaries if (each := run.timing.samples_per_step)]
+    counted = [samples for run in group.summaries if (samples := run.timing.samples_per_step)]
     return sum(counted) / len(counted) if counted and group.measure == STEP else 1.0
 
 

@@ -340,7 +340,7 @@ class Finder:
     def _anchors(self) -> list[Anchor]:
         """The workload's rows as predictions read them, without those that say nothing of a GPU's speed."""
         anchors = []
-        for _, row in (each for rows in self._rows.values() for each in rows):
+        for _, row in (pair for rows in self._rows.values() for pair in rows):
             setup, gpu = row.setup, gpu_of(row.setup, self._catalogue)
             is_in_tokens = self._subject.unit == "tokens"
             speed = row.speed.tokens_per_s if is_in_tokens else row.speed.samples_per_s
@@ -361,11 +361,11 @@ class Finder:
     def rates(self, queries: Sequence[Query], *, predicts: bool = True) -> list[Rate | str]:
         """Return the rate of each query, or the reason why it is not known. predicts: where it must."""
         known = [self._known(query, query.num_nodes) for query in queries]
-        asked = [at for at, rate in enumerate(known) if rate is None or self._is_old(rate, queries[at])]
+        unknown = [at for at, rate in enumerate(known) if rate is None or self._is_old(rate, queries[at])]
         answers: list[Rate | str] = [rate or "nobody measured it" for rate in known]
-        if not predicts or not asked:
+        if not predicts or not unknown:
             return answers
-        for at, rate in zip(asked, self._predicted([queries[at] for at in asked]), strict=True):
+        for at, rate in zip(unknown, self._predicted([queries[at] for at in unknown]), strict=True):
             figure = known[at]
             if figure is None:
                 answers[at] = rate
@@ -395,8 +395,8 @@ class Finder:
         if not fitting:
             return None
 
-        def rank(found: tuple[Origin, Row]) -> tuple[bool, bool, bool, bool, bool, str, int]:
-            origin, row = found
+        def rank(candidate: tuple[Origin, Row]) -> tuple[bool, bool, bool, bool, bool, str, int]:
+            origin, row = candidate
             return (
                 row.setup.kind != "published",
                 not row.is_barred,
@@ -535,7 +535,7 @@ class Finder:
         ]
         if not alike or self._scaling is None:
             return None
-        _, num_gpus, rows = min(alike, key=lambda each: each[:2])
+        _, num_gpus, rows = min(alike, key=lambda entry: entry[:2])
         rate = rate_on_type(rows[0][1].group)
         assert rate is not None
         how = (

@@ -212,23 +212,26 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
     for number, configuration in enumerate(configurations):
         by_instance.setdefault(configuration.instance, []).append(number)
     steps_s = np.array([_steps_s(configuration, job) for configuration in configurations]).reshape(-1, 3).T
-    nodes = np.array([each.query.num_nodes for each in configurations], float)
-    recipes = [each.query.recipe for each in configurations]
-    compiles = np.array([isinstance(each, str) or each.compiles for each in recipes], bool)
+    nodes = np.array([configuration.query.num_nodes for configuration in configurations], float)
+    recipes = [configuration.query.recipe for configuration in configurations]
+    compiles = np.array([isinstance(recipe, str) or recipe.compiles for recipe in recipes], bool)
     is_alike = np.array([configuration.rate.row is None for configuration in configurations], bool)
     columns: list[tuple[Ids, Ids, Array, Array]] = []
     refused: dict[LeftOut, None] = {}
     for number, purchase in enumerate(purchases):
-        own = np.array(by_instance.get(purchase.price.instance, ()), np.int64)
-        is_line = is_alike[own] & (purchase.price.purchase == "on-demand")
-        for ids in (own[is_line & compiles[own]], own[is_line & ~compiles[own]]):
+        on_instance = np.array(by_instance.get(purchase.price.instance, ()), np.int64)
+        is_line = is_alike[on_instance] & (purchase.price.purchase == "on-demand")
+        for ids in (
+            on_instance[is_line & compiles[on_instance]],
+            on_instance[is_line & ~compiles[on_instance]],
+        ):
             if len(ids):
                 line = _line_of(purchase, job, compiles=bool(compiles[ids[0]]))
                 usd = line.kept_usd + nodes[ids] * (line.once_usd + line.usd_per_s * steps_s[:, ids])
                 hours = line.once_hours + steps_s[:, ids] / SECONDS_PER_HOUR
                 columns.append((ids, np.full(len(ids), number), usd, hours))
         on_spot = _is_spot(purchase, job)
-        for one in own[~is_line]:
+        for one in on_instance[~is_line]:
             try:
                 training = _training(configurations[one], job)
                 whole = _cost(training, purchase, job, with_interval=not on_spot)
@@ -324,7 +327,9 @@ def recommend(
     at = int(within[0]) if len(within) else None
     kinds = choices.labels(lambda one, bought: (one.instance, one.query.undivided, bought.price.purchase))
     instances = choices.labels(lambda one, _: one.instance)
-    is_measured = np.array([each.rate.evidence.is_measured for each in choices.configurations], bool)
+    is_measured = np.array(
+        [configuration.rate.evidence.is_measured for configuration in choices.configurations], bool
+    )
 
     def first(candidates: Ids) -> Choice | None:
         return choices[int(candidates[0])] if len(candidates) else None
@@ -338,9 +343,9 @@ def recommend(
         runner_up=first(within[kinds[within] != kinds[at]]) if at is not None else None,
         cheapest_measured=first(within[is_measured[choices.configuration_ids[within]]]),
         break_even=break_even(pick, elsewhere, choices.job) if pick and elsewhere else None,
-        front=tuple(choices[int(each)] for each in front(choices, within if len(within) else order)),
-        by_instance=tuple(choices[int(each)] for each in _firsts(order, instances)),
-        cheapest=tuple(choices[int(each)] for each in _firsts(order, kinds)[:_NUM_CHEAPEST]),
+        front=tuple(choices[int(id)] for id in front(choices, within if len(within) else order)),
+        by_instance=tuple(choices[int(id)] for id in _firsts(order, instances)),
+        cheapest=tuple(choices[int(id)] for id in _firsts(order, kinds)[:_NUM_CHEAPEST]),
         num_choices=len(choices),
         num_within=len(within),
         left_out=tuple(dict.fromkeys([*left_out, *choices.refused])),
@@ -358,19 +363,19 @@ def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:
     if limits.deadline_hours is None:
         return order
     kept, num_simulated = [], 0
-    for each in order:
-        purchase = choices.purchases[choices.purchase_ids[each]]
+    for id in order:
+        purchase = choices.purchases[choices.purchase_ids[id]]
         if _is_spot(purchase, choices.job):
             if num_simulated == _MOST_SIMULATED:
                 continue
             num_simulated += 1
-            training = _training(choices.configurations[choices.configuration_ids[each]], choices.job)
+            training = _training(choices.configurations[choices.configuration_ids[id]], choices.job)
             job = spot_job(training, purchase, choices.job.assumptions)
             assert purchase.market is not None
             forecast = forecast_spot(job, purchase.market, num_jobs=_NUM_SIMULATED)
             if forecast.chance(limits.deadline_hours * SECONDS_PER_HOUR) < _SURE:
                 continue
-        kept.append(each)
+        kept.append(id)
     return np.array(kept, np.int64)
 
 
@@ -410,19 +415,21 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
     """
     settled = choices.labels(lambda one, _: _settled_by(one))
     possible = order[limits.keep(choices.usd[1], choices.hours[1])[order]]
-    cheapest = [int(each) for each in _firsts(possible, settled) if settled[each] != settled[pick]]
-    own = choices[pick]
-    if own.usd <= 0:  # paid already: nothing is saved
+    cheapest = [int(id) for id in _firsts(possible, settled) if settled[id] != settled[pick]]
+    picked = choices[pick]
+    if picked.usd <= 0:  # paid already: nothing is saved
         return None
     best: Experiment | None = None
     rivals = [choice for at in cheapest if limits.allow(choice := choices[at])]
-    for choice in (own, *(choices[at] for at in cheapest)):
+    for choice in (picked, *(choices[at] for at in cheapest)):
         if choice.usd <= 0:
             continue
-        if choice is not own:
-            probability, saves_usd = expected_saving(choice.usd, deviation_of(choice), own.usd)
+        if choice is not picked:
+            probability, saves_usd = expected_saving(choice.usd, deviation_of(choice), picked.usd)
         elif rivals:
-            probability, saves_usd = expected_saving(own.usd, deviation_of(own), rivals[0].usd, dearer=True)
+            probability, saves_usd = expected_saving(
+                picked.usd, deviation_of(picked), rivals[0].usd, dearer=True
+            )
         else:
             continue
         worth_usd = best.saves_usd - best.usd if best else 0.0

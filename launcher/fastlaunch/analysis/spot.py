@@ -461,7 +461,7 @@ def effective_number(lengths_s: Sequence[float]) -> float:
     size = int(math.sqrt(number))
     batches = lengths[: lengths.size // size * size].reshape(-1, size).mean(axis=1)
     variances = (float(np.var(lengths, ddof=1)), float(np.var(batches, ddof=1)) * size)
-    return number / max(1.0, *(each / float(np.mean(lengths)) ** 2 for each in variances))
+    return number / max(1.0, *(variance / float(np.mean(lengths)) ** 2 for variance in variances))
 
 
 def market_of_rates(losses_per_hour: float, available: float, *, source: str) -> SpotMarket:

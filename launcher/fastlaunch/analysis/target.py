@@ -154,12 +154,14 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
     by_seed: dict[int | None, list[RunToTarget]] = {}
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
-    reached = {seed: own for seed, own in by_seed.items() if all(run.step is not None for run in own)}
-    times_s = {seed: mean_if_all(run.time_s for run in own) for seed, own in reached.items()}
+    reached = {
+        seed: of_seed for seed, of_seed in by_seed.items() if all(run.step is not None for run in of_seed)
+    }
+    times_s = {seed: mean_if_all(run.time_s for run in of_seed) for seed, of_seed in reached.items()}
     known = {seed: time_s for seed, time_s in times_s.items() if time_s is not None}
     counts = (len(by_seed), len(reached), len(known))
     reason = _why_no_mean(runs, *counts, target, is_script=row.setup.is_script)
-    steps = [mean_if_all(run.step for run in own) for own in reached.values()]
+    steps = [mean_if_all(run.step for run in of_seed) for of_seed in reached.values()]
     samples = None
     if len(reached) == len(by_seed) >= MIN_SEEDS:
         samples = scaled(_mean_over_seeds([step or 0.0 for step in steps]), samples_per_step(row.group))

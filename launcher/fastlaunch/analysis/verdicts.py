@@ -295,8 +295,11 @@ def _on_same_machines(pair: _Pair) -> bool:
 
 def _percents(deviations: tuple[float, float]) -> str:
     """`11% where the others' vary by 0.2%`"""
-    own, others = (f"{100 * each:.2g}%" if each < 0.995 else f"{100 * each:,.0f}%" for each in deviations)
-    return f"{own} where the others' vary by {others}"
+    of_row, others = (
+        f"{100 * deviation:.2g}%" if deviation < 0.995 else f"{100 * deviation:,.0f}%"
+        for deviation in deviations
+    )
+    return f"{of_row} where the others' vary by {others}"
 
 
 def _why_no_interval(group: Group) -> str:
