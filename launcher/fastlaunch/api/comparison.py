@@ -68,7 +68,7 @@ def compare(
     context = context or default_context()
     settings = context.settings
     several = (price_as,) if isinstance(price_as, str | ChargedAs) else price_as
-    charged = tuple(ChargedAs.parse(each) if isinstance(each, str) else each for each in several)
+    charged = tuple(ChargedAs.parse(item) if isinstance(item, str) else item for item in several)
     if price_share is not None:
         if len(charged) != 1 or charged[0].share is not None:
             raise UserError(
@@ -129,7 +129,7 @@ def compared(
             "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved",
         )
     measured, again = measured_runs(_as_made(runs), request.region, with_shared=with_shared)
-    found = compare_runs(
+    comparison = compare_runs(
         measured,
         catalogue=catalogue,
         prices=request,
@@ -140,16 +140,16 @@ def compared(
     warnings = (
         *_unmeasured([run for run in runs if run.summary is None and not run.is_unneeded]),
         *again,
-        *found.warnings,
+        *comparison.warnings,
     )
-    if not found.rows:
+    if not comparison.rows:
         raise UserError(
             "\n  ".join(
                 ["there is nothing to compare: no run of these has a step time", *first_of(warnings)]
             ),
             "`fastlaunch runs list` shows why; to compare all there are: fastlaunch compare --every-run",
         )
-    of_all = {**vars(found), "warnings": warnings}
+    of_all = {**vars(comparison), "warnings": warnings}
     return Comparison(**of_all, runs=Runs(runs), request=request, catalogue=catalogue)
 
 
@@ -232,8 +232,8 @@ def _as_made(runs: Sequence["Run"]) -> "list[Run]":
         if run.backend == IMPORT and run.summary and run.summary.setup.is_script:
             places.setdefault(run.submission_id, []).append(at)
     ordered = list(runs)
-    for own in places.values():
-        for at, run in zip(own, sorted((runs[at] for at in own), key=started_at), strict=True):
+    for numbers in places.values():
+        for at, run in zip(numbers, sorted((runs[at] for at in numbers), key=started_at), strict=True):
             ordered[at] = run
     return ordered
 
@@ -269,9 +269,9 @@ def evidence_of(
     runs: Sequence["Run"], region: str, *, with_shared: bool
 ) -> "tuple[list[MeasuredRun], list[str]]":
     """Return what `measured_runs` does, without the runs of others unless `with_shared`: no row is theirs."""
-    own = [run for run in runs if with_shared or run.owner is None]
-    kept, left_out = measured_runs(own, region, with_shared=with_shared)
-    if num_others := len(runs) - len(own):
+    counted_runs = [run for run in runs if with_shared or run.owner is None]
+    kept, left_out = measured_runs(counted_runs, region, with_shared=with_shared)
+    if num_others := len(runs) - len(counted_runs):
         word = "counts" if num_others == 1 else "count"
         left_out.append(f"{counted(num_others, 'run')} that others shared {word} with --with-shared")
     return kept, left_out

@@ -193,14 +193,14 @@ def estimate(
     known = known_rows(context, workload, catalogue, with_shared=with_shared)
     for warning in known.warnings:
         context.report(f"warning: {warning}")
-    asked = recipe and (recipe_of(recipe) or recipe)
-    row = _most_like(known, asked, kind, num_nodes=num_nodes, batch_size=batch_size)
+    wanted_recipe = recipe and (recipe_of(recipe) or recipe)
+    row = _most_like(known, wanted_recipe, kind, num_nodes=num_nodes, batch_size=batch_size)
     _check_gpu(row, kind, catalogue)
     query = Query(
         instance=kind,
         num_nodes=num_nodes,
-        recipe=asked
-        if isinstance(asked, Recipe) and not row.setup.is_script
+        recipe=wanted_recipe
+        if isinstance(wanted_recipe, Recipe) and not row.setup.is_script
         else row.setup.known_recipe or row.setup.recipe,
         batch_size_per_gpu=batch_size,
         precision=precision_of(row.setup),
@@ -476,8 +476,12 @@ def _samples_to(target: str, known: "Known", row: "Row") -> "Interval":
     from fastlaunch.analysis.rate import unit_of
     from fastlaunch.analysis.target import parse_target, to_target
 
-    (comparison,) = (each for each in known.comparisons.values() if any(row is other for other in each.rows))
-    result = next(each for each in to_target(comparison, parse_target(target)) if each.row is row)
+    (comparison,) = (
+        comparison
+        for comparison in known.comparisons.values()
+        if any(row is other for other in comparison.rows)
+    )
+    result = next(result for result in to_target(comparison, parse_target(target)) if result.row is row)
     if result.samples is None:
         raise UserError(
             f"how many {unit_of(row)} {row.setup.recipe} takes to {target} is not known: {result.reason}",

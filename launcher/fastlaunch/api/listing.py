@@ -71,7 +71,7 @@ def prices(
     if day == context.today:
         from fastlaunch.catalog.updates import MARKET_PRICES, read_market
 
-        market = [each.price_now for each in read_market(settings.home / MARKET_PRICES)]
+        market = [offer.price_now for offer in read_market(settings.home / MARKET_PRICES)]
         known = [*known, *(price for price in market if price.instance in catalogue.instances)]
     place = {name: number for number, name in enumerate(instances)}
     chosen = sorted(
@@ -213,8 +213,9 @@ def price_ages(*, context: World | None = None) -> list[PriceAge]:
             day = datetime.datetime.combine(price.as_of, datetime.time(), now.tzinfo)
             offer = f"{price.instance} {price.purchase}"
             dates.setdefault((price.service, price.region), {})[offer] = day
-    for each in read_market(settings.home / MARKET_PRICES):
-        dates.setdefault((each.purchase, each.region), {})[f"{each.instance} {each.zone}"] = each.given_at
+    for market_price in read_market(settings.home / MARKET_PRICES):
+        offer = f"{market_price.instance} {market_price.zone}"
+        dates.setdefault((market_price.purchase, market_price.region), {})[offer] = market_price.given_at
     ages = []
     for (service, region), given in dates.items():
         oldest, is_listed = min(given.values()), service in SERVICES

@@ -86,12 +86,12 @@ class Market:
         """Yield that prices are old, and what to type; nothing where a day was asked for."""
         if self._as_of is not None:
             return
-        asked = [*prices]
-        zones = [self._zones.get((each.instance, each.region, each.purchase)) for each in asked]
+        paid = [*prices]
+        zones = [self._zones.get((price.instance, price.region, price.purchase)) for price in paid]
         if any(zone and self._context.now() - zone.given_at > MAX_MARKET_AGE for zone in zones):
-            how = f"{UPDATE_COMMAND} --region {asked[0].region}"
+            how = f"{UPDATE_COMMAND} --region {paid[0].region}"
             yield f"prices of spot or capacity blocks are older than an hour: type `{how}`"
-        if old := age_note([each.as_of for each in asked], self.day):
+        if old := age_note([price.as_of for price in paid], self.day):
             yield old
 
     def _losses(self, instance: str, region: str) -> "SpotMarket | None":
@@ -131,15 +131,17 @@ def _of_attempts(attempts: Sequence["Attempt"], source: str) -> "SpotMarket | No
             continue
         first = next((first_requests[id] for id in attempt.run_ids if id in first_requests), attempt)
         first_requests |= dict.fromkeys(attempt.run_ids, first)
-        started, asked = (datetime.datetime.fromisoformat(each.started_at) for each in (attempt, first))
-        if not lacks and started - asked <= _AT_ONCE:
+        started, requested = map(datetime.datetime.fromisoformat, (attempt.started_at, first.started_at))
+        if not lacks and started - requested <= _AT_ONCE:
             at_once.add(first.id)
-    instance_hours = sum((each.billing.lived_s or 0.0) * each.num_nodes for each in attempts) / HOUR_S
+    instance_hours = (
+        sum((attempt.billing.lived_s or 0.0) * attempt.num_nodes for attempt in attempts) / HOUR_S
+    )
     if not instance_hours or not at_once:
         return None
     return market_of_runs(
         instance_hours=instance_hours,
-        num_losses=sum(each.ending is Ending.RECLAIMED for each in attempts),
+        num_losses=sum(attempt.ending is Ending.RECLAIMED for attempt in attempts),
         num_asked=len({first.id for first in first_requests.values()}),
         num_granted=len(at_once),
         source=source,

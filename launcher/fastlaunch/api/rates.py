@@ -77,7 +77,7 @@ def known_rows(
         return compare(runs, catalogue=catalogue, prices=request, allow_unverified=allow_unverified)
 
     left_out: list[str] = []
-    own: list[MeasuredRun] = []
+    in_ledger: list[MeasuredRun] = []
     if (settings.home / LEDGER_NAME).exists():
         from fastlaunch.ledger.ledger import open_ledger
 
@@ -86,10 +86,10 @@ def known_rows(
                 reconcile_here(ledger, context)
             runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
         measured, left_out = evidence_of(runs, settings.region, with_shared=with_shared)
-        own, older = of_newest_version(measured)
+        in_ledger, older = of_newest_version(measured)
         left_out += [older] if older else []
     # What was imported from the shipped records counts once.
-    imported = {_identity(run.summary) for run in own}
+    imported = {_identity(run.summary) for run in in_ledger}
     shipped = [
         MeasuredRun(run_id=id, summary=summary)
         for id, summary in shipped_runs(workload).items()
@@ -97,7 +97,7 @@ def known_rows(
     ]
     return Known(
         workload=workload,
-        comparisons={Origin.LEDGER: compared(own), Origin.SHIPPED: compared(shipped)},
+        comparisons={Origin.LEDGER: compared(in_ledger), Origin.SHIPPED: compared(shipped)},
         catalogue=catalogue,
         warnings=tuple(left_out),
     )

@@ -55,11 +55,11 @@ class Recommendation(analysis.Recommendation):
         """Return what `fastlaunch recommend --output json` writes; docs/reference.md describes it."""
         from fastlaunch.report.recommendation import to_json
 
-        own = {"measured": self.source, "prices_as_of": self.prices_as_of.isoformat()}
+        sources = {"measured": self.source, "prices_as_of": self.prices_as_of.isoformat()}
         batch = None
         if self.reference:
             batch = {"recipe": self.reference.recipe, "global_batch": self.reference.global_batch}
-        return {**to_json(self), **own, "reference": batch}
+        return {**to_json(self), **sources, "reference": batch}
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a data frame with a row per choice, as `fastlaunch recommend --output csv` writes them."""
@@ -149,13 +149,13 @@ def recommend(
         reconciles=True,
         with_shared=with_shared,
     )
-    found = _candidates(known)
+    candidates = _candidates(known)
     names = {*RECIPES, *(row.setup.recipe for row in known.rows)}
     for name in exclude_recipes:
         if name not in names:
             raise UnknownName("recipe", name, names)
     late_warnings = [*known.warnings]
-    if found.origin is Origin.SHIPPED and found.rows:
+    if candidates.origin is Origin.SHIPPED and candidates.rows:
         late_warnings.append(
             f"the ledger has no run of {workload} on a GPU: the published figures and measurements that"
             " come with fastlaunch stand for it"
@@ -164,17 +164,21 @@ def recommend(
     market = Market(context, catalogue, assumptions, as_of=as_of)
     bought = _purchases(market, catalogue, purchases, regions, unsold)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
-    configurations = _configurations(known, found, scope, scaling, left_out, warnings, bought)
-    recipes = {name for each in configurations for name in (each.recipe, each.query.undivided)}
+    configurations = _configurations(known, candidates, scope, scaling, left_out, warnings, bought)
+    recipes = {
+        name
+        for configuration in configurations
+        for name in (configuration.recipe, configuration.query.undivided)
+    }
     failures = {row.setup.recipe: row.validity.failures[0] for row in known.rows if row.validity.failures}
     for recipe in sorted(recipes & failures.keys()):
         warnings.append(f"{recipe} counts as --allow-unverified asks, although {failures[recipe]}")
     if as_of is None:
-        used = {each.instance for each in configurations}
-        paid = [each.price for each in bought if each.price.instance in used]
+        used = {configuration.instance for configuration in configurations}
+        paid = [purchase.price for purchase in bought if purchase.price.instance in used]
         if settings.max_price_age is not None:
             max_age = datetime.timedelta(seconds=parse_duration_s(settings.max_price_age))
-            check_age([each.as_of for each in paid], today, max_age)
+            check_age([price.as_of for price in paid], today, max_age)
         warnings += market.age_notes(paid)
     job = Task(
         workload=workload,
@@ -193,7 +197,7 @@ def recommend(
     choices = analysis.choices_of(configurations, bought, job)
     offered = {bought[number].price.purchase for number in set(choices.purchase_ids.tolist())}
     if configurations:
-        priced = {each.price.purchase for each in bought}
+        priced = {purchase.price.purchase for purchase in bought}
         for option in dict.fromkeys(purchases):
             if option not in offered:
                 warnings.append(_no_candidate(option, has_price=option in priced))
@@ -208,7 +212,10 @@ def recommend(
     elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.query.recipe)):
         result = replace(result, warnings=(*result.warnings, lacking))
     return Recommendation(
-        **vars(result), reference=found.reference, source=str(found.origin), prices_as_of=as_of or today
+        **vars(result),
+        reference=candidates.reference,
+        source=str(candidates.origin),
+        prices_as_of=as_of or today,
     )
 
 
@@ -262,7 +269,7 @@ def _sweep_command(job: Task, bought: "Sequence[Purchase]", catalogue: Catalogue
         if job.scripts.get(recipe) == script:
             for name, text in variant.items():
                 texts.setdefault(name, {})[text] = None
-    lists = [word for name, each in texts.items() for word in ("-L", f"{name}={','.join(each)}")]
+    lists = [word for name, values in texts.items() for word in ("-L", f"{name}={','.join(values)}")]
     return shlex.join([*words, *lists, *script])
 
 
@@ -357,7 +364,7 @@ def _check_workload_file(workload: str) -> None:
 
 def _configurations(
     known: "Known",
-    found: _Candidates,
+    candidates: _Candidates,
     scope: "Scope",
     scaling: float | None,
     left_out: "list[LeftOut]",
@@ -369,7 +376,7 @@ def _configurations(
     from fastlaunch_train.workloads.registry import WorkloadError
 
     try:
-        subject = known.subject(found.reference)
+        subject = known.subject(candidates.reference)
     except WorkloadError as error:
         if scope.measured_only:
             return []
@@ -390,11 +397,14 @@ def _configurations(
         known.finder(subject, scaling=scaling),
         subject,
         known.rows,
-        found.rows,
-        found.reference,
+        candidates.rows,
+        candidates.reference,
         scope,
         left_out,
-        found.samples_factors,
-        [known.catalogue.instances[name] for name in dict.fromkeys(each.price.instance for each in bought)],
+        candidates.samples_factors,
+        [
+            known.catalogue.instances[name]
+            for name in dict.fromkeys(purchase.price.instance for purchase in bought)
+        ],
         known.catalogue,
     )

@@ -141,7 +141,7 @@ def _predicted(workload: str, made: Report, *, most_usd: float) -> "list[Predict
     from fastlaunch.report.page.page import Predicted
 
     try:
-        found = recommend(
+        result = recommend(
             workload,
             _SAMPLES,
             steps_only=True,
@@ -160,7 +160,7 @@ def _predicted(workload: str, made: Report, *, most_usd: float) -> "list[Predict
             usd_per_hour=choice.usd / choice.hours,
             hours=choice.total.hours,
         )
-        for choice in found.by_instance
+        for choice in result.by_instance
         if choice.configuration.rate.row is None
         and choice.instance not in measured_on
         and choice.usd <= most_usd
