@@ -45,12 +45,12 @@ def evals_of(attempts: Attempts) -> tuple[Eval, ...]:
     """
     by_key: dict[tuple[int, str, str], Eval] = {}
     for ranks, last_step in _chain(attempts):
-        own: dict[tuple[int, str, str], Eval] = {}
+        of_attempt: dict[tuple[int, str, str], Eval] = {}
         for line in (line for record in ranks for line in record.evals if line.step <= last_step):
             key = (line.step, line.split, line.weights)
-            first = own.setdefault(key, line)
-            own[key] = replace(first, seconds=max(first.seconds, line.seconds))
-        by_key |= own
+            first = of_attempt.setdefault(key, line)
+            of_attempt[key] = replace(first, seconds=max(first.seconds, line.seconds))
+        by_key |= of_attempt
     return tuple(sorted(by_key.values(), key=_place))
 
 
@@ -79,7 +79,7 @@ def checkpoints_of(attempts: Attempts) -> Checkpoints:
     longest_s = -math.inf
     seconds: dict[int, float] = {}
     for ranks, last_step in _chain(attempts):
-        own: dict[int, float] = {}
+        of_attempt: dict[int, float] = {}
         for record in ranks:
             of_rank: dict[int, float] = {}
             for phase in record.phases:
@@ -88,8 +88,10 @@ def checkpoints_of(attempts: Attempts) -> Checkpoints:
                 longest_s = max(longest_s, phase.seconds)
                 if phase.step <= last_step:
                     of_rank[phase.step] = of_rank.get(phase.step, 0.0) + phase.seconds
-            own = {step: max(own.get(step, 0.0), of_rank.get(step, 0.0)) for step in own | of_rank}
-        seconds |= own
+            of_attempt = {
+                step: max(of_attempt.get(step, 0.0), of_rank.get(step, 0.0)) for step in of_attempt | of_rank
+            }
+        seconds |= of_attempt
     return Checkpoints(
         longest_s=longest_s if math.isfinite(longest_s) else None,
         total_s=sum(seconds.values()) if seconds else None,

@@ -246,6 +246,6 @@ def label_of(header: Mapping[str, Any]) -> str:
     Records of before the workload's own optimizer was kept have their label as it was.
     """
     recipe, workload = header["recipe"], header["workload"]
-    own = {field for field in _OF_WORKLOADS if workload.get(field, ...) == recipe.get(field)}
+    by_itself = {field for field in _OF_WORKLOADS if workload.get(field, ...) == recipe.get(field)}
     name, *overrides = recipe["label"].split(" ")
-    return " ".join([name, *(text for text in overrides if text.partition("=")[0] not in own)])
+    return " ".join([name, *(text for text in overrides if text.partition("=")[0] not in by_itself)])
