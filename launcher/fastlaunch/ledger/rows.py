@@ -291,7 +291,10 @@ def machines_of(plan: Plan) -> tuple[str | None, int]:
 def tag_of(plan: Plan, key: str) -> str | None:
     """Return the tag that the plan's request puts on what it creates; None if it puts none."""
     request = plan.request
-    lists = [request.get("Tags", ()), *(each["Tags"] for each in request.get("TagSpecifications", ()))]
+    lists = [
+        request.get("Tags", ()),
+        *(specification["Tags"] for specification in request.get("TagSpecifications", ())),
+    ]
     return next((str(tag["Value"]) for tags in lists for tag in tags if tag["Key"] == key), None)
 
 
