@@ -83,8 +83,8 @@ def tables_without_gateway(
 
 
 def _table_of(subnet: Subnet, tables: Sequence[RouteTable]) -> RouteTable | None:
-    own = (table for table in tables if subnet.id in table.subnets)
-    return next(own, next((table for table in tables if table.is_main), None))
+    explicit = (table for table in tables if subnet.id in table.subnets)
+    return next(explicit, next((table for table in tables if table.is_main), None))
 
 
 def _gets_out(subnet: Subnet, tables: Sequence[RouteTable]) -> bool:

@@ -59,7 +59,7 @@ DOCTOR_KEY = "runs/written-by-doctor"
 
 _ROLES = {"ec2": "the machine's role", "sagemaker": "SageMaker's execution role"}
 
-_Each = Iterable[tuple[Mapping[str, str], tuple[Any, ...]]]
+_Subjects = Iterable[tuple[Mapping[str, str], tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +98,10 @@ class _Listed:
     """One of the checks: what it is called, what it asks, and what it is run for."""
 
     name: str
-    #: Called with the job and what `each` gives.
+    #: Called with the job and what `subjects` gives.
     call: Callable[..., str | Finding]
     #: Yields what it is about (`instance`, `zone`) and what to call it with, in a region.
-    each: "Callable[[CheckContext, str], _Each]"
+    subjects: "Callable[[CheckContext, str], _Subjects]"
     #: The backends that it is for, and for which of their jobs.
     on: tuple[str, ...] = ("ec2", "sagemaker")
     when: Callable[[Options], bool] = lambda options: True
@@ -119,7 +119,7 @@ def checks(job: CheckContext) -> list[Check]:
         obstacle = None if login.error is None else "not asked, for want of a login"
         for listed in _IN_REGION:
             is_due = job.options.service in listed.on and listed.when(job.options)
-            for about, arguments in listed.each(job, region) if is_due else ():
+            for about, arguments in listed.subjects(job, region) if is_due else ():
                 check = run_check(
                     listed.name,
                     partial(listed.call, job, *arguments),
@@ -155,35 +155,35 @@ def usable(sites: Sequence[Site], results: Sequence[Check]) -> tuple[list[Site],
 # What a check is run for
 
 
-def _once(job: CheckContext, region: str) -> _Each:
+def _once(job: CheckContext, region: str) -> _Subjects:
     yield {}, (region,)
 
 
-def _each_type(job: CheckContext, region: str) -> _Each:
+def _each_type(job: CheckContext, region: str) -> _Subjects:
     for instance in job.instances:
         yield {"instance": job.name_of(instance)}, (instance, region)
 
 
-def _each_zone(job: CheckContext, region: str) -> _Each:
+def _each_zone(job: CheckContext, region: str) -> _Subjects:
     for zone in job.region_settings(region).subnets:
         yield {"zone": zone}, (region, zone)
 
 
-def _each_subnet(job: CheckContext, region: str) -> _Each:
+def _each_subnet(job: CheckContext, region: str) -> _Subjects:
     yield from _each_zone(job, region) if job.region_settings(region).subnets else [({}, (region, None))]
 
 
-def _each_training_network(job: CheckContext, region: str) -> _Each:
+def _each_training_network(job: CheckContext, region: str) -> _Subjects:
     if job.region_settings(region).sagemaker_subnets:
         yield {}, (region,)
 
 
-def _each_input(job: CheckContext, region: str) -> _Each:
+def _each_input(job: CheckContext, region: str) -> _Subjects:
     for uri in given_inputs(job.options).values():
         yield {}, (region, uri)
 
 
-def _each_stored_object(job: CheckContext, region: str) -> _Each:
+def _each_stored_object(job: CheckContext, region: str) -> _Subjects:
     """Yield the objects that the machines fetch and that are the same for many jobs."""
     bucket, prefix = job.region_settings(region).bucket, job.region_settings(region).prefix
     if bucket is None:
@@ -241,12 +241,12 @@ def _region(job: CheckContext, region: str) -> str:
 
 def _container(job: CheckContext, region: str) -> str | Finding:
     """Find the container image that a job there would start from."""
-    if own := job.options.image:
-        if job.lookup.is_image_visible(own, region):
-            return f"{own.rpartition('@')[0]} has {own.rpartition('@')[2][:19]}..."
+    if image := job.options.image:
+        if job.lookup.is_image_visible(image, region):
+            return f"{image.rpartition('@')[0]} has {image.rpartition('@')[2][:19]}..."
         return Finding(
             Result.NOT_CHECKED,
-            f"{own} may not be looked at from here: the machine's role has to pull it",
+            f"{image} may not be looked at from here: the machine's role has to pull it",
             "see that the role may: `fastlaunch doctor --setup`, ImagePull",
         )
     assert job.lookup.base is not None
@@ -362,9 +362,9 @@ def _offered(job: CheckContext, instance: InstanceType, region: str) -> str | Fi
     if not zones:
         raise NoCapacity(f"{region} has no {name}", "allow another region or instance type")
     hint = f"name a subnet in {' or '.join(zones)}: `aws.{region}.subnets` in the config file"
-    own = job.region_settings(region).subnets
-    lacking = {zone: NoCapacity(f"{zone} has no {name}", hint) for zone in own if zone not in zones}
-    if lacking and len(lacking) == len(own):
+    subnets = job.region_settings(region).subnets
+    lacking = {zone: NoCapacity(f"{zone} has no {name}", hint) for zone in subnets if zone not in zones}
+    if lacking and len(lacking) == len(subnets):
         raise nowhere([(f"{name} in {zone}", error) for zone, error in lacking.items()])
     message = f"{name} is in {', '.join(zones)}"
     if lacking:
@@ -549,42 +549,44 @@ def _takes_quota(options: Options) -> bool:
 _EC2, _SAGEMAKER = ("ec2",), ("sagemaker",)
 #: All of them, in the order in which a job needs them in a region. A new one is a line here.
 _IN_REGION = (
-    _Listed(name="config", call=_config, each=_once, asks_aws=False),
-    _Listed(name="region", call=_region, each=_once, needed=False),
-    _Listed(name="price", call=_price, each=_each_type, asks_aws=False),
-    _Listed(name="machine image", call=_machine_image, each=_once, on=_EC2),
-    _Listed(name="container image", call=_container, each=_once),
-    _Listed(name="instance profile", call=_profile, each=_once, on=_EC2),
-    _Listed(name="role", call=_role, each=_once, on=_SAGEMAKER),
+    _Listed(name="config", call=_config, subjects=_once, asks_aws=False),
+    _Listed(name="region", call=_region, subjects=_once, needed=False),
+    _Listed(name="price", call=_price, subjects=_each_type, asks_aws=False),
+    _Listed(name="machine image", call=_machine_image, subjects=_once, on=_EC2),
+    _Listed(name="container image", call=_container, subjects=_once),
+    _Listed(name="instance profile", call=_profile, subjects=_once, on=_EC2),
+    _Listed(name="role", call=_role, subjects=_once, on=_SAGEMAKER),
     _Listed(
         name="scheduler role",
         call=_scheduler_role,
-        each=_once,
+        subjects=_once,
         on=_EC2,
         when=lambda options: options.account_timer,
     ),
-    _Listed(name="bucket", call=_bucket, each=_once),
-    _Listed(name="stored code", call=_stored_code, each=_each_stored_object, needed=False),
-    _Listed(name="input", call=_input, each=_each_input, needed=False),
-    _Listed(name="network", call=_training_network, each=_each_training_network, on=_SAGEMAKER),
-    _Listed(name="security group", call=_groups, each=_once, on=_EC2),
-    _Listed(name="subnet", call=_subnet, each=_each_subnet, on=_EC2),
-    _Listed(name="between nodes", call=_between_nodes, each=_once, on=_EC2, when=_has_nodes, needed=False),
+    _Listed(name="bucket", call=_bucket, subjects=_once),
+    _Listed(name="stored code", call=_stored_code, subjects=_each_stored_object, needed=False),
+    _Listed(name="input", call=_input, subjects=_each_input, needed=False),
+    _Listed(name="network", call=_training_network, subjects=_each_training_network, on=_SAGEMAKER),
+    _Listed(name="security group", call=_groups, subjects=_once, on=_EC2),
+    _Listed(name="subnet", call=_subnet, subjects=_each_subnet, on=_EC2),
+    _Listed(
+        name="between nodes", call=_between_nodes, subjects=_once, on=_EC2, when=_has_nodes, needed=False
+    ),
     _Listed(
         name="placement group",
         call=_placement_group,
-        each=_each_zone,
+        subjects=_each_zone,
         on=_EC2,
         when=_takes_group,
         needed=False,
     ),
-    _Listed(name="offered", call=_offered, each=_each_type, on=_EC2),
-    _Listed(name="capacity block", call=_block, each=_each_type, when=_in_block),
-    _Listed(name="quota", call=_quota, each=_each_type, when=_takes_quota, needed=False),
+    _Listed(name="offered", call=_offered, subjects=_each_type, on=_EC2),
+    _Listed(name="capacity block", call=_block, subjects=_each_type, when=_in_block),
+    _Listed(name="quota", call=_quota, subjects=_each_type, when=_takes_quota, needed=False),
     _Listed(
         name="spot price",
         call=_spot_price,
-        each=_each_type,
+        subjects=_each_type,
         on=_EC2,
         when=lambda options: options.purchase == "spot",
         needed=False,

@@ -129,7 +129,7 @@ def check_training_network(aws: Aws, region: str, here: RegionSettings, *, by_ef
 
 def _is_open(rules: Mapping[str, GroupRules], way: str) -> bool:
     named = [rule.lets_in if way == "ingress" else rule.lets_out for rule in rules.values()]
-    return any(own & rules.keys() for own in named)
+    return any(groups & rules.keys() for groups in named)
 
 
 def _opening(region: str, group: str, way: str) -> str:

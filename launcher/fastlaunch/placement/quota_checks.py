@@ -83,8 +83,8 @@ def _ec2_quota(instance: InstanceType, region: str, options: Options, aws: Aws) 
     quota = quota_code(instance.name, options.purchase)
     if quota is None:
         return None
-    own = aws.quota(region, "ec2", quota.code)
-    limit = aws.default_quota(region, "ec2", quota.code) if own is None else own
+    applied = aws.quota(region, "ec2", quota.code)
+    limit = aws.default_quota(region, "ec2", quota.code) if applied is None else applied
     try:
         running = aws.running_vcpus(region)
         used = sum(vcpus for (name, how), vcpus in running.items() if quota_code(name, how) == quota)
@@ -96,7 +96,7 @@ def _ec2_quota(instance: InstanceType, region: str, options: Options, aws: Aws) 
         name=quota.name,
         code=quota.code,
         limit=limit,
-        is_default=own is None and limit is not None,
+        is_default=applied is None and limit is not None,
         used=used,
         needed=options.num_nodes * instance.vcpus,
     )
