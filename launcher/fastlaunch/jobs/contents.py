@@ -79,8 +79,8 @@ def contents_of(argv: Sequence[str], files: Mapping[str, Path]) -> dict[str, Pat
 def _beside(reached: Collection[str], files: Collection[str]) -> set[str]:
     """Return what is no Python and belongs to these files: beside or above one, or where there is none."""
     with_python = {PurePosixPath(path).parent for path in files if path.endswith(_PYTHON)}
-    own = {folder for path in reached for folder in PurePosixPath(path).parents}
-    found = set()
+    folders = {folder for path in reached for folder in PurePosixPath(path).parents}
+    others = set()
     for path in files:
         folder = PurePosixPath(path).parent
         if path.endswith(_PYTHON) or (
@@ -88,9 +88,9 @@ def _beside(reached: Collection[str], files: Collection[str]) -> set[str]:
         ):
             continue
         nearest = next((up for up in (folder, *folder.parents) if up in with_python), None)
-        if nearest is None or nearest in own:
-            found.add(path)
-    return found
+        if nearest is None or nearest in folders:
+            others.add(path)
+    return others
 
 
 def names_in(argv: Sequence[str]) -> tuple[object, ...]:
@@ -141,10 +141,14 @@ def _reached(named: Mapping[str, Path], files: Mapping[str, Path], argv: Sequenc
         if names is None:
             return None
         for name in names:
-            found = modules.get(name, [])
-            nearest = [each for each in found if _base(each, name) in (*beside, PurePosixPath(path).parent)]
+            modules_of_name = modules.get(name, [])
+            nearest = [
+                candidate
+                for candidate in modules_of_name
+                if _base(candidate, name) in (*beside, PurePosixPath(path).parent)
+            ]
             is_elsewhere = name.partition(".")[0] not in _NOT_FOLLOWED
-            left += nearest or (found if is_elsewhere else [])
+            left += nearest or (modules_of_name if is_elsewhere else [])
     return reached
 
 
