@@ -99,6 +99,19 @@ def test_no_thing_is_named_by_a_participle_or_pronoun() -> None:
     assert counts.total() <= _STILL_VAGUE, counts
 
 
+def test_the_level_of_a_line_is_no_prefix() -> None:
+    """A warning is made by `as_warning`, and known by its class."""
+    prefixed = [
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if path.is_relative_to(ROOT / "launcher")
+        and isinstance(node, ast.Constant)
+        and str(node.value).startswith("warning: ")
+    ]
+    assert prefixed == ["launcher/fastlaunch/core/terminal.py"]
+
+
 def test_what_docstrings_and_the_page_of_the_design_name_exists() -> None:
     folders = ("launcher", "train", "containers", "docs", "tests")
     files = [*ROOT.glob("*.*"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]

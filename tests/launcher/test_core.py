@@ -21,7 +21,7 @@ from fastlaunch.core.errors import BadFile, CloudRefused, UnknownName, UserError
 from fastlaunch.core.home import close_to_others, make_folder
 from fastlaunch.core.log_file import LOG, last_words, telling_lines
 from fastlaunch.core.plan import Plan
-from fastlaunch.core.terminal import plain, plain_output, raw_output, report_line
+from fastlaunch.core.terminal import as_warning, plain, plain_output, raw_output, report_line
 from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
 
 # Errors
@@ -254,16 +254,16 @@ def test_on_a_terminal_a_warning_is_broken_at_blanks_and_nothing_else_is(
             return True
 
     monkeypatch.setenv("COLUMNS", "40")
-    warning = "warning: the prices of p5.48xlarge are of 2026-07-20: type fastlaunch prices update\n"
-    command = "next: fastlaunch submit --instance p5.48xlarge --recipe te-fp8 --max-hours 2\n"
+    warning = as_warning("the prices of p5.48xlarge are of 2026-07-20: type fastlaunch prices update")
+    command = "warning: fastlaunch submit --instance p5.48xlarge --recipe te-fp8 --max-hours 2"
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
-        report_line(warning[:-1], plain_output(stream))
-        report_line(command[:-1], plain_output(stream))
-    assert pipe.getvalue() == warning + command
-    broken = terminal.getvalue().removesuffix(command).splitlines()
+        report_line(warning, plain_output(stream))
+        report_line(command, plain_output(stream))
+    assert pipe.getvalue() == f"{warning}\n{command}\n"
+    broken = terminal.getvalue().removesuffix(f"{command}\n").splitlines()
     assert len(broken) > 1 and max(map(len, broken)) <= 40
-    assert " ".join(line.strip() for line in broken) == warning.strip()
+    assert " ".join(line.strip() for line in broken) == warning
 
 
 REQUEST = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import first_names, parse_count, parse_date
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.world import World, default_context
@@ -192,7 +193,7 @@ def estimate(
     bought = market.purchase(price, with_losses=not steps_only)
     known = known_rows(context, workload, catalogue, with_shared=with_shared)
     for warning in known.warnings:
-        context.report(f"warning: {warning}")
+        context.report(as_warning(warning))
     wanted_recipe = recipe and (recipe_of(recipe) or recipe)
     row = _most_like(known, wanted_recipe, kind, num_nodes=num_nodes, batch_size=batch_size)
     _check_gpu(row, kind, catalogue)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.catalog.prices import Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.job import Job
 from fastlaunch.lifecycle.world import World
@@ -52,7 +53,9 @@ def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | s
         try:
             check_memory(query, rows.rows, subject, catalogue)
         except UserError as error:
-            context.report(f"warning: {kind.recipe.label} on {kind.workload}: {error.message}: {error.hint}")
+            context.report(
+                as_warning(f"{kind.recipe.label} on {kind.workload}: {error.message}: {error.hint}")
+            )
         # Another model than the workload's own, and a batch that is searched for, are of unknown speed.
         rate = None
         if kind.batch_size and kind.steps and kind.inputs.model is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.api.results import Prices, Runs
 from fastlaunch.core.errors import CloudRefused, UnknownName, UserError
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import parse_date, utc_day
 from fastlaunch.lifecycle.world import World, default_context, reconcile_here
 
@@ -149,7 +150,7 @@ def _quota_vcpus(context: World, region: str, code: str) -> float | None:
         applied = context.aws.quota(region, "ec2", code)
         return applied if applied is not None else context.aws.default_quota(region, "ec2", code)
     except CloudRefused as error:
-        context.report(f"warning: the quota {code} in {region} is not known: {error.message}")
+        context.report(as_warning(f"the quota {code} in {region} is not known: {error.message}"))
         return None
 
 

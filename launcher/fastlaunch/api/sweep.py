@@ -13,7 +13,7 @@ from fastlaunch.api.keywords import SweepArguments
 from fastlaunch.api.results import Runs
 from fastlaunch.api.submission import VIEWS, check_truths
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.terminal import report_line
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.jobs.options import Options, arguments, command_line
 from fastlaunch.lifecycle.submit import report_edits
 from fastlaunch.lifecycle.sweep_plan import SweepPlan, make_parts, plan_lines, plan_sweep
@@ -137,7 +137,7 @@ def _carry_out(
         for line in () if announce else plan_lines(plan):
             world.report(line)
         for line in plan.warnings:
-            world.report(f"warning: {line}")
+            world.report(as_warning(line))
         if stored:
             world.report(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}")
             for submission in started.values():

@@ -21,6 +21,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, yes_option
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import size_text, split_names
 from fastlaunch.jobs.container_builder import (
     Command,
@@ -138,18 +139,14 @@ def build(
         yes=yes,
     )
     for doubt in options.base.doubts(context.today) if options.base else ():
-        _report(f"warning: {doubt}")
+        report_line(as_warning(doubt))
     click.echo(_dry_run(context, options) if dry_run else _build(context, options))
-
-
-def _report(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _with_extras(files: Mapping[str, bytes], options: BuildOptions) -> dict[str, bytes]:
     """Return the context with a Dockerfile in which pip installs the extras."""
     if options.extras:
-        _report(f"pip installs in the image, from the network: {', '.join(options.extras)}")
+        report_line(f"pip installs in the image, from the network: {', '.join(options.extras)}")
     return {**files, "Dockerfile": with_extras(files["Dockerfile"], options.extras)}
 
 
@@ -158,7 +155,7 @@ def _dry_run(context: World, options: BuildOptions) -> str:
     files = context_files(wheel_folder(context.settings)) if options.base else ort_context()
     builder = find_builder()
     if builder is None:
-        _report(f"warning: {no_builder().message}; the commands are docker's with buildx")
+        report_line(as_warning(f"{no_builder().message}; the commands are docker's with buildx"))
     reference = ort_base()
     if options.base:
         uri = image_uri(options.base, options.region, "<base-digest>")
@@ -172,7 +169,7 @@ def _dry_run(context: World, options: BuildOptions) -> str:
     name = f"{_registry_name(options, _OWN_ACCOUNT)}:{build.kind}-<content>"
     logins, building, pushing = _commands(builder or "buildx", options, build, name, "<context>")
     if options.push and files is not None:
-        _report(_upload(build))
+        report_line(_upload(build))
     lines = ["context:", *_listing(build.files, fetched=files is not None), "commands:"]
     return "\n".join([*lines, *(f"  {command}" for command in (*logins, building, *pushing))])
 
@@ -219,7 +216,7 @@ def _build(context: World, options: BuildOptions) -> str:
     )
     if not options.push:
         name = f"{options.repository}:{build.tag}"
-        _report(f"building {name}: {size_text(build.size)} over {reference.uri}")
+        report_line(f"building {name}: {size_text(build.size)} over {reference.uri}")
         _carry_out(context, options, builder, build, name)
         next_command("fastlaunch build --push")
         return name
@@ -227,15 +224,15 @@ def _build(context: World, options: BuildOptions) -> str:
     repository = _registry_name(options, account)
     digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
     if digest is None:
-        _report(f"building {repository}:{build.tag}: {size_text(build.size)} over {reference.uri}")
-        _report(_upload(build))
+        report_line(f"building {repository}:{build.tag}: {size_text(build.size)} over {reference.uri}")
+        report_line(_upload(build))
         context.confirm("Build and upload?", yes=options.yes)
         _carry_out(context, options, builder, build, f"{repository}:{build.tag}")
         digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
         if digest is None:
             raise UserError(f"{repository} has no {build.tag} after the push", "try again")
     else:
-        _report(f"{build.tag} exists already: nothing to build")
+        report_line(f"{build.tag} exists already: nothing to build")
     recipe = "te-fp8" if options.base else "ort --workload gpt2-xsmall"
     next_command(f"fastlaunch submit --image {repository}@{digest} --instance p5.48xlarge --recipe {recipe}")
     return f"{repository}@{digest}"
@@ -249,8 +246,8 @@ def _reference(context: World, options: BuildOptions, base: BaseImage) -> BaseRe
     except CloudRefused as error:
         if options.push:
             raise
-        _report(f"warning: {base.name} is taken by its tag, which may move: its digest is not known")
-        _report(f"  {error.message}")
+        report_line(as_warning(f"{base.name} is taken by its tag, which may move: its digest is not known"))
+        report_line(f"  {error.message}")
         return BaseReference(uri=public_uri(base), digest=None)
     if digest is None:
         raise UserError(
@@ -290,7 +287,7 @@ def _run(command: Command, what: str) -> None:
 
             run_command(command, take)
     except UserError:
-        _report("\n".join(lines))
+        report_line("\n".join(lines))
         raise
 
 

@@ -28,6 +28,7 @@ from fastlaunch.cli.options import (
     with_shared_option,
 )
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
+from fastlaunch.core.terminal import as_warning, report_line
 
 if TYPE_CHECKING:
     from fastlaunch.api.compared import Comparison
@@ -279,7 +280,7 @@ def comparison_text(
 def print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings on stderr, the first few of many."""
     for warning in api.first_of(warnings):
-        click.echo(f"warning: {warning}", err=True)
+        report_line(as_warning(warning))
 
 
 def _next(comparison: "Comparison", output: str) -> str:

@@ -22,7 +22,7 @@ from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.terminal import raw_output
+from fastlaunch.core.terminal import as_warning, raw_output, report_line
 from fastlaunch.core.units import counted
 from fastlaunch.lifecycle.world import World, open_launcher
 
@@ -66,7 +66,7 @@ def status(runs: tuple[str, ...], output: str) -> int:
         with activity("fetching what runs have uploaded"):
             refused = fetch_unfollowed(context, ledger, chosen)
         for problem in not_here(refused):
-            click.echo(f"warning: {problem}", err=True)
+            report_line(as_warning(problem))
         view = Follower(world=context, ledger=ledger, choose=lambda: chosen).read()
     alarmed = sorted({str(live.attempts[-1].region) for live in view.runs if live.alarm})
     code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
@@ -228,7 +228,7 @@ class _Log:
         (live,) = view.runs
         run = live.run
         for problem in view.problems:
-            self._print_once(f"warning: {problem}")
+            self._print_once(as_warning(problem))
         path = _log_of(self.context.settings.home, run, live.attempts)
         if path is None and (run.state.is_final or not self.follow):
             path = _console_log(self.context, live.attempts)
@@ -251,7 +251,7 @@ class _Log:
     def _print_once(self, line: str) -> None:
         if line not in self._printed:
             self._printed.add(line)
-            click.echo(line, err=True)
+            report_line(line)
 
 
 def _last_started(ledger: "Ledger") -> "Run":
@@ -297,6 +297,6 @@ def _console_log(context: World, attempts: Sequence["Attempt"]) -> Path | None:
     try:
         path = backend.console_log(last.handle)
     except UserError as error:
-        click.echo(f"warning: {error.message}", err=True)
+        report_line(as_warning(error.message))
         return None
     return path if path.stat().st_size else None

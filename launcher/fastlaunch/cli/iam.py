@@ -11,6 +11,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.jobs.option_rules import check_folder, check_secret
 
 
@@ -107,12 +108,9 @@ def print_(
     if not cloudformation:
         profile = settings.region_settings(region).instance_profile
         if profile not in (None, _BY_HAND) and "node_role" not in names:
-            click.echo(
-                f"warning: which role instance profile {profile} has is not known here, and the policies name"
-                f" {_BY_HAND}\n  give --node-role ARN, by: aws iam get-instance-profile"
-                f" --instance-profile-name {profile}",
-                err=True,
-            )
+            unknown = f"which role instance profile {profile} has is not known here, and the policies name"
+            command = f"aws iam get-instance-profile --instance-profile-name {profile}"
+            report_line(as_warning(f"{unknown} {_BY_HAND}\n  give --node-role ARN, by: {command}"))
         click.echo(_policies(name, names))
         return
     if name is not None:

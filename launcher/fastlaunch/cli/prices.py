@@ -19,6 +19,7 @@ from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import DATE, examples, next_command, output_option, output_width, profile_option
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import first_names, split_names
 
 #: Sources are hard to read in longer lines.
@@ -266,7 +267,7 @@ def _print_hints(chosen: Prices, *, history: bool, is_dated: bool) -> None:
     """Print what the prices leave out and what to type next, on stderr."""
     in_force = {price.key[:4]: price.as_of for price in chosen}
     if note := None if is_dated else age_note(in_force.values(), chosen.as_of):
-        click.echo(f"warning: {note}", err=True)
+        report_line(as_warning(note))
     if chosen.unpriced:
         names = first_names(chosen.unpriced, 5)
         text = f"no price known in {chosen.region} on {chosen.as_of}: {names}"

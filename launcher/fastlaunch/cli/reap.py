@@ -17,6 +17,7 @@ from fastlaunch.cli.render import plain_table
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.lifecycle.deadline_schedule import schedule_token
 from fastlaunch.lifecycle.reap import (
     Inventory,
@@ -217,7 +218,7 @@ def _ledger(context: World) -> AbstractContextManager["Ledger | None"]:
     try:
         return closing(open_ledger(context.settings, clock=context.now))
     except UserError as error:
-        click.echo(f"warning: going by tags alone, without the ledger: {error.message}", err=True)
+        report_line(as_warning(f"going by tags alone, without the ledger: {error.message}"))
         return nullcontext(None)
 
 
@@ -228,7 +229,7 @@ def _ask(ledger: "Ledger | None", question: "Callable[[Ledger], T]") -> T | None
     try:
         return question(ledger)
     except UserError as error:
-        click.echo(f"warning: going by tags, where the ledger cannot be read: {error.message}", err=True)
+        report_line(as_warning(f"going by tags, where the ledger cannot be read: {error.message}"))
         return None
 
 
@@ -301,7 +302,7 @@ def _usd_per_hour(context: World, machines: Sequence[Orphan]) -> dict[str, float
             catalogue = load_catalogue(*context.settings.price_files())
         except UserError as error:
             # The machines are gone by now: only their cost is not known.
-            click.echo(f"warning: prices are not known: {error.message}", err=True)
+            report_line(as_warning(f"prices are not known: {error.message}"))
             return prices
         for machine, name in listed:
             service = "ec2" if machine.kind == "instance" else "sagemaker"

@@ -22,6 +22,7 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import above_zero, parse_duration_s
 
 
@@ -153,7 +154,7 @@ def recommend(
         context=app_context(),
     )
     for warning in found.warnings:
-        click.echo(textwrap.fill(f"warning: {warning}", output_width(), break_on_hyphens=False), err=True)
+        click.echo(textwrap.fill(as_warning(warning), output_width(), break_on_hyphens=False), err=True)
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))
     elif output == "csv":

@@ -16,6 +16,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.tables import SPARE, keyed, table
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.measure.summary import RunSummary, StepProfile
@@ -226,7 +227,7 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         print_run_rows(rows)
         print_text(runs_sentence(runs, answer))
         for name, texts in _uncounted(runs).items():
-            print_text(f"warning: {name}: {'; '.join(texts)}")
+            print_text(as_warning(f"{name}: {'; '.join(texts)}"))
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
     failed = next((run for run in failures if run.directory), None)
     if failed is not None and failed.directory is not None:

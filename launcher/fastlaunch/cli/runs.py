@@ -27,6 +27,7 @@ from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.cli.share import pull, push
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted, in_ms
 from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
@@ -183,7 +184,7 @@ def _warn_of_unknown_instances(names: Sequence[str | None]) -> None:
     for name in sorted(unknown):
         near = get_close_matches(name, catalogue.instances, n=1, cutoff=0.5)
         meant = f"; did you mean {near[0]}?" if near else ""
-        click.echo(f"warning: unknown instance {name!r}: its runs have no price{meant}", err=True)
+        report_line(as_warning(f"unknown instance {name!r}: its runs have no price{meant}"))
 
 
 @runs.command(
@@ -210,13 +211,11 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
         raise UserError("nothing to import", "give a file or a folder, or --published")
     importable = find_runs([*paths, *(shipped_figures() if published else ())])
     for problem in importable.skipped:
-        click.echo(f"warning: skipped {problem.message}", err=True)
+        report_line(as_warning(f"skipped {problem.message}"))
     for path, number in importable.copies.items():
         lines = f"{number} line{' says' if number == 1 else 's say'} the same as one before"
-        click.echo(
-            f"warning: {path}: {lines}, and they are one run: a repeat has another seed, host or round",
-            err=True,
-        )
+        repeat = "a repeat has another seed, host or round"
+        report_line(as_warning(f"{path}: {lines}, and they are one run: {repeat}"))
     _warn_of_unknown_instances([run.summary.setup.instance for run in importable.runs.values()])
     command = shlex.join(["fastlaunch", "runs", "import", *map(str, paths), *["--published"] * published])
     with open_ledger(app_context().settings) as ledger, ledger.transaction():
@@ -286,7 +285,7 @@ def export(selectors: tuple[str, ...], destination: str, file_format: str) -> No
         for missing in export_runs(
             ledger, chosen, Path(destination), home=context.settings.home, now=context.now()
         ):
-            click.echo(f"warning: {missing}", err=True)
+            report_line(as_warning(missing))
     click.echo(f"Exported {counted(len(chosen), 'run')} to {destination}.")
     next_command(f"fastlaunch runs import {shlex.quote(destination)}")
 
@@ -298,7 +297,7 @@ def _export_tracked(chosen: Sequence[Run], context: World, destination: str, tra
     measured_runs = [run for run in chosen if run.summary is not None]
     for run in chosen:
         if run.summary is None:
-            click.echo(f"warning: run {run.id}: it is {run.state} and recorded nothing", err=True)
+            report_line(as_warning(f"run {run.id}: it is {run.state} and recorded nothing"))
     num_new = TRACKERS[tracker](_tracked_runs(measured_runs, context), destination)
     there = len(measured_runs) - num_new
     here = f", {there} {'was' if there == 1 else 'were'} there already" if there else ""
@@ -333,9 +332,9 @@ def _tracked_runs(chosen: Sequence[Run], context: World) -> "Iterator[TrackedRun
         with record_files(run) as files:
             records, unread = read_records(files)
         for problem in unread:
-            click.echo(f"warning: run {run.id}: {problem.message}", err=True)
+            report_line(as_warning(f"run {run.id}: {problem.message}"))
         if not records and run.summary.setup.kind == "records":
-            click.echo(f"warning: run {run.id}: its record files are gone; no metrics by step", err=True)
+            report_line(as_warning(f"run {run.id}: its record files are gone; no metrics by step"))
         round_number = run.summary.environment.round
         tags = {
             "submission": run.submission_id,
@@ -388,4 +387,4 @@ def _remove_folder(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
     except OSError as error:
-        click.echo(f"warning: {folder} stays, it cannot be removed: {error.strerror}", err=True)
+        report_line(as_warning(f"{folder} stays, it cannot be removed: {error.strerror}"))

@@ -10,6 +10,7 @@ from fastlaunch.backends.s3_sync import split_uri
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, with_filters
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, BadConfiguration, UserError
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
 from fastlaunch.jobs.option_rules import FOLDER
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
@@ -166,7 +167,7 @@ def _print_transfer(done: "Transfer", verb: str, where: str, output: str) -> Non
         click.echo(json.dumps(done.to_json(), indent=2))
         return
     for run_id, why in done.left_out.items():
-        click.echo(f"warning: run {run_id} is left out: {why}", err=True)
+        report_line(as_warning(f"run {run_id} is left out: {why}"))
     for run_id, other in done.beside.items():
         click.echo(f"run {run_id} has the name of {other}: both stay", err=True)
     parts = [f"{len(done.new)} new"] + [f"{len(done.updated)} updated"] * bool(done.updated)

@@ -19,7 +19,7 @@ from fastlaunch.cli.follow import go_on, states_text
 from fastlaunch.cli.options import SECONDS, examples, next_command, profile_option
 from fastlaunch.cli.render import STATE_COLOURS, print_table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
-from fastlaunch.core.terminal import printable, raw_output
+from fastlaunch.core.terminal import as_warning, printable, raw_output, report_line
 from fastlaunch.core.units import counted, duration_text, in_ms, rounded
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
         view = next(moments)
         if not view.runs:
             for problem in view.problems:
-                click.echo(f"warning: {problem}", err=True)
+                report_line(as_warning(problem))
             click.echo("No run is under way.", err=output == "json")
             next_command("fastlaunch status" if ledger.last_submission() else "fastlaunch submit --local")
             return EXIT_DONE
@@ -153,7 +153,7 @@ def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> 
     if output == "table":
         click.echo(summary_line(view))
     if view.problems:
-        click.echo(f"warning: the last look failed: {view.problems[0]}", err=True)
+        report_line(as_warning(f"the last look failed: {view.problems[0]}"))
     unfinished = [live.run for live in view.runs if not live.run.state.is_final]
     if is_stopped:
         if unfinished:
@@ -208,7 +208,7 @@ def printed_lines(output: str, home: Path) -> "Iterator[Callable[[View], None]]"
         if view.problems != problems:
             problems = view.problems
             for line in problem_lines(view):
-                click.echo(f"warning: {line}", err=True)
+                report_line(as_warning(line))
         for live in view.runs:
             if output == "json":
                 at = view.now.isoformat(timespec="seconds")

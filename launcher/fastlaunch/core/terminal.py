@@ -47,12 +47,27 @@ def printable_data(data: Any) -> Any:
     return [printable_data(item) for item in data] if isinstance(data, list | tuple) else data
 
 
+class WarningLine(str):
+    """A line of the level of a warning, made by `as_warning`."""
+
+
+def as_warning(text: str) -> WarningLine:
+    return WarningLine(f"warning: {text}")
+
+
 def report_line(line: str, stream: TextIO | None = None) -> None:
-    """Write a line for the user, to stderr by default. The terminal may be gone; the run is not."""
+    """Write a line for the user, to stderr by default.
+
+    On a terminal a `WarningLine` is broken at blanks; other lines stay whole, as they may be typed.
+    """
+    stream = stream or sys.stderr
+    shown = plain(line)
+    # The terminal may be gone; the run is not.
     with suppress(OSError):
-        # rich shows under its bar what comes by stderr, and colours it by what the line itself says.
-        # Written at once, since several threads may report.
-        print(f"{plain(line)}\n", end="", file=stream or sys.stderr, flush=True)
+        if isinstance(line, WarningLine) and stream.isatty():
+            shown = "\n".join(map(_wrapped, shown.split("\n")))
+        # One write, since several threads may report. rich shows the line above its bar.
+        print(f"{shown}\n", end="", file=stream, flush=True)
 
 
 def _wrapped(line: str) -> str:
@@ -62,20 +77,14 @@ def _wrapped(line: str) -> str:
 
 
 class PlainOutput:
-    """A text stream that passes on `plain` text, and escapes what the stream's encoding does not have.
-
-    On a terminal a warning is broken at blanks; other lines are whole, as they may be typed.
-    """
+    """A text stream that passes on `plain` text, and escapes what the stream's encoding does not have."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
         encoding = self.stream.encoding or "utf-8"
-        shown = plain(text)
-        if shown.startswith("warning: ") and self.stream.isatty():
-            shown = "\n".join(map(_wrapped, shown.split("\n")))
-        self.stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        self.stream.write(plain(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

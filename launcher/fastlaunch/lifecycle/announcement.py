@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends.site import Site
 from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import by_reason, counted, in_ms, size_text
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.option_rules import given_inputs
@@ -46,7 +47,7 @@ def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected |
     lines += [f"left out: {reason}" for reason in by_reason(placement.skipped)]
     lines += [*placement.changes, *warnings_of(placement)]
     if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
-        lines.append(f"warning: {slow}")
+        lines.append(as_warning(slow))
     if options.detach and options.until_resolved:
         lines.append("--until-resolved looks while it follows: with --detach all rounds are run")
     if options.detach:
@@ -69,7 +70,7 @@ def warnings_of(placement: "Placement") -> list[str]:
     warnings = dict.fromkeys(
         (check.message, check.hint) for check in placement.checks if check.result == "warning"
     )
-    return [f"warning: {message}" + (f"\n  {hint}" if hint else "") for message, hint in warnings]
+    return [as_warning(f"{message}\n  {hint}" if hint else message) for message, hint in warnings]
 
 
 def in_words(jobs: Sequence[Job], site: Site) -> str:

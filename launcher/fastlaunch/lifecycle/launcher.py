@@ -25,7 +25,7 @@ from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder, writing
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.terminal import report_line
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.attempt_cost import minutes_used
@@ -266,12 +266,10 @@ class Launcher:
                 self._go_on(runs)
             except (NoCapacity, Throttled, Unreachable) as error:
                 is_waiting = True
-                self.report(f"warning: run {first.id} waits to be resumed: {error.message}")
+                self.report(as_warning(f"run {first.id} waits to be resumed: {error.message}"))
             except UserError as error:
-                self.report(
-                    f"warning: run {first.id} is not resumed: {error.message}. "
-                    f"To leave it so: fastlaunch cancel {first.id}"
-                )
+                hint = f"To leave it so: fastlaunch cancel {first.id}"
+                self.report(as_warning(f"run {first.id} is not resumed: {error.message}. {hint}"))
             if self.stop.by:
                 break
         return is_waiting
@@ -319,7 +317,7 @@ class Launcher:
     @cached_property
     def advice(self) -> Advice:
         """What guards verdicts, predictions and displays."""
-        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(f"warning: {line}"))
+        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(as_warning(line)))
 
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:
@@ -566,7 +564,7 @@ class Launcher:
             elif role and not self.stop.by and needs_timer(attempt):
                 timer = arm(self.ledger, backend.aws, attempt, role=role, now=backend.now())
                 if needs_timer(self.ledger.attempt(attempt.id)):
-                    self.report(f"warning: {timer}")
+                    self.report(as_warning(timer))
         except UserError as error:
             timer = f"no timer in the account was noted ({error.message})"
         except KeyboardInterrupt:

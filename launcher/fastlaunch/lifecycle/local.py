@@ -11,6 +11,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.jobs.job import contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
@@ -87,9 +88,8 @@ class LocalRunner:
             return plan
         earlier = [*self.ledger.select(submission=run.submission_id), run]
         if edited := edited_since(earlier, run.recipe, script):
-            self.report(
-                f"warning: {edited} changed since the last such run: those from here on are another row"
-            )
+            text = f"{edited} changed since the last such run: those from here on are another row"
+            self.report(as_warning(text))
         # A workload's commit is that of what trains it.
         told = contents_environment(script if run.script else replace(script, commit=None))
         environment = {**plan.request["env"], **told}

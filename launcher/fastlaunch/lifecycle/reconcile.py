@@ -10,7 +10,7 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.terminal import report_line
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
@@ -24,7 +24,7 @@ NEVER_STARTED = "its launcher ended before a machine was started"
 
 
 def _warn(line: str) -> None:
-    report_line(f"warning: {line}")
+    report_line(as_warning(line))
 
 
 def reconcile(

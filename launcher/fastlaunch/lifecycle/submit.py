@@ -16,6 +16,7 @@ from fastlaunch.catalog.prices import age_note
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.plan import Plan
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
 from fastlaunch.jobs.job import Job
@@ -245,7 +246,7 @@ def check_add_to(submission: str | None, jobs: Sequence[Job], world: World) -> N
     rows = dict.fromkeys(run.recipe for run in runs)
     for label in dict.fromkeys(job.script.label for job in jobs if job.script):
         if label not in rows:
-            world.report(f"warning: {label} is a row of its own: {submission} has {', '.join(rows)}")
+            world.report(as_warning(f"{label} is a row of its own: {submission} has {', '.join(rows)}"))
     home = world.settings.home.absolute()
     scripts = {
         label: script
@@ -259,10 +260,8 @@ def report_edits(world: World, runs: "Sequence[Run]", scripts: "Mapping[str, Scr
     """Report the files in which the scripts, by label, are not what earlier runs ran."""
     for edited in dict.fromkeys(edited_since(runs, label, script) for label, script in scripts.items()):
         if edited:
-            world.report(
-                f"warning: {edited} changed since {runs[0].submission_id}: these runs are other rows; to pool"
-                " them all the same: fastlaunch compare --any-version"
-            )
+            text = f"{edited} changed since {runs[0].submission_id}: these runs are other rows"
+            world.report(as_warning(f"{text}; to pool them all the same: fastlaunch compare --any-version"))
 
 
 def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -> None:
@@ -275,7 +274,7 @@ def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -
     if block is None or is_known(block):
         check_budget(ceiling, typed_usd if dry_run else budget_usd)
     if dry_run and budget_usd is not None and ceiling.is_above(budget_usd):
-        world.report(f"warning: {ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}")
+        world.report(as_warning(f"{ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}"))
 
 
 def report_jobs(jobs: Jobs, world: World) -> None:
@@ -296,7 +295,7 @@ def report_jobs(jobs: Jobs, world: World) -> None:
     for name, why in jobs.skipped:
         world.report(f"left out: {name}: {why}")
     for caveat in jobs.caveats:
-        world.report(f"warning: {caveat}")
+        world.report(as_warning(caveat))
 
 
 def check(placement: Placement, world: World, *, yes: bool) -> Placement:
@@ -403,5 +402,5 @@ def launching(placement: Placement, world: World) -> "Iterator[Launcher]":
     with open_launcher(world, {runner.name: runner}) as launcher:
         reconcile(launcher.ledger, world.backends, world.settings)
         for other in launcher.ledger.select(["state=running", "backend=local"]):
-            world.report(f"warning: run {other.id} is under way here: both will be slower than alone")
+            world.report(as_warning(f"run {other.id} is under way here: both will be slower than alone"))
         yield launcher

@@ -20,7 +20,7 @@ from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.settings import Settings, load_settings
-from fastlaunch.core.terminal import report_line
+from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import is_region, utc_day
 from fastlaunch.jobs import working_directory
 from fastlaunch.jobs.machine import Machine, this_machine
@@ -124,7 +124,7 @@ class World:
         """What guards verdicts, predictions and displays."""
         from fastlaunch.lifecycle.advice import Advice
 
-        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(f"warning: {line}"))
+        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(as_warning(line)))
 
     @property
     def cloud_backends(self) -> dict[str, CloudBackend]:
