@@ -55,7 +55,10 @@ def read_wandb(folder: Path) -> dict[str, Any]:
                 found[record.run.run_id] = run
             elif kind == "history":
                 values = {each.nested_key[0]: json.loads(each.value_json) for each in record.history.item}
+                # Those of W&B's own differ from one writing to the next.
                 for name, value in values.items():
+                    if name.startswith("_"):
+                        continue
                     row = [values["_step"], values["_timestamp"], value]
                     run["metrics"].setdefault(name, []).append(row)
             elif kind == "summary":

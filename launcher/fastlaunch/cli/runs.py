@@ -251,7 +251,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 
     With --format, write them for MLflow, Weights & Biases (offline files) or TensorBoard instead: parameters,
     tags, figures of the whole run, and loss, step time, samples/s and data wait of every step. A run that is
-    there already is left as it is."""),
+    there already is replaced."""),
 )
 @click.argument("selectors", nargs=-1, required=True, metavar="[RUN|FILTER]...")
 @click.option(
@@ -298,10 +298,8 @@ def _export_tracked(chosen: Sequence[Run], context: World, destination: str, tra
     for run in chosen:
         if run.summary is None:
             report_line(as_warning(f"run {run.id}: it is {run.state} and recorded nothing"))
-    num_new = TRACKERS[tracker](_tracked_runs(measured_runs, context), destination)
-    there = len(measured_runs) - num_new
-    here = f", {there} {'was' if there == 1 else 'were'} there already" if there else ""
-    click.echo(f"Exported {counted(num_new, 'run')} to {destination}{here}.")
+    TRACKERS[tracker](_tracked_runs(measured_runs, context), destination)
+    click.echo(f"Exported {counted(len(measured_runs), 'run')} to {destination}.")
     quoted = shlex.quote(destination)
     commands = {
         "mlflow": lambda: f"mlflow ui --backend-store-uri {shlex.quote(mlflow_uri(destination))}",
@@ -335,14 +333,7 @@ def _tracked_runs(chosen: Sequence[Run], context: World) -> "Iterator[TrackedRun
             report_line(as_warning(f"run {run.id}: {problem.message}"))
         if not records and run.summary.setup.kind == "records":
             report_line(as_warning(f"run {run.id}: its record files are gone; no metrics by step"))
-        round_number = run.summary.environment.round
-        tags = {
-            "submission": run.submission_id,
-            "backend": run.backend,
-            "state": str(run.state),
-            "round": None if round_number is None else str(round_number),
-        }
-        yield tracked_run(run.id, run.summary, records, created_at=run.created_at, price=price, tags=tags)
+        yield tracked_run(run_to_dict(run), run.summary, records, price)
 
 
 def _cells(run: Run) -> dict[str, str | float | None]:

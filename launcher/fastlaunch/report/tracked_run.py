@@ -1,19 +1,18 @@
 """A run as experiment trackers take it: parameters, tags, figures of the whole, and metrics by step. Pure."""
 
-import hashlib
-import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from fastlaunch.analysis.pricing import reciprocal, samples_per_usd
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.steptime import wall_times_s
 from fastlaunch.measure.summary import Interval, RunSummary
-from fastlaunch_train.records.records import SCRIPT_PHASE, RankRecord, Step
+from fastlaunch_train.records.records import RankRecord, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,7 @@ class Point:
     """What was measured in a step, or after it on held-out data."""
 
     step: int
-    at_s: float  # when it ended, in seconds since 1970
+    at_s: float  # when it ended, in seconds since 1970, as if an attempt did nothing but its steps
     metrics: Mapping[str, float]
 
 
@@ -40,95 +39,72 @@ class TrackedRun:
     figures: Mapping[str, float]  # of the whole run
     points: Sequence[Point]  # by step
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of all of it: it tells whether a tracker has the run as it is now."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
-
 
 def tracked_run(
-    run_id: str,
-    summary: RunSummary,
-    records: Sequence[RankRecord],
-    *,
-    created_at: str,
-    price: Price | None,
-    tags: Mapping[str, str | None],
+    row: Mapping[str, Any], summary: RunSummary, records: Sequence[RankRecord], price: Price | None
 ) -> TrackedRun:
-    """Return the run for a tracker, by the record files of all its ranks and attempts, which may be gone.
+    """Return the run for a tracker.
 
-    created_at: ISO 8601, for a run without records. price: of one node, None if not known.
+    row: the run's `run_to_dict`. records: of all its ranks and attempts; none where the files are gone.
+    price: of one node, None if not known.
     """
-    attempts: dict[int, list[RankRecord]] = {}
-    for record in sorted(records, key=lambda record: (record.header["attempt"], record.header["rank"])):
-        attempts.setdefault(record.header["attempt"], []).append(record)
-    first = next(iter(attempts.values()))[0].header if attempts else {}
-    started_s = _timestamp(first.get("started_at", created_at))
-    points = _points(attempts, summary, started_s)
+    records = sorted(records, key=lambda record: (record.header["attempt"], record.header["rank"]))
+    header = records[0].header if records else {}
+    started_s = _timestamp(header.get("started_at", row["created_at"]))
+    points = _points(records, summary, started_s)
+    tags = {name: row[name] for name in ("submission", "backend", "state")}
     return TrackedRun(
-        id=run_id,
+        id=row["id"],
         name=summary.setup.recipe,
         workload=summary.setup.workload,
         status=summary.status,
         started_s=started_s,
         ended_s=points[-1].at_s if points else started_s + (summary.figures.total_time_s or 0.0),
-        params=_params(summary, first),
-        tags={name: text for name, text in {"run_id": run_id, **tags}.items() if text is not None},
+        params=_params(summary, header),
+        tags=_as_text({"run_id": row["id"], **tags, "round": summary.environment.round}),
         figures=_figures(summary, price),
         points=points,
     )
 
 
+def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
 def _params(summary: RunSummary, header: Mapping[str, Any]) -> dict[str, str | int | float]:
-    """Return what was trained, and how; the keys of a mapping stand behind its name: `version.torch`."""
-    script, recipe = header.get("script"), header.get("recipe", {})
+    """Return what was trained, and how; the keys of a mapping stand behind its name: `fingerprint.torch`."""
+    script = header.get("script")
     values = {
         **vars(summary.setup),
         "global_batch": summary.setup.global_batch,
         "seed": summary.seed,
         "commit": summary.environment.commit,
         "command": shlex.join(map(str, script["command"])) if script else None,
-        "attention_backend": header.get("attention_backend"),
-        "fingerprint": None,
-        "version": header.get("versions") or summary.setup.fingerprint,
     }
-    values |= {f"recipe.{name}": value for name, value in _items(recipe.get("overrides"))}
-    flat = {name: value for name, value in values.items() if not isinstance(value, Mapping)}
-    flat |= {f"{name}.{key}": text for name, of in values.items() for key, text in _items(of)}
-    return {
-        name: value if isinstance(value, int | float) else str(value)
-        for name, value in flat.items()
-        if value is not None
-    }
-
-
-def _items(value: object) -> Iterable[tuple[str, Any]]:
-    """Return the items of a mapping; none of anything else, as in older records."""
-    return value.items() if isinstance(value, Mapping) else ()
+    nested = {name: values.pop(name) for name in ("variant", "fingerprint")}
+    nested["recipe"] = header.get("recipe", {}).get("overrides") or {}
+    values |= {f"{name}.{key}": value for name, items in nested.items() for key, value in items.items()}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {**_as_text(values), **numbers}
 
 
 def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
     """Return every number of the summary's topics, the speed and the cost."""
-    timing, profile = summary.timing, summary.profile
+    timing, profile, num_nodes = summary.timing, summary.profile, summary.setup.num_nodes
     step, samples = timing.step_time_s, timing.samples_per_step
     rate = reciprocal(step, samples) if step and samples else None
-    num_nodes = summary.setup.num_nodes
-    values: dict[str, object] = {
-        **vars(summary.startup),
-        **vars(summary.quality),
-        **vars(summary.figures),
-        **vars(timing),
-        "samples_per_s": rate,
-        "usd_per_hour": price.usd_per_hour * num_nodes if price else None,
-        "usd_per_million_samples": (
-            reciprocal(samples_per_usd(rate, price, num_nodes), 1e6) if rate and price else None
-        ),
-        "peak_memory_gib": summary.peak_memory_gib,
-        "num_steps": summary.num_steps or None,
-        **({f"profile/{name}": value for name, value in vars(profile).items()} if profile else {}),
-        **({f"profile/{name}_s": value for name, value in profile.parts_s.items()} if profile else {}),
-    }
-    numbers = {name: of.value if isinstance(of, Interval) else of for name, of in values.items()}
+    topics = (summary.startup, summary.quality, summary.figures, timing)
+    values: dict[str, object] = {name: value for topic in topics for name, value in vars(topic).items()}
+    values |= {"peak_memory_gib": summary.peak_memory_gib, "num_steps": summary.num_steps or None}
+    values["samples_per_s"] = rate
+    if price:
+        values["usd_per_hour"] = price.usd_per_hour * num_nodes
+    if price and rate:
+        values["usd_per_million_samples"] = reciprocal(samples_per_usd(rate, price, num_nodes), 1e6)
+    if profile:
+        values |= {f"profile/{name}": value for name, value in vars(profile).items()}
+        values |= {f"profile/{name}_s": value for name, value in profile.parts_s.items()}
+    numbers = {name: value.value if isinstance(value, Interval) else value for name, value in values.items()}
     return {
         name: float(number)
         for name, number in numbers.items()
@@ -136,35 +112,34 @@ def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
     }
 
 
-def _points(
-    attempts: Mapping[int, Sequence[RankRecord]], summary: RunSummary, started_s: float
-) -> tuple[Point, ...]:
+def _points(records: Sequence[RankRecord], summary: RunSummary, started_s: float) -> tuple[Point, ...]:
     """Return the metrics by step; a step that a later attempt did again is the later one's."""
-    at_s: dict[int, float] = {}
-    metrics: dict[int, dict[str, float]] = {}
-    for ranks in attempts.values():
-        walls = [wall_times_s(rank) for rank in ranks]
-        elapsed_s = _timestamp(ranks[0].header["started_at"])
-        pauses = _pauses(ranks[0])
-        for index in range(min(map(len, walls))):
-            steps = [rank.steps[index] for rank in ranks]
-            step_time_s = float(max(wall[index] for wall in walls))
-            while pauses and pauses[0][0] < steps[0].step:
-                elapsed_s += pauses.pop(0)[1]
-            elapsed_s += step_time_s
-            at_s[steps[0].step], metrics[steps[0].step] = elapsed_s, _metrics(steps, step_time_s)
+    points = {point.step: point for point in _steps(records)}
+    metrics: dict[int, dict[str, float]] = {step: dict(point.metrics) for step, point in points.items()}
     for line in summary.quality.evals:
         place = line.split if line.weights == "current" else f"{line.split}-{line.weights}"
         scores = {"loss": line.loss, line.metric or "": line.metric_value}
         known = {f"{place}/{name}": value for name, value in scores.items() if value is not None}
         metrics.setdefault(line.step, {}).update(known)
-    last_s = started_s
-    points = []
+    last_s, ordered = started_s, []
     for step, values in sorted(metrics.items()):
-        last_s = at_s.get(step, last_s)
+        last_s = points[step].at_s if step in points else last_s
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        points.append(Point(step=step, at_s=last_s, metrics=finite))
-    return tuple(points)
+        ordered.append(Point(step=step, at_s=last_s, metrics=finite))
+    return tuple(ordered)
+
+
+def _steps(records: Sequence[RankRecord]) -> Iterator[Point]:
+    """Yield the steps that all ranks took, attempt by attempt."""
+    for _, attempt in groupby(records, key=lambda record: record.header["attempt"]):
+        ranks = list(attempt)
+        walls = [wall_times_s(rank) for rank in ranks]
+        at_s = _timestamp(ranks[0].header["started_at"])
+        for index in range(min(map(len, walls))):
+            steps = [rank.steps[index] for rank in ranks]
+            step_time_s = float(max(wall[index] for wall in walls))
+            at_s += step_time_s
+            yield Point(step=steps[0].step, at_s=at_s, metrics=_metrics(steps, step_time_s))
 
 
 def _metrics(steps: Sequence[Step], step_time_s: float) -> dict[str, float]:
@@ -177,15 +152,6 @@ def _metrics(steps: Sequence[Step], step_time_s: float) -> dict[str, float]:
     if len(samples) == len(steps) and step_time_s > 0:
         metrics["samples_per_s"] = sum(samples) / step_time_s
     return metrics
-
-
-def _pauses(record: RankRecord) -> list[tuple[int, float]]:
-    """Return what took time beside the steps, in order: the step before it, and its seconds."""
-    # Our own loop records an evaluation as a phase, too.
-    phases = [
-        (phase.step, phase.seconds) for phase in record.phases if phase.name not in (SCRIPT_PHASE, "eval")
-    ]
-    return sorted([*phases, *((line.step, line.seconds) for line in record.evals)])
 
 
 def _timestamp(text: str) -> float:

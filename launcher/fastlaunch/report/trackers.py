@@ -1,16 +1,15 @@
 """Write runs to MLflow, to offline files of Weights & Biases, and to TensorBoard, each by its own library.
 
-A run that is there as it is now is left. One that has changed since is replaced, and so
-is one whose export was cut off.
+A run that is there already, by its id, is replaced: it is then as the ledger has it now.
 """
 
 import logging
 import re
-import sqlite3
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 #: The experiment, or project, that holds the runs.
 EXPERIMENT = "fastlaunch"
-_RUN_TAG, _FINGERPRINT_TAG = f"{EXPERIMENT}.run_id", f"{EXPERIMENT}.fingerprint"
-#: In the folder of a run of W&B or TensorBoard, which do not read it.
-_FINGERPRINT_FILE = "fastlaunch-fingerprint"
 #: By a run's status; any other is MLflow's FAILED.
 _MLFLOW_STATUSES = {"completed": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
 #: The most that MLflow takes at once.
@@ -31,16 +27,14 @@ _MAX_METRICS, _MAX_PARAMS, _MAX_PARAM_LENGTH = 1000, 100, 6000
 _MAX_TAG_LENGTH = 64
 #: The length of a label in the name of a folder.
 _MAX_LABEL_LENGTH = 80
-_DATABASE = "mlflow.db"
 
 
-def write_mlflow(runs: Iterable[TrackedRun], destination: str) -> int:
-    """Write to a tracking server's URI, or to `mlflow.db` in a folder; return how many were written."""
+def write_mlflow(runs: Iterable[TrackedRun], destination: str) -> None:
+    """Write to a tracking server's URI, or to `mlflow.db` in a folder."""
     with _needs("mlflow", "MLflow"):
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
-    _check_database(Path(destination, _DATABASE))
     # It tells of every table that it makes.
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     try:
@@ -55,28 +49,16 @@ def write_mlflow(runs: Iterable[TrackedRun], destination: str) -> int:
             experiment_id = client.create_experiment(EXPERIMENT, artifact_location=artifacts)
         # It prints where to see a run, which is no data of ours.
         with redirect_stdout(sys.stderr):
-            return sum(_write_to_mlflow(client, experiment_id, run) for run in runs)
+            for run in runs:
+                replaced = client.search_runs([experiment_id], f"tags.`{EXPERIMENT}.run_id` = '{run.id}'")
+                _add_to_mlflow(client, experiment_id, run)
+                for stored in replaced:
+                    client.delete_run(stored.info.run_id)
     except (MlflowException, SQLAlchemyError) as error:
         problem = str(error).splitlines()[0]
         raise UserError(
             f"MLflow cannot write to {destination}: {problem}", "check --to, and that the server runs"
         ) from None
-
-
-def _write_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> bool:
-    """Write a run, unless it is there as it is now; return whether it was written."""
-    stored = client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{run.id}'")
-    current = [
-        entry
-        for entry in stored
-        if entry.info.status != "RUNNING" and entry.data.tags.get(_FINGERPRINT_TAG) == run.fingerprint
-    ][:1]
-    if not current:
-        _add_to_mlflow(client, experiment_id, run)
-    for entry in stored:
-        if entry not in current:
-            client.delete_run(entry.info.run_id)
-    return not current
 
 
 def _add_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> None:
@@ -87,7 +69,6 @@ def _add_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> None:
         return re.sub(r"[^\w\-. :/]", "_", name)[:250]
 
     tags = {f"{EXPERIMENT}.{name}": text for name, text in run.tags.items()}
-    tags[_FINGERPRINT_TAG] = run.fingerprint
     start_ms = int(run.started_s * 1000)
     name = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.name).info.run_id
     params = [Param(key(param), str(value)[:_MAX_PARAM_LENGTH]) for param, value in run.params.items()]
@@ -105,26 +86,13 @@ def _add_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> None:
     client.set_terminated(name, status, end_time=int(run.ended_s * 1000))
 
 
-def _check_database(path: Path) -> None:
-    """Raise UserError for a damaged database, which MLflow would try to open for minutes."""
-    if not path.exists():
-        return
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.DatabaseError as error:
-        problem = str(error)
-    if problem != "ok":
-        raise UserError(f"{path} is damaged: {problem}", "move it away, or give another --to")
-
-
 def mlflow_uri(destination: str) -> str:
     """Return the tracking URI of a folder; a URI stays as it is."""
-    return destination if "://" in destination else f"sqlite:///{_made(destination) / _DATABASE}"
+    return destination if "://" in destination else f"sqlite:///{_made(destination) / 'mlflow.db'}"
 
 
-def write_wandb(runs: Iterable[TrackedRun], destination: str) -> int:
-    """Write a folder for each run under `wandb` in a folder, for `wandb sync`; return how many it wrote."""
+def write_wandb(runs: Iterable[TrackedRun], destination: str) -> None:
+    """Write a folder for each run under `wandb` in a folder, for `wandb sync`."""
     with _needs("wandb", "Weights & Biases"):
         import wandb
 
@@ -159,13 +127,12 @@ def write_wandb(runs: Iterable[TrackedRun], destination: str) -> int:
         (made,) = Path(temporary, "wandb").glob(f"offline-run-*-{run.id}")
         return made, made.name
 
-    num_new = _write_folders(runs, _made(destination) / "wandb", "offline-run-????????_??????-{}", write)
+    _write_folders(runs, _made(destination) / "wandb", "offline-run-????????_??????-{}", write)
     wandb.teardown()
-    return num_new
 
 
-def write_tensorboard(runs: Iterable[TrackedRun], destination: str) -> int:
-    """Write a folder for each run into a folder; return how many were written."""
+def write_tensorboard(runs: Iterable[TrackedRun], destination: str) -> None:
+    """Write a folder for each run into a folder."""
     with _needs("tensorboard", "TensorBoard"):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -185,7 +152,7 @@ def write_tensorboard(runs: Iterable[TrackedRun], destination: str) -> int:
         label = re.sub(r"[^\w.=-]+", "_", f"{run.workload} {run.name}")[:_MAX_LABEL_LENGTH]
         return temporary / "run", f"{label}-{run.id}"
 
-    return _write_folders(runs, _made(destination), "*-{}", write)
+    _write_folders(runs, _made(destination), "*-{}", write)
 
 
 def _write_folders(
@@ -193,31 +160,23 @@ def _write_folders(
     folder: Path,
     pattern: str,
     write: Callable[[TrackedRun, Path], tuple[Path, str]],
-) -> int:
-    """Write the runs that `folder` does not hold as they are now, each whole or not at all; return how many.
+) -> None:
+    """Write each run into `folder`, whole or not at all, in place of what is there of it.
 
     pattern: of a run's folder, by its id. write: writes into a temporary folder, and returns what to keep of
     it, and how to name that.
     """
     folder.mkdir(exist_ok=True)
-    num_new = 0
     for run in runs:
-        there = list(folder.glob(pattern.format(run.id)))
-        with suppress(FileNotFoundError):
-            if [Path(place, _FINGERPRINT_FILE).read_text() for place in there] == [run.fingerprint]:
-                continue
         with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as temporary:
-            made, name = write(run, Path(temporary))
-            Path(made, _FINGERPRINT_FILE).write_text(run.fingerprint)
-            for number, outdated in enumerate(there):
-                outdated.rename(Path(temporary, f"outdated-{number}"))
-            made.rename(folder / name)
-        num_new += 1
-    return num_new
+            written, name = write(run, Path(temporary))
+            for outdated in folder.glob(pattern.format(run.id)):
+                shutil.rmtree(outdated)
+            written.rename(folder / name)
 
 
 #: How runs are written, by the tracker's name.
-TRACKERS: Mapping[str, Callable[[Iterable[TrackedRun], str], int]] = {
+TRACKERS: Mapping[str, Callable[[Iterable[TrackedRun], str], None]] = {
     "mlflow": write_mlflow,
     "wandb": write_wandb,
     "tensorboard": write_tensorboard,
