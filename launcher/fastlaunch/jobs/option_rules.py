@@ -41,6 +41,15 @@ _INPUT = re.compile(
 )
 FOLDER = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^<>]*)?")
 _TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-plan/\S+")
+#: What to type for an option of NAME=VALUE, by its field.
+_EXAMPLES = {
+    "tags": "team=vision",
+    "secrets": "HF_TOKEN=arn:aws:secretsmanager:...",
+    "variables": "HF_HUB_OFFLINE=1",
+    "inputs": "data=s3://acme-data/imagenet",
+    "subnets": "us-east-1a=subnet-0a1b2c",
+    "placement_groups": "us-east-1a=fastlaunch-us-east-1a",
+}
 _SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
 
 
@@ -124,7 +133,7 @@ def check_on_aws(options: Options) -> None:
     if options.training_plan:
         _check_training_plan(options, options.training_plan)
     _check_limits(options)
-    check_tags(given_tags(options))
+    check_tags(given_pairs(options, "tags"))
     _check_variables(options)
     check_words((*(options.command or ()), *options.workload_arguments))
     given_inputs(options)
@@ -132,19 +141,26 @@ def check_on_aws(options: Options) -> None:
     _check_requirements(options)
 
 
-def given_tags(options: Options) -> dict[str, str]:
-    """Return the tags that were typed. Raises UserError for a text that is none."""
-    return _pairs("--tag", options.tags, "KEY=VALUE", "team=vision")
+def given_pairs(options: Options, name: str) -> dict[str, str]:
+    """Return the values of an option that is typed as NAME=VALUE, by their names. name: the option's field.
 
-
-def given_secrets(options: Options) -> dict[str, str]:
-    """Return ARNs by variable, as they were typed. Raises UserError for a text that is none."""
-    return _pairs("--secret", options.secrets, "NAME=ARN", "HF_TOKEN=arn:aws:secretsmanager:...")
-
-
-def given_variables(options: Options) -> dict[str, str]:
-    """Return values by variable, as they were typed. Raises UserError for a text that is none."""
-    return _pairs("--env", options.variables, "NAME=VALUE", "HF_HUB_OFFLINE=1")
+    Raises UserError for a text that is no such pair, and for a name that is there twice.
+    """
+    flag = OPTIONS[name].flag
+    pairs: dict[str, str] = {}
+    for text in getattr(options, name):
+        key, separator, value = text.partition("=")
+        if not (key and separator):
+            # Without a name, it may be the value of a secret: then it is not repeated.
+            is_shown = separator or name == "tags" or key.isupper()
+            raise UserError(
+                f"{flag} {repr(key) if is_shown else '...'} is not {OPTIONS[name].metavar}",
+                f"give one such as {_EXAMPLES[name]}",
+            )
+        if key in pairs:
+            raise UserError(f"{flag} {key} is given twice", "give it once")
+        pairs[key] = value
+    return pairs
 
 
 def given_inputs(options: Options) -> dict[str, str]:
@@ -152,7 +168,7 @@ def given_inputs(options: Options) -> dict[str, str]:
 
     Raises UserError for what cannot be fetched.
     """
-    inputs = _pairs("--input", options.inputs, "NAME=s3://BUCKET/PREFIX", "data=s3://acme-data/imagenet")
+    inputs = given_pairs(options, "inputs")
     for name, uri in inputs.items():
         if not _INPUT.fullmatch(name):
             raise UserError(
@@ -183,7 +199,7 @@ def _check_requirements(options: Options) -> None:
 
 
 def _check_variables(options: Options) -> None:
-    secrets, variables = given_secrets(options), given_variables(options)
+    secrets, variables = given_pairs(options, "secrets"), given_pairs(options, "variables")
     for option, names in (("--secret", secrets), ("--env", variables)):
         for name in names:
             if not _VARIABLE.fullmatch(name):
@@ -224,23 +240,6 @@ def check_secret(arn: str, *, form: str = "") -> None:
             f"give {form}arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME, or "
             f"{form}arn:aws:ssm:REGION:ACCOUNT:parameter/NAME",
         )
-
-
-def _pairs(option: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
-    """Return what was typed as NAME=VALUE, by name."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not (name and separator):
-            # Without a name, it may be the value of a secret: then it is not repeated.
-            is_shown = separator or option == "--tag" or name.isupper()
-            raise UserError(
-                f"{option} {repr(name) if is_shown else '...'} is not {form}", f"give one such as {example}"
-            )
-        if name in pairs:
-            raise UserError(f"{option} {name} is given twice", "give it once")
-        pairs[name] = value
-    return pairs
 
 
 def _check_training_plan(options: Options, arn: str) -> None:
@@ -326,9 +325,9 @@ def settings_with(settings: Settings, options: Options) -> Settings:
     regions = options.regions
     names = {field.name for field in fields(RegionSettings)} & OPTIONS.keys()
     changes = {name: value for name in OPTIONS if name in names and (value := getattr(options, name))}
-    for name, (value, example) in _BY_ZONE.items():
+    for name in ("subnets", "placement_groups"):
         if name in changes:
-            changes[name] = _by_zone(OPTIONS[name].flag, changes[name], regions, value=value, example=example)
+            changes[name] = _by_zone(options, name)
     of_one_region = [name for name in changes if name not in ("instance_profile", "role")]
     if len(regions) > 1 and of_one_region:
         raise UserError(
@@ -344,21 +343,16 @@ def settings_with(settings: Settings, options: Options) -> Settings:
     return replace(settings, aws={**settings.aws, **changed})
 
 
-#: Options given as ZONE=value: what the value is called, and an example.
-_BY_ZONE = {"subnets": ("ID", "subnet-0a1b2c"), "placement_groups": ("NAME", "fastlaunch-us-east-1a")}
-
-
-def _by_zone(
-    option: str, texts: tuple[str, ...], regions: tuple[str, ...], *, value: str, example: str
-) -> dict[str, str]:
-    form, example = f"ZONE={value}", f"us-east-1a={example}"
-    # Neither zones nor these ids have blanks.
-    by_zone = _pairs(option, [text.replace(" ", "") for text in texts], form, example)
-    for zone, name in by_zone.items():
-        if not name:
-            raise UserError(f"{option} '{zone}=' is not {form}", f"give one such as {example}")
-        if not any(zone.startswith(region) and zone != region for region in regions):
+def _by_zone(options: Options, name: str) -> dict[str, str]:
+    flag = OPTIONS[name].flag
+    by_zone = {zone.strip(): value.strip() for zone, value in given_pairs(options, name).items()}
+    for zone, value in by_zone.items():
+        if not value:
             raise UserError(
-                f"{option}: {zone} is no zone of {' or '.join(regions)}", f"give --region {zone[:-1]}"
+                f"{flag} '{zone}=' is not {OPTIONS[name].metavar}", f"give one such as {_EXAMPLES[name]}"
+            )
+        if not any(zone.startswith(region) and zone != region for region in options.regions):
+            raise UserError(
+                f"{flag}: {zone} is no zone of {' or '.join(options.regions)}", f"give --region {zone[:-1]}"
             )
     return by_zone

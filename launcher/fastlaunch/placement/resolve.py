@@ -29,7 +29,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import by_reason, utc_day
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.job import Job
-from fastlaunch.jobs.option_rules import given_inputs, given_secrets, given_tags, given_variables
+from fastlaunch.jobs.option_rules import given_inputs, given_pairs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.placement.capacity_block import (
@@ -137,7 +137,7 @@ class Lookup(ABC):
 
     def tags(self, options: Options) -> dict[str, str]:
         """Return the tags of all that is started, less our own; `Owner` unless the user gives one."""
-        given = {**self.settings.tags, **given_tags(options)}
+        given = {**self.settings.tags, **given_pairs(options, "tags")}
         if any(key.lower() == OWNER_TAG.lower() for key in given):
             return given
         return {OWNER_TAG: self.owner(), **given}
@@ -361,8 +361,8 @@ def _looked_up(options: Options, site: Site, lookup: Lookup) -> Site:
         block=block,
         tags=lookup.tags(options),
         volume_kms_key=here.volume_kms_key,
-        secrets=given_secrets(options),
-        variables=given_variables(options),
+        secrets=given_pairs(options, "secrets"),
+        variables=given_pairs(options, "variables"),
         inputs=given_inputs(options),
         requirements=lookup.requirements(options, region),
     )
