@@ -301,7 +301,7 @@ def test_a_barred_row_is_no_baseline_no_reference_and_no_answer() -> None:
     assert rows["compile"].validity.convergence.reference == "fp32"
     assert answer(comparison).startswith("compile gives 799 images/s, 150.0% more than fp32")
     assert answer(comparison).endswith("; bf16 shows 60.0% more, but is not ranked.")
-    with pytest.raises(UserError, match="te-fp8 is no baseline") as raised:
+    with pytest.raises(UserError, match="te-fp8 is not ranked, so it is no baseline") as raised:
         compared(BF16, DULL, baseline="te-fp8")
     assert "--allow-unverified" in str(raised.value.hint)
 

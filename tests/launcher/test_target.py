@@ -83,7 +83,7 @@ def test_targets(text: str, target: Target) -> None:
 
 @pytest.mark.parametrize("text", ["", "accuracy=", "accuracy=high", "accuracy=nan", "a=1=2", "accuracy<=0.9"])
 def test_what_is_no_target_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is no target") as refused:
+    with pytest.raises(UserError, match="is not a target") as refused:
         parse_target(text)
     assert refused.value.hint is not None and "accuracy=0.9" in refused.value.hint
 

@@ -1,7 +1,7 @@
 """What runs took before and between their steps, part by part.
 
-`$ per million samples` leaves that out. A recipe that compiles for ten minutes to save a second a step is the
-dearer one for a job of under 600 steps.
+`$ per million samples` leaves these parts out. A recipe that compiles for ten minutes to save a second a step
+costs more for a job of under 600 steps.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.records.records import Eval
 
-#: The parts of a job in the order of time: those that come once, the steps, those that come between steps.
+#: The parts of a job in order of time: parts before the steps, the steps, parts between the steps.
 ONCE = ("boot", "pull", "build", "compile", "warmup")
 BETWEEN = ("evaluations", "checkpoints")
 PARTS = (*ONCE, "steps", *BETWEEN)
@@ -26,15 +26,15 @@ class Repeated:
     """What recurs between the steps: evaluating, writing checkpoints."""
 
     s_per_step: float
-    once_s: float = 0.0  # what any job takes for it, however short, such as scoring test data at the end
-    every: float | None = None  # steps from one to the next, on average; None if it came at the end alone
+    once_s: float = 0.0  # seconds that any job takes for it, such as scoring test data at the end
+    every: float | None = None  # mean steps from one to the next; None if it came only at the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a job takes, by one run or by the means over repeats.
+    """The time of a job by part, from one run or from the means over repeats.
 
-    None is for what is not known: of a published figure, everything but its steps.
+    Unknown parts are None. A published figure has only its steps.
     """
 
     step_time_s: Interval
@@ -47,7 +47,7 @@ class Account:
         return tuple(name for name, seconds in self.parts_s(1).items() if seconds is None)
 
     def parts_s(self, steps: float) -> dict[str, float | None]:
-        """Return seconds by part, in the order of PARTS, of a job of so many steps; None if unknown."""
+        """Return the seconds of each part of PARTS, in order, for a job of `steps` steps; None if unknown."""
         return {
             **self.once_s,
             "steps": steps * self.step_time_s.value,
@@ -69,7 +69,10 @@ def account_of_row(row: Row) -> Account | None:
 
 
 def account_of_run(summary: RunSummary, step_time_s: Interval | None = None) -> Account | None:
-    """Return the account of one run, or None if its step time is unknown. step_time_s: for a run without."""
+    """Return the account of one run, or None if its step time is unknown.
+
+    step_time_s: the step time to use if the run has none.
+    """
     seconds = summary.timing.step_time_s or step_time_s
     return None if seconds is None else _account(seconds, [summary])
 
@@ -82,7 +85,7 @@ def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:
             "boot": mean_of([run.startup.boot_s for run in recorded]),
             "pull": mean_of([run.startup.pull_s for run in recorded]),
             "build": mean_of([run.startup.build_s for run in recorded]),
-            # A run without a phase of compiling did not compile before its steps.
+            # A run without a compile phase did not compile before its steps.
             "compile": mean_of([run.startup.compile_s or 0.0 for run in first_runs(recorded)]),
             "warmup": mean_of([_warmup_excess_s(run) for run in recorded]),
         },
@@ -94,9 +97,9 @@ def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:
 
 
 def _warmup_excess_s(run: RunSummary) -> float | None:
-    """Return how much longer the warm-up steps took than as many later steps; 0 if they were faster.
+    """Return the extra seconds of the warm-up steps over as many later steps; 0 if they were faster.
 
-    None for a summary of a version that did not count them.
+    None for a summary from a version that did not count warm-up steps.
     """
     if run.timing.warmup_s is None or run.timing.num_warmup_steps is None or run.timing.step_time_s is None:
         return None
@@ -104,29 +107,29 @@ def _warmup_excess_s(run: RunSummary) -> float | None:
 
 
 def _evaluations(run: RunSummary) -> Repeated:
-    """Return what evaluations cost per step, at the run's own interval, and what comes on top at the end."""
+    """Return the time of evaluations per step, at the run's own interval, and the extra time at the end."""
     if not run.quality.evals:
         return NEVER
     last = max(line.step for line in run.quality.evals)
     by_step: dict[int, float] = {}
     for line in run.quality.evals:
-        # Test data are scored at the end, also with the weights of an earlier step.
+        # The run scores test data at the end, including once with the weights of an earlier step.
         step = line.step if line.split == "validation" else last
         by_step[step] = by_step.get(step, 0.0) + line.seconds
     at_end_s, before = by_step.pop(last), by_step
-    # One before the first step is no period.
+    # An evaluation before the first step sets no period.
     before_start_s = before.pop(0, 0.0)
     if not before:
         return Repeated(s_per_step=0.0, once_s=before_start_s + at_end_s)
     every = max(before) / len(before)
-    # A compiled model is compiled once more for the first evaluation, and for none after it.
+    # A compiled model compiles again for the first evaluation only.
     first_s, *others = (before[step] for step in sorted(before))
     others = others or [
         line.seconds for line in run.quality.evals if (line.step, line.split) == (last, "validation")
     ]
     first_more_s = max(0.0, first_s - sum(others) / len(others)) if others else 0.0
     each_s = (sum(before.values()) - first_more_s) / len(before)
-    # At the end there is one anyhow; the rate has it already where the end is a multiple of the period.
+    # Every run evaluates at the end; the rate already includes it if the end is a multiple of the period.
     return Repeated(
         s_per_step=each_s / every,
         once_s=before_start_s + first_more_s + max(0.0, at_end_s - each_s),
@@ -135,12 +138,12 @@ def _evaluations(run: RunSummary) -> Repeated:
 
 
 def evaluations_until(evals: Sequence[Eval], step: int) -> float:
-    """Return seconds of the evaluations on validation data up to `step`, it included."""
+    """Return the seconds of the evaluations on validation data up to and including `step`."""
     return sum(line.seconds for line in evals if line.split == "validation" and line.step <= step)
 
 
 def _checkpoints(run: RunSummary) -> Repeated | None:
-    """Checkpoints as the run wrote them; None for a summary of a version that did not count them."""
+    """Return the time of checkpoints as the run wrote them; None if its summary does not count them."""
     if run.checkpoints.total_s is None or not run.checkpoints.last_step or not run.checkpoints.number:
         return NEVER if run.checkpoints.longest_s is None else None
     return Repeated(

@@ -1,4 +1,4 @@
-"""Runs as predictions see them: in numbers, and read from the text of a CSV.
+"""Measured runs as numbers for predictions, and a reader of them from CSV.
 
 The CSV has the columns of `COLUMNS`; other packages' names of units, precisions and GPUs are understood.
 """
@@ -23,7 +23,7 @@ _SECONDS = {
     **dict.fromkeys(("h", "hr", "hour"), 3600),
     "day": 86400,
 }
-#: What is not counted, but spent.
+#: Units of what is spent, not processed.
 _SPENT = {*_SECONDS, "m", "ms", "millisecond", "us", "usd", "joule"}
 _THINGS = {
     **dict.fromkeys(("token", "tok", "word"), "tokens"),
@@ -33,17 +33,17 @@ _THINGS = {
 
 
 class Refusal(Exception):
-    """A row for which no number is given, with the reason."""
+    """The reason why a row gets no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A way to train a model on GPUs, in numbers, as predictions compare them."""
+    """A way to train a model on GPUs, as numbers that predictions compare."""
 
-    workload: str  # model and what is counted, spelt alike
+    workload: str  # model and unit, normalised
     model: str
     params: float | None
-    unit: str  # what is counted, such as `images`
+    unit: str  # such as `images`
     family: str
     precision: str
     gpu_name: str
@@ -60,7 +60,7 @@ class Config:
 
     @property
     def peak_tflops(self) -> float:
-        """Return the peak of the format that the products are done in, of a known GPU."""
+        """Return a known GPU's peak in the format of the matrix products."""
         assert self.gpu is not None
         peaks = self.gpu.peak_tflops
         formats = {
@@ -103,7 +103,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """A run that was measured. per_s: what is counted, summed over its GPUs."""
+    """A measured run. per_s: units per second, summed over its GPUs."""
 
     config: Config
     per_s: float
@@ -145,7 +145,7 @@ def config_of(
 
 
 def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> tuple[Config, float]:
-    """Return the row's configuration, and the seconds of its unit's time: 60 of `images per minute`.
+    """Return the row's configuration, and the seconds in its unit's time, such as 60 for `images per minute`.
 
     Raises Refusal with the reason if the row names no configuration.
     """
@@ -177,7 +177,7 @@ def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> tuple[Co
 def read_anchors(
     rows: Iterable[Row], identify: Callable[[str], Gpu | None] = identify
 ) -> tuple[list[Anchor], list[str]]:
-    """Return the measured rows, and the reasons why others are none."""
+    """Return the measured rows, and the reasons why other rows are left out."""
     anchors, skipped = [], []
     for row in rows:
         try:
@@ -199,7 +199,7 @@ def published_anchors() -> tuple[Anchor, ...]:
 
 
 def read_unit(text: str) -> tuple[str, float]:
-    """Return what is counted and the seconds of its time, of `images/s` or `tokens per minute`."""
+    """Return the counted unit and the seconds of its time, from `images/s` or `tokens per minute`."""
     unit = text.strip().lower()
     if not unit:
         raise Refusal("unit is missing")
@@ -216,7 +216,7 @@ def read_unit(text: str) -> tuple[str, float]:
 def precision_family(precision: str) -> str:
     """Return `single`, `half`, `fp8` or `fp4`."""
     precision = precision.replace("ampere", "")
-    # "FP8/AMP mix": whichever of them the GPU has.
+    # "FP8/AMP mix" means the best format that the GPU has.
     if "mix" in precision and "amp" in precision:
         return "half"
     if re.search(r"fp4|mxfp4", precision):
@@ -231,16 +231,16 @@ def precision_family(precision: str) -> str:
 
 
 def _positive(row: Row, column: str, *, strict: bool = True) -> float | None:
-    """Return the number in `column`, None if there is none; raise Refusal if it is not above 0.
+    """Return the number in `column`; None if the cell is empty. Raises Refusal if it is not above 0.
 
-    strict: refuse what is no number; else it counts as missing, as `10@FP16, 4@TF32` does.
+    strict: refuse text that is not a number; otherwise such text, as `10@FP16, 4@TF32`, counts as missing.
     """
     text = (row.get(column) or "").strip().lower()
     try:
         value = float(text.removesuffix("px").replace("_", "")) if text else None
     except ValueError:
         if strict:
-            raise Refusal(f"{column} is {text!r}, which is no number") from None
+            raise Refusal(f"{column} is {text!r}, which is not a number") from None
         return None
     if value is not None and not (math.isfinite(value) and value > 0):
         raise Refusal(f"{column} is {text}, which is not above 0")
@@ -248,6 +248,6 @@ def _positive(row: Row, column: str, *, strict: bool = True) -> float | None:
 
 
 def _year(date: str) -> float:
-    """Return years since 2023 of `2024-06-12` or `2024-06`; 0 if there is no date."""
+    """Return the years from 2023 to `2024-06-12` or `2024-06`; 0 without a date."""
     match = re.match(r"(20\d\d)(?:-(\d\d))?", date)
     return int(match[1]) + (int(match[2] or 7) - 1) / 12 - 2023 if match else 0.0

@@ -1,6 +1,6 @@
-"""Which row is best, and how surely: multiple comparisons with the best, in Bonferroni's form (Hsu 1996).
+"""Find the best row: multiple comparisons with the best, in Bonferroni's form (Hsu 1996).
 
-Every view of the answer shows what is decided here: the sentence, JSON, Markdown and the page.
+Every view of the answer (sentence, JSON, Markdown, page) shows the decision made here.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from fastlaunch.measure.summary import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The answer to which row of a workload is best: by dollars where all have a price, else by speed.
+    """The best row of a workload: by dollars if all rows have a price, else by speed.
 
-    kind: better, the first is better than the baseline; worse, the first is the baseline, and the next is
-    worse; tie and unresolved, of the first beside the baseline; no interval, the two are in an order by their
-    figures alone; baseline, the first stands alone.
+    kind: `better` if the first row beats the baseline; `worse` if the first row is the baseline and the next
+    is worse; `tie` or `unresolved`, the first row's verdict; `no interval` if only figures order the two;
+    `baseline` if the first row stands alone.
     """
 
     kind: str
     is_priced: bool
     first: Row  # named first in the answer
-    second: Row | None  # beside that
-    row: Row | None  # the best; None where figures without an interval alone would say so
+    second: Row | None  # compared with the first
+    row: Row | None  # the best; None if only figures without an interval would decide
     runner_up: Row | None
-    ratio: Interval | None  # of the best over the runner-up, at 95%, or wider after several looks
-    # The rows that may be best, the best first: the true one is here in 95% of tables. A row without an
-    # interval may be if its figure is no lower, or if figures are all that there is.
+    ratio: Interval | None  # best over runner-up, at 95%, or wider after several looks
+    # The rows that may be best, the best first; they include the true best in 95% of tables. A row without an
+    # interval is included if its figure is no lower, or if no row has an interval.
     may_be_best: tuple[Row, ...]
 
     @property
@@ -41,12 +41,12 @@ class Best:
 
 
 def ratio_of(row: Row, *, is_priced: bool) -> Interval | None:
-    """Return how the row stands to its baseline: by dollars, or by speed."""
+    """Return the row's ratio to its baseline, by dollars or by speed."""
     return row.verdict.ratio if is_priced else row.verdict.speed_ratio
 
 
 def at_home(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the baseline's owner; all where no row is a baseline."""
+    """Return the rows of the baseline's owner; all rows if none is a baseline."""
     home = next((row.side for row in rows if row.is_baseline), None)
     return [row for row in rows if row.side == home] or [*rows]
 
@@ -54,9 +54,8 @@ def at_home(rows: Sequence[Row]) -> list[Row]:
 def best_of(rows: Sequence[Row]) -> Best | None:
     """Return the best of a workload's rows; None if none is ranked, or the baseline has no speed.
 
-    Rows that others than the baseline's owner shared do not count: see `at_home`.
-    It is among those that train as the baseline does. Where enough of them were measured or published as they
-    are, those that were derived do not count.
+    Only rows of the baseline's owner count (see `at_home`), and only rows that train as the baseline does.
+    Derived rows do not count if enough rows were measured or published as they are.
     """
     alike = [row for row in at_home(rows) if not row.is_barred and row.verdict.comparable_as == TRAINING]
     published = [row for row in alike if not row.derived]
@@ -85,7 +84,7 @@ def best_of(rows: Sequence[Row]) -> Best | None:
         if kind == WORSE or (kind == NO_INTERVAL and figure(first) < 1):
             first, second = base, first
     if kind == NO_INTERVAL:
-        # What is worse than the baseline cannot be best, and nothing is known of the others.
+        # A row worse than the baseline cannot be best; the other rows are unknown.
         may_be_best = [row for row in (base, *others) if row.verdict.kind != WORSE]
         return Best(
             kind=kind,
@@ -113,7 +112,7 @@ def best_of(rows: Sequence[Row]) -> Best | None:
 
 
 class _Order:
-    """Rows with an interval, those that beat most others first."""
+    """Rows with an interval, ordered by the number of rows that they beat."""
 
     def __init__(self, rows: Sequence[Row], *, is_priced: bool) -> None:
         self._number = {id(row): number for number, row in enumerate(rows)}
@@ -128,7 +127,7 @@ class _Order:
         self.rows = sorted(rows, key=lambda row: -sum(self._ahead(row, other) > 0 for other in rows))
 
     def rivals(self, best: Row) -> list[Row]:
-        """Return the rows that may be best beside it, by the verdict where one of two is the baseline."""
+        """Return the other rows that may be best, by the verdict if one of the two is the baseline."""
         others = [row for row in self.rows if row is not best]
         level = LEVEL / max(1, len(others))
 
@@ -142,7 +141,7 @@ class _Order:
         return list(filter(may_win, others))
 
     def ratio(self, best: Row, other: Row) -> Interval:
-        """Return the ratio of `best` to `other`: as in the verdict, if one of the two is the baseline."""
+        """Return the ratio of `best` to `other`, as in the verdict if one of the two is the baseline."""
         of_best, of_other = (ratio_of(row, is_priced=self._is_priced) for row in (best, other))
         if other.is_baseline and of_best is not None:
             return of_best
@@ -158,7 +157,7 @@ class _Order:
         return self._differences.log_ratio(*self._numbers(row, other))
 
     def _share(self, row: Row, other: Row) -> float:
-        """Return what is spent of the level: what has been looked at before is judged more strictly."""
+        """Return the share of the level to spend: less for rows with earlier looks."""
         return share_of_both(self._runs, *self._numbers(row, other))
 
     def _numbers(self, row: Row, other: Row) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Runs side by side: what a step takes, what a dollar bought, and whether a difference is one.
+"""Compare runs: step time, samples per dollar, and whether a difference is real.
 
-Rows are compared within a workload, each workload with a baseline of its own. The rules are those of
-docs/method.md. What is not known is None, never guessed.
+Rows are compared within a workload, and each workload has its own baseline. docs/method.md gives the rules.
+Unknown values are None, never guessed.
 """
 
 import datetime
@@ -54,7 +54,7 @@ class Speed:
     """How fast a row trained on the machines it ran on; all with 95% intervals."""
 
     step_time_s: Interval | None = None
-    total_time_s: Interval | None = None  # of a whole run, where neither steps nor samples are known
+    total_time_s: Interval | None = None  # of a whole run whose steps and samples are unknown
     samples_per_s: Interval | None = None
     tokens_per_s: Interval | None = None
     tflops_per_gpu: Interval | None = None
@@ -74,22 +74,22 @@ class UnitCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What the step time leaves out, and what its machines were busy with: means over the runs."""
+    """Time outside the steps, and how busy the machines were: means over the runs."""
 
     build_s: float | None
     compile_s: float | None  # over the runs that compiled without a cache, if there are any
     warmup_s: float | None
-    data_wait_fraction: float | None  # of the steps' time, in which the host fetched batches
-    utilization: float | None  # fraction of that time in which a GPU ran kernels
+    data_wait_fraction: float | None  # of the steps' time, spent fetching batches
+    utilization: float | None  # of the steps' time, with a GPU running kernels
     padding_fraction: float | None  # of the tokens
     peak_memory_gib: float | None  # the largest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Runs that are repeats of each other, and how they compare with the baseline of their workload.
+    """Repeats of one run, and how they compare with their workload's baseline.
 
-    Quantities are None if unknown.
+    Unknown quantities are None.
     """
 
     group: Group
@@ -112,7 +112,7 @@ class Row:
 
     @property
     def num_shared(self) -> int:
-        """How many of its runs others shared."""
+        """The number of its runs that others shared."""
         return sum(run.owner is not None for run in self.runs)
 
     @property
@@ -125,12 +125,12 @@ class Row:
 
     @property
     def side(self) -> str | None:
-        """Whose row it is: of whoever shared its runs; None for the user's own, joined or not."""
+        """The owner who shared its runs; None for the user's own row, joined or not."""
         return self.group.side
 
     @property
     def shared_by(self) -> tuple[str, ...]:
-        """The others whose runs it holds."""
+        """The other owners of its runs."""
         return tuple(dict.fromkeys(run.owner for run in self.runs if run.owner is not None))
 
     @property
@@ -140,7 +140,7 @@ class Row:
 
     @property
     def derived(self) -> bool:
-        """Whether some of it was worked out from published percentages."""
+        """Whether a figure was derived from published percentages."""
         return any(run.summary.figures.derived for run in self.group.runs)
 
     @property
@@ -155,13 +155,13 @@ class Row:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """What one forward pass ran, in words; several if its runs differ, empty if none looked."""
+        """The kernels of one forward pass; several texts if runs differ, empty if none recorded them."""
         kernels = (run.summary.kernels for run in self.runs)
         return tuple(dict.fromkeys(text for text in kernels if text))
 
     @property
     def place(self) -> str:
-        """Where it ran, as short as can be: the instance, else the device."""
+        """The instance it ran on, else the device."""
         return self.setup.instance or self.setup.device_name or "unknown"
 
 
@@ -171,11 +171,11 @@ class Comparison:
 
     rows: tuple[Row, ...]  # within a workload in order of their first runs
     baselines: Mapping[str, str]  # the baseline's recipe by workload
-    #: The day as of which prices were looked up; None if they were as billed or given, or if there are none.
+    #: The day of the prices; None if prices were as billed or given, or if there are none.
     prices_as_of: datetime.date | None
     warnings: tuple[str, ...] = ()  # what was left out, and why
-    allow_unverified: bool = False  # whether rows are ranked whatever their judge_validity hold against them
-    unfit: tuple[MeasuredRun, ...] = ()  # the runs that were left out for their problems
+    allow_unverified: bool = False  # whether rows that fail validity checks are ranked too
+    unfit: tuple[MeasuredRun, ...] = ()  # runs left out for their problems
 
     @property
     def by_workload(self) -> dict[str, list[Row]]:
@@ -197,10 +197,11 @@ def compare(
 ) -> Comparison:
     """Compare `candidates`. baseline: a recipe's label, or a run's id, or a prefix or last part of it.
 
-    allow_unverified: rank also what fails a check of its numerics, or trains to a worse loss. any_version:
-    pool runs of a script whatever its files were.
-    Raises UnknownName for a baseline that is not among them, UserError for one that is not ranked and for a
-    price that cannot be charged.
+    allow_unverified: also rank rows that fail a numerics check or train to a worse loss. any_version: pool
+    runs of all versions of a script.
+
+    Raises UnknownName for an unknown baseline, and UserError for a baseline that is not ranked or a price
+    that cannot be charged.
     """
     groups, unfit = pool(list(map(without_version, candidates)) if any_version else candidates)
     warnings = [f"{c.run_id} ({c.summary.setup.recipe}) is left out: {c.summary.problems[0]}" for c in unfit]
@@ -221,7 +222,7 @@ def compare(
         priced = list(zip(of_workload, charged_at, strict=True))
 
         def beside(home: str | None, side: str | None, priced: _Priced = priced) -> list[PricedGroup]:
-            """Return what the rows of `side` are judged by: they and those of the baseline's owner."""
+            """Return the rows to judge for `side`: its rows and the baseline owner's."""
             near = [(group, price) for group, price in priced if group.side in (home, side)]
             groups = [group for group, _ in near]
             named = [
@@ -261,10 +262,10 @@ def compare(
 
 
 def _home(groups: Sequence[Group], baseline: str | None) -> str | None:
-    """Return whose row the baseline is: the user's own if there is one that it can be.
+    """Return the owner of the baseline: the user (None) if one of the user's rows can be it.
 
-    Rows that others shared are judged beside those of the baseline's owner, and by no others: nobody's runs
-    change a verdict on the rows of anybody else.
+    Shared rows are judged only beside the baseline owner's rows, so nobody's runs change a verdict on another
+    owner's rows.
     """
     sides = [group.side for group in groups if baseline is not None and _is_named(group, baseline)]
     sides = sides or [group.side for group in groups]
@@ -274,9 +275,9 @@ def _home(groups: Sequence[Group], baseline: str | None) -> str | None:
 def _with_batches(
     items: Sequence[PricedGroup], verdicts: Sequence[Verdict], baseline: str | None, *, home: str | None
 ) -> list[Verdict]:
-    """Return the verdicts, those of other batches with their verdict beside a baseline of their batch.
+    """Return the verdicts; rows of another batch also get a verdict beside a baseline of that batch.
 
-    home: whose rows are baselines.
+    home: the owner whose rows are baselines.
     """
     batches: dict[tuple[int | None, int | None], list[int]] = {}
     for at, verdict in enumerate(verdicts):
@@ -289,7 +290,7 @@ def _with_batches(
         if not at_home:
             continue
         in_batch = judge(alike, _baseline(at_home, baseline))
-        # Figures without an interval say no more beside each other than they do in the table.
+        # Without an interval, a comparison says no more than the table.
         if any(verdict.kind not in (BASELINE, NO_INTERVAL) for verdict in in_batch):
             for at, verdict in zip(numbers, in_batch, strict=True):
                 after[at] = replace(after[at], in_batch=verdict)
@@ -297,7 +298,7 @@ def _with_batches(
 
 
 def batches_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return a workload's rows of each other batch that has a baseline, with their verdicts beside that."""
+    """Return rows by batch, for other batches with a baseline, with their verdicts beside it."""
     batches: dict[str, list[Row]] = {}
     for row in rows:
         if row.verdict.in_batch:
@@ -324,17 +325,17 @@ def _is_named(group: Group, name: str) -> bool:
 
 
 def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
-    """Return the named row, else one of bf16, as it is or with overrides, else the first.
+    """Return the named row, else a bf16 row, plain or with overrides, else the first row.
 
-    A row with a speed comes before one without; then the batch with the most rows, then the row with the most
-    runs. A script's baseline is its first row, as `submit` puts the baseline first: of the newest version, if
-    several of its rows have been repeated. A barred row is the baseline only if all rows are barred. Raises
-    UserError if it is named.
+    Prefer a row with a speed, then the batch with the most rows, then the row with the most runs. A script's
+    baseline is its first row, since `submit` puts the baseline first; if several of its rows were repeated,
+    it is of the newest version. A barred row is the baseline only if all rows are barred. Raises UserError
+    if the named row is barred.
     """
     num_rows_at = Counter(_batch(item) for item in items)
     newest = newest_version([run for item in items for run in item.group.runs])
     of_newest = [item.group for item in items if item.group.setup.version == newest]
-    # One round of it is no reason to leave the rows that were judged.
+    # One round of a new version does not replace rows that have a verdict.
     is_varied = sum(len(group.runs) > 1 for group in of_newest) > 1
 
     def preference(item: PricedGroup) -> tuple[int, ...]:
@@ -354,14 +355,14 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
     base = max(items, key=preference)
     if name is not None and base.is_barred and _is_named(base.group, name):
         raise UserError(
-            f"{base.group.setup.recipe} is no baseline: it is not ranked, {base.validity.failures[0]}",
+            f"{base.group.setup.recipe} is not ranked, so it is no baseline: {base.validity.failures[0]}",
             "choose another, or rank it all the same: --allow-unverified",
         )
     return base
 
 
 def baseline_of(rows: Sequence[Row]) -> Row | None:
-    """Return the row that others of a workload would be compared with; on an instance type, if one is."""
+    """Return the row to compare a workload's other rows with; prefer a row on an instance type."""
     kept = [row for row in rows if row.setup.instance] or rows
     items = [
         PricedGroup(group=row.group, price=row.price, validity=row.validity, unverified=not row.is_barred)
@@ -372,7 +373,7 @@ def baseline_of(rows: Sequence[Row]) -> Row | None:
 
 
 def _batch(item: PricedGroup) -> tuple[int | None, int | None]:
-    """Return what rows of a workload share whose training can be compared."""
+    """Return what rows must share so that their training can be compared."""
     return item.group.setup.global_batch, item.group.setup.sequence_length
 
 
@@ -414,7 +415,7 @@ def _overhead(group: Group) -> Overhead:
 
 
 def _speed(group: Group, catalogue: Catalogue) -> Speed:
-    """Return what follows from the row's time."""
+    """Return the speeds that follow from the row's time."""
     time_s = _mean_of_logs(group.log_times)
     if time_s is None or group.measure not in (STEP, SAMPLE):
         return Speed(
@@ -460,23 +461,23 @@ def _cost(group: Group, price: Price | None) -> UnitCost:
 
 
 def _mean_of_logs(times: Sequence[float]) -> Interval | None:
-    """Return the geometric mean of the runs' times by their logarithms; None if there are none.
+    """Return the geometric mean of the runs' log times; None without times.
 
-    Its interval is that of the mean of the row's own runs: where it ran, and then.
+    Its interval covers only the row's own runs, on the machines that they ran on.
     """
     return _interval(times, [_of_runs(times)])
 
 
 def time_on_type_s(group: Group) -> Interval | None:
-    """Return the row's time with the interval of any machine of its type, as costs and estimates have it."""
+    """Return the row's time with an interval for any machine of its type, as costs and estimates use it."""
     return _interval(group.log_times, _variances_on_type(group, group.log_times))
 
 
 def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = False) -> Interval | None:
-    """Return samples per second on any machine of the row's type; steps, where their samples are not known.
+    """Return samples per second on any machine of the row's type; steps per second if samples are unknown.
 
-    level: how often the range misses. of_other_type: on a machine of another type with the same GPU, which
-    differs by as much again. None for a row that tells neither samples nor steps.
+    level: how often the range misses. of_other_type: for another type with the same GPU, which adds the same
+    variance again. None for a row with neither samples nor steps.
     """
     times = _log_sample_times(group)
     variances = _variances_on_type(group, times)
@@ -494,13 +495,13 @@ def _log_sample_times(group: Group) -> list[float]:
 
 
 def _variances_on_type(group: Group, times: Sequence[float]) -> list[Variance | None]:
-    # Two sessions on one machine tell of one machine.
+    # Two sessions on one machine count as one machine.
     runs = [replace(run, host=run.machine, block=None) for run in run_times(group, 0)]
     return [_of_runs(times), Differences(runs).on_type(0) if runs else None]
 
 
 def _of_runs(times: Sequence[float]) -> Variance | None:
-    """Return the variance of the mean of the runs' log times by their scatter; None for fewer than two."""
+    """Return the variance of the mean log time from the runs' scatter; None for fewer than two runs."""
     if len(times) < 2:
         return None
     return Variance(value=max(FLOOR, stdev(times)) ** 2 / len(times), dof=len(times) - 1)

@@ -1,7 +1,7 @@
-"""How a workload could be trained: the configurations that a recommendation chooses from, each with its rate.
+"""The configurations that a recommendation chooses from, each with its rate.
 
-They are those of the rows on an instance type, and every recipe that was measured anywhere on every instance
-type whose memory holds it.
+They are the measured rows on an instance type, and every measured recipe on every instance type whose memory
+holds it.
 """
 
 import functools
@@ -41,9 +41,9 @@ class Configuration:
 
     query: Query
     rate: Rate
-    # For as much training as the reference's samples give, such as 1.2 times as many.
+    # Samples for the same training, relative to the reference, such as 1.2 times as many.
     samples_factor: float = 1.0
-    assumption: str | None = None  # of that factor
+    assumption: str | None = None  # behind that factor
 
     @property
     def instance(self) -> str:
@@ -61,7 +61,7 @@ class Configuration:
 
     @property
     def samples_per_step(self) -> float:
-        """Samples of a step of all ranks: as its runs counted them, else the global batch."""
+        """Samples per step over all ranks, as its runs counted them, else the global batch."""
         row = self.rate.row
         if row is not None and row.group.measure == STEP and row.setup.recipe == self.recipe:
             return samples_per_step(row.group)
@@ -70,7 +70,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """What is not among the configurations, and why."""
+    """An instance type or recipe that is left out, and the reason."""
 
     instance: str | None  # None for all of them
     recipe: str | None
@@ -89,9 +89,9 @@ class Scope:
 
 
 def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, float]:
-    """Return how many times the reference's samples rows take to the loss that all its runs reached.
+    """Return each row's samples to the loss that all reference runs reached, relative to the reference's.
 
-    By `id` of the row; only rows on the same data of which three seeds or more were tried and all got there.
+    Keys are the rows' `id`. Only rows on the same data whose three or more seeds all reached the loss count.
     """
     ends = [loss for run in reference.group.summaries if (loss := _end_loss(run)) is not None]
     if not ends:
@@ -129,16 +129,16 @@ def configurations(
     instances: Sequence[InstanceType],
     catalogue: Catalogue,
 ) -> list[Configuration]:
-    """Return the ways to train, each with its rate; `left_out` gets what cannot be, or is not wanted.
+    """Return the configurations with their rates; add impossible and excluded ones to `left_out`.
 
-    rows: all of the workload. candidates: those that are configurations as they are. reference: of the row
-    that others have to train like. samples_factors: of rows of other batches, from `samples_to_train_as`.
+    rows: all rows of the workload. candidates: rows that are configurations themselves. reference: the setup
+    that configurations must train like. samples_factors: for rows of other batches, by `samples_to_train_as`.
     """
     known: dict[tuple[object, ...], _Candidate] = {}
     if reference is not None:
         for candidate in _measured(candidates, reference, scope, left_out, samples_factors, catalogue):
             known[_key(candidate[0])] = candidate
-    # What cannot be predicted anyway needs no reason.
+    # A configuration that cannot be predicted anyway needs no reason.
     reasons = [] if scope.measured_only else left_out
     facts = facts_of(rows, subject, catalogue)
     for query in _queries(subject, facts, instances, catalogue, scope, reasons):
@@ -161,7 +161,7 @@ def configurations(
 
 
 def _key(query: Query) -> tuple[object, ...]:
-    """Return what two configurations share that are one."""
+    """Return the key by which two configurations are the same."""
     return query.instance.name, query.num_nodes, query.recipe, query.batch_size_per_gpu
 
 
@@ -173,7 +173,7 @@ def _measured(
     samples_factors: Mapping[int, float],
     catalogue: Catalogue,
 ) -> Iterator[_Candidate]:
-    """Yield the workload's rows on an instance type; `left_out` gets the others."""
+    """Yield the rows that ran on an instance type; add the others to `left_out`."""
     for row in rows:
         setup, factor, assumption = row.setup, 1.0, None
         if setup.instance is None:
@@ -203,7 +203,7 @@ def _measured(
                 " sample may train less, and no record says how much (--batch-equivalent)"
             )
         elif instance is None or setup.num_gpus != instance.num_accelerators * setup.num_nodes:
-            leave(f"ran on {setup.num_gpus} GPUs, which is no whole machine")
+            leave(f"ran on {setup.num_gpus} GPUs, not on whole machines")
         else:
             query = Query(
                 instance=instance,
@@ -223,19 +223,19 @@ def _is_excluded(recipe: Recipe | str, scope: Scope) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFacts:
-    """What a workload's rows say of a recipe, wherever they ran."""
+    """What a workload's rows show about a recipe, on any machine."""
 
     recipe: Recipe | str  # undivided
     precision: str
     batches: tuple[int, ...] = ()  # per GPU
-    # Memory of a GPU: what is there anyhow, and what each sample of a micro-batch adds; None if not known.
+    # GPU memory: a fixed part, and a part per sample of a micro-batch; None if unknown.
     fixed_gib: float = 0.0
     gib_per_sample: float | None = None
-    failure: str | None = None  # a guard that its rows failed
+    failure: str | None = None  # the check that its rows failed
 
 
 def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> list[RecipeFacts]:
-    """Return what is known of each recipe that the workload was measured with; of none, plain bf16."""
+    """Return the facts of each measured recipe, or of plain bf16 if none was measured."""
     by_recipe: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.speed.samples_per_s is not None and gpu_of(row.setup, catalogue) is not None:
@@ -263,9 +263,9 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
 def _memory_of(
     rows: Sequence[Row], num_parameters: float | None, catalogue: Catalogue
 ) -> tuple[float, float | None]:
-    """Return GiB that are there anyhow, and GiB per sample, by the rows' peaks; see `memory_line`.
+    """Return fixed GiB, and GiB per sample, by the rows' peaks; see `memory_line`.
 
-    Without a record of the peak, the GPU's whole memory stands for it.
+    Without a recorded peak, use the GPU's whole memory.
     """
     peaks = peaks_by_batch((row.setup.micro_batch, row.overhead.peak_memory_gib) for row in rows)
     if not peaks:
@@ -314,7 +314,7 @@ def _queries(
         )
         for recipe_facts in usable:
             label = label_of(recipe_facts.recipe)
-            # The predictor knows which formats of a script's variant a GPU has.
+            # For a script's variant, the predictor checks the GPU's formats.
             if lacking := isinstance(recipe_facts.recipe, Recipe) and missing_part(recipe_facts.recipe, gpu):
                 leave(label, lacking)
                 continue
@@ -345,7 +345,7 @@ def _queries(
 
 
 def _batches(subject: Subject, facts: RecipeFacts, num_gpus: int, scope: Scope) -> list[int]:
-    """Return the batches per GPU to consider: that of the reference's global batch, and others if asked."""
+    """Return the batches per GPU to consider: the reference's global batch, and others on request."""
     if subject.info is None:
         return [
             batch
@@ -369,16 +369,16 @@ def largest_part(batch: int, facts: RecipeFacts, accelerator: Accelerator, *, is
 
 @functools.cache
 def _in_parts(recipe: Recipe | str, num_parts: int) -> Recipe | str | None:
-    """Return the recipe with so many micro-batches; None for one that cannot have them."""
+    """Return the recipe with `num_parts` micro-batches; None if it cannot have them."""
     if num_parts == 1:
         return recipe
     return None if isinstance(recipe, str) else in_parts(recipe, num_parts)
 
 
 def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> str | None:
-    """Return in words that it is not known whether a batch fits in the GPU's memory; None if it does.
+    """Return a note if it is unknown whether the batch fits in the GPU's memory; None if it fits.
 
-    rows: of the workload. Raises UserError for a batch that does not fit, by the peaks of the recipe's rows.
+    rows: the workload's. Raises UserError if the peaks of the recipe's rows show that it does not fit.
     """
     batch_size, part = query.batch_size_per_gpu, query.micro_batch
     if batch_size is None or part is None:
@@ -423,7 +423,7 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
 
 
 def _fitting_batch(recipe: Recipe | str, most: int) -> int | None:
-    """Return the largest batch up to `most` that the recipe takes, better one that suits it; None if none."""
+    """Return the largest batch up to `most` that the recipe accepts, preferring suitable multiples."""
     if isinstance(recipe, str):
         return most if most > 0 else None
     parts = recipe.grad_accumulation

@@ -1,21 +1,21 @@
-"""Whether a recipe trains to the held-out loss of its reference, by runs that are paired by their seeds.
+"""Test whether a recipe trains to its reference's held-out loss, by runs paired by seed.
 
-The seed of a script is not known: its runs are paired by their rounds.
+A script's seed is unknown, so its runs are paired by round.
 
-Two runs make a pair if they share everything but the recipe: workload, seed (which is the initialisation and
-the order of the data), the step at which they end, and all of `_SHARED`. Runs of one seed make one pair:
-their losses are averaged first.
+Two runs make a pair if they share everything but the recipe: workload, seed (which sets the initialisation
+and the data order), the last step, and all of `_SHARED`. The losses of runs with one seed are averaged into
+one pair.
 
 The verdict is on the loss at the end. *within*: the one-sided 95% upper limit of the mean paired difference
 is under 1% of the reference's loss. *worse*: the lower limit is above 0 and the mean beyond 1%. Else
-*unknown*, as with fewer than three pairs. Three checkpoints, a quarter, a half and three quarters through,
-are judged alike, and can only take a *within* back: a recipe that is worse on the way and not at the end
-trains slower, or the end is where everything saturates. They never make a recipe *worse*, so an equal recipe
-is called that at most 5% of the time. This holds for a number of pairs chosen beforehand: who stops at the
-first verdict errs in 8% of cases at a spread of 1%.
+*unknown*, as with fewer than three pairs. The same test at a quarter, a half and three quarters of the
+training can only withdraw a *within*: a recipe that is worse on the way but not at the end trains slower, or
+every recipe saturates at the end. It never makes a recipe *worse*, so an equal recipe gets that verdict at
+most 5% of the time. This holds for a number of pairs chosen beforehand: stopping at the first verdict errs in
+8% of cases at a spread of 1%.
 
-A loss that is no number has no difference. If only the recipe diverges and the reference never does, the
-recipe is *worse*. This presumes a reference that diverges in fewer than one run of a hundred.
+A loss that is not a number has no difference. If the recipe diverges and the reference never does, the
+recipe is *worse*. This presumes that the reference diverges in fewer than one run of a hundred.
 """
 
 import math
@@ -28,13 +28,13 @@ from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.records.records import Eval
 
-#: No loss that was computed in fp32 is larger. A larger one, in a foreign record, would overflow in sums.
+#: The largest loss in fp32. A larger one, in a foreign record, would overflow in sums.
 _MOST = 3.5e38
 COMPLETED, NAN_LOSS = "completed", "nan_loss"
 VALIDATION, TEST = "validation", "test"
 CURRENT, BEST = "current", "best"
 
-#: As a share of the reference's loss; and the level of each one-sided limit.
+#: The margin, as a share of the reference's loss; and the level of each one-sided limit.
 MARGIN = 0.01
 LEVEL = 0.05
 FEWEST_PAIRS = 3
@@ -50,7 +50,7 @@ class HeldOut:
     """Held-out figures at the end of training, as means over the runs of a row that were evaluated there."""
 
     num_runs: int
-    loss: float | None  # None if that of some run was not finite, or not recorded
+    loss: float | None  # None if a run's loss was not finite or not recorded
     metric: str | None = None  # its name; higher is better
     metric_value: float | None = None  # of the last weights on validation data
     test_metric_value: float | None = None  # of the last weights on test data
@@ -59,7 +59,7 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Held-out losses by step of one seed, the recipe's and the reference's, means over repeats."""
+    """Held-out losses by step for one seed, of the recipe and the reference, as means over repeats."""
 
     ours: Mapping[int, float | None]
     theirs: Mapping[int, float | None]
@@ -67,7 +67,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedPairs:
-    """What there is at one seed."""
+    """The pairs of one seed, or the reason why there are none."""
 
     pairs: Mapping[int, Pair] = field(default_factory=dict)  # by the step at which both end
     diverged: bool = False
@@ -77,7 +77,7 @@ class SeedPairs:
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference:
-    """Held-out loss less the reference's after `step`, paired, with its one-sided 95% limits."""
+    """Paired difference to the reference's held-out loss after `step`, with one-sided 95% limits."""
 
     step: int
     num_pairs: int
@@ -87,7 +87,7 @@ class LossDifference:
     reference_loss: float  # mean over the same pairs
 
     def relative(self, value: float | None) -> float | None:
-        """Return `value`, one of the above, as a fraction of the reference's loss; None if that is <= 0."""
+        """Return `value`, a field above, as a fraction of the reference's loss; None if that loss is <= 0."""
         return None if value is None or self.reference_loss <= 0 else value / self.reference_loss
 
     @property
@@ -106,14 +106,14 @@ class Convergence:
     """The verdict on a row, with its evidence."""
 
     verdict: str
-    reference: str | None = None  # the recipe that it is compared with
+    reference: str | None = None  # the reference's recipe
     seeds: tuple[int, ...] = ()  # of the pairs
     end: LossDifference | None = None  # None without a pair
     checkpoints: tuple[LossDifference, ...] = ()  # at most three, on the way
-    diverged: tuple[int, ...] = ()  # seeds at which its loss is not a number and the reference's is
+    diverged: tuple[int, ...] = ()  # seeds at which only its loss is not a number
     missing: tuple[str, ...] = ()  # why seeds make no pair
-    caveats: tuple[str, ...] = ()  # what else to know of the evidence
-    more_pairs: int | None = None  # about how many would settle it; None if that cannot be said
+    caveats: tuple[str, ...] = ()  # further notes on the evidence
+    more_pairs: int | None = None  # about how many would settle it; None if unknown
 
     @property
     def num_pairs(self) -> int:
@@ -121,7 +121,7 @@ class Convergence:
 
 
 def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) -> Convergence:
-    """Return the verdict on `runs`, of one row, against runs of its reference, of the same workload."""
+    """Return the verdict on the runs of one row against its reference's runs of the same workload."""
     if not any(at_end(run) or diverged(run) for run in runs):
         return Convergence(verdict=UNKNOWN, missing=("no held-out loss was recorded at the end",))
     if not reference_runs:
@@ -144,7 +144,7 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
         if lost:
             result = replace(result, verdict=UNKNOWN)
         if all(diverged(run) for run in reference_runs):
-            # More of them would make no pair either.
+            # More runs would not make a pair either.
             result = replace(result, more_pairs=None)
     caveats += [*_on_the_way(result), *_schemas(name, runs, reference_runs)]
     return replace(
@@ -158,7 +158,7 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
 
 
 def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Convergence:
-    """Judge the losses of `pairs`, and `num_lost` seeds at which only the recipe's loss is no number."""
+    """Judge the losses of `pairs`, given `num_lost` seeds at which only the recipe's loss is not a number."""
     end = _difference(last_step, pairs)
     checkpoints = _checkpoints(last_step, pairs)
     num_pairs = len(pairs) + num_lost
@@ -179,7 +179,7 @@ def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Converge
 
 
 def _difference(step: int, pairs: Iterable[Pair]) -> LossDifference | None:
-    """Return the paired difference after `step`, over the pairs whose losses there are numbers."""
+    """Return the paired difference after `step`, over pairs with finite losses."""
     losses = [
         (ours, theirs)
         for pair in pairs
@@ -218,7 +218,7 @@ def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[LossDifference,
 
 
 def _more_pairs(end: LossDifference) -> int | None:
-    """Return how many more pairs would settle it if mean and spread stayed; None if too many, or never."""
+    """Return how many more pairs would settle it at this mean and spread; None if too many, or never."""
     assert end.high is not None
     deviation = (end.high - end.mean) * math.sqrt(end.num_pairs) / t_quantile(1 - LEVEL, end.num_pairs - 1)
     for more in range(1, MOST_PAIRS_PROPOSED + 1):
@@ -256,7 +256,7 @@ def curve(run: RunSummary) -> Mapping[int, Eval]:
 
 
 def at_end(run: RunSummary) -> Eval | None:
-    """Return the evaluation at the end of a run; None if it did not complete or recorded no loss there."""
+    """Return the evaluation at the end of a run; None if it did not complete or has no loss there."""
     end = _scored_at_end(run)
     return None if end is None or end.has_loss is False else end
 
@@ -268,7 +268,7 @@ def _scored_at_end(run: RunSummary) -> Eval | None:
 
 
 def diverged(run: RunSummary) -> bool:
-    """Return whether the run's loss stopped being a number: in training, or on held-out data at the end."""
+    """Return whether the run's loss is not a number, in training or on held-out data at the end."""
     end = at_end(run)
     return run.status == NAN_LOSS or (end is not None and not is_finite(end.loss))
 
@@ -278,7 +278,7 @@ def is_finite(loss: float | None) -> bool:
 
 
 def held_out(runs: Sequence[RunSummary]) -> HeldOut | None:
-    """Return the figures at the end of runs that are repeats of each other; None if none was evaluated."""
+    """Return the figures at the end of a row's runs; None if no run was evaluated."""
     ends = [end for run in runs if (end := _scored_at_end(run)) is not None]
     if not ends:
         return None
@@ -299,7 +299,7 @@ def _of_test(run: RunSummary, weights: str) -> float | None:
 
 
 def mean_if_all(values: Iterable[float | None]) -> float | None:
-    """Return the mean; None if there are no values, or if one is unknown or not finite."""
+    """Return the mean; None without values, or if a value is unknown or not finite."""
     known = [math.nan if value is None else value for value in values]
     mean = sum(known) / len(known) if known else math.nan
     return mean if math.isfinite(mean) else None
@@ -339,12 +339,12 @@ def pairs_of_seed(runs: Sequence[RunSummary], references: Sequence[RunSummary]) 
 
 
 def share_setup(run: RunSummary, other: RunSummary) -> bool:
-    """Return whether two runs share all that a pair does but the seed."""
+    """Return whether two runs share all that a pair must share, apart from the seed."""
     return all(of(run) == of(other) for what, of in _SHARED if what)
 
 
 def _partners(run: RunSummary, references: Sequence[RunSummary]) -> tuple[list[RunSummary], str]:
-    """Return the reference's runs with the setup of `run`; if there are none, what none of them shares."""
+    """Return the reference runs with the setup of `run`, or if there are none, what they do not share."""
     left = list(references)
     for what, of in _SHARED:
         left = [other for other in left if of(other) == of(run)]
@@ -364,7 +364,7 @@ def _stated(run: RunSummary) -> str:
     return ", ".join(known) or "no arguments"
 
 
-#: What a pair shares besides workload and end, and how to say that no run has it; coarsest first.
+#: What a pair shares besides workload and last step, with the phrase for a run without it; coarsest first.
 _SHARED: tuple[tuple[str, Callable[[RunSummary], object]], ...] = (
     (" on data {}", lambda run: run.setup.data),
     (" trained on the same data ({})", data_of),
@@ -384,7 +384,7 @@ def _end_of(run: RunSummary) -> int:
 
 
 def _mean_curve(runs: Sequence[RunSummary]) -> Mapping[int, float | None]:
-    """Return the loss by step, the mean over `runs` at the steps all have; None if one is no number."""
+    """Return the mean loss by step at the steps that all `runs` have; None if a loss is not a number."""
     curves = [curve(run) for run in runs]
     means: dict[int, float | None] = {}
     for step in curves[0]:
@@ -395,7 +395,7 @@ def _mean_curve(runs: Sequence[RunSummary]) -> Mapping[int, float | None]:
 
 
 def end_step(seeds: Iterable[SeedPairs]) -> int:
-    """Return the step at which most pairs end, the latest of several; 0 without a pair."""
+    """Return the step at which most pairs end, the latest if tied; 0 without a pair."""
     ends = Counter(step for pairs in seeds for step in pairs.pairs)
     return max(ends, key=lambda step: (ends[step], step), default=0)
 

@@ -1,13 +1,13 @@
-"""What a training takes and costs from the request to the last step: hours and dollars, part by part.
+"""Hours and dollars of a training, part by part, from the request to the last step.
 
-Every part says whether its seconds were measured, predicted or assumed; dollars that buy no time are listed
-or assumed. Waiting for capacity takes time and is not billed.
+Every part says whether its seconds were measured, predicted or assumed. Dollars without time are listed or
+assumed. Waiting for capacity takes time but is not billed.
 
-Intervals: samples and samples per second are the inputs that have one. An input moves all parts that depend
-on it together, and the inputs are independent of each other. So the deviation of a total is the root of the
-sum of squares, over the inputs, of what each moves it, above and below separately. One-off parts have no
-interval, measured or assumed. Without an interval of samples per second a total has none. On spot, how often
-a machine is lost and how often one can be had are inputs, too; means are carried, not one training's luck.
+Intervals: the inputs with an interval are samples and samples per second, and on spot also losses and
+availability. An input moves all parts that depend on it together; inputs are independent of each other. So
+the deviation of a total is the root of the sum of squares over the inputs, above and below separately.
+One-off parts have no interval. A total has no interval if samples per second has none. On spot, the interval
+is of the mean, not of one training's luck.
 """
 
 import datetime
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 HOW_TO_GIVE_LOSSES = "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8"
 
-#: How a part is known: as a rate is, or by a price list, or not at all.
+#: The evidence of a part: a rate's, a price list, or none.
 PartEvidence = Evidence | Literal["listed", "assumed"]
-#: A training that takes spot machines for longer, because of losses, is refused.
+#: Refuse a training that losses on spot make longer than this.
 _MOST_TIMES_ITS_WORK = 50.0
 CAPACITY_BLOCK, SPOT = "capacity-block", "spot"
 
@@ -59,9 +59,9 @@ def _assumed(default: float | None, what: str, source: str, *, once_a_machine: b
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What is taken for granted where nothing was measured; a field named in `given` counts before that.
+    """Values to assume where nothing was measured; a field named in `given` overrides measurements.
 
-    Units are the names' endings. Raises UserError for a negative or infinite number.
+    Names end with the unit. Raises UserError for a negative or infinite number.
     """
 
     waiting_s: float = _assumed(0.0, "waiting for capacity, not billed", "AWS has it at once")
@@ -131,11 +131,11 @@ class Assumptions:
         return replace(self, **dict.fromkeys(names, 0.0), given=self.given.union(names))
 
     def source(self, *names: str) -> str:
-        """Return where the numbers of the fields are from, the last of them where none is given."""
+        """Return the source of the fields' values: `as given`, or the last field's default source."""
         return "as given" if self.given.intersection(names) else ASSUMED[names[-1]][1]
 
 
-#: What can be assumed: field -> (what it is, where the default is from).
+#: Field of Assumptions -> (meaning, source of the default).
 ASSUMED: Mapping[str, tuple[str, str]] = {
     assumption.name: (assumption.metadata["what"], assumption.metadata["source"])
     for assumption in fields(Assumptions)
@@ -144,9 +144,9 @@ ASSUMED: Mapping[str, tuple[str, str]] = {
 
 
 def parse_assumptions(texts: Iterable[str]) -> Assumptions:
-    """Return what `boot=300s`, `waiting=2h` or `storage_gib=500` says; times are seconds without a unit.
+    """Read texts such as `boot=300s`, `waiting=2h` or `storage_gib=500`; a time without a unit is in seconds.
 
-    Raises UserError for other text, UnknownName for a name that nothing has.
+    Raises UserError for other text, UnknownName for an unknown name.
     """
     by_name = {name.removesuffix("_s"): name for name in ASSUMED}
     values = {}
@@ -171,21 +171,21 @@ def _number(text: str, *, is_time: bool) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is to be trained on one candidate, and how fast that goes."""
+    """A training on one candidate, and its speed."""
 
-    samples: Interval  # without low and high: exactly so many
+    samples: Interval  # exact without low and high
     rate: Rate
     num_nodes: int = 1
-    #: The seconds before, and between, the steps in runs like it. None if only the speed is known.
+    #: The seconds before and between the steps of similar runs; None if only the speed is known.
     account: Account | None = None
-    samples_per_step: float = 1.0  # of all nodes, as in the account
-    compiles: bool = True  # whether compiling is assumed where it was not measured
+    samples_per_step: float = 1.0  # over all nodes, as in the account
+    compiles: bool = True  # whether to assume compile time if it was not measured
 
 
 def training_of(
     rate: Rate, recipe: Recipe | str, samples: Interval, *, num_nodes: int, global_batch: float
 ) -> Training:
-    """Return the training of so many samples at the rate. global_batch: where its runs do not say."""
+    """Return the training of `samples` at the rate. global_batch: used if the runs do not record one."""
     return Training(
         samples=samples,
         rate=rate,
@@ -201,22 +201,22 @@ class Purchase:
     """How the machines are bought."""
 
     price: Price  # of one node
-    #: What an hour of a node costs this account if that is not the price; 0 where it is sunk.
+    #: This account's cost of a node hour if it differs from the price; 0 for a sunk cost.
     usd_per_hour: float | None = None
-    volume: VolumePrice | None = None  # None if not known: volumes are not counted then
-    market: "SpotMarket | None" = None  # of spot: how often it is lost, and can be had
-    on_demand_usd_per_hour: float | None = None  # of a node, where a deadline ends the search for spot
+    volume: VolumePrice | None = None  # None if unknown; volumes then do not count
+    market: "SpotMarket | None" = None  # losses and availability of spot
+    on_demand_usd_per_hour: float | None = None  # of a node, after a deadline ends the search for spot
 
     @property
     def paid_usd_per_hour(self) -> float:
         return self.price.usd_per_hour if self.usd_per_hour is None else self.usd_per_hour
 
     def usd_per_s(self, num_nodes: int) -> float:
-        """Return what a second of all nodes costs, without volumes."""
+        """Return the cost of a second of all nodes, without volumes."""
         return self.paid_usd_per_hour * num_nodes / SECONDS_PER_HOUR
 
     def volume_usd_per_s(self, num_nodes: int, assumptions: Assumptions) -> float:
-        """Return what a second of all nodes' volumes costs; 0 where no price is known."""
+        """Return the cost of a second of all nodes' volumes; 0 if no price is known."""
         if self.volume is None:
             return 0.0
         per_hour = self.volume.usd_per_hour(gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps)
@@ -225,10 +225,10 @@ class Purchase:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a training: wall-clock seconds, dollars, and how these are known."""
+    """A part of a training: wall-clock seconds, dollars, and their evidence."""
 
     name: str
-    seconds: Interval | None  # None where dollars buy no time of the training
+    seconds: Interval | None  # None for dollars without time
     usd: Interval
     evidence: PartEvidence
     source: str
@@ -236,31 +236,31 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Hours from the request to the end, and dollars. A capacity block is paid as a whole."""
+    """Hours from the request to the end, and dollars. A capacity block is paid for as a whole."""
 
     hours: Interval
     usd: Interval
-    block_hours: float | None = None  # of the capacity block that is bought
-    fee_usd: float | None = None  # of the whole block: sunk, once it is bought
-    effective_usd: Interval  # without the part of the block that is not used
-    checkpoint_every_s: float | None = None  # on spot: work between two, measured, given or Young's; or none
-    #: `hours` is the sum of their seconds, `usd` of their dollars; empty where only the sums were asked for.
+    block_hours: float | None = None  # length of the capacity block to buy
+    fee_usd: float | None = None  # of the whole block; sunk once bought
+    effective_usd: Interval  # without the unused part of the block
+    checkpoint_every_s: float | None = None  # on spot, work between two: measured, given, Young's or None
+    #: They add up to `hours` and `usd`; empty if only the sums were requested.
     parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """A job on one row of a comparison, of as many samples as the baseline's steps have."""
+    """A job on one row of a comparison, with as many samples as the baseline's steps have."""
 
     row: "Row"
     steps: float
     rate: Rate | None  # None if its runs give no speed
-    cost: Cost | None  # its dollars say nothing where the row has no price
+    cost: Cost | None  # its dollars are meaningless if the row has no price
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedJob:
-    """A job, and how fast it is; jobs that differ in nothing but their seed are one."""
+    """A job and its speed; jobs that differ only in their seed are one."""
 
     name: str
     num_runs: int
@@ -270,7 +270,7 @@ class ExpectedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What jobs take and cost on one machine, or on its nodes, one after another: with a range of 90%."""
+    """Time and cost of jobs, one after another, on one machine or its nodes, with 90% ranges."""
 
     hours: Interval  # from the request to the last step
     usd: Interval
@@ -278,7 +278,7 @@ class Expected:
 
 
 def together(parts: Sequence[Interval]) -> Interval:
-    """Return the sum of quantities whose ranges move together."""
+    """Return the sum of quantities that vary together."""
     lows, highs = [part.low for part in parts], [part.high for part in parts]
     return Interval(
         value=sum(part.value for part in parts),
@@ -303,7 +303,7 @@ _UNBILLED = "waiting"
 
 
 class _Inputs(NamedTuple):
-    """What has an interval, as numbers: NaN where there is none."""
+    """The inputs with intervals, as numbers; NaN for no limit."""
 
     samples: float
     fewest: float
@@ -330,7 +330,7 @@ class _Inputs(NamedTuple):
         )
 
 
-#: What a row without a price costs, so that its hours are known.
+#: A placeholder price, to compute the hours of a row without a price.
 _UNPRICED = Price(
     instance="none", service="ec2", region="none", usd_per_hour=1.0, as_of=datetime.date.min, source="none"
 )
@@ -339,13 +339,13 @@ _UNPRICED = Price(
 def to_finish(
     rows: Sequence["Row"], steps: float, volume_of: Callable[[str], VolumePrice | None]
 ) -> list[Finish]:
-    """Return what a job of `steps` steps of the baseline costs on each row of a workload.
+    """Return the cost on each row of a workload of a job that is `steps` of the baseline's steps long.
 
     volume_of: as `cost_of_row` takes it. Raises UserError for a number of steps that is not above 0.
     """
     if not (math.isfinite(steps) and steps > 0):
         raise UserError(f"{steps:g} steps are no job", "give a number of steps above 0")
-    # If all rows are barred none is called the baseline, yet one is what the others are compared with.
+    # If all rows are barred, none has the verdict `baseline`, but the others are still compared with one.
     base = max(rows, key=lambda row: (row.is_baseline, row.verdict.comparable_as == TRAINING))
     samples = steps * _samples_of_step(base)
     finishes = []
@@ -358,10 +358,10 @@ def to_finish(
 def cost_of_row(
     row: "Row", samples: Interval, volume_of: Callable[[str], VolumePrice | None]
 ) -> tuple[Rate, Cost] | None:
-    """Return what a training of so many samples costs where a row ran; None if its runs give no speed.
+    """Return the cost of training `samples` samples where a row ran; None if its runs give no speed.
 
-    The machine is charged by the hour, spot without a loss. volume_of: the price of volumes in a region.
-    The dollars say nothing where the row has no price.
+    Machines are charged by the hour, and spot without losses. volume_of: returns a region's volume price.
+    The dollars are meaningless if the row has no price.
     """
     rate = rate_of_row(row)
     if rate is None:
@@ -379,7 +379,7 @@ def cost_of_row(
 
 
 def _samples_of_step(row: "Row") -> float:
-    """Return samples of a step, as counted or published. One whose samples are not known stands for one."""
+    """Return samples per step, as counted or published; 1 if unknown."""
     if row.group.measure in (STEP, BARE_STEP):
         return samples_per_step(row.group)
     return float(row.setup.global_batch or 1)
@@ -396,12 +396,12 @@ def cost_of(
 ) -> Cost:
     """Return hours and dollars of a training, part by part.
 
-    steps_only: without waiting, boot and all else that is not a step, as published figures are compared; a
-    capacity block is then charged by the hour. with_parts: without them it takes a fifth of the time, which
-    counts for thousands of candidates. with_interval: on spot an interval takes five times as long as the
-    mean; a deadline is simulated, which takes milliseconds.
-    Raises UserError for a training that no capacity block is long enough for, and on spot where losses are
-    not known, or come too often for a training without checkpoints.
+    steps_only: count only the steps, as for published figures, and charge a capacity block by the hour.
+    with_parts: False takes a fifth of the time, which matters for thousands of candidates. with_interval: on
+    spot an interval takes five times as long as the mean, and a simulated deadline milliseconds.
+
+    Raises UserError if no capacity block is long enough, and on spot if losses are unknown or too frequent
+    for a training without checkpoints.
     """
     lines = _lines(training, assumptions, steps_only)
     if purchase.price.purchase == SPOT and not steps_only:
@@ -452,7 +452,7 @@ def cost_of(
 
 
 def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> list[_Line]:
-    """Return the parts that take time, in their order."""
+    """Return the parts that take time, in order."""
     steps = _Line("steps", 0.0, 0.0, 1.0, training.rate.evidence, training.rate.source)
     if steps_only:
         return [steps]
@@ -499,7 +499,7 @@ def _between(
     training: Training,
     assumptions: Assumptions,
 ) -> _Line:
-    """Return what recurs between the steps: as measured, unless the user has set one of `keys`."""
+    """Return a recurring part as measured, unless the user has set one of `keys`."""
     measured = training.account.between[name] if training.account else None
     if measured is not None and not assumptions.given.intersection(keys):
         per_sample_s = measured.s_per_step / training.samples_per_step
@@ -525,7 +525,7 @@ def _or_nan(value: float | None) -> float:
 
 
 def _sums(lines: list[_Line]) -> tuple[float, float, float]:
-    """Return fixed seconds, seconds per sample and multiples of the step time, of all lines together."""
+    """Return fixed seconds, seconds per sample and multiples of the step time, summed over all lines."""
     fixed_s = per_sample_s = per_step_time = 0.0
     for line in lines:
         fixed_s += line.fixed_s
@@ -543,9 +543,9 @@ def _plus(quantity: Interval, usd: float) -> Interval:
 
 
 def _block_hours(billed_hours: Interval, assumptions: Assumptions) -> float:
-    """Return the length of the block that holds the training, even at the upper end of its interval.
+    """Return the length of a block that holds the training at the upper end of its interval.
 
-    Raises UserError where there is none, or where the one that was given is too short.
+    Raises UserError if no block is long enough, or if the given one is too short.
     """
     needed = (billed_hours.value if billed_hours.high is None else billed_hours.high) + BLOCK_END_HOURS
     if assumptions.block_hours:
@@ -566,7 +566,7 @@ def _block_hours(billed_hours: Interval, assumptions: Assumptions) -> float:
 
 
 def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions) -> list[Part]:
-    """Return what costs money and takes no time: volumes, storage, transfer."""
+    """Return the parts that cost money but no time: volumes, storage, transfer."""
     volume = purchase.volume
     return [
         Part(
@@ -584,17 +584,17 @@ def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions
 
 
 def spot_job(training: Training, purchase: Purchase, assumptions: Assumptions) -> "SpotJob":
-    """Return the training as `spot.forecast_spot` simulates it."""
+    """Return the training as a job for `spot.forecast_spot`."""
     return _OnSpot(_lines(training, assumptions, False), training, purchase, assumptions).job
 
 
 class _OnSpot:
-    """A training on spot in numbers: mean seconds by part, and how far each input moves them.
+    """A training on spot: mean seconds by part, and how far each input moves them.
 
-    Raises UserError if losses are not known, or come too often for a training without checkpoints.
+    Raises UserError if losses are unknown, or too frequent for a training without checkpoints.
     """
 
-    #: What losses change, in seconds. EC2 bills nothing for the last.
+    #: The parts that losses change, in seconds. EC2 does not bill the last.
     parts = ("steps", "evaluations", "checkpoints", "rework", "restarts", "no capacity", "on demand", "free")
 
     def __init__(
@@ -637,7 +637,7 @@ class _OnSpot:
                 f" {_MOST_TIMES_ITS_WORK:g} times its work",
                 "take --purchase on-demand",
             )
-        #: Seconds at both ends of each input that has an interval; None without one of speed.
+        #: Seconds at both ends of each input's interval; None if speed has no interval.
         self.moved: list[tuple[tuple[float, ...], tuple[float, ...]]] | None = []
         ranges = (
             (inputs.fewest, inputs.most),
@@ -654,7 +654,7 @@ class _OnSpot:
                 self.moved.append((self._seconds(*ends[0]), self._seconds(*ends[1])))
 
     def _checkpoints(self) -> tuple[float, float | None, str]:
-        """Return seconds of a checkpoint, work between two, None for none, and where that is from."""
+        """Return seconds per checkpoint, work between two (None without checkpoints), and the source."""
         from fastlaunch.analysis.spot import young_interval_s
 
         assumptions, account = self.assumptions, self.training.account
@@ -674,7 +674,7 @@ class _OnSpot:
         from fastlaunch.analysis.spot import SpotJob
 
         evaluations_s = self.evaluations.fixed_s + samples * self.evaluations.per_sample_s
-        # SageMaker promises no notice, and bills every second.
+        # SageMaker promises no notice and bills every second.
         is_sagemaker = self.purchase.price.service == "sagemaker"
         terms = {"notice_s": 0.0, "free_within_s": 0.0} if is_sagemaker else {}
         return SpotJob(
@@ -689,7 +689,7 @@ class _OnSpot:
     def _seconds(
         self, samples: float, s_per_sample: float, losses_per_hour: float, wait_s: float
     ) -> tuple[float, ...]:
-        """Return mean seconds of `parts`. wait_s: how long it is until there is capacity again."""
+        """Return mean seconds of `parts`. wait_s: mean time until capacity returns."""
         from fastlaunch.analysis.spot import Fallback, expected_spot, forecast_spot
 
         job, deadline_s = self._job(samples, s_per_sample), self.assumptions.deadline_s
@@ -731,13 +731,13 @@ class _OnSpot:
         return Interval(value=value, low=value - below, high=value + above)
 
     def _usd_per_s(self) -> tuple[float, ...]:
-        """Return what a second of each of `parts` costs on all nodes, without volumes."""
+        """Return the cost of a second of each of `parts` on all nodes, without volumes."""
         spot = self.purchase.usd_per_s(self.training.num_nodes)
         fallback = self.purchase.on_demand_usd_per_hour
         if self.assumptions.deadline_s and fallback is None:
             raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")
         on_demand = (fallback or 0.0) * self.training.num_nodes / SECONDS_PER_HOUR
-        # The first start is charged as spot's, even to a training that never gets spot.
+        # The first start is charged at the spot price, even if the training never gets spot.
         return (spot,) * 5 + (0.0, on_demand, -spot)
 
     def cost(self, with_parts: bool) -> Cost:
@@ -797,7 +797,7 @@ class _OnSpot:
 
 
 def _wait_s(losses_per_hour: float, available: float | None) -> float | None:
-    """Return how long a spell without capacity lasts, as many as losses, at this share of time with it."""
+    """Return the mean length of a spell without capacity, given one spell per loss and this availability."""
     if available is None:
         return None
     return (1 / available - 1) / losses_per_hour * SECONDS_PER_HOUR if losses_per_hour else 0.0

@@ -1,13 +1,14 @@
-"""How much faster one row is than another, and how surely.
+"""Estimate how much faster one row is than another, with limits.
 
     1  Every completed run is one number, the log of its mean time per sample.
-    2  Rows are compared within blocks, the rounds of one session on one host, by least squares: what a round
-       does to all rows alike cancels, and the error is how much the differences vary from round to round.
-    3  All rows share that scatter, but for a row whose own runs say that it is noisier: the row is judged by
-       its own rounds, in proportion to how likely that is.
-    4  Noise of a row that carries over from round to round counts as fewer rounds.
-    5  With rounds on several hosts, the error includes what the difference varies by from host to host.
-    6  Rows that share no round are compared by the means of their hosts, which differ by themselves.
+    2  Rows are compared within blocks (the rounds of one session on one host) by least squares: an effect
+       of the round on all rows cancels, and the error is how much the differences vary between rounds.
+    3  All rows share that scatter, except a row whose own runs show more noise: it is judged by its own
+       rounds, weighted by the probability that it is noisier.
+    4  If a row's noise carries over from round to round, its rounds count as fewer.
+    5  With rounds on several hosts, the error includes the difference's variation between hosts.
+    6  Rows that share no round are compared by the means of their hosts; the error includes the variation
+       between hosts.
 
 All sizes are of logarithms, so 0.01 is 1%. tests/benchmarks/verdicts.py prints the error rates and the power
 of these rules; docs/method.md says where the constants come from.
@@ -39,23 +40,23 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-#: The runs of a block by their rows.
+#: The runs of a block by row.
 Block = Mapping[int, Sequence["RunTime"]]
 
-#: The least deviation between runs: a few may lie close by chance. 0.08% is the least of the shipped records.
+#: The least deviation between runs, since a few may agree by chance. The shipped records have 0.08% or more.
 FLOOR = 0.001
-#: What machines of one type deviate by, and the degrees of freedom that this counts for beside what was seen.
+#: The deviation between machines of one type, and its weight in degrees of freedom beside observations.
 MACHINE, MACHINE_DOF = 0.017, 5
-#: The same of the ratio of two rows that ran in rounds together. The shipped runs show 0.15%, at most 0.4%;
-#: with 0.6% few rows are called different that vary by 0.5% from host to host.
+#: The same for the ratio of two rows with common rounds. The shipped runs show 0.15%, at most 0.4%; with
+#: 0.6%, few rows that vary by 0.5% from host to host are called different.
 ROW_ON_HOST, ROW_ON_HOST_DOF = 0.006, 5
-#: A noisier row deviates by so many times what the others do, each as likely.
+#: Possible ratios of a noisier row's deviation to the others', all equally likely.
 _TIMES_NOISIER = (2, 4, 8, 16)
-#: How likely a row is noisier, before its runs are looked at. One of two runs hardly shows it.
+#: The prior probability that a row is noisier. With two runs, a row hardly shows it.
 _NOISIER, _NOISIER_OF_TWO = 0.3, 0.5
-#: A row that is noisier with a greater probability leaves the common scatter.
+#: Above this probability, a noisier row leaves the common scatter.
 LEAVES = 0.8
-#: A row whose last half differs from the mean by so much more than the other's is still changing.
+#: A row is still changing if its last half departs from its mean by this much more than the other row's.
 _DRIFT, _MIN_DRIFT_BLOCKS = 0.002, 3
 #: Fewer rounds on a host do not tell whether noise carries over from one to the next. It does, if chance
 #: alone would show such a correlation in one case of ten: the normal quantile.
@@ -67,24 +68,24 @@ _NUM_DRAWS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class RunTime:
-    """A completed run, of a row that the caller numbers."""
+    """A completed run of a row; the caller numbers the rows."""
 
     row: int
     log_time: float  # of the mean seconds per sample
     host: Hashable  # of a session; of several nodes, all of them
-    machine: Hashable = None  # what the hosts of several sessions share; None: the host stands for it
-    block: Hashable | None = None  # the round, of one session on one host; None if it is not known
-    session: str | None = None  # None if it is not known
-    round: int | None = None  # of the session, from 1; None if it is not known
+    machine: Hashable = None  # shared by the hosts of several sessions; None to use the host
+    block: Hashable | None = None  # a round of one session on one host; None if unknown
+    session: str | None = None  # None if unknown
+    round: int | None = None  # of the session, from 1; None if unknown
     max_rounds: int | None = None  # of a session that planned to look after each of its rounds
     late: float | None = None  # log_time of the last half of its steps alone, less log_time
 
 
 class Differences:
-    """The differences between rows, by all of their runs: in speed, or in what a dollar buys."""
+    """The differences between rows, from all their runs, in speed or in samples per dollar."""
 
     def __init__(self, runs: Iterable[RunTime], usd: Mapping[int, float] | None = None) -> None:
-        """usd: what an hour of the machines of a row costs, of those that have a price."""
+        """usd: hourly cost of the machines, for rows with a price."""
         self._usd = usd or {}
         self._of_row: dict[int, list[RunTime]] = defaultdict(list)
         blocks: dict[Hashable, dict[int, list[RunTime]]] = defaultdict(lambda: defaultdict(list))
@@ -102,7 +103,7 @@ class Differences:
             self._scatter |= dict.fromkeys(rows, scatter)
 
     def log_ratio(self, row: int, base: int) -> float:
-        """Return how far `row` is ahead of `base`, whether or not anything is known of their scatter."""
+        """Return how far `row` is ahead of `base`, even if their scatter is unknown."""
         if self.is_linked(row, base):
             speed = self._scatter[row].everything.speed(row, base)
         else:
@@ -110,27 +111,27 @@ class Differences:
         return speed + self.by_price(row, base)
 
     def by_price(self, row: int, base: int) -> float:
-        """Return what `row` gains by its price, or loses; 0 where one of the two has none."""
+        """Return the gain or loss of `row` by its price; 0 if either row has no price."""
         usd = self._usd
         return math.log(usd[base] / usd[row]) if row in usd and base in usd else 0.0
 
     def is_linked(self, row: int, base: int) -> bool:
-        """Return whether the two ran in rounds together, or each with rows that did."""
+        """Return whether the two shared rounds, directly or through other rows."""
         return row in self._scatter and self._scatter[row] is self._scatter.get(base)
 
     def noise(self, row: int) -> float:
-        """Return how likely it is that the row's runs vary more than those of the rows linked to it."""
+        """Return the probability that the row's runs vary more than those of the rows linked to it."""
         return (self._scatter[row].noise[row] or 0.0) if row in self._scatter else 0.0
 
     def deviations(self, row: int) -> tuple[float, float]:
-        """Return by how much the row's runs vary, and by how much those of the rows linked to it do.
+        """Return the deviation of the row's runs, and of the runs of the rows linked to it.
 
-        Only of a row whose `noise` is above 0.
+        Call it only for a row whose `noise` is above 0.
         """
         return self._scatter[row].deviations[row]
 
     def between(self, row: int, base: int) -> Difference | None:
-        """Return how far `row` is ahead of `base`; None if the scatter of one of them is unknown."""
+        """Return how far `row` is ahead of `base`; None if the scatter of either is unknown."""
         is_linked = self.is_linked(row, base)
         difference = self._in_rounds(row, base) if is_linked else self._across_hosts(row, base)
         return difference and difference.plus(self.by_price(row, base))
@@ -172,7 +173,7 @@ class Differences:
         if not is_apart and any(side.within is None for side in sides):
             paired = _paired([speed for (speed,) in speeds.values()])
             return Difference(estimates=(paired,)) if paired else None
-        # Welch, with what differs between machines, or of the same ones between hosts.
+        # Welch's test plus the variance between machines, or between hosts of the same machines.
         parts = [side.within for side in sides if side.within]
         if is_apart:
             machine = self._between_machines
@@ -193,7 +194,7 @@ class Differences:
 
     @cached_property
     def _between_machines(self) -> Variance:
-        """The variance between machines, by what is known and was seen."""
+        """The variance between machines, by prior knowledge and observation."""
         squares, dof = MACHINE_DOF * MACHINE**2, float(MACHINE_DOF)
         for row in self._of_row:
             hosts = self._hosts(row)
@@ -203,10 +204,10 @@ class Differences:
 
 
 def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] | None:
-    """Return how many more rounds settle the verdict in 80% of continuations, and the share that they do.
+    """Return how many more rounds settle the verdict in 80% of continuations, and the exact share.
 
-    MAX_ROUNDS and a smaller share where none does; None for rows that share no rounds. A continuation draws
-    the true difference and scatter from what was seen, and then the rounds to come.
+    If no number does, return MAX_ROUNDS and a smaller share; for rows without common rounds, None. A
+    continuation draws the true difference and scatter given the observations, and then the coming rounds.
     """
     import numpy as np
 
@@ -238,7 +239,7 @@ def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] 
     truth = draws.normal(value, np.sqrt(variance / before + of_host * kept))
 
     def share(more: int) -> float:
-        # If there are several hosts, the next session adds one.
+        # With several hosts, the next session adds another.
         num_rounds, new = before + more, more * per_round
         then = draws.normal(truth, np.sqrt(variance / more + of_host))
         mean = (before * value + more * then) / num_rounds
@@ -267,7 +268,7 @@ def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] 
 
 
 def _t_quantiles(p: float, dof: "Array") -> "Array":
-    """Return Student's quantiles of whole degrees of freedom: those of `dof`, rounded down."""
+    """Return Student's quantiles, with `dof` rounded down to whole degrees of freedom."""
     import numpy as np
 
     whole, place = np.unique(np.floor(dof + 1e-6), return_inverse=True)
@@ -275,14 +276,14 @@ def _t_quantiles(p: float, dof: "Array") -> "Array":
 
 
 class _Scatter:
-    """The scatter that linked rows share, and which of them vary more."""
+    """The scatter that linked rows share, and the rows that vary more."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         table = _Table(blocks)
         shared = set(table.rows)
-        # None for a row whose runs add no degree of freedom, as a single one.
+        # None for a row whose runs add no degree of freedom, such as a single run.
         self.noise: dict[int, float | None] = {}
-        # The row's runs, and the others' that the noise was judged by.
+        # The deviation of the row's runs, and of the other runs that its noise was judged by.
         self.deviations: dict[int, tuple[float, float]] = {}
         while True:
             every = table.residual(shared)
@@ -299,13 +300,13 @@ class _Scatter:
         self.everything = table.effects(table.rows)
         self._shared = table.effects(shared)
         self._carried = _carried(table.left(shared), len(shared) - 1)
-        # Two rows that never ran in one round, each beside others, both have what differs between hosts.
+        # Two rows that ran only beside other rows both include the variance between hosts.
         num_hosts = len({_machine(block) for block in blocks})
         prior = Variance(value=ROW_ON_HOST**2, dof=ROW_ON_HOST_DOF)
         self.apart = OnHosts(variance=prior, num_hosts=num_hosts, share=2.0) if num_hosts > 1 else OnHosts()
 
     def estimate(self, row: int, base: int) -> Contrast | None:
-        """Return the difference by the common scatter; None if one of the two has left it."""
+        """Return the difference by the common scatter; None if either row has left it."""
         residual, shared = self._residual, self._shared
         if not residual.dof or not shared.links(row, base):
             return None
@@ -316,7 +317,7 @@ class _Scatter:
             error=max(FLOOR, residual.deviation * math.sqrt(_rounds_in_one(carried))) * math.sqrt(factor),
             dof=residual.dof,
             carried=carried,
-            # As many complete rounds have this error.
+            # The number of complete rounds that would have this error.
             num_rounds=max(1, round(2 / factor)),
             dof_per_round=len(shared.places) - 1,
         )
@@ -331,15 +332,15 @@ class _Residual:
 
     @property
     def deviation(self) -> float:
-        """By how much runs vary."""
+        """The deviation of runs."""
         return max(FLOOR, math.sqrt(max(0.0, self.squares) / self.dof))
 
 
 class _Table:
-    """Log times as the sum of a row's and a block's effect, over the runs of linked rows.
+    """Log times of linked rows' runs, modelled as a row's effect plus a block's effect.
 
-    counts, sums: (rows, blocks), the runs and the sum of their times, less the means of block and row: what
-    is left is as small as the scatter, and keeps its digits.
+    counts, sums: (rows, blocks), the number of runs and the sum of their times less the means of block and
+    row. The remainder is as small as the scatter, which preserves precision.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -364,9 +365,9 @@ class _Table:
         np.add.at(self._sums, (of_row, of_block), times)
 
     def residual(self, rows: Collection[int]) -> _Residual:
-        """Return what least squares leave of the times of some rows."""
+        """Return the residual of a least-squares fit to some rows."""
         kept, counts, sums = self._of(rows)
-        # Either way it is the same fit; the fewer lines there are, the sooner it is made.
+        # Both orientations give the same fit; fewer lines are faster.
         fit = _LeastSquares(counts, sums) if len(counts) < len(counts.T) else _LeastSquares(counts.T, sums.T)
         squares = self._squares[kept].sum() - fit.explained
         return _Residual(squares=float(squares), dof=round(counts.sum()) - fit.rank)
@@ -383,7 +384,7 @@ class _Table:
         )
 
     def left(self, rows: Collection[int]) -> Iterator[Mapping[Hashable, Sequence[float]]]:
-        """Yield what least squares leave of each row's times, round after round on each host."""
+        """Yield each row's least-squares residuals, round after round, by host."""
         _, counts, sums = self._of(rows)
         blocks = [block for block in self._blocks if not block.keys().isdisjoint(rows)]
         for line, sizes in zip(_LeastSquares(counts, sums).left, counts, strict=True):
@@ -391,7 +392,7 @@ class _Table:
             yield _by(_host, [blocks[at] for at in ran], line[ran])
 
     def _of(self, rows: Collection[int]) -> tuple["NDArray[np.bool_]", "Array", "Array"]:
-        """Return where the rows stand, and their counts and sums in the blocks that they ran in."""
+        """Return the mask of the rows, and their counts and sums in the blocks that they ran in."""
         import numpy as np
 
         kept = np.array([row in rows for row in self.rows])
@@ -401,11 +402,11 @@ class _Table:
 
 
 class _LeastSquares:
-    """The effects of the lines of `counts` and `sums`, and of their columns, to which the sums add up.
+    """Least-squares effects of the lines and columns of `sums`, with `counts` runs in each cell.
 
-    inverse: (lines, lines), of the normal matrix of the lines' effects, as far as it has one: the lines of
-    each linked group have a constant to choose. explained: of the squares, by all of the effects. rank: their
-    number, less those constants. left: (lines, columns), of the sums.
+    inverse: (lines, lines), the pseudo-inverse of the normal matrix of the lines' effects, since each linked
+    group has a free constant. explained: the squares that all effects explain. rank: the number of effects
+    less the free constants. left: (lines, columns), the residual sums.
     """
 
     def __init__(self, counts: "Array", sums: "Array") -> None:
@@ -427,9 +428,9 @@ class _LeastSquares:
 class _Effects:
     """The effects of rows on their log times."""
 
-    places: Mapping[int, int]  # of the rows, in `fit`
-    group: Mapping[int, int]  # of linked rows, by row
-    means: "Array"  # of the rows, which the times of `fit` are less
+    places: Mapping[int, int]  # position in `fit`, by row
+    group: Mapping[int, int]  # number of the linked group, by row
+    means: "Array"  # of the rows, subtracted from the times of `fit`
     fit: _LeastSquares
 
     def links(self, row: int, other: int) -> bool:
@@ -441,23 +442,23 @@ class _Effects:
         return float(times[theirs] - times[ours])
 
     def variance_factor(self, row: int, base: int) -> float:
-        """Return the variance of that in units of a run's: 2 / K for K complete blocks."""
+        """Return the variance of `speed` relative to a run's: 2 / K for K complete blocks."""
         inverse, i, j = self.fit.inverse, self.places[row], self.places[base]
         return float(inverse[i, i] + inverse[j, j] - 2 * inverse[i, j])
 
 
 def _means(numbers: "NDArray[np.int64]", values: "Array") -> "Array":
-    """Return the mean of the values of each number 0, 1, ..."""
+    """Return the mean of the values by number, 0, 1, ..."""
     import numpy as np
 
     return np.bincount(numbers, values) / np.bincount(numbers)
 
 
 def _noise(every: _Residual, others: _Residual) -> float | None:
-    """Return how likely a row varies more than the others, by the fits with and without it.
+    """Return the probability that a row varies more than the others, by the fits with and without it.
 
-    The ratio of its squares to theirs is F with as many degrees of freedom each where it varies alike, and
-    k^2 times that where its deviation is k times theirs. 0 where no others are left to tell by.
+    The ratio of its mean squares to theirs follows F if it varies alike, and k^2 times F if its deviation is
+    k times theirs. Return 0 if no other rows are left, and None if the row adds no degree of freedom.
     """
     dof, of_others = every.dof - others.dof, others.dof
     if not dof:
@@ -477,13 +478,13 @@ def _noise(every: _Residual, others: _Residual) -> float | None:
 
 
 def _deviations(every: _Residual, others: _Residual) -> tuple[float, float]:
-    """Return by how much a row's runs vary, and the others', by the fits with and without it."""
+    """Return the deviations of a row's runs and of the others', by the fits with and without it."""
     of_row = _Residual(squares=every.squares - others.squares, dof=every.dof - others.dof)
     return of_row.deviation, others.deviation
 
 
 def _paired(speeds: Sequence[float], carried: float = 0.0) -> Contrast | None:
-    """Return the difference by two rows' own rounds; None for fewer than two."""
+    """Return the difference by two rows' own rounds; None for fewer than two rounds."""
     if len(speeds) < 2:
         return None
     deviation = max(math.sqrt(2) * FLOOR, stdev(speeds) * math.sqrt(_rounds_in_one(carried)))
@@ -498,11 +499,11 @@ def _paired(speeds: Sequence[float], carried: float = 0.0) -> Contrast | None:
 
 
 def _carried(rows: Iterable[Mapping[Hashable, Sequence[float]]], num_contrasts: int) -> float:
-    """Return how the noise of a round correlates with that of the next; 0 where chance may be all of it.
+    """Return the correlation of noise between consecutive rounds; 0 if chance may explain it.
 
-    rows: noise by host, round after round, of rows between which there are so many contrasts. Without
-    any correlation, one contrast over n rounds has the mean -1/n and about Moran's (1948) variance; Kendall
-    (1954) has the bias of one that there is.
+    rows: noise by host, round after round. num_contrasts: independent contrasts between the rows. Without
+    correlation, a contrast over n rounds has the mean -1/n and about Moran's (1948) variance; Kendall (1954)
+    gives the bias of the estimate.
     """
     of_hosts: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
     for row in rows:
@@ -525,12 +526,12 @@ def _carried(rows: Iterable[Mapping[Hashable, Sequence[float]]], num_contrasts: 
 
 
 def _rounds_in_one(carried: float) -> float:
-    """Return how many rounds tell as much as one would without the correlation."""
+    """Return how many correlated rounds are worth one uncorrelated round."""
     return (1 + carried) / (1 - carried)
 
 
 def _on_hosts(speeds: Mapping[Hashable, Sequence[float]]) -> OnHosts:
-    """Return how a difference varies from host to host, by what is known and was seen on each in rounds."""
+    """Return how a difference varies from host to host, by prior knowledge and the rounds on each host."""
     if len(speeds) < 2:
         return OnHosts()
     means = [fmean(on_host) for on_host in speeds.values()]
@@ -545,7 +546,7 @@ def _on_hosts(speeds: Mapping[Hashable, Sequence[float]]) -> OnHosts:
 
 
 def _drift(lates: Sequence[float]) -> float:
-    """Return how far limits move out where one row was still changing against the other; 0 if none was."""
+    """Return how far to widen the limits if one row was still changing relative to the other, else 0."""
     known = [late for late in lates if not math.isnan(late)]
     if len(known) < _MIN_DRIFT_BLOCKS or abs(fmean(known)) <= _DRIFT:
         return 0.0
@@ -555,7 +556,7 @@ def _drift(lates: Sequence[float]) -> float:
 
 
 def _linked(blocks: Iterable[Iterable[int]]) -> list[set[int]]:
-    """Return the sets of rows that blocks, each of some rows, link."""
+    """Return the sets of rows that common blocks link."""
     groups: list[set[int]] = []
     for block in blocks:
         rows = set(block)
@@ -582,7 +583,7 @@ def _machine(block: Block) -> Hashable:
 def _by(
     place: Callable[[Block], Hashable], blocks: Iterable[Block], values: Iterable[float]
 ) -> Mapping[Hashable, Sequence[float]]:
-    """Return the values, of the blocks, by place."""
+    """Return the blocks' values by place."""
     by_place: dict[Hashable, list[float]] = defaultdict(list)
     for block, value in zip(blocks, values, strict=True):
         by_place[place(block)].append(float(value))
@@ -594,18 +595,18 @@ def _mean(runs: Iterable[RunTime]) -> float:
 
 
 def _mean_late(runs: Iterable[RunTime]) -> float:
-    """Return the mean of `late`; NaN if one is not known."""
+    """Return the mean of `late`; NaN if a value is unknown."""
     return fmean(math.nan if run.late is None else run.late for run in runs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Hosts:
-    """The runs of a row by the host that they ran on."""
+    """The runs of a row by host."""
 
-    means: Mapping[Hashable, float]  # of the logarithms of their times, by host
+    means: Mapping[Hashable, float]  # of log times, by host
     num_runs: int
-    # The variance of `mean` by the scatter within hosts, and its degrees of freedom; None where each host has
-    # one run: how the hosts differ tells of it then.
+    # The variance of `mean` by the scatter within hosts; None if each host has one run, where the variation
+    # between hosts includes it.
     within: Variance | None
 
     @classmethod

@@ -1,11 +1,11 @@
-"""Which cells of a sweep may still be the best per dollar: `sweep --until-best`, by successive elimination.
+"""Find the cells of a sweep that may still be the best per dollar, by successive elimination.
 
-A cell competes with those of its global batch. One that has not run is left out if what is predicted of it,
-at its best, does not beat the best measured cell. One that has run is left out as soon as it is surely not
-more than 1% better than the leader: by the rules of `differences` where the two ran in rounds together, else
-by its own runs and what runs are taken to vary by. Each look spends its share of the 5%, as `looks` has it,
-divided among the cells. Machines of one type differ by more than a few runs do, so beside a cell on
-another machine a row ends as soon as its own error is small beside that.
+`sweep --until-best` uses it. A cell competes with cells of the same global batch. Before its first run, a
+cell is left out if the best end of its prediction does not beat the best measured cell. After that, it is
+left out once it is surely at most 1% better than the leader: by the rules of `differences` if the two shared
+rounds, else by its own runs and an assumed scatter. Each look spends its share of the 5% (see `looks`),
+divided among the cells. Machines of one type differ by more than a few runs do, so a cell compared with one
+on another machine stops once its own error is small beside that difference.
 """
 
 import math
@@ -21,11 +21,11 @@ from fastlaunch.analysis.statistics import LEVEL, Contrast, Difference, t_quanti
 from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.conventions import FIRST_LOOK
 
-#: A cell that is better by less is no loss.
+#: Missing a cell that is better by less than this is no loss.
 _WITHIN = math.log(1.01)
-#: Predictions are off by Student's t with so many degrees of freedom: some by far more than most.
+#: Degrees of freedom of prediction errors, which follow Student's t: a few are far larger than most.
 _PREDICTION_DOF = 5
-#: What runs of a cell are taken to vary by, and the degrees of freedom that this counts for beside its runs.
+#: The assumed scatter of a cell's runs, and its weight in degrees of freedom beside the runs.
 _SCATTER, _SCATTER_DOF = 0.015, 10
 
 
@@ -34,26 +34,26 @@ class SweptCell:
     """A cell of the matrix. Sizes are logarithms."""
 
     place: Hashable  # cells of one place share a machine: the instance type
-    batch: Hashable  # what cells share that compete: samples and tokens of a step
+    batch: Hashable  # samples and tokens of a step; cells compete within it
     log_usd_per_hour: float  # of all its machines; 0 where nothing is billed
-    runs: tuple[RunTime, ...] = ()  # of those that count; their `row` is not read
-    config: Config | None = None  # each recipe is a model of its own; None where nothing can be predicted
-    # Seconds per sample: as predicted, and the lower end of the range; None where nothing predicts them.
+    runs: tuple[RunTime, ...] = ()  # those that count; their `row` is not read
+    config: Config | None = None  # each recipe as its own model; None if it cannot be predicted
+    # Seconds per sample, as predicted and at the lower end of the range; None without a prediction.
     predicted: tuple[float, float] | None = None
     barred: str | None = None  # why it is not ranked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standings:
-    """What a look at the cells came to; cells by their number."""
+    """The result of a look at the cells, by cell number."""
 
-    leaders: Mapping[Hashable, int]  # by batch, the best by what was measured
-    may_be_best: frozenset[int]  # of the cells that have run, the leaders among them
-    unneeded: Mapping[int, str]  # those that need not run any more, with why
+    leaders: Mapping[Hashable, int]  # by batch, the best measured cell
+    may_be_best: frozenset[int]  # measured cells, leaders included
+    unneeded: Mapping[int, str]  # reason, by cell that need not run again
 
 
 def eliminate(cells: Sequence[SweptCell], max_rounds: int) -> Standings:
-    """Return which cells may be best, and which need not run any more. max_rounds: of a cell, as planned."""
+    """Return which cells may be best, and which need no more runs. max_rounds: the plan's, for each cell."""
     batches: dict[Hashable, list[int]] = defaultdict(list)
     for at, cell in enumerate(cells):
         batches[cell.batch].append(at)
@@ -71,7 +71,7 @@ def eliminate(cells: Sequence[SweptCell], max_rounds: int) -> Standings:
 
 
 def predict_cells(cells: Sequence[SweptCell]) -> list[SweptCell]:
-    """Return the cells; those that have not run with what the measured ones predict of them, if they do."""
+    """Return the cells, with predictions from the measured cells for those that have not run."""
     from fastlaunch.analysis.predict import Prediction, Predictor
 
     measured = [
@@ -92,9 +92,9 @@ def predict_cells(cells: Sequence[SweptCell]) -> list[SweptCell]:
 
 
 def next_places(cells: Sequence[SweptCell]) -> list[Hashable]:
-    """Return the places in the order of their cheapest cell, by dollars per sample as predicted.
+    """Return the places ordered by the predicted dollars per sample of their cheapest cell.
 
-    Where nothing is predicted by dollars per hour: the cheapest tells the same about the recipes.
+    Without predictions, order by dollars per hour: the cheapest place shows as much about the recipes.
     """
 
     def usd(cell: SweptCell) -> tuple[bool, float]:
@@ -113,7 +113,7 @@ class _Race:
     def __init__(self, cells: Sequence[SweptCell], max_rounds: int) -> None:
         self._cells = cells
         runs = [
-            # What machines of one type deviate by is no matter of more runs.
+            # More runs do not reduce the deviation between machines of one type.
             replace(run, row=at, host=None)
             for at, cell in enumerate(cells)
             for run in cell.runs
@@ -123,7 +123,7 @@ class _Race:
         # Looks from the first round on.
         num_rivals = max(1, len(cells) - 1)
         self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / num_rivals
-        # A range leaves out one run in twenty above it. The same is to hold for all rivals together.
+        # One run in twenty lies above its range. Keep that rate for all rivals together.
         self._reach = _quantile(LEVEL / 5 / num_rivals) / _quantile(LEVEL)
         measured = [at for at, cell in enumerate(cells) if cell.runs]
         self.leader = max(measured, key=lambda at: self._num_beaten(at, measured), default=None)
@@ -166,7 +166,7 @@ class _Race:
         return hoped > fmean(run.log_time for run in best.runs) + best.log_usd_per_hour - _WITHIN
 
     def _between(self, at: int, other: int) -> Difference:
-        """Return by how much more a dollar buys in one cell than in the other."""
+        """Return the difference in samples per dollar between two cells."""
         if self._differences.is_linked(at, other) and (seen := self._differences.between(at, other)):
             return seen
         estimate = Contrast(
@@ -177,7 +177,7 @@ class _Race:
         return Difference(estimates=(estimate,))
 
     def _own_error(self, at: int) -> float:
-        """Return the standard error of the cell's mean by its own runs and what runs are taken to vary by."""
+        """Return the standard error of the cell's mean, by its own runs and the assumed scatter."""
         times = [run.log_time for run in self._cells[at].runs]
         squares = sum((time - fmean(times)) ** 2 for time in times)
         variance = (_SCATTER_DOF * _SCATTER**2 + squares) / (_SCATTER_DOF + len(times) - 1)

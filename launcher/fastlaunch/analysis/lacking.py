@@ -1,4 +1,4 @@
-"""What a comparison still lacks: more runs for a verdict, or an instance to charge its runs as."""
+"""Commands for what a comparison still lacks: more runs for a verdict, or an instance to charge."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from fastlaunch.measure.summary import Setup
 
 
 def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
-    """Return the command for the first row here whose verdict waits for more runs; None if none does.
+    """Return the command for the first row whose verdict needs more runs, or None.
 
-    It runs the row's baseline as well where the two differ in nothing but the recipe.
+    It also runs the row's baseline if the two differ only in the recipe.
     """
     for row in rows:
         if row.verdict.more_rounds is None or row.setup.instance is not None or row.setup.num_nodes > 1:
@@ -36,7 +36,7 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
             [run.summary for run in row.runs],
             [of.setup.known_recipe or of.setup.recipe for of in ((base, row) if is_pair else (row,))],
             place=place_of(row.runs[0], own_region=own_region),
-            # Seeds that none has: those of before would make no new pair.
+            # Choose unused seeds; a used seed would not form a new pair.
             first_seed=next_seed([run.summary for of in (base, row) for run in of.runs]),
             repeats=row.verdict.more_rounds or 1,
         )
@@ -44,9 +44,9 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
 
 
 def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = ("--local",)) -> str:
-    """Return the command that runs again the one script of all these rows. place: the options that say where.
+    """Return the command that runs the rows' common script again. place: options that say where.
 
-    Where they differ in several texts it makes every combination of these.
+    If the rows differ in several texts, it makes every combination of them.
     """
     words = [*place]
     for name in rows[-1].setup.variant:
@@ -58,14 +58,14 @@ def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = 
 
 
 def _terms(setup: Setup) -> tuple[object, ...]:
-    """Return what one command can give to several recipes alike."""
+    """Return the settings that one command gives to all its recipes."""
     recipe = setup.known_recipe
     overrides = recipe.overrides if recipe else ()
     return overrides, setup.batch_size_per_gpu, setup.num_gpus, setup.data, setup.sequence_length
 
 
 def instances_to_charge(rows: Sequence[Row], request: PriceRequest, catalogue: Catalogue) -> list[ChargedAs]:
-    """Return instances whose prices charge all `rows`, which have none; empty if one cannot be charged."""
+    """Return instances at whose prices all unpriced `rows` can be charged; empty if some row cannot."""
     kinds = dict.fromkeys((row.setup.device_name, row.setup.num_gpus // row.setup.num_nodes) for row in rows)
     charges = [_cheapest_with(device_name, num, request, catalogue) for device_name, num in kinds]
     known = dict.fromkeys(charge for charge in charges if charge is not None)
@@ -75,7 +75,7 @@ def instances_to_charge(rows: Sequence[Row], request: PriceRequest, catalogue: C
 def _cheapest_with(
     device_name: str | None, num_gpus: int, request: PriceRequest, catalogue: Catalogue
 ) -> ChargedAs | None:
-    """Return the cheapest instance with so many of the GPU, else a share of one; None if none is sold."""
+    """Return the cheapest instance with `num_gpus` of the GPU, else a share of one, or None."""
     device = catalogue.accelerator_of_device(device_name) if device_name else None
     offers = []
     for instance in catalogue.instances.values():

@@ -1,8 +1,8 @@
-"""When runs are looked at, what each look may spend of the 5%, and what the looks have settled.
+"""Group sequential looks at runs: when they happen, what each spends of the 5%, and what they settle.
 
-A plan of at most M rounds is looked at after rounds 3, 4, ..., M. A row's verdict is final when a look first
-reaches it, unless later runs turn it over: then it is unresolved. Nothing is stored: the looks are replayed
-from the rounds of the runs.
+A plan of at most M rounds has looks after rounds 3, 4, ..., M. A row's verdict is final once a look reaches
+it, unless later runs contradict it: then it is unresolved. Nothing is stored; the looks are replayed from
+the rounds of the runs.
 """
 
 import math
@@ -23,25 +23,25 @@ from fastlaunch.analysis.statistics import (
 )
 from fastlaunch.core.conventions import FIRST_LOOK
 
-#: The level of each of 1, 2, ... planned looks, such that all of them together are wrong in 5% of tables at
-#: most; tests/benchmarks/verdicts.py --looks prints how often they are.
+#: The level of each look, for 1, 2, ... planned looks, such that at most 5% of tables are wrong;
+#: tests/benchmarks/verdicts.py --looks prints the error rates.
 _PLANNED = (0.05, 0.027, 0.02, 0.017, 0.014, 0.014, 0.0125, 0.0115, 0.0108, 0.01)
-#: What the j-th session that was added may spend of the level: 5%, then 1.2%, 0.6%, 0.3%, ...
+#: The level that the j-th added session may spend: 5%, then 1.2%, 0.6%, 0.3%, ...
 _ADDED = (1.0, 0.24, 0.12, 0.06, 0.03, 0.016)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What the looks at a row have come to."""
+    """The result of the looks at a row."""
 
-    difference: Difference  # by all runs, or by those that settled it if all would not
+    difference: Difference  # by all runs, or by the runs that settled it if all runs would not
     level: float  # Holm's
-    share: float  # of the 5%, which the level is made of
+    share: float  # of the 5%, from which the level follows
     kind: str  # better, worse, tie or unresolved
     next_level: float  # of the look at another session
-    #: What the first runs had settled, if all of them together say the opposite: then it is unresolved.
+    #: The verdict of the first runs, if all runs together say the opposite; the row is then unresolved.
     contradicted: str | None = None
-    round: int | None  # of its plan, after which it was settled, or that was looked at last; None without one
+    round: int | None  # the plan's round that settled it, or the last with a look; None without a plan
     max_rounds: int | None
 
 
@@ -55,9 +55,9 @@ class _Look:
 def look_through(
     runs: Sequence[RunTime], rows: Collection[int], base: int, usd: Mapping[int, float] | None = None
 ) -> dict[int, Looked]:
-    """Return what all looks at the runs have come to, by row; rows that cannot be tested are left out.
+    """Return the result of all looks at the runs, by row, without rows that cannot be tested.
 
-    base: the row that the others are held against. usd: as `Differences` takes it.
+    base: the row to compare with. usd: as for `Differences`.
     """
     looked: dict[int, Looked] = {}
     for look in _looks(runs):
@@ -75,13 +75,13 @@ def look_again(
     round: int | None = None,
     max_rounds: int | None = None,
 ) -> dict[int, Looked]:
-    """Return what one more look, at all of `runs`, makes of what those before it came to."""
+    """Return the results after one more look, at all of `runs`, given the earlier results."""
     differences = Differences(runs, usd)
     present = {run.row for run in runs}
     candidates = present.intersection(rows) if base in present else ()
     tested = {at: ahead for at in candidates if (ahead := differences.between(at, base))}
     settled = {at: seen for at, seen in before.items() if seen.kind != UNRESOLVED}
-    # Holm's count keeps ties, which spend nothing more, and loses what differs.
+    # Holm's count keeps ties, which spend nothing more, and drops rows that differ.
     counted = [at for at in tested if at not in settled or settled[at].kind not in (BETTER, WORSE)]
     shares = {at: _share(runs, at) for at in tested}
     p_values = [1.0 if at in settled else tested[at].p_differs() for at in counted]
@@ -116,7 +116,7 @@ def look_again(
 
 
 def _agrees(kind: str, difference: Difference, level: float) -> bool:
-    """Return whether the difference still says so, though another verdict may be sharper."""
+    """Return whether the difference still supports the verdict, even if another would be sharper."""
     if kind == TIE:
         return difference.is_tie(level)
     p_value = difference.p_above(0.0) if kind == BETTER else difference.p_below(0.0)
@@ -124,7 +124,7 @@ def _agrees(kind: str, difference: Difference, level: float) -> bool:
 
 
 def _contradicts(kind: str, difference: Difference) -> bool:
-    """Return whether the difference itself, without its interval, is one of another verdict."""
+    """Return whether the difference's value alone supports another verdict."""
     value = difference.value
     if kind == TIE:
         return not math.log(TIE_LOW) <= value <= math.log(TIE_HIGH)
@@ -132,29 +132,29 @@ def _contradicts(kind: str, difference: Difference) -> bool:
 
 
 def look_levels(shares: Sequence[float], p_values: Sequence[float]) -> list[float]:
-    """Return Holm's level of each p-value, of rows that may spend these shares of the 5%."""
+    """Return Holm's level of each p-value, for rows with these shares of the 5%."""
     levels = holm_levels([p / share for p, share in zip(p_values, shares, strict=True)])
     return [level * share for level, share in zip(levels, shares, strict=True)]
 
 
 def share_of_session(num_before: int) -> float:
-    """Return what the verdicts by a session may spend of the 5%, by the number of sessions before it."""
+    """Return a session's share of the 5%, by the number of sessions before it."""
     return _ADDED[min(num_before, len(_ADDED) - 1)]
 
 
 def share_of_plan(max_rounds: int) -> float:
-    """Return what each look at a plan of so many rounds may spend of what its session may."""
+    """Return the share of its session that each look at a plan of `max_rounds` may spend."""
     return _PLANNED[min(max(1, max_rounds - FIRST_LOOK + 1), len(_PLANNED)) - 1] / LEVEL
 
 
 def share_of_both(runs: Iterable[RunTime], *rows: int) -> float:
-    """Return what a verdict between rows may spend of the 5%, by all looks at either."""
+    """Return the share of the 5% for a verdict between rows, given all looks at them."""
     kept = list(runs)
     return min(_share(kept, row) for row in rows)
 
 
 def _share(runs: Iterable[RunTime], row: int) -> float:
-    """Return what the newest look at a row may spend: less for each session that was added to its first."""
+    """Return the share of the newest look at a row: less for each session after the first."""
     sessions = {run.session: run.max_rounds for run in runs if run.row == row}
     share = share_of_session(max(0, len(sessions) - 1))
     max_rounds = list(sessions.values())[-1] if sessions else None

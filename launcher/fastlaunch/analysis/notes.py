@@ -1,4 +1,4 @@
-"""What to know about rows besides their figures: GPUs that wait, several commits, several record versions."""
+"""Notes on rows beside their figures: waiting GPUs, several commits, several record versions."""
 
 import math
 import re
@@ -25,30 +25,30 @@ from fastlaunch.measure.headers import changed_files
 from fastlaunch.measure.summary import VERSION, RunSummary
 from fastlaunch_train.records.contents import version_of
 
-#: As git shortens one.
+#: Length of git's short hashes.
 _SHORT = 7
 _MOST_SHOWN = 4
 _COMMIT = re.compile(r"[0-9a-f]{7,64}(-dirty)?")
 _Groups = Mapping[str | None, Sequence[MeasuredRun]]
 
 _KINDS = {"records": "measured", "published": "published"}
-#: Parts of a fingerprint that the row says elsewhere.
+#: Parts of a fingerprint that the row shows elsewhere.
 _SAID_ELSEWHERE = ("device_name", "num_gpus_per_node", "data", VERSION)
 
-#: A GPU that runs kernels for less of the time than this is said to wait.
+#: Note a GPU that runs kernels for less than this share of the time.
 BUSY = 0.9
 
 _VERSIONED = ("record", "recipe")
 
 
 class NoteKind(StrEnum):
-    """What a note is about, as far as somebody decides by it."""
+    """The kind of a note, for readers that select notes."""
 
-    BAR = "bar"  # keeps the row from being ranked, or would without --allow-unverified
+    BAR = "bar"  # bars the row from being ranked, or would without --allow-unverified
     BATCH = "batch"  # another global batch than the baseline's
     COMMITS = "commits"  # runs of several commits make the row
     COMMITS_APART = "commits apart"  # and the commits' speeds differ by more than chance
-    RUNS = "runs"  # what the runs say of themselves
+    RUNS = "runs"  # about the row's own runs
     OTHER = "other"
 
 
@@ -69,12 +69,12 @@ class Note(str):
 
     @property
     def is_of_runs(self) -> bool:
-        """Whether the row's own runs have it, so that the baseline can have it too."""
+        """Whether it is about the row's own runs, so that the baseline may have it too."""
         return self.kind in (NoteKind.COMMITS, NoteKind.COMMITS_APART, NoteKind.RUNS)
 
 
 def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield which record or recipe schemas are mixed within the rows of one workload, and between them."""
+    """Yield mixed record or recipe schemas, within a row and between rows of one workload."""
     for what in _VERSIONED:
         recipes: dict[str, list[str]] = {}
         for row in groups:
@@ -89,11 +89,11 @@ def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield once, of the rows of a script, by what they are compared and what nobody knows of them."""
+    """Yield how a script's rows are compared, and what is unknown about them, once for all rows."""
     if not groups[0].setup.is_script:
         return
     for group in groups:
-        # Wherever they were typed, and the script's path is from there.
+        # Ignore the folder where they were typed and the script's path from there.
         name = group.setup.workload.rpartition("/")[2]
         commands = {
             tuple(name if word.rpartition("/")[2] == name else word for word in run.script): run.script
@@ -134,7 +134,7 @@ def _schemas(row: Group, what: str) -> list[str]:
 
 
 def idle_note(runs: Sequence[RunSummary]) -> str | None:
-    """Return a note if the GPUs of a row's runs wait for much of the time; None if not, or if unknown."""
+    """Return a note if the GPUs of a row's runs wait for much of the time; None if not, or unknown."""
     sampled = [run for run in runs if run.timing.utilization is not None]
     busy = mean_of([run.timing.utilization for run in sampled])
     if busy is None or busy >= BUSY:
@@ -154,9 +154,9 @@ def idle_note(runs: Sequence[RunSummary]) -> str | None:
 
 
 def commit_notes(group: Group) -> Iterator[Note]:
-    """Yield of which commits a row's runs are, how many of each, and how to compare one commit alone.
+    """Yield the commits of a row's runs, the number of runs of each, and how to compare one commit.
 
-    And the mean speed of each, where two are further apart than runs of one commit lie.
+    Add each commit's mean speed if two are further apart than runs of one commit.
     """
     if group.setup.version:
         return  # whatever their commits, these ran the same files
@@ -179,7 +179,7 @@ def commit_notes(group: Group) -> Iterator[Note]:
 
 
 def version_notes(row: Group, base: Group) -> Iterator[str]:
-    """Yield in which files and commits a script is another than its baseline ran."""
+    """Yield the files and commits in which a script differs from the baseline's version."""
     if row.setup.version == base.setup.version:
         return
     ours, theirs = (of.first.environment for of in (row, base))
@@ -211,7 +211,7 @@ def _speeds_differ(group: Group, groups: _Groups) -> bool:
     """Return whether two commits differ by more than the scatter of runs within a commit explains."""
     if group.measure != STEP:
         return False
-    # As rows without known rounds, on one host.
+    # Treat the commits as rows on one host without known rounds.
     times = [
         RunTime(row=number, log_time=time, host=None)
         for number, runs in enumerate(groups.values())
@@ -229,7 +229,7 @@ def _log_times(runs: Sequence[MeasuredRun]) -> list[float]:
 def _rate(group: Group, runs: Sequence[MeasuredRun]) -> str:
     """Return `825 images/s`."""
     times = _log_times(runs)
-    # Held back from overflowing: absurd numbers in a foreign file are no bug of ours.
+    # Avoid an overflow: absurd numbers in a foreign file are not our bug.
     rate = math.exp(min(-sum(times) / len(times), 700.0))
     number = f"{rate:,.0f}" if 100 <= rate < 1e12 else f"{rate:.3g}"
     return f"{number} {group.setup.sample_unit}/s"
@@ -244,13 +244,13 @@ def _named(commit: str | None, groups: _Groups, rate: str | None) -> str:
 def _short(commit: str | None, known: Iterable[str | None]) -> str:
     if commit is None:
         return "unknown"
-    # What was changed since a commit is no part of its hash, and what a foreign file calls one may be long.
+    # `-dirty` is not part of the hash, and a foreign file may name a long one.
     name, dash, state = commit.partition("-")
     return f"{name[: _length(commit, known)]}{dash}{state[:20]}"
 
 
 def _length(commit: str, known: Iterable[str | None]) -> int:
-    """Return how many characters of a commit tell it from the others, its part behind a dash left out."""
+    """Return how many characters tell a commit from the others, ignoring the part after a dash."""
     names = {other.partition("-")[0] for other in known if other} - {commit.partition("-")[0]}
     length = _SHORT
     while any(other[:length] == commit[:length] for other in names) and length < len(commit):
@@ -259,7 +259,7 @@ def _length(commit: str, known: Iterable[str | None]) -> int:
 
 
 def _glob(commit: str | None, groups: _Groups) -> str | None:
-    """Return a pattern that matches this commit of the row alone; None if it is unknown, or no hash."""
+    """Return a pattern that matches only this commit of the row; None if it is unknown or not a hash."""
     if commit is None or not _COMMIT.fullmatch(commit):
         return None
     start = commit[: _length(commit, groups)]
@@ -267,9 +267,9 @@ def _glob(commit: str | None, groups: _Groups) -> str | None:
 
 
 def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str]:
-    """Yield in what a row differs from its baseline besides what its columns say.
+    """Yield differences between a row and its baseline that no column shows.
 
-    by_speed: they are compared by speed, as one of them has no price.
+    by_speed: whether they are compared by speed because one has no price.
     """
     ours, theirs = row.setup, base.setup
     if ours.global_batch != theirs.global_batch:
@@ -302,7 +302,7 @@ def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str
 
 
 def run_notes(group: Group) -> Iterator[str]:
-    """Yield what to know of a row's own runs."""
+    """Yield notes on a row's own runs."""
     if group.first.figures.derived:
         yield "derived from published percentages"
     versions = {version_of(run.environment.files): run.environment.files for run in group.summaries}
@@ -322,18 +322,18 @@ def run_notes(group: Group) -> Iterator[str]:
     yield from uncounted(summaries)
     of_checks = {check.warning for run in summaries for check in run.quality.checks}
     for warning in summaries[0].warnings:
-        # A warning of one run alone is shown with that run; checks are judged in words of their own.
+        # A warning of one run is shown with that run; failed checks have their own notes.
         if all(warning in run.warnings for run in summaries) and warning not in of_checks:
             yield Note(warning, NoteKind.RUNS)
 
 
 def uncounted(summaries: Sequence[RunSummary]) -> Iterator[Note]:
-    """Yield what is in none of the figures of some of a row's runs."""
+    """Yield what the figures of some of a row's runs leave out."""
     texts = dict.fromkeys(text for summary in summaries for text in summary.uncounted)
     yield from (Note(text, NoteKind.RUNS) for text in texts)
 
 
 def _power_limits(group: Group) -> list[str]:
-    """Return `400 W`, `700 W`: of the GPUs of its runs, as far as they are known."""
+    """Return the known power limits of its runs' GPUs: `400 W`, `700 W`."""
     limits = {run.summary.environment.power_limit_w or 0 for run in group.runs} - {0}
     return [f"{watts:g} W" for watts in sorted(limits)]

@@ -10,11 +10,11 @@ from fastlaunch.catalog.prices import Price
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import VERSION, RunSummary, Setup
 
-#: What a run's log time is of. Times of different kinds have no ratio.
+#: Kinds of measured time. Times of different kinds have no ratio.
 STEP, SAMPLE, TOTAL, RELATIVE = "step", "sample", "total", "relative"
-#: A step whose samples are not known: a script's.
+#: A script's step with unknown samples.
 BARE_STEP = "bare step"
-#: `metric` of a published speed relative to another row's.
+#: The `metric` of a published speed relative to another row's.
 RELATIVE_THROUGHPUT = "relative_throughput"
 
 
@@ -33,31 +33,31 @@ class MeasuredRun:
     run_id: str
     summary: RunSummary
     session: str | None = None  # its submission, for records that do not name theirs
-    price: Price | None = None  # what it was billed at; without one it is looked up by the fields below
+    price: Price | None = None  # as billed; None to look it up by the fields below
     service: str = "ec2"
     region: str = "us-east-1"
     purchase: str = "on-demand"
     owner: str | None = None  # who shared it; None for the user's own
-    is_joined: bool = False  # counts as one of the user's own, whoever shared it
-    #: What `submit` takes to run the same script, its command with `{NAME}` included; empty if not known.
+    is_joined: bool = False  # whether it counts as the user's own, whoever shared it
+    #: Words for `submit` to run the same script, with `{NAME}` in the command; empty if unknown.
     script: tuple[str, ...] = ()
     words: str | None = None  # a digest of that command
 
     @property
     def side(self) -> str | None:
-        """Whose runs it pools with: of whoever shared it; None for the user's own."""
+        """The owner whose runs it pools with; None for the user's own."""
         return None if self.is_joined else self.owner
 
     @property
     def offer(self) -> Offer:
-        """How its machine was billed; without a price, how it was requested."""
+        """The offer that was billed; without a price, the requested one."""
         if self.price is not None:
             return Offer(self.price.service, self.price.region, self.price.purchase)
         return Offer(self.service, self.region, self.purchase)
 
     @property
     def requested_offer(self) -> Offer:
-        """How its machine was requested: SageMaker may bill spot as on-demand."""
+        """The requested offer: SageMaker may bill spot as on-demand."""
         offer = self.offer
         return offer._replace(purchase=self.purchase) if offer.purchase == "on-demand" else offer
 
@@ -67,11 +67,11 @@ class Group:
     """The runs of one row, in the order they came."""
 
     runs: list[MeasuredRun] = field(default_factory=list)
-    measure: str | None  # what was timed; None if the runs give no speed
+    measure: str | None  # kind of time; None if the runs give no speed
 
     @property
     def side(self) -> str | None:
-        """Whose row it is; None for the user's own."""
+        """The row's owner; None for the user's own."""
         return self.runs[0].side
 
     @property
@@ -81,7 +81,7 @@ class Group:
 
     @property
     def setup(self) -> Setup:
-        """What all runs of the row share."""
+        """The setup that all runs of the row share."""
         return self.first.setup
 
     @property
@@ -90,12 +90,12 @@ class Group:
 
     @property
     def log_times(self) -> list[float]:
-        """By run, of a step, a sample or the whole, as `measure` says; empty if there are none."""
+        """Log times by run, of a step, a sample or the whole run (see `measure`); empty without times."""
         return [time for run in self.runs if (time := log_time_of(run.summary)[1]) is not None]
 
 
 def pool(candidates: Sequence[MeasuredRun]) -> tuple[list[Group], list[MeasuredRun]]:
-    """Return the rows, in order of their first run, and the runs that are unfit for their `problems`."""
+    """Return the rows, in order of their first run, and the runs that are unfit because of `problems`."""
     groups: dict[Hashable, Group] = {}
     unfit = []
     for candidate in candidates:
@@ -109,7 +109,7 @@ def pool(candidates: Sequence[MeasuredRun]) -> tuple[list[Group], list[MeasuredR
 
 
 def without_version(run: MeasuredRun) -> MeasuredRun:
-    """Return the run as one of a script whose contents do not matter."""
+    """Return the run without its script's version, so that it pools with other versions."""
     setup = run.summary.setup
     known = {**setup.fingerprint, "data": setup.read_data}
     fingerprint = {name: value for name, value in known.items() if name != VERSION and value is not None}
@@ -117,13 +117,13 @@ def without_version(run: MeasuredRun) -> MeasuredRun:
 
 
 def newest_version(runs: Sequence[MeasuredRun]) -> str | None:
-    """Return the version of a workload that ran last; None where it has none, or none is known."""
+    """Return the version of a workload that ran last; None if unknown."""
     last = max(runs, key=lambda run: run.summary.environment.started_at or "", default=None)
     return last.summary.setup.version if last else None
 
 
 def of_newest_version(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], str | None]:
-    """Return the runs of the version of a workload that is still there, and what is left out, in words."""
+    """Return the runs of a workload's newest version, and a note on the runs left out."""
     newest = newest_version(runs)
     kept = [run for run in runs if run.summary.setup.version == newest]
     if len(kept) == len(runs):
@@ -134,7 +134,7 @@ def of_newest_version(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], s
 
 
 def pooling_key(run: MeasuredRun, measure: str | None) -> Hashable:
-    """Return what two runs must share to be repeats of each other."""
+    """Return the key that two runs share if they are repeats."""
     setup = run.summary.setup
     return (
         setup.workload,
@@ -156,13 +156,13 @@ def pooling_key(run: MeasuredRun, measure: str | None) -> Hashable:
 
 
 def data_of(summary: RunSummary) -> str:
-    """Return what a run trained on: `synthetic`, `file 0123456789abcdef`, or `file not identified`."""
+    """Return a run's data: `synthetic`, `file 0123456789abcdef`, or `file not identified`."""
     unknown = "not identified" if summary.setup.data in ("file", "folder") else ""
     return f"{summary.setup.data} {summary.setup.fingerprint.get('data', unknown)}".strip()
 
 
 def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
-    """Return what was timed, and its logarithm; (None, None) for a run that gives no speed."""
+    """Return the kind of time and its logarithm; (None, None) for a run without a speed."""
     figures = summary.figures
     if summary.timing.step_time_s is not None:
         measure = STEP if summary.timing.samples_per_step else BARE_STEP
@@ -178,7 +178,7 @@ def log_time_of(summary: RunSummary) -> tuple[str | None, float | None]:
 
 
 def log_sample_time_of(summary: RunSummary) -> float | None:
-    """Return the same per sample where the samples of a step are known."""
+    """Return the log time per sample if the samples of a step are known, else `log_time_of`'s."""
     measure, log_time = log_time_of(summary)
     if log_time is None or measure != STEP:
         return log_time
@@ -186,16 +186,16 @@ def log_sample_time_of(summary: RunSummary) -> float | None:
 
 
 def samples_per_step(group: Group) -> float:
-    """Return samples of a step over all ranks, as the runs counted them; 1 where no step's were counted."""
+    """Return samples per step over all ranks, as the runs counted them; 1 without counts."""
     counted = [samples for run in group.summaries if (samples := run.timing.samples_per_step)]
     return sum(counted) / len(counted) if counted and group.measure == STEP else 1.0
 
 
 def run_times(group: Group, row: int) -> list[RunTime]:
-    """Return the runs as the statistics see them, as those of row number `row`.
+    """Return the runs for the statistics, as row number `row`.
 
-    A round is one of a session, on one host. Older records name neither: the day stands for the session then,
-    and the seed for the round, as every round had one of its own.
+    A round belongs to one session on one host. Older records name neither, so the day stands for the session
+    and the seed, which each round had to itself, for the round.
     """
     times = []
     for run in group.runs:
@@ -206,7 +206,7 @@ def run_times(group: Group, row: int) -> list[RunTime]:
         named = where.session or run.session
         session = named or where.measured_on
         number = where.round if where.round is not None else run.summary.seed
-        # Without a name a host is taken for another than that of any other row.
+        # A host without a name counts as different from every other row's.
         machine = (where.host_id or ("unknown", row), group.setup.instance or group.setup.device_name)
         host = (*machine, session)
         is_known = None not in (where.host_id, session, number)
@@ -233,16 +233,16 @@ def log_time(group: Group) -> float | None:
 
 
 def are_comparable(one: Group, other: Group) -> bool:
-    """Return whether the times of two rows have a ratio: both are of steps or samples, or of one kind."""
+    """Return whether the times of two rows have a ratio: both steps or samples, or one kind."""
     measures = {one.measure, other.measure}
     return None not in measures and (len(measures) == 1 or measures <= {STEP, SAMPLE})
 
 
 def first_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Return the runs that compiled without a cache; all runs if every one found some work done."""
+    """Return the runs that compiled without a cache, or all runs if every one used a cache."""
     return [run for run in runs if not run.startup.compile_cached] or list(runs)
 
 
 def only_from_cache(runs: Sequence[RunSummary]) -> bool:
-    """Return whether no run shows what a first run takes to compile."""
+    """Return whether no run compiled without a cache."""
     return bool(runs) and all(run.startup.compile_cached for run in runs)

@@ -1,6 +1,6 @@
-"""Predict training throughput from published measurements: by evidence, with a range, or not at all.
+"""Predict training throughput from published measurements, with a range and a class of evidence.
 
-Only the anchors given and the tables of hardware are used.
+Predictions use only the given anchors and the tables of hardware.
 """
 
 import copy
@@ -18,23 +18,23 @@ from fastlaunch.analysis.throughput_model import Array, Features, Fit, Ids
 #: Classes of evidence, the best first.
 CLASSES = ("A", "B", "B0", "C")
 _COVERAGE = 0.9
-#: Deviations each way that hold 90% of a normal distribution.
+#: The normal quantile: 90% lie within this many deviations.
 _NORMAL = 1.645
-#: Time grows with the cube of the configurations, memory with the square: this many take some 15 s and 1 GB.
+#: The most configurations: they take about 15 s and 1 GB. Time grows with the cube, memory with the square.
 _MAX_CONFIGS = 3000
-#: A range of more than this factor each way says nothing.
+#: Refuse to predict if the range exceeds this factor each way.
 _MAX_FACTOR = 10
-#: Up to how many left-out rows of a class its range leans on those of the other classes.
+#: With up to this many left-out rows, a class also uses those of the other classes for its range.
 _FEW = 20
-#: A usual model's, so that a model whose size is not known counts as one: 25M, 7B and 1B weights.
+#: Sizes of usual models, assumed if a model's size is unknown: 25M, 7B and 1B weights.
 _USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
-#: Pixels a side or tokens, where a row does not say; elsewhere "not said" is a value of its own.
+#: Assumed pixels a side or tokens if a row gives none; for other units, "not given" is its own value.
 _USUAL_SEQUENCE = {"images": 224.0, "tokens": 2048.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Throughput per second, summed over the GPUs; `low` to `high` hold one run in 90%."""
+    """Throughput per second, summed over the GPUs; `low` to `high` is a 90% range for one run."""
 
     predicted: float
     low: float
@@ -44,7 +44,7 @@ class Prediction:
 
 
 class Predictor:
-    """Measurements, ready to predict from."""
+    """A predictor from measurements."""
 
     def __init__(self, anchors: Sequence[Anchor]) -> None:
         runs: dict[Config, list[float]] = defaultdict(list)
@@ -57,7 +57,7 @@ class Predictor:
         self._workloads = {c.workload for c in self.configs}
         self._generations = {c.generation for c in self.configs}
         self._gpus = {c.gpu_name for c in self.configs}
-        # Their params are not what computes: experts, or a wrong figure.
+        # Exclude them: their params are not the weights in use, because of experts or a wrong figure.
         self._sparse = {
             c.workload
             for c, value in zip(self.configs, self.log_throughput, strict=True)
@@ -66,7 +66,7 @@ class Predictor:
         self._formats = {(c.gpu_name, c.family) for c in self.configs}
 
     def predict(self, queries: Sequence[Config]) -> list[Prediction | str]:
-        """Return for each query its prediction, or the reason why there is none."""
+        """Return each query's prediction, or the reason why there is none."""
         answers: list[Prediction | str] = []
         configs, places = [], []
         for place, config in enumerate(queries):
@@ -96,7 +96,7 @@ class Predictor:
                 continue
             ceiling = math.inf if config.workload in self._sparse else config.log_ceiling
             log_low, log_high = mean - half, min(mean + half, ceiling)
-            # Ranges of a class that are narrower than predicted say that its deviations are smaller.
+            # A class whose ranges are narrower than predicted has smaller deviations.
             log_guess = min(best_guess(mean, min(deviation, half / _NORMAL)), ceiling)
             scale = config.num_gpus
             answers[place] = Prediction(
@@ -108,7 +108,7 @@ class Predictor:
         return answers
 
     def _near(self, queries: Sequence[Config]) -> "Predictor":
-        """Return a predictor from the anchors that tell most, `_MAX_CONFIGS` of them at most."""
+        """Return a predictor from the most informative anchors, at most `_MAX_CONFIGS`."""
         if len(self.configs) <= _MAX_CONFIGS:
             return self
         workloads = {query.workload for query in queries}
@@ -117,14 +117,14 @@ class Predictor:
         return self.only(kept)
 
     def only(self, kept: Sequence[int]) -> "Predictor":
-        """Return a predictor from these configurations; what counts as evidence stays."""
+        """Return a predictor from these configurations, with the same evidence."""
         predictor = copy.copy(self)
         predictor.configs = tuple(self.configs[index] for index in kept)
         predictor.log_throughput, predictor.num_runs = self.log_throughput[kept], self.num_runs[kept]
         return predictor
 
     def evidence(self, config: Config) -> str:
-        """Return the class of evidence, of CLASSES."""
+        """Return the class of evidence, one of CLASSES."""
         if config.workload not in self._workloads:
             return "B0"
         if config.generation not in self._generations:
@@ -143,7 +143,7 @@ class Predictor:
         if config.gpu is None:
             return
         formats = config.gpu.peak_tflops
-        # A run shows that it works, but for formats that the matrix units lack, which are emulated.
+        # A run shows that it works, unless the matrix units lack the format and it was emulated.
         if config.family in ("fp8", "fp4") and config.family not in formats:
             raise Refusal(f"{config.gpu_name} does not support {config.family.upper()}")
         wanted = re.sub(r"[^a-z0-9]", "", config.precision)
@@ -160,7 +160,7 @@ class Predictor:
                 )
 
     def calibrate(self, fit: Fit) -> dict[str, float]:
-        """Return per class by how many of its deviations a left-out run is off at most, in 90% of them."""
+        """Return the 90% quantile, by class, of a left-out run's error in units of its deviation."""
         left_out = self.left_out(fit)
         scores = {
             name: np.abs(residuals) / deviations for name, (_, residuals, deviations) in left_out.items()
@@ -169,8 +169,8 @@ class Predictor:
         prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
         factors = {}
         for name, deviations in scores.items():
-            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction. In A and B every model counts
-            # alike, since its runs are off together; in C a generation's are, whatever the model.
+            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction. In A and B every model has the
+            # same weight, since its runs err together; in C every generation has.
             level = min(1.0, _COVERAGE * (1 + 1 / max(1, len(deviations))))
             workloads = [self.configs[row].workload for row in left_out[name][0]]
             num_rows = Counter(workloads)
@@ -181,7 +181,7 @@ class Predictor:
         return factors
 
     def left_out(self, fit: Fit) -> dict[str, tuple[Ids, Array, Array]]:
-        """Return per class which anchors make it when left out, their residuals, and predicted deviations.
+        """Return, by class, its left-out anchors, their residuals, and predicted deviations.
 
         A: without its (workload, GPU). B: without its (workload, generation). B0: without its workload. C:
         without its generation.
@@ -208,9 +208,10 @@ class Predictor:
 
 
 def best_guess(log_mean: Array | float, deviation: Array | float) -> Array | float:
-    """Return the log of the throughput whose expected relative error, |guess / true - 1|, is least.
+    """Return the log throughput that minimises the expected relative error |guess / true - 1|.
 
-    A normal's lies below the median by the variance. Left-out runs have a sharper peak: 0.7 of that.
+    For a normal distribution it lies below the median by the variance. Left-out runs have a sharper peak, so
+    use 0.7 of the variance.
     """
     return log_mean - 0.7 * deviation**2
 
@@ -239,9 +240,9 @@ def _bytes_per_weight(config: Config) -> float:
 
 
 def features_of(configs: Sequence[Config], num_anchors: int | None = None) -> tuple[Features, Array]:
-    """Return the features of configurations, and how alike workloads are, by the ids in the features.
+    """Return the features of configurations, and the likeness of workloads by their ids in the features.
 
-    num_anchors: how many of them are measured, the first ones; all if None.
+    num_anchors: the first so many are measured; None for all.
     """
 
     def ids(values: Sequence[object]) -> Ids:
@@ -290,7 +291,7 @@ def features_of(configs: Sequence[Config], num_anchors: int | None = None) -> tu
 
 
 def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:
-    """Return how alike the workloads are, 0 to 1, by name (cosine of its trigrams), size and task."""
+    """Return the likeness of workloads, 0 to 1, by name (cosine of trigrams), size and task."""
     grams = [_grams(c.model) for c in configs]
     vocabulary = {gram: i for i, gram in enumerate(sorted(set().union(*grams)))}
     counts = np.zeros((len(configs), len(vocabulary)))

@@ -1,6 +1,6 @@
-"""Turn seconds into rates and rates into dollars; choose the price of a row.
+"""Convert seconds to rates and rates to dollars; choose a row's price.
 
-Every function carries an interval through, if there is one.
+Every function keeps the interval, if there is one.
 """
 
 import datetime
@@ -18,7 +18,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 def scaled(quantity: Interval, factor: float) -> Interval:
-    """Return `quantity` x `factor`, which is above 0."""
+    """Return `quantity` x `factor`; `factor` is above 0."""
     return Interval(
         value=quantity.value * factor,
         low=None if quantity.low is None else quantity.low * factor,
@@ -36,21 +36,21 @@ def reciprocal(quantity: Interval, numerator: float = 1.0) -> Interval:
 
 
 def _divided(numerator: float, denominator: float) -> float:
-    """Return infinity if an absurd record made the denominator 0; a report shows that as unknown."""
+    """Divide; return infinity if an absurd record made the denominator 0, which reports show as unknown."""
     return numerator / denominator if denominator else math.inf
 
 
 def samples_per_usd(rate_per_s: Interval, price: Price, num_nodes: int) -> Interval:
-    """Return how many samples (or tokens) a dollar buys. price: of one node, as everywhere here."""
+    """Return how many samples (or tokens) a dollar buys. price: of one node."""
     return scaled(rate_per_s, SECONDS_PER_HOUR / (price.usd_per_hour * num_nodes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChargedAs:
-    """An instance type at whose price a run is charged."""
+    """An instance type whose price to charge a run."""
 
     instance: str
-    share: Fraction | None = None  # the fraction of the instance that is charged: a hypothetical price
+    share: Fraction | None = None  # the fraction of the instance to charge: a hypothetical price
 
     def __post_init__(self) -> None:
         if self.share is not None and not 0 < self.share <= 1:
@@ -63,15 +63,15 @@ class ChargedAs:
 
     @classmethod
     def parse(cls, text: str) -> "ChargedAs":
-        """Return `p5.4xlarge`, or `p5en.48xlarge:1/8` with its share. Raises UserError for no share."""
+        """Read `p5.4xlarge`, or `p5en.48xlarge:1/8` with a share. Raises UserError for an invalid share."""
         instance, colon, share = text.partition(":")
         return cls(instance=instance, share=parse_share(share) if colon else None)
 
 
 def parse_share(text: str) -> Fraction:
-    """Return `1/8` or `0.125`. Raises UserError for other text."""
+    """Read a share such as `1/8` or `0.125`. Raises UserError for other text."""
     try:
-        # An exponent of a few digits makes a number of as many million.
+        # Refuse exponents: a few digits would make a number with millions of digits.
         if len(text) <= 20 and "e" not in text.lower():
             return Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
@@ -83,10 +83,10 @@ def parse_share(text: str) -> Fraction:
 class PriceRequest:
     """How the user wants runs to be priced."""
 
-    today: datetime.date  # whose prices hold unless `as_of` is given
-    as_of: datetime.date | None = None  # price every row as of this day, even runs that were billed
+    today: datetime.date  # the day of the prices unless `as_of` is given
+    as_of: datetime.date | None = None  # price every row as of this day, even billed runs
     usd_per_hour: float | None = None  # of a node, for every row
-    price_as: tuple[ChargedAs, ...] = ()  # charge rows as this; of several, as the smallest with their GPUs
+    price_as: tuple[ChargedAs, ...] = ()  # charge rows as the smallest of these with their GPUs
     region: str = "us-east-1"  # of `price_as`
 
     def __post_init__(self) -> None:
@@ -99,9 +99,9 @@ class PriceRequest:
 
 
 def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tuple[Price | None, str | None]:
-    """Return the price of a row's node, or None if none is known, and a warning if there is one.
+    """Return the price of a row's node, or None if unknown, and a warning or None.
 
-    Raises UserError for a row that cannot be charged as the request says.
+    Raises UserError for a row that cannot be charged as requested.
     """
     service, region, purchase = group.runs[0].offer
     if request.usd_per_hour is not None:
@@ -141,7 +141,7 @@ def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tupl
 
 
 def accelerator_of(setup: Setup, catalogue: Catalogue) -> Accelerator | None:
-    """Return the accelerator that a run used, by its device name or else its instance; None if unknown."""
+    """Return the accelerator that a run used, by its device name, else its instance; None if unknown."""
     if setup.device_name is not None:
         return catalogue.accelerator_of_device(setup.device_name)
     instance = catalogue.instances.get(setup.instance or "")
@@ -149,7 +149,7 @@ def accelerator_of(setup: Setup, catalogue: Catalogue) -> Accelerator | None:
 
 
 def _charge_of(group: Group, request: PriceRequest, catalogue: Catalogue) -> ChargedAs:
-    """Choose the instance of `request` that a row is charged as."""
+    """Return the instance of `request` to charge a row as."""
     charges = request.price_as
     if len(charges) == 1:
         return charges[0]
@@ -171,7 +171,7 @@ def _charge_of(group: Group, request: PriceRequest, catalogue: Catalogue) -> Cha
 
 
 def _ran_on(group: Group, catalogue: Catalogue) -> tuple[int, str]:
-    """Return the number of GPUs of a node, and their name."""
+    """Return the number of GPUs per node, and their name."""
     accelerator = accelerator_of(group.setup, catalogue)
     used = accelerator.name if accelerator else group.setup.device_name or "an unknown device"
     return group.setup.num_gpus // group.setup.num_nodes, used

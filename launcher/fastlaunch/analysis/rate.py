@@ -1,9 +1,8 @@
-"""How fast a workload trains with a recipe on machines of a type, and how that is known: one search.
+"""Find how fast a workload trains with a recipe on machines of a type, with the evidence.
 
-For each question the first of these answers: the user's own runs, on the instance type before on its GPU
-elsewhere; the runs that come with fastlaunch, likewise; a published figure; a prediction. A published figure
-is of other software: where newer runs of the recipe are known on whatever GPU, their prediction goes first
-and carries the figure along.
+Use the first available source: the user's own runs on the instance type, then on its GPU elsewhere; the
+shipped runs, likewise; a published figure; a prediction. A published figure is of other software: if newer
+runs of the recipe exist on any GPU, their prediction comes first and carries the figure along.
 """
 
 import functools
@@ -29,17 +28,17 @@ from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import in_parts
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
-#: Ranges hold this part; the logarithm of their half is so many deviations.
+#: The probability of ranges, and the normal quantile for it.
 IN_RANGE, RANGE_DEVIATIONS = 0.9, 1.645
-#: K nodes give K x this to the power of log2 K, unless runs say otherwise.
+#: K nodes are K x this to the power of log2 K times as fast, unless runs show otherwise.
 NODE_EFFICIENCY = 0.95
-#: The deviation of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
+#: Deviation of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
 _NODE_DEVIATION = 0.06
-#: A step is assumed to take no less on a GPU, however small the model: launching its kernels.
+#: The least time of a step on a GPU, however small the model: launching its kernels.
 _MIN_STEP_S = 0.005
-#: A ViT takes about as many FLOPs per weight and image of 224 pixels; only the order matters.
+#: FLOPs of a ViT per weight and image of 224 pixels; only the order of magnitude matters.
 _FLOPS_PER_WEIGHT = {"images": 1200.0}
-#: Published runs that a prediction uses: of a model on a GPU in a precision, and of models of like size.
+#: The most published runs in a prediction: per model, GPU and precision; and of models of similar size.
 _MOST_ALIKE, _NEAREST = 2, 80
 
 
@@ -47,8 +46,8 @@ class Evidence(StrEnum):
     """How a rate is known."""
 
     MEASURED = "measured"  # on this instance type
-    SAME_GPU = "same GPU"  # measured on this GPU elsewhere: the range adds what machines differ by
-    PUBLISHED = "published"  # someone else's figure, of their software
+    SAME_GPU = "same GPU"  # measured on this GPU elsewhere; the range adds the variation of machines
+    PUBLISHED = "published"  # someone else's figure, with their software
     PREDICTED = "predicted"
 
     @property
@@ -65,10 +64,10 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How fast a workload trains on all nodes.
+    """The speed of a workload on all nodes.
 
-    Samples are steps of a script that does not say its samples. The range holds 90%: of machines of the type
-    where it was measured, of runs where it is predicted. It is None for a published figure and a single run.
+    If a script does not count samples, they are steps. The range holds 90% of machines of the type if
+    measured, and 90% of runs if predicted. A published figure and a single run have no range.
     """
 
     samples_per_s: Interval
@@ -76,20 +75,20 @@ class Rate:
     row: Row | None = None  # its runs, or the figure; None if it is predicted
     origin: Origin | None = None  # of the row
     prediction_class: str | None = None  # of `predict.CLASSES`
-    num_rows: int = 0  # of the recipe, that a prediction is by
+    num_rows: int = 0  # of the recipe, behind a prediction
     num_other_rows: int = 0  # of the workload's other recipes
     assumption: str | None = None
-    published: "Rate | None" = None  # the figure that is older than what a prediction is by
+    published: "Rate | None" = None  # the figure older than the runs behind a prediction
 
     @property
     def deviation(self) -> float:
-        """Return the deviation of the logarithm; what machines differ by where there is no range."""
+        """Return the deviation of the logarithm; without a range, the deviation between machines."""
         low, high = self.samples_per_s.low, self.samples_per_s.high
         return max(math.log(high / low) / (2 * RANGE_DEVIATIONS), MACHINE) if low and high else MACHINE
 
     @property
     def measured_on(self) -> str | None:
-        """Return the last day of the row's runs, ISO."""
+        """Return the last day of the row's runs as an ISO date."""
         return _measured_on(self.row) or None if self.row else None
 
     @property
@@ -100,7 +99,7 @@ class Rate:
 
     @functools.cached_property
     def source(self) -> str:
-        """Return `3 of your runs, 2026-11-21`, who published it, or what a prediction is by."""
+        """Return `3 of your runs, 2026-11-21`, the publisher, or the basis of a prediction."""
         if self.row is None:
             others = f", {self.num_other_rows} of other recipes" if self.num_other_rows else ""
             by = f"by {counted(self.num_rows, 'row')} of it on other machines{others}"
@@ -117,7 +116,7 @@ class Rate:
 
 
 def rate_of_row(row: Row) -> Rate | None:
-    """Return how fast a row is where it ran; None if it gives no speed."""
+    """Return a row's rate where it ran; None if it gives no speed."""
     speed = rate_on_type(row.group, 1 - IN_RANGE)
     evidence = Evidence.PUBLISHED if row.setup.kind == "published" else Evidence.MEASURED
     return Rate(samples_per_s=speed, evidence=evidence, row=row, origin=Origin.LEDGER) if speed else None
@@ -129,14 +128,14 @@ def _measured_on(row: Row) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A way to train a workload on machines of a type, whose rate is asked for."""
+    """A way to train a workload on machines of a type whose rate is wanted."""
 
     instance: InstanceType
     num_nodes: int
-    recipe: Recipe | str  # a script's variant, or a published name that is no recipe, is text
+    recipe: Recipe | str  # text for a script's variant or a published name that is no recipe
     batch_size_per_gpu: int | None  # None where a script does not say
     precision: str
-    data: str | None = None  # as the header of a record says; None for any
+    data: str | None = None  # as in a record's header; None for any
     sequence_length: int | None = None  # None for any
 
     @property
@@ -149,17 +148,17 @@ class Query:
 
     @property
     def num_parts(self) -> int:
-        """How many micro-batches a GPU's batch is taken in."""
+        """The number of micro-batches in a GPU's batch."""
         return 1 if isinstance(self.recipe, str) else self.recipe.grad_accumulation
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples that a GPU computes at once."""
+        """The samples that a GPU computes at once."""
         return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu // self.num_parts
 
     @property
     def undivided(self) -> str:
-        """The label of its recipe without the parts that a batch is taken in."""
+        """The label of its recipe without gradient accumulation."""
         return undivided(self.recipe)
 
 
@@ -169,12 +168,12 @@ def label_of(recipe: Recipe | str) -> str:
 
 @functools.cache
 def undivided(recipe: Recipe | str) -> str:
-    """Return the recipe's label without the parts that a batch is taken in; any other label as it is."""
+    """Return the recipe's label without gradient accumulation; any other label unchanged."""
     return label_of((isinstance(recipe, Recipe) and in_parts(recipe, 1)) or recipe)
 
 
 def undivided_of(setup: Setup) -> str:
-    """Return the same of the recipe of runs."""
+    """Return `undivided` for the recipe of runs."""
     return undivided(setup.known_recipe or setup.recipe)
 
 
@@ -186,12 +185,12 @@ def precision_of(setup: Setup) -> str:
 
 
 def unit_of(row: Row) -> str:
-    """Return what `samples` counts: images, sequences, or steps of a script that does not say."""
+    """Return the unit of `samples`: images, sequences, or steps for a script without counts."""
     return "steps" if row.group.measure == BARE_STEP else row.setup.sample_unit
 
 
 def gpu_of(setup: Setup, catalogue: Catalogue) -> str | None:
-    """Return the name of the GPU that a row ran on, as the anchors have it; None if it is not known."""
+    """Return the anchors' name of the GPU that a row ran on; None if unknown."""
     if setup.device_name is not None:
         return setup.device_name if identify(setup.device_name) else None
     accelerator = accelerator_of(setup, catalogue)
@@ -204,12 +203,12 @@ def name_of(accelerator: Accelerator) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is trained, as predictions see it."""
+    """A workload as predictions describe it."""
 
     workload: str
     info: WorkloadInfo | None  # None for a script
     unit: str  # of the anchors, such as `images`
-    units_per_sample: float  # tokens of a sample where the unit is tokens, else 1
+    units_per_sample: float  # tokens of a sample if the unit is tokens, else 1
     global_batch: int
     sequence_length: int | None
     params: float | None
@@ -218,9 +217,9 @@ class Subject:
     has_rows: bool  # measured on some GPU
 
     def config(self, recipe: str, *, sequence_length: int | None, **place: Any) -> Config:
-        """Return the workload by this recipe, which is a model of its own, as predictions see it.
+        """Return the predictor's configuration of the workload with this recipe, as its own model.
 
-        recipe: its label, undivided. place: as `config_of` takes it.
+        recipe: its label, undivided. place: arguments of `config_of`.
         """
         return config_of(
             model=f"{self.workload} {recipe}" if self.has_rows else _published_name(self.workload),
@@ -233,11 +232,11 @@ class Subject:
 
 
 def subject_of(workload: str, rows: Sequence[Row], reference: Setup | None, catalogue: Catalogue) -> Subject:
-    """Return what is known of the workload by its rows and by its name.
+    """Return the subject that the workload's rows and name describe.
 
-    rows: those with a speed, wherever they ran. reference: of the row that others have to train like; without
-    one the global batch is that of eight GPUs with the workload's own batch. Raises WorkloadError for a name
-    that is none and has no rows.
+    rows: those with a speed, on any machine. reference: the setup that others must train like; without one,
+    the global batch is that of eight GPUs with the workload's own batch. Raises WorkloadError for an unknown
+    name without rows.
     """
     try:
         info = workload_info(workload)
@@ -278,7 +277,7 @@ def _published_name(workload: str) -> str:
 
 
 def near_anchors(published: Sequence[Anchor], subject: Subject) -> list[Anchor]:
-    """Return the published runs that tell most: of models on several generations, and of like size."""
+    """Return the most informative published runs: models on several generations, and of similar size."""
     places: dict[str, set[str]] = defaultdict(set)
     for anchor in published:
         places[anchor.config.workload].add(anchor.config.generation)
@@ -299,12 +298,12 @@ def near_anchors(published: Sequence[Anchor], subject: Subject) -> list[Anchor]:
     return [*kept, *others[:_NEAREST]]
 
 
-#: What two ways to train share that go at one speed: accelerator, recipe, micro-batch, nodes, GPUs.
+#: The key of configurations with one speed: accelerator, recipe, micro-batch, nodes, GPUs.
 _Key = tuple[str, str, int | None, int, int]
 
 
 class Finder:
-    """Answers how fast a workload trains, by its rows wherever they ran."""
+    """Finds the rates of a workload from its rows on any machine."""
 
     def __init__(
         self,
@@ -315,9 +314,9 @@ class Finder:
         *,
         scaling: float | None = None,
     ) -> None:
-        """rows: of the workload. published: other models' runs to predict from, read if they are needed.
+        """rows: the workload's. published: other models' runs to predict from, read only if needed.
 
-        scaling: of a GPU's throughput, what is kept on other numbers of GPUs; None if that is not given.
+        scaling: share of a GPU's throughput kept on other numbers of GPUs; None if not given.
         """
         self._subject, self._catalogue, self._scaling = subject, catalogue, scaling
         self._published = published
@@ -338,7 +337,7 @@ class Finder:
 
     @functools.cached_property
     def _anchors(self) -> list[Anchor]:
-        """The workload's rows as predictions read them, without those that say nothing of a GPU's speed."""
+        """The workload's rows as anchors, without rows that show no GPU's speed."""
         anchors = []
         for _, row in (pair for rows in self._rows.values() for pair in rows):
             setup, gpu = row.setup, gpu_of(row.setup, self._catalogue)
@@ -359,7 +358,7 @@ class Finder:
         return anchors
 
     def rates(self, queries: Sequence[Query], *, predicts: bool = True) -> list[Rate | str]:
-        """Return the rate of each query, or the reason why it is not known. predicts: where it must."""
+        """Return each query's rate, or the reason why it is unknown. predicts: whether to predict."""
         known = [self._known(query, query.num_nodes) for query in queries]
         unknown = [at for at, rate in enumerate(known) if rate is None or self._is_old(rate, queries[at])]
         answers: list[Rate | str] = [rate or "nobody measured it" for rate in known]
@@ -374,16 +373,16 @@ class Finder:
         return answers
 
     def rate(self, query: Query) -> Rate | str:
-        """Return the rate of one query, or the reason why it is not known."""
+        """Return the rate of one query, or the reason why it is unknown."""
         return self.rates([query])[0]
 
     def _is_old(self, rate: Rate, query: Query) -> bool:
-        """Return whether it is a published figure that is older than runs of the recipe."""
+        """Return whether the rate is a published figure older than runs of the recipe."""
         newest = self._newest_run.get(query.undivided, "")
         return rate.evidence is Evidence.PUBLISHED and newest > (rate.measured_on or "")
 
     def _known(self, query: Query, num_nodes: int) -> Rate | None:
-        """Return the rate on so many nodes as measured, or else as published."""
+        """Return the rate on `num_nodes` nodes, as measured, else as published."""
         num_gpus = num_nodes * query.instance.num_accelerators
         key = (query.instance.accelerator, query.undivided, query.micro_batch, num_nodes, num_gpus)
         fitting = [
@@ -426,7 +425,7 @@ class Finder:
         return Rate(samples_per_s=rate, evidence=evidence, row=row, origin=origin, assumption=assumption)
 
     def _predicted(self, queries: Sequence[Query]) -> list[Rate | str]:
-        """Return what the anchors predict of each query, or the reason why they do not."""
+        """Return each query's rate as the anchors predict it, or the reason why they do not."""
         one_node = [self._known(query, 1) if query.num_nodes > 1 else None for query in queries]
         rest = {
             _node(query): query
@@ -444,7 +443,7 @@ class Finder:
         return answers
 
     def _predicted_nodes(self, queries: Sequence[Query]) -> list[Rate | str]:
-        """Return how fast one node of each query is, by published runs and the workload's own."""
+        """Return the rate of one node of each query, by published runs and the workload's own."""
         if not queries:
             return []
         from fastlaunch.analysis.predict import Prediction, Predictor
@@ -473,7 +472,7 @@ class Finder:
             low, high = (end / subject.units_per_sample for end in (answer.low, answer.high))
             rates.append(
                 Rate(
-                    # The median of a lognormal number whose range of 90% this is.
+                    # The median of a lognormal variable with this 90% range.
                     samples_per_s=Interval(value=math.sqrt(low * high), low=low, high=high),
                     evidence=Evidence.PREDICTED,
                     prediction_class=answer.evidence,
@@ -484,7 +483,7 @@ class Finder:
         return rates
 
     def _on_nodes(self, node: Rate, query: Query) -> Rate:
-        """Return the rate of all nodes by that of one; the value is that of the expected time."""
+        """Return the rate of all nodes from the rate of one; the value is the expected time's reciprocal."""
         rate, deviation, assumption = node.samples_per_s, node.deviation, None
         if query.num_nodes > 1:
             efficiency, source = self._node_efficiency
@@ -510,7 +509,7 @@ class Finder:
         )
 
     def _limit(self, query: Query) -> float:
-        """Return samples/s that nothing passes: by the GPUs' peak, launching kernels, and the network."""
+        """Return an upper bound in samples/s, by the GPUs' peak, launching kernels, and the network."""
         subject, num_gpus = self._subject, query.num_gpus
         limits = []
         peaks = self._catalogue.accelerators[query.instance.accelerator].peak_tflops
@@ -520,13 +519,13 @@ class Finder:
         if query.micro_batch:
             limits.append(query.micro_batch * num_gpus / _MIN_STEP_S)
         if query.num_nodes > 1 and subject.params is not None and query.global_batch:
-            # fp32 gradients, exchanged between the nodes.
+            # The nodes exchange fp32 gradients.
             sent_bytes = 2 * (query.num_nodes - 1) / query.num_nodes * 4 * subject.params
             limits.append(query.global_batch * query.instance.network_gbps / 8 * 1e9 / sent_bytes)
         return min(limits, default=math.inf)
 
     def _scaled(self, query: Query) -> Rate | None:
-        """Return the rate by the nearest number of GPUs and the scaling that was given; it has no range."""
+        """Return the rate by the nearest number of GPUs and the given scaling, without a range."""
         key = query.instance.accelerator, query.undivided, query.micro_batch
         alike = [
             (abs(math.log(num_gpus / query.num_gpus)), num_gpus, rows)
@@ -551,7 +550,7 @@ class Finder:
 
     @functools.cached_property
     def _node_efficiency(self) -> tuple[float, str]:
-        """By which factor each doubling of the nodes misses twice the speed, and who says so."""
+        """Return the efficiency of each doubling of the nodes, and its source."""
         logs = []
         for (gpu, recipe, batch, num_nodes, num_gpus), rows in self._rows.items():
             single = self._rows.get((gpu, recipe, batch, 1, num_gpus // num_nodes))
@@ -571,7 +570,7 @@ class Finder:
 
 
 def _node(query: Query) -> tuple[object, ...]:
-    """Return what decides the speed of one of a query's nodes."""
+    """Return the key that decides the speed of one of a query's nodes."""
     return (
         query.instance.accelerator,
         query.instance.num_accelerators,

@@ -1,7 +1,7 @@
-"""What to train on, how, and bought how: the cheapest choice in time, and what would change it.
+"""Recommend where and how to train: the cheapest choice in time, and what would change it.
 
-A choice is a configuration bought in one way. Its dollars and hours are expected values: the mean over the
-range of a prediction. A deadline and a budget hold for the upper end of the range.
+A choice is a configuration with a purchase option. Its dollars and hours are expected values over the range
+of a prediction. A deadline and a budget apply to the upper end of the range.
 """
 
 import math
@@ -34,23 +34,23 @@ from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummar
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-#: How long the steps of an experiment are measured.
+#: Seconds of steps that an experiment measures.
 PROBE_S = 120.0
 _MIN_PROBE_STEPS = 30
-#: On spot a deadline is kept in so large a share of so many simulated trainings, of so many choices at most.
+#: On spot: the share of simulated trainings that must meet a deadline, their number, and the most choices.
 _SURE, _NUM_SIMULATED, _MOST_SIMULATED = 0.95, 500, 40
 _NUM_CHEAPEST = 10
-#: Beyond the upper end of what a job takes, `--max-hours` leaves so much of it.
+#: `--max-hours` as a multiple of the upper end of a job's time.
 _MARGIN = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A configuration, bought in one way, and what the training takes and costs."""
+    """A configuration with a purchase option, and the time and cost of the training."""
 
     configuration: Configuration
     purchase: Purchase
-    total: Cost  # without its parts
+    total: Cost  # without parts
 
     @property
     def usd(self) -> float:
@@ -72,7 +72,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
-    """The hourly price of the pick's instance at which another instance type is as cheap."""
+    """The hourly price of the pick's instance at which another instance type costs the same."""
 
     instance: str
     usd_per_hour: float
@@ -81,9 +81,9 @@ class BreakEven:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A short run that may change the pick, and is worth its price."""
+    """A short run that may change the pick and is worth its price."""
 
-    choice: Choice  # what is measured
+    choice: Choice  # to measure
     usd: float
     hours: float
     probability: float  # that it changes the pick
@@ -93,27 +93,27 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the training may take and cost; None for any."""
+    """The most that the training may take and cost; None for no limit."""
 
     deadline_hours: float | None = None
     budget_usd: float | None = None
 
     def allow(self, choice: Choice) -> bool:
-        """Return whether the upper end of the range is within."""
+        """Return whether the upper end of the choice's range is within the limits."""
         usd, hours = _ends(choice.total.usd)[2], _ends(choice.total.hours)[2]
         return bool(self.keep(usd, hours))
 
     def keep(self, usd: Any, hours: Any) -> Any:
-        """Return whether dollars and hours, numbers or columns of them, are within."""
+        """Return whether dollars and hours are within the limits, as a truth value or a mask."""
         most_hours = math.inf if self.deadline_hours is None else self.deadline_hours
         most_usd = math.inf if self.budget_usd is None else self.budget_usd
-        # A budget of what is shown is enough: cents, from a thousand on dollars.
+        # A budget equal to the shown amount is enough, so round: to cents, from a thousand on to dollars.
         return (hours <= most_hours) & (usd < most_usd + (0.5 if most_usd > 999 else 0.005))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, for its costs and for the command."""
+    """The training to recommend for, as costs and the command need it."""
 
     workload: str
     samples: float
@@ -127,7 +127,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """The pick, and what speaks for it. What is not there is None."""
+    """The pick and its evidence; absent parts are None."""
 
     job: Task
     limits: Limits
@@ -139,41 +139,41 @@ class Recommendation:
     by_instance: tuple[Choice, ...]  # the cheapest on each instance type, within the limits or not
     cheapest: tuple[Choice, ...]  # a few, of each instance type, recipe and purchase option
     num_choices: int
-    num_within: int  # the limits
+    num_within: int  # choices within the limits
     left_out: tuple[LeftOut, ...]
     experiment: Experiment | None
-    command: str | None  # that trains the pick
+    command: str | None  # to train the pick
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Many choices as columns of numbers: an entry for each configuration and way to buy its instance."""
+    """Choices as columns, with an entry for each configuration and way to buy its instance."""
 
     job: Task
     configurations: Sequence[Configuration]
     purchases: Sequence[Purchase]
-    # For each choice: where its two stand in these.
+    # For each choice, the positions in `configurations` and `purchases`.
     configuration_ids: Ids
     purchase_ids: Ids
-    # Expected value, lower and upper end: (3, choices). Without a range all three are the same.
+    # (3, choices): expected value, lower and upper end. Without a range, all three are equal.
     usd: Array
     hours: Array
-    refused: tuple[LeftOut, ...] = ()  # what cannot be bought like this, and why
+    refused: tuple[LeftOut, ...] = ()  # combinations that cannot be bought, with the reason
     _made: dict[int, Choice] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.configuration_ids)
 
     def __getitem__(self, at: int) -> Choice:
-        """Return one of them, always the same object, with what it costs in full."""
+        """Return a choice with its full cost, always as the same object."""
         if at not in self._made:
             configuration = self.configurations[self.configuration_ids[at]]
             self._made[at] = choice_of(configuration, self.purchases[self.purchase_ids[at]], self.job)
         return self._made[at]
 
     def labels(self, label: Callable[[Configuration, Purchase], object]) -> Ids:
-        """Return a number for each choice, equal where `label` is; the label is hashable."""
+        """Return a number for each choice, equal for equal labels."""
         known: dict[object, int] = {}
         return np.array(
             [
@@ -185,7 +185,7 @@ class Choices:
 
 
 def choice_of(configuration: Configuration, purchase: Purchase, job: Task) -> Choice:
-    """Return a configuration bought in one way. Raises UserError if it cannot be bought so."""
+    """Return the choice. Raises UserError if the configuration cannot be bought this way."""
     total = _cost(_training(configuration, job), purchase, job)
     return Choice(configuration=configuration, purchase=purchase, total=total)
 
@@ -202,11 +202,11 @@ def _cost(training: Training, purchase: Purchase, job: Task, *, with_interval: b
 
 
 def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purchase], job: Task) -> Choices:
-    """Return every configuration with every way to buy its instance, and what they take and cost.
+    """Return every configuration with every way to buy its instance, with time and cost.
 
-    Dollars and hours are a straight line in the seconds of the steps, and dollars in the nodes; where all
-    that comes before and between the steps is assumed, one line serves all configurations. The others, and
-    what is paid by the block, are worked out one by one.
+    Dollars and hours are linear in the seconds of the steps, and dollars also in the nodes. If everything
+    before and between the steps is assumed, one line serves all configurations. Other configurations, and
+    capacity blocks, are computed one by one.
     """
     by_instance: dict[str, list[int]] = {}
     for number, configuration in enumerate(configurations):
@@ -243,7 +243,8 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
                 continue
             usd, hours = (np.array([_ends(quantity)]).T for quantity in (whole.usd, whole.hours))
             if on_spot:
-                # An interval of the mean on spot takes eight times as long; nearly that of the steps.
+                # Use the interval of the steps: on spot the mean's is nearly the same and takes eight times
+                # as long.
                 usd, hours = (end * (steps_s[:, [one]] / steps_s[0, one]) for end in (usd, hours))
             columns.append((np.array([one]), np.array([number]), usd, hours))
     empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((3, 0)), np.zeros((3, 0)))
@@ -301,14 +302,14 @@ def _line_of(purchase: Purchase, job: Task, *, compiles: bool) -> _Line:
 
 
 def _steps_s(configuration: Configuration, job: Task) -> tuple[float, float, float]:
-    """Return seconds of the steps: expected, at the lower, and at the upper end."""
+    """Return the seconds of the steps: expected, at the lower end, and at the upper end."""
     samples, speed = job.samples * configuration.samples_factor, configuration.rate.samples_per_s
     value = speed.value
     return samples / value, samples / (speed.high or value), samples / (speed.low or value)
 
 
 def _training(configuration: Configuration, job: Task, samples: float | None = None) -> Training:
-    """Return the training of so many samples, by default the job's, as its costs are worked out."""
+    """Return the training to compute costs of. samples: the job's by default."""
     return training_of(
         configuration.rate,
         configuration.query.recipe,
@@ -356,9 +357,9 @@ def recommend(
 
 
 def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:
-    """Return the choices without those on spot that would too often miss the deadline, or were not simulated.
+    """Drop choices on spot that miss the deadline too often or were not simulated.
 
-    The range of a choice on spot is that of its mean: how a single training fares is simulated.
+    The range of a choice on spot is of the mean, so single trainings are simulated.
     """
     if limits.deadline_hours is None:
         return order
@@ -384,19 +385,19 @@ def _is_spot(purchase: Purchase, job: Task) -> bool:
 
 
 def front(choices: Choices, order: Ids) -> Ids:
-    """Return those than which no other is both cheaper and faster. order: by dollars, then hours."""
+    """Return the Pareto front by dollars and hours. order: by dollars, then hours."""
     hours = choices.hours[0][order]
     fastest_before = np.minimum.accumulate(np.concatenate([[math.inf], hours]))[:-1]
     return np.asarray(order[hours < fastest_before])
 
 
 def _firsts(order: Ids, labels: Ids) -> Ids:
-    """Return the first of each label, in their order."""
+    """Return the first of each label, in order."""
     return order[np.sort(np.unique(labels[order], return_index=True)[1])]
 
 
 def break_even(pick: Choice, other: Choice, job: Task) -> BreakEven:
-    """Return at which price of the pick's instance `other`, the cheapest on another type, costs the same.
+    """Return the price of the pick's instance at which `other`, the cheapest on another type, costs the same.
 
     The pick costs a + b x price.
     """
@@ -407,11 +408,11 @@ def break_even(pick: Choice, other: Choice, job: Task) -> BreakEven:
 
 
 def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> Experiment | None:
-    """Return the measurement that saves most beyond its own cost; None if none saves as much as it costs.
+    """Return the measurement with the largest net saving; None if none saves more than it costs.
 
-    If it is the pick's, the pick is left where it turns out dearer than the next cheapest; any other becomes
-    the pick where it turns out cheaper. The cost that is measured is lognormal with the choice's mean and
-    range, and all others stay as they are. order: of all choices, by dollars.
+    Measuring the pick replaces it if it turns out dearer than the next cheapest; measuring another choice
+    makes it the pick if it turns out cheaper. The measured cost is lognormal with the choice's mean and
+    range; all other costs stay. order: all choices, by dollars.
     """
     settled = choices.labels(lambda one, _: _settled_by(one))
     possible = order[limits.keep(choices.usd[1], choices.hours[1])[order]]
@@ -449,14 +450,14 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
 
 
 def _settled_by(configuration: Configuration) -> tuple[str, ...]:
-    """Return what one experiment settles: predictions for one family of instances err alike."""
+    """Return the key of what one experiment settles: predictions for one instance family err alike."""
     if configuration.rate.evidence.is_measured:
         return configuration.instance, configuration.recipe
     return (configuration.instance.partition(".")[0],)
 
 
 def deviation_of(choice: Choice) -> float:
-    """Return the deviation of the logarithm of the choice's cost."""
+    """Return the deviation of the log of the choice's cost."""
     usd = choice.total.usd
     if usd.low and usd.high and usd.high > usd.low:
         return math.log(usd.high / usd.low) / (2 * RANGE_DEVIATIONS)
@@ -468,8 +469,9 @@ def expected_saving(
 ) -> tuple[float, float]:
     """Return the probability that a cost turns out below `against_usd`, and E[max(0, against_usd - cost)].
 
-    The cost is lognormal: usd is its mean, deviation that of its logarithm, above 0. dearer: turns out above
-    it instead, and E[max(0, cost - against_usd)]. As Black and Scholes price options.
+    The cost is lognormal with mean `usd`; deviation: of its logarithm, above 0. dearer: return the
+    probability of a cost above `against_usd`, and E[max(0, cost - against_usd)]. The formula is Black and
+    Scholes' for options.
     """
     d = (math.log(against_usd / usd) + deviation**2 / 2) / deviation
     if dearer:
@@ -487,14 +489,14 @@ def _probe_steps(configuration: Configuration) -> int:
 
 
 def probe_total(choice: Choice, job: Task) -> Cost:
-    """Return what the choice's experiment takes and costs: always the whole, with boot and all before."""
+    """Return time and cost of the choice's experiment, always including boot and start-up."""
     samples = _probe_steps(choice.configuration) * choice.configuration.samples_per_step
     training = _training(choice.configuration, job, samples)
     return _cost(training, choice.purchase, replace(job, steps_only=False))
 
 
 def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | None:
-    """Return the command that trains the choice, or measures it; None for a script without a known one."""
+    """Return the command to train or measure the choice; None for a script of unknown command."""
     configuration, (purchase, region) = choice.configuration, choice.rate
     hours = (probe_total(choice, job) if is_probe else choice.total).hours
     max_hours = max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))

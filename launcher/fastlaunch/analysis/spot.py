@@ -1,11 +1,10 @@
-"""What a job takes on spot: losses, rework, restarts, waiting for capacity, the rest on demand.
+"""Time of a job on spot: losses, rework, restarts, waiting for capacity, and a rest on demand.
 
-`expected_spot` gives means in closed form, for losses that come as a Poisson process: Daly's complete model
-(Future Generation Computer Systems 22, 2006), and the one for checkpoints that are written at the notice.
-`forecast_spot` simulates instead: ranges, the chance to meet a deadline, the way that an observed market
-clusters, and what is not known of it.
+`expected_spot` gives means in closed form for losses as a Poisson process: Daly's complete model (Future
+Generation Computer Systems 22, 2006), and a variant for checkpoints written at the notice. `forecast_spot`
+simulates ranges, the chance to meet a deadline, clustering in an observed market, and its uncertainty.
 
-EC2 bills no spot machine that it takes back in its first hour; it gives two minutes' notice.
+EC2 gives two minutes' notice, and does not bill a spot machine that it takes back in its first hour.
 """
 
 import csv
@@ -27,36 +26,36 @@ from fastlaunch.measure.summary import Interval
 Array = NDArray[np.float64]
 
 HOUR_S = 3600.0
-#: From EC2's notice to its end of the machine.
+#: Seconds from EC2's notice to the end of the machine.
 NOTICE_S = 120.0
-#: From one look for capacity to the next, where there was none.
+#: Seconds between two attempts to get capacity.
 RETRY_S = 600.0
-#: A trace is used from so long before its end on: capacity a month ago says little of capacity today.
+#: Use only the last part of a trace: capacity a month ago says little about today.
 HISTORY_S = 7 * 24 * HOUR_S
-#: So many spells of the published traces of 2022 and 2023 tell as much of their mean as one of exponential
-#: length: the median of their coefficients of variation is 2.1 (github.com/skypilot-org/spot-traces).
+#: Spells of the published traces of 2022 and 2023 that are worth one of exponential length for the mean: the
+#: median of their coefficients of variation is 2.1 (github.com/skypilot-org/spot-traces).
 CLUSTERED = 4
-#: A range holds so many jobs.
+#: The share of jobs within a range.
 IN_RANGE = 0.9
-#: A simulated job that takes this many times its work is not waited for.
+#: Stop simulating a job that takes this many times its work.
 _GIVES_UP = 200.0
-#: Nor is one that met so many spells with capacity: to simulate each takes about a millisecond.
+#: Stop simulating a job after this many spells with capacity: each takes about a millisecond.
 _MOST_SPELLS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpotMarket:
-    """Spot of one instance type in one place: how often one is lost, and how often one can be had.
+    """Spot of one instance type in one place: loss rate and availability.
 
-    Intervals are 95%. spells: seconds with capacity and then without, in the order in which they came; empty
-    where only rates are known.
+    Intervals are 95%. spells: seconds with and then without capacity, in order; empty if only rates are
+    known.
     """
 
     losses_per_hour: Interval  # of one instance
-    available: Interval  # share of time in which one can be had
+    available: Interval  # share of time with capacity
     evidence: str  # `trace`, `own runs` or `given`
     source: str
-    num_losses: int | None = None  # that were seen; None if the rates were given
+    num_losses: int | None = None  # observed; None if the rates were given
     spells: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -73,14 +72,14 @@ class SpotMarket:
 
     @property
     def wait_s(self) -> float:
-        """How long a spell without capacity lasts on average: as many come as losses."""
+        """The mean length of a spell without capacity, given one spell per loss."""
         losses, share = self.losses_per_hour.value, self.available.value
         return 0.0 if losses == 0 else (1 - share) / (share * losses) * HOUR_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpotJob:
-    """A job as spot treats it. The first start is known to the caller and no part of what spot adds."""
+    """A job for the spot model, without its first start, which the caller knows."""
 
     work_s: float  # of steps and evaluations, without checkpoints
     restart_s: float  # from a new machine to its first new step: boot, pull, compile, loading
@@ -88,21 +87,21 @@ class SpotJob:
     every_s: float | None  # work between two checkpoints; None: none is written
     num_nodes: int = 1
     notice_s: float = NOTICE_S  # that EC2 gives; 0 on SageMaker, which promises none
-    free_within_s: float = HOUR_S  # EC2 bills no machine that it takes back so early; 0 on SageMaker
+    free_within_s: float = HOUR_S  # a machine lost this early is not billed; 0 on SageMaker
 
     @property
     def saves_at_notice(self) -> bool:
-        """Whether a checkpoint is written between notice and end. Half of the time is for the upload."""
+        """Whether a checkpoint fits between notice and end, with half of the time for the upload."""
         return self.every_s is not None and self.notice_s > 0 and self.checkpoint_s <= self.notice_s / 2
 
     @property
     def run_s(self) -> float:
-        """Work and checkpoints, without any loss."""
+        """Seconds of work and checkpoints without losses."""
         return self.work_s + (0.0 if self.every_s is None else self.work_s / self.every_s * self.checkpoint_s)
 
     @property
     def segment_s(self) -> float:
-        """From one checkpoint to the next, written; the whole job if it writes none."""
+        """Seconds from one written checkpoint to the next; the whole job without checkpoints."""
         return self.run_s if self.every_s is None else self.every_s + self.checkpoint_s
 
 
@@ -112,21 +111,21 @@ class SpotTime:
 
     work_s: float
     checkpoints_s: float
-    rework_s: float  # work that was done again
-    restarts_s: float  # all starts but the first, and the machines' last minutes, after the notice
-    waiting_s: float  # without a machine
-    on_demand_s: float  # of the rest, after spot was given up; its part of work and checkpoints included
+    rework_s: float  # repeated work
+    restarts_s: float  # all starts but the first, and the minutes after notices
+    waiting_s: float  # for a machine
+    on_demand_s: float  # after spot was given up, including work and checkpoints
     free_s: float  # of machines that were taken back in their first hour
     num_losses: float
 
     @property
     def spot_s(self) -> float:
-        """With a spot machine."""
+        """Seconds with a spot machine."""
         return self.work_s + self.checkpoints_s + self.rework_s + self.restarts_s
 
     @property
     def billed_s(self) -> float:
-        """Return the time of spot machines that is billed."""
+        """Return the billed seconds of spot machines."""
         return self.spot_s - self.free_s
 
     @property
@@ -135,10 +134,10 @@ class SpotTime:
 
 
 def young_interval_s(checkpoint_s: float, losses_per_hour: float, num_nodes: int = 1) -> float:
-    """Return the work between checkpoints at which a job takes least; infinity if nothing is ever lost.
+    """Return the work between checkpoints that minimises a job's time; infinity without losses.
 
-    Young's square root (Communications of the ACM 17, 1974) with the two terms that Daly adds (2006), which
-    count once writing is no longer short against the mean time between losses.
+    It is Young's square root (Communications of the ACM 17, 1974) with Daly's two terms (2006), which matter
+    once writing a checkpoint is not short compared with the mean time between losses.
     """
     losses_per_s = losses_per_hour * num_nodes / HOUR_S
     if losses_per_s == 0:
@@ -151,7 +150,7 @@ def young_interval_s(checkpoint_s: float, losses_per_hour: float, num_nodes: int
 
 
 def steps_between(interval_s: float, step_time_s: float) -> int:
-    """Return what to give as --checkpoint-every: whole steps in the interval, at least 1."""
+    """Return the value of --checkpoint-every: whole steps in the interval, at least 1."""
     return max(1, int(interval_s / step_time_s))
 
 
@@ -169,14 +168,14 @@ def check_checkpoints(job: SpotJob, market: SpotMarket, step_time_s: float) -> N
 
 
 def expected_spot(job: SpotJob, market: SpotMarket, *, retry_s: float = RETRY_S) -> SpotTime:
-    """Return what the job takes on average if losses are a Poisson process and nothing is run on demand.
+    """Return the job's mean time if losses are a Poisson process and nothing runs on demand.
 
-    Any lost node stops all. A machine that is lost is followed by a spell without capacity, of the market's
-    mean length; capacity is looked for at once and then every `retry_s`.
+    A lost node stops all nodes. After a loss comes a spell without capacity, of the market's mean length; the
+    job looks for capacity at once and then every `retry_s`.
     """
     rate = market.losses_per_hour.value * job.num_nodes / HOUR_S
     segment_s, run_s = job.segment_s, job.run_s
-    # How often a start is begun until one is through, and how long that takes.
+    # The number of starts until one succeeds, and their time.
     starts, start_s = _exp(rate * job.restart_s), _lost_s(rate, job.restart_s)
     if job.saves_at_notice:
         lost_running, rework_s = rate * run_s, 0.0
@@ -184,7 +183,7 @@ def expected_spot(job: SpotJob, market: SpotMarket, *, retry_s: float = RETRY_S)
         num_segments = run_s / segment_s
         lost_running = num_segments * (_exp(rate * segment_s) - 1)
         rework_s = num_segments * _lost_s(rate, segment_s) - run_s
-    # The first start is one more, of which only what it takes beyond an undisturbed one counts here.
+    # Count only the first start's excess over an undisturbed start.
     num_losses = lost_running * starts + starts - 1
     restarts_s = (lost_running + 1) * start_s - job.restart_s + num_losses * job.notice_s
     machine_s = job.restart_s + run_s + rework_s + restarts_s
@@ -203,17 +202,17 @@ def expected_spot(job: SpotJob, market: SpotMarket, *, retry_s: float = RETRY_S)
 
 
 def _exp(exponent: float) -> float:
-    """Return infinity for a job that would, for all purposes, never end."""
+    """Return e to the power; infinity for a job that would practically never end."""
     return math.exp(exponent) if exponent < 700 else math.inf
 
 
 def _lost_s(rate: float, length_s: float) -> float:
-    """Return how long it takes until `length_s` went by without a loss, losses being `rate` per second."""
+    """Return the mean time until `length_s` pass without a loss, at `rate` losses per second."""
     return length_s if rate == 0 else (_exp(rate * length_s) - 1) / rate
 
 
 def _looking_s(market: SpotMarket, rate: float, retry_s: float) -> float:
-    """Return how long a job without capacity looks for it: exact for spells of exponential length."""
+    """Return the mean time that a job looks for capacity; exact for exponential spells."""
     if market.wait_s == 0:
         return 0.0
     if retry_s == 0:
@@ -224,9 +223,9 @@ def _looking_s(market: SpotMarket, rate: float, retry_s: float) -> float:
 
 
 def _free_s(rate: float, machine_s: float, within_s: float) -> float:
-    """Return the mean time of machines that are lost within so long, of `machine_s` with machines.
+    """Return the part of `machine_s` on machines that are lost within `within_s` of their start.
 
-    A loss ends a life that began at the loss before it, or at the beginning.
+    A machine's life begins at the loss before, or at the job's beginning.
     """
     if rate == 0 or not math.isfinite(machine_s):
         return 0.0
@@ -238,49 +237,49 @@ def _free_s(rate: float, machine_s: float, within_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """Go on on demand, from the last checkpoint, in time for a deadline.
+    """A switch to on-demand, from the last checkpoint, in time for a deadline.
 
-    That is while there is no spot machine, once the time left is what the rest takes on demand, with its
-    start, and what one more loss could cost. It takes capacity on demand, and someone to do it: a run that
-    began on spot is resumed on spot.
+    A job without a spot machine switches once the remaining time equals the rest on demand, its start, and
+    the cost of one more loss. It needs on-demand capacity and a user who does it, since a run that began on
+    spot resumes on spot.
     """
 
     deadline_s: float  # from the request on, the first start included
     start_s: float  # of the machine on demand
 
     def latest_s(self, job: SpotJob, rest_s: Array) -> Array:
-        """Return until when to look for spot, by the work and checkpoints that are still to do."""
-        # A machine that is lost at the worst moment takes its start, its last minutes, and a segment.
+        """Return the latest time to look for spot, by the remaining work and checkpoints."""
+        # A loss at the worst moment costs a start, the last minutes, and a segment.
         lost_s = job.restart_s + job.notice_s + (0.0 if job.saves_at_notice else job.segment_s)
         return self.deadline_s - self.start_s - lost_s - rest_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpotForecast:
-    """Simulated jobs: seconds of each, from the request on, the first start included."""
+    """Simulated jobs: seconds from the request, including the first start."""
 
     mean: SpotTime
-    total_s: Array  # infinity for one that does not end in any reasonable time
+    total_s: Array  # infinity for a job that does not end in reasonable time
     billed_s: Array  # of spot
     on_demand_s: Array
     num_nodes: int
-    num_spells: float  # that were observed, as many as are independent; infinity for given rates
+    num_spells: float  # observed independent spells; infinity for given rates
     fallback: Fallback | None
 
     def chance(self, deadline_s: float) -> float:
-        """Return how likely the job ends by then."""
+        """Return the probability that the job ends by the deadline."""
         share = float(np.mean(self.total_s <= deadline_s))
         if self.fallback and deadline_s >= self.fallback.deadline_s:
             return share
-        # The next spell is longer than all n observed ones with chance 1 / (n + 1).
+        # The next spell is longer than all n observed ones with probability 1 / (n + 1).
         return share / (1 + 1 / self.num_spells)
 
     def time_s(self) -> Interval:
-        """Return the mean time to the end, and between what nine of ten jobs lie."""
+        """Return the mean time to the end, with the range of nine of ten jobs."""
         return self._range(self.total_s)
 
     def usd(self, spot_usd_per_hour: float, on_demand_usd_per_hour: float) -> Interval:
-        """Return the mean cost, and between what nine of ten jobs lie. Prices are of one node."""
+        """Return the mean cost, with the range of nine of ten jobs. Prices are of one node."""
         spot, on_demand = self.billed_s * spot_usd_per_hour, self.on_demand_s * on_demand_usd_per_hour
         return self._range((spot + on_demand) * self.num_nodes / HOUR_S)
 
@@ -299,12 +298,11 @@ def forecast_spot(
     seed: int = 0,
     most_spells: int = _MOST_SPELLS,
 ) -> SpotForecast:
-    """Return what simulated jobs take, begun at any moment of the market's life.
+    """Simulate jobs that begin at random moments of the market's history.
 
-    Spells follow each other as they were observed, from a random moment on; without observed ones their
-    lengths are exponential. Each job draws how far the observed means may be from the true ones. One that
-    meets `most_spells` of them is not waited for. Raises UserError for a deadline that cannot be met on
-    demand either.
+    Spells follow each other as observed, from a random moment on; without observations, their lengths are
+    exponential. Each job draws the error of the observed means. A job stops after `most_spells` spells.
+    Raises UserError for a deadline that cannot be met even on demand.
     """
     if fallback is not None and fallback.deadline_s < fallback.start_s + job.run_s:
         needs_h = (fallback.start_s + job.run_s) / HOUR_S
@@ -321,7 +319,7 @@ def forecast_spot(
     going, num_rounds = np.arange(num_jobs), 0
     while going.size:
         num_rounds += 1
-        # A spell that begins and ends between two looks is not seen.
+        # The job misses a spell that begins and ends between two attempts.
         look_s = gap_s if retry_s == 0 else np.ceil(gap_s / retry_s) * retry_s
         life_s = gap_s + up_s - look_s
         sees, gives_up = life_s > 0, np.zeros(going.size, dtype=bool)
@@ -332,7 +330,7 @@ def forecast_spot(
             waiting_s[at] += np.maximum(0.0, left_s[gives_up])
             on_demand_s[at] = fallback.start_s + rest_s[at]
             clock_s[at] += np.maximum(0.0, left_s[gives_up]) + on_demand_s[at]
-        # A machine starts and works until its job is done, or until the notice.
+        # A machine starts and works until its job is done or the notice comes.
         has_machine = sees & ~gives_up
         at, life = going[has_machine], life_s[has_machine]
         work_s = np.maximum(0.0, life - job.notice_s - job.restart_s)
@@ -386,8 +384,8 @@ def forecast_spot(
 class _Spells:
     """The spells with and without capacity that simulated jobs meet.
 
-    Any lost node stops a job, so spells of one instance are shorter for several. Observed ones are replayed:
-    with exponential ones of the same means `benchmarks.spot --traces 60` is off by up to 20% instead of 12%.
+    A lost node stops the job, so several nodes have shorter spells. Observed spells are replayed: exponential
+    ones of the same means make `benchmarks.spot --traces 60` err by up to 20% instead of 12%.
     """
 
     def __init__(self, market: SpotMarket, num_nodes: int, num_jobs: int, rng: np.random.Generator) -> None:
@@ -395,8 +393,8 @@ class _Spells:
         self._observed = np.array(market.spells) / (num_nodes, 1) if market.spells else None
         rate = market.losses_per_hour.value * num_nodes / HOUR_S
         self._means = (math.inf if rate == 0 else 1 / rate, market.wait_s)
-        # How far the observed means may be from the true ones. Stretches of a history vary less than the
-        # future does, by as much again: all of them have its mean.
+        # The error of the observed means. Stretches of a history share its mean, so they vary less than the
+        # future does, by that same error.
         self._factors = np.ones((2, num_jobs))
         self.number = math.inf
         if market.num_losses is not None and rate > 0:
@@ -414,7 +412,7 @@ class _Spells:
         self._next = np.zeros(num_jobs, dtype=np.int64)
 
     def first(self) -> tuple[Array, Array]:
-        """Return the first spell with capacity, and what lies before it, from a random moment on."""
+        """Return the first spell with capacity, and the time before it, from a random moment."""
         num_jobs = self._factors.shape[1]
         if math.isinf(self._means[0]):
             return np.full(num_jobs, math.inf), np.zeros(num_jobs)
@@ -435,7 +433,7 @@ class _Spells:
         return up_s, gap_s
 
     def after(self, jobs: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Return the next spell with capacity of each of `jobs`, and the one without before it."""
+        """Return each job's next spell with capacity, and the spell without capacity before it."""
         if self._observed is None:
             up_s, gap_s = self._rng.exponential((self._factors[:, jobs].T * self._means).T)
             return up_s, gap_s
@@ -450,9 +448,9 @@ class _Spells:
 
 
 def effective_number(lengths_s: Sequence[float]) -> float:
-    """Return how many independent spells of exponential length would tell as much of their mean.
+    """Return the number of independent exponential spells with the same information on the mean.
 
-    Fewer than there are if long spells follow long ones: by the means of batches, a root of as many.
+    It is smaller if long spells follow long ones, as the means of batches of sqrt(n) spells show.
     """
     lengths = np.array(lengths_s)
     number = float(lengths.size)
@@ -465,7 +463,7 @@ def effective_number(lengths_s: Sequence[float]) -> float:
 
 
 def market_of_rates(losses_per_hour: float, available: float, *, source: str) -> SpotMarket:
-    """Return a market as the user gives it. Raises UserError for numbers that cannot be."""
+    """Return a market with the user's rates. Raises UserError for impossible numbers."""
     return SpotMarket(
         losses_per_hour=Interval(value=losses_per_hour),
         available=Interval(value=available),
@@ -477,10 +475,10 @@ def market_of_rates(losses_per_hour: float, available: float, *, source: str) ->
 def market_of_runs(
     *, instance_hours: float, num_losses: int, num_asked: int, num_granted: int, source: str
 ) -> SpotMarket:
-    """Return what one's own spot runs say. Raises UserError if that is nothing.
+    """Return the market that the user's spot runs show. Raises UserError without any instance hours.
 
-    num_asked: jobs that asked for their first machines, num_granted: those that had them at once. Just after
-    a loss capacity is short more often than usual, so what is asked for then does not count.
+    num_asked: jobs that requested their first machines; num_granted: those that got them at once. Requests
+    after a loss do not count, since capacity is then short more often than usual.
     """
     if not instance_hours or not num_granted:
         raise UserError(
@@ -497,12 +495,13 @@ def market_of_runs(
 
 
 def read_trace(lines: Iterable[str], *, source: str, history_s: float = HISTORY_S) -> SpotMarket:
-    """Return what a trace of capacity says: CSV with the columns `time`, `state` and, of several, `place`.
+    """Read the market from a capacity trace: CSV with columns `time`, `state` and, for several, `place`.
 
-    A line says that from `time` (ISO 8601, UTC if it names no zone) on, one instance could be had in `place`
-    (`up`) or not (`down`); the last line of a place ends its observation. Going from up to down is a loss.
-    history_s: how much of the trace's end is used.
-    Raises BadFile for other text, and for a trace in which nothing was up.
+    A line says that from `time` (ISO 8601, UTC without a zone), `place` had an instance (`up`) or not
+    (`down`); the last line of a place ends its observation. A change from up to down is a loss. history_s:
+    use this much of the trace's end.
+
+    Raises BadFile for other text, and for a trace that is never up.
     """
     reader = csv.DictReader(lines)
     missing = {"time", "state"} - set(reader.fieldnames or ())
@@ -533,7 +532,7 @@ _TRACE_HINT = "give CSV with the columns time,state, such as 2026-11-24T08:00:00
 
 
 def market_of_states(places: Sequence[Sequence[tuple[float, bool]]], *, source: str) -> SpotMarket:
-    """Return the market by what was seen in some places: seconds, and whether one could be had, in order."""
+    """Return the market from observations by place: pairs of time in seconds and availability, in order."""
     spells: list[tuple[float, float]] = []
     up_s = down_s = 0.0
     for place in places:
@@ -541,7 +540,7 @@ def market_of_states(places: Sequence[Sequence[tuple[float, bool]]], *, source: 
         merged = [(sum(seconds for seconds, _ in parts), is_up) for is_up, parts in in_state]
         up_s += sum(seconds for seconds, is_up in merged if is_up)
         down_s += sum(seconds for seconds, is_up in merged if not is_up)
-        # The end is joined to the beginning, so that no spell is cut; a place in one state has no spells.
+        # Join the end to the beginning, so that no spell is cut; a place in one state has no spells.
         if len(merged) % 2:
             *merged, (seconds, is_up) = merged
             merged = [(merged[0][0] + seconds, is_up), *merged[1:]] if merged else []
@@ -563,7 +562,7 @@ def market_of_states(places: Sequence[Sequence[tuple[float, bool]]], *, source: 
 
 
 def _share_of(up_s: float, down_s: float, number: float, lacks: float) -> Interval:
-    """Return up's share of time. number, lacks: of independent spells; they give the logit's variance."""
+    """Return the share of time up. number, lacks: independent spells, for the logit's variance."""
     if not (down_s and number and lacks):
         return Interval(value=up_s / (up_s + down_s))
     half = NormalDist().inv_cdf(0.975) * math.sqrt(1 / number + 1 / lacks)
@@ -574,7 +573,7 @@ def _share_of(up_s: float, down_s: float, number: float, lacks: float) -> Interv
 def poisson_interval(number: int, hours: float, effective: float | None = None) -> Interval:
     """Return events per hour with the exact interval of a Poisson process (Garwood, Biometrika 28, 1936).
 
-    None seen counts as half a one. effective: of independent events, where they come in clusters.
+    Count no events as 0.5. effective: the number of independent events, if they cluster.
     """
     counts = float(number) if effective is None else effective
     scale = number / counts if counts else 1.0
@@ -588,7 +587,7 @@ def poisson_interval(number: int, hours: float, effective: float | None = None) 
 def binomial_interval(number: int, of: int) -> Interval:
     """Return the share with the exact interval of Clopper and Pearson (Biometrika 26, 1934).
 
-    All of them count as half a one less.
+    Count n out of n as n - 0.5.
     """
 
     def solve(level: float, a: float, b: float) -> float:
@@ -623,7 +622,7 @@ def _gamma_cdf(x: float, shape: float) -> float:
 
 
 def _solved(function: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Return where a rising function has the value, by halving."""
+    """Return where a rising function takes the value, by bisection."""
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) < value else (low, middle)

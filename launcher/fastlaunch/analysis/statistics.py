@@ -1,4 +1,4 @@
-"""Student's t, Holm's correction, and what they say of a difference.
+"""Student's t, Holm's correction, and verdicts on a difference.
 
 All sizes are of logarithms, so 0.01 is 1%.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 
-#: Two-sided level of all verdicts of a comparison together.
+#: Two-sided level for all verdicts of a comparison together.
 LEVEL = 0.05
 TIE_LOW, TIE_HIGH = 0.98, 1.02
 BETTER, WORSE, TIE, UNRESOLVED = "better", "worse", "tie", "unresolved"
@@ -22,7 +22,7 @@ def t_survival(t: float, dof: float) -> float:
     if math.isinf(dof):
         return NormalDist().cdf(-t)
     if t * t < dof:
-        # The other side of the same function: dof / (dof + t * t) cannot tell a small t from 0.
+        # Use the complement: dof / (dof + t * t) cannot tell a small t from 0.
         return 0.5 - 0.5 * regularised_beta(t * t / (dof + t * t), 0.5, dof / 2)
     return 0.5 * regularised_beta(dof / (dof + t * t), dof / 2, 0.5)
 
@@ -71,10 +71,10 @@ def regularised_beta(x: float, a: float, b: float) -> float:
 
 
 def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
-    """Return the level of each of `p_values` in Holm's step-down: it is rejected if it is not above that.
+    """Return Holm's step-down level of each p-value, which is rejected if it is not above its level.
 
-    From the smallest on the levels are level/m, level/(m-1), ...; from the first that is not rejected on, all
-    keep the level of that one.
+    From the smallest p-value on, the levels are level/m, level/(m-1), ...; after the first p-value that is
+    not rejected, all keep its level.
     """
     levels = [level] * len(p_values)
     stopped_at = None
@@ -87,7 +87,7 @@ def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Variance:
-    """A variance, and the degrees of freedom with which it is known."""
+    """A variance with its degrees of freedom."""
 
     value: float
     dof: float
@@ -100,7 +100,7 @@ def summed(parts: Sequence[Variance]) -> Variance:
 
 
 def half_width(variances: Sequence[Variance], level: float) -> float:
-    """Return half the width of the widest of the two-sided intervals by `variances`."""
+    """Return half the width of the widest two-sided interval by `variances`."""
     return max(t_quantile(1 - level / 2, known.dof) * math.sqrt(known.value) for known in variances)
 
 
@@ -110,32 +110,32 @@ class OnHosts:
 
     variance: Variance = Variance(value=0.0, dof=1.0)
     num_hosts: int = 1
-    # How much of that variance an estimate by these hosts has: 1 / H with as many rounds on each of H.
+    # The share of that variance in an estimate by these hosts: 1 / H with equal rounds on each of H.
     share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """A difference with its standard error and Student's degrees of freedom, and how far to go by it."""
+    """An estimate of a difference, with its standard error, degrees of freedom and weight."""
 
     value: float
     error: float  # by the scatter of runs
     dof: float
     weight: float = 1.0
-    # The rounds it is made of, and the degrees of freedom that one more would add; 0 if more would not help.
+    # Its rounds, and the degrees of freedom that one more would add; 0 if more would not help.
     num_rounds: int = 0
     dof_per_round: int = 0
-    # With one host nobody knows what another would show: the estimate is about that host.
+    # With one host, the estimate applies to that host only.
     hosts: OnHosts = OnHosts()
-    # The correlation of noise from one round to the next, if there is one: the error allows for it.
+    # The correlation of noise between consecutive rounds; the error allows for it.
     carried: float = 0.0
 
     @cached_property
     def variances(self) -> tuple[Variance, ...]:
-        """The variance by the scatter of runs and, of several hosts, with what differs between them.
+        """The variance by the scatter of runs, and for several hosts also with the variance between them.
 
-        Student's quantile falls with the degrees of freedom that a part adds, at times by more than the sum
-        grows: the wider interval counts.
+        A part adds degrees of freedom, which lower Student's quantile, sometimes by more than the sum grows,
+        so the wider interval counts.
         """
         of_runs, hosts = Variance(value=self.error**2, dof=self.dof), self.hosts
         if not hosts.variance.value:
@@ -144,7 +144,7 @@ class Contrast:
         return of_runs, summed([of_runs, of_hosts])
 
     def p_beyond(self, x: float) -> float:
-        """Return the one-sided p-value of a limit that the value is beyond by x."""
+        """Return the one-sided p-value for a value that exceeds a limit by x."""
         return max(t_survival(x / math.sqrt(known.value), known.dof) for known in self.variances)
 
     def reach(self, level: float) -> float:
@@ -154,12 +154,12 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How much faster a row is than another, in log speed: by one estimate, or by several in proportion."""
+    """How much faster a row is than another, in log speed, by one estimate or several with weights."""
 
     estimates: tuple[Contrast, ...]
-    # Both limits move out by this, since one of the two was still drifting.
+    # Both limits widen by this because one of the two was still drifting.
     drift: float = 0.0
-    # Whether the differences of machines, and of sessions, are in the error: the rows share no round.
+    # Whether the error includes differences between machines and sessions, since the rows share no round.
     is_across_hosts: bool = False
 
     @property
@@ -168,16 +168,16 @@ class Difference:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the rounds are of that the rows shared, or that link them; 1 without such rounds."""
+        """The number of hosts with common or linking rounds; 1 without such rounds."""
         return max(part.hosts.num_hosts for part in self.estimates)
 
     @property
     def carried(self) -> float:
-        """The correlation of noise from one round to the next; 0 if none is to be seen."""
+        """The correlation of noise between consecutive rounds; 0 if none was seen."""
         return max(part.carried for part in self.estimates)
 
     def plus(self, offset: float) -> "Difference":
-        """Return it with a constant added, such as the log ratio of two prices."""
+        """Return the difference plus a constant, such as the log ratio of two prices."""
         parts = [replace(part, value=part.value + offset) for part in self.estimates]
         return replace(self, estimates=tuple(parts))
 
@@ -209,7 +209,7 @@ class Difference:
         return TIE if self.is_tie(level) else UNRESOLVED
 
     def is_tie(self, level: float) -> bool:
-        """Return whether both one-sided tests place the difference within 2%."""
+        """Return whether two one-sided tests place the difference within 2%."""
         return max(self.p_above(math.log(TIE_LOW)), self.p_below(math.log(TIE_HIGH))) <= level
 
     def _p(self, x: float, sign: int) -> float:
@@ -225,6 +225,6 @@ def _bisect(is_within: Callable[[float], bool], low: float, high: float) -> floa
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the known `values`; None if none is."""
+    """Return the mean of the known `values`; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -1,4 +1,4 @@
-"""The command that makes more runs like some, at seeds that none of them has."""
+"""The command for more runs like given ones, with unused seeds."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +10,8 @@ from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-#: On spot `submit` asks for the steps between checkpoints. For runs that made none we propose a quarter of
-#: their steps, and at most this, as `submit` does.
+#: On spot, `submit` requires checkpoints. For runs without them, propose a quarter of their steps, at most
+#: this, as `submit` does.
 _MOST_BETWEEN_CHECKPOINTS = 500
 
 
@@ -31,12 +31,12 @@ def place_of(run: MeasuredRun, *, own_region: str) -> Place:
 
 
 def next_seed(runs: Iterable[RunSummary]) -> int:
-    """Return the first seed after all those of `runs`."""
+    """Return the seed after the largest of `runs`."""
     return max((run.seed for run in runs if run.seed is not None), default=-1) + 1
 
 
 def seeds(first: int, number: int) -> str:
-    """Return the options of `submit` for `number` runs, of the seeds from `first` on."""
+    """Return the options of `submit` for `number` runs with seeds from `first` on."""
     return f"--seed {first} --repeats {number}"
 
 
@@ -48,10 +48,10 @@ def submit_command(
     first_seed: int,
     repeats: int,
 ) -> str:
-    """Return the command that makes `repeats` more runs like `runs` of each of `recipes`.
+    """Return the command for `repeats` more runs like `runs`, with each of `recipes`.
 
-    recipes: they share their overrides. place: of the runs' instance, if they had one. Records do not say
-    where data lie, nor which capacity block it was: the user fills in PATH and cr-....
+    recipes: with the same overrides. place: how the runs' instance was rented, if they had one. Records name
+    neither the path of data nor the capacity block: the user fills in PATH and cr-....
     """
     like = runs[0]
     names = [recipe if isinstance(recipe, str) else recipe.name for recipe in recipes]
@@ -81,8 +81,8 @@ def submit_command(
 
 
 def rented(runs: Sequence[RunSummary], instance: str, place: Place) -> Iterator[str]:
-    """Yield the options that rent such machines again."""
-    # `submit` tells the service by the prefix, which records leave out.
+    """Yield the options that rent the same machines."""
+    # Records leave out the prefix by which `submit` knows the service.
     yield from ("--instance", f"ml.{instance}" if place.service == "sagemaker" else instance)
     if place.region is not None:
         yield from ("--region", place.region)
@@ -92,13 +92,13 @@ def rented(runs: Sequence[RunSummary], instance: str, place: Place) -> Iterator[
         yield from ("--reservation", "cr-...")
     if place.purchase == "spot":
         yield from ("--checkpoint-every", str(_saves_every(runs)))
-    # Only with an instance: --local knows no nodes, and as many processes on one machine train alike.
+    # Only with an instance: --local has no nodes, and as many processes on one machine train alike.
     if runs[0].setup.num_nodes > 1:
         yield from ("--num-nodes", str(runs[0].setup.num_nodes))
 
 
 def _saves_every(runs: Sequence[RunSummary]) -> int:
-    """Return the steps between checkpoints, of the first run that made some; else what `submit` proposes."""
+    """Return the steps between checkpoints of the first run with checkpoints, else `submit`'s proposal."""
     for run in runs:
         if run.checkpoints.number and run.checkpoints.last_step:
             return max(1, run.checkpoints.last_step // run.checkpoints.number)
@@ -117,5 +117,5 @@ def _takes_a_length(workload: str) -> bool:
 
 
 def _evaluates_every(runs: Iterable[RunSummary]) -> int | None:
-    """Return the steps between evaluations, of the first run that has some; None without any."""
+    """Return the steps between evaluations of the first run with evaluations, or None."""
     return next((min(steps) for run in runs if (steps := [step for step in curve(run) if step > 0])), None)

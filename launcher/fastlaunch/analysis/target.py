@@ -1,11 +1,11 @@
-"""What it takes to train to a target on held-out data: which seeds reach it, when, and for how much.
+"""Time and cost to train to a target on held-out data, and the seeds that reach it.
 
-A run has reached the target with the first evaluation at which it holds, and its account is of its time until
-then; `cost` says what as many samples cost. Rows of different global batch may be compared, as the target is
-the same.
+A run reaches the target at the first evaluation that meets it; its account covers the time until then, and
+`cost` gives the price of as many samples. Rows with different global batches are comparable, since the target
+is the same.
 
-There is a mean only if there are three seeds or more and all reach the target. A mean over those that do
-would make a recipe look the better the more of its runs fail.
+There is a mean only if all seeds, three or more, reach the target. A mean over successful seeds would flatter
+a recipe whose runs fail.
 """
 
 import math
@@ -49,7 +49,7 @@ class Target:
         return f"{self.metric} {'<=' if self.metric == LOSS else '>='} {self.value:g}"
 
     def value_of(self, line: Eval) -> float | None:
-        """Return what an evaluation says of the metric; None if nothing, or no number."""
+        """Return the metric's value in an evaluation; None if it is absent or not a number."""
         if self.metric == LOSS:
             value = line.loss
         else:
@@ -71,11 +71,11 @@ def parse_target(text: str) -> Target:
     except ValueError:
         value = math.nan
     if match is None or not math.isfinite(value):
-        raise UserError(f"{text!r} is no target", _EXPECTED)
+        raise UserError(f"{text!r} is not a target", _EXPECTED)
     metric, sign = match[1], match[2]
     if sign == (">=" if metric == LOSS else "<="):
         better = "lower" if metric == LOSS else "higher"
-        raise UserError(f"{text!r} is no target: a {better} {metric} is better", _EXPECTED)
+        raise UserError(f"{text!r} is not a target: a {better} {metric} is better", _EXPECTED)
     return Target(metric=metric, value=value)
 
 
@@ -84,11 +84,11 @@ class RunToTarget:
     """One run on its way to the target."""
 
     run_id: str
-    seed: int | None  # its round, of a script
+    seed: int | None  # for a script, its round
     status: str
-    best: float | None  # of what it scored
+    best: float | None  # its best score
     last_step: int  # of its last evaluation, 0 without one
-    step: int | None = None  # of the first evaluation at which the target holds; None if it never did
+    step: int | None = None  # of the first evaluation that meets the target; None if none does
     time_s: float | None = None  # until then; None if its step time is unknown
     waited_steps: int | None = None  # since the evaluation before
     unknown: tuple[str, ...] = ()  # parts that time_s does not include
@@ -99,13 +99,13 @@ class RowToTarget:
     """One row on its way to the target. A seed reached it if all its runs did; its time is their mean."""
 
     row: Row
-    runs: tuple[RunToTarget, ...]  # those that failed too, which the comparison leaves out
+    runs: tuple[RunToTarget, ...]  # including failed runs, which the comparison leaves out
     num_seeds: int
     times_s: Mapping[int | None, float]  # of the seeds that reached it
     num_reached: int
     #: Means over the seeds with Student's interval of 90%, if there are MIN_SEEDS and all reached it.
     time_s: Interval | None
-    samples: Interval | None  # of steps, where a step's samples are not known
+    samples: Interval | None  # steps, if a step's samples are unknown
     reason: str | None  # why there is no mean time
 
     @property
@@ -115,15 +115,15 @@ class RowToTarget:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be held against others: it has a mean, and the comparison bars nothing."""
+        """Whether it may be compared with others: it has a mean and is not barred."""
         timed = self.time_s is not None and min(self.times_s.values()) > 0
         return timed and not self.row.is_barred
 
 
 def to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:
-    """Return how every row of the comparison gets to `target`.
+    """Return every row's way to `target`.
 
-    Raises UserError if no run was evaluated on held-out data, UnknownName if none knows the metric.
+    Raises UserError if no run was evaluated on held-out data, UnknownName if no run has the metric.
     """
     rows = [(row, _runs_of(row, comparison.unfit)) for row in comparison.rows]
     lines = [line for _, runs in rows for run in runs for line in curve(run.summary).values()]
@@ -138,14 +138,14 @@ def to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]
 
 
 def _runs_of(row: Row, unfit: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """Return the row's runs, and failed runs like them: those did not reach the target either."""
+    """Return the row's runs, and failed runs of the same setup, which did not reach the target either."""
     key = pooling_key(row.runs[0], None)
     failed = [run for run in unfit if pooling_key(run, None) == key and _counts(run.summary)]
     return [*row.runs, *failed]
 
 
 def _counts(summary: RunSummary) -> bool:
-    """Return whether a run that is unfit to be timed says something of how well its recipe trains."""
+    """Return whether a run that is unfit for timing still shows how its recipe trains."""
     return summary.status in ("nan_loss", "out_of_memory") or bool(curve(summary))
 
 
@@ -189,10 +189,10 @@ def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
     if step is not None and account is not None:
         parts = {**account.parts_s(step), "evaluations": evaluations_until(summary.quality.evals, step)}
         if parts["warmup"] is not None and summary.timing.num_warmup_steps:
-            # A run that reached the target while it warmed up did only a part of the warm-up.
+            # A run that reached the target during warm-up did only a part of the warm-up.
             parts["warmup"] *= min(1.0, step / summary.timing.num_warmup_steps)
         if summary.startup.compile_cached and (of_row := account_of_row(row)) is not None:
-            # A job on a machine of its own compiles without a cache.
+            # A job on a new machine compiles without a cache.
             parts["compile"] = of_row.once_s["compile"]
         total_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
         time_s = total_s if math.isfinite(total_s) else None
@@ -238,9 +238,9 @@ def _why_no_mean(
 
 
 def _mean_over_seeds(values: Sequence[float]) -> Interval:
-    """Return the mean with its 90% interval, as costs have them.
+    """Return the mean with a 90% interval, as for costs.
 
-    Seeds are not taken to lie closer than repeats do.
+    Assume that seeds scatter at least as much as repeats.
     """
     mean = sum(values) / len(values)
     deviation = max(FLOOR * mean, stdev(values))
@@ -250,7 +250,7 @@ def _mean_over_seeds(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """How much more another row takes than the best: a ratio, at Holm's level over all others and looks."""
+    """Ratio of another row to the best, at Holm's level over all other rows and looks."""
 
     best: RowToTarget
     other: RowToTarget
@@ -262,10 +262,10 @@ class Margin:
 
 
 def are_on_other_data(rows: Sequence[RowToTarget], target: Target) -> bool:
-    """Return whether the rows were evaluated on different data, so that their targets do not compare.
+    """Return whether the rows were evaluated on different data, so that their targets are not comparable.
 
-    What is held out of images that are made up is the same, whether they come through a loader or not. A
-    loss is of tokens: cut otherwise, or into samples of other lengths, the same text has another.
+    Synthetic images have the same held-out data with and without a loader. A loss is per token, so another
+    tokenizer or sample length gives the same text another loss.
     """
     return len({_evaluated_on(row.row.runs[0].summary, target) for row in rows}) > 1
 
@@ -278,10 +278,10 @@ def _evaluated_on(run: RunSummary, target: Target) -> tuple[object, ...]:
 
 
 def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
-    """Return how far the other ranked rows are behind the best, the nearest first.
+    """Return the margins of the other ranked rows behind the best, the smallest first.
 
-    By the seeds' times at the rows' hourly prices where all have one, else by time. None where they are on
-    other data.
+    Compare the seeds' times at the rows' hourly prices if all rows have one, else the times. Return none for
+    rows on different data.
     """
     ranked = [row for row in rows if row.is_ranked]
     if len(ranked) < 2 or are_on_other_data(ranked, target):
@@ -289,7 +289,7 @@ def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
     priced = all(row.usd_per_s for row in ranked)
     means = {id(row): _log_mean(row, priced) for row in ranked}
     ranked.sort(key=lambda row: means[id(row)])
-    # The seed is the round: it draws the same weights and the same order of the data for every row.
+    # The seed is the round: it gives every row the same weights and data order.
     runs = [run for number, row in enumerate(ranked) for run in _seed_times(row, number)]
     usd = {at: row.usd_per_s for at, row in enumerate(ranked) if priced and row.usd_per_s}
     looked = look_through(runs, range(1, len(ranked)), 0, usd)
@@ -299,7 +299,7 @@ def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
 
 
 def _seed_times(row: RowToTarget, number: int) -> Iterator[RunTime]:
-    """Yield the row's time of each seed, as a run of row `number`."""
+    """Yield the row's time for each seed, as a run of row `number`."""
     of_seed = {run.summary.pair_number: run for run in row.row.runs}
     for seed, time_s in row.times_s.items():
         run = of_seed.get(seed, row.row.runs[0])
@@ -316,7 +316,7 @@ def _seed_times(row: RowToTarget, number: int) -> Iterator[RunTime]:
 
 
 def _ratio(looked: Looked) -> Interval:
-    # What the other takes over what the best does: the best is ahead by as much as the other is behind.
+    # The ratio of times is the inverse of the ratio of speeds.
     low, high = looked.difference.limits(looked.level)
     return Interval(value=exp(-looked.difference.value), low=exp(-high), high=exp(-low))
 

@@ -1,10 +1,10 @@
-"""A low-rank model of log throughput over (workload x precision) x (GPU x software), in its Bayesian form.
+"""A Bayesian low-rank model of log throughput over (workload x precision) x (GPU x software).
 
 Log throughput per GPU is a sum of effects: additive ones (workload, precision, GPU), products of workload
 and GPU whose factors are physical (log of the peak for the format, log of the memory bandwidth) or learnt
 (same GPU, same generation, like workloads), slopes over GPUs, batch, sequence and date, and noise. Each
-effect has a prior deviation of its own, in `DEVIATIONS`: a Gaussian process whose covariance is the sum of
-the effects'. What the measurements do not say falls back to physics and to like workloads.
+effect has its own prior deviation, in `DEVIATIONS`: the model is a Gaussian process whose covariance is the
+sum of the effects'. Without measurements, it falls back to physics and similar workloads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ DEVIATIONS: Mapping[str, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What the effects depend on: one entry per configuration; ids are equal where the things are."""
+    """Inputs of the effects, with an entry per configuration; equal ids mean equal things."""
 
     unit: Ids
     workload: Ids
@@ -40,23 +40,23 @@ class Features:
     precision: Ids
     gpu: Ids
     generation: Ids
-    # log of peak and of bandwidth, relative to an A100; 0 for a GPU without figures.
+    # Log of peak and of bandwidth, relative to an A100; 0 for a GPU without figures.
     peak: Array
     bandwidth: Array
-    # log FLOPs of one unit, relative to the unit's usual; 0 where not known.
+    # Log FLOPs of one unit, relative to the unit's usual; 0 if unknown.
     log_flops: Array
-    # 1 where what the unit counts has no usual size, as samples have not: a click, or a minute of speech.
+    # 1 if the unit has no usual size: a sample may be a click or a minute of speech.
     loose: Array
     log_batch: Array
-    # log batch, relative to the workload's usual; 0 where not said.
+    # Log batch, relative to the workload's usual; 0 if not given.
     batch_offset: Array
-    # log of the GPU's memory, relative to 40 GB, where the batch is not said: it is then what fits.
+    # Log of the GPU's memory, relative to 40 GB, if the batch is not given: it is then the largest that fits.
     room: Array
     log_sequence: Array
     log_gpus: Array
     # 1 with several GPUs.
     several: Array
-    # log of the GPUs in a host, where no NVLink or its like joins them.
+    # Log of the GPUs in a host without NVLink or a similar link.
     unlinked: Array
     years: Array
 
@@ -178,13 +178,13 @@ class Fit:
         noise = deviations["noise"] ** 2 * (0.5 + 0.5 / num_runs)
         extra = np.zeros_like(noise)
         self._invert(prior, noise)
-        # A run far off what the others say (another machine, a fault) loses weight, as under Student's t.
+        # A run far from the others (another machine, a fault) loses weight, as under Student's t.
         for _ in range(2):
             variance = 1 / np.diag(self.inverse)
             off = np.abs(self.weights) * variance / np.sqrt(variance - extra) / 3
             extra = noise * np.where(off > 1, 20 * off**2 - 1, 0.0)
             self._invert(prior, noise + extra)
-        # A run to come scatters more than the noise that weighs those made, but has not lost weight.
+        # A future run scatters more than the noise that weighs past runs, but has lost no weight.
         self._run = deviations["run"] ** 2
         self._beyond = noise + extra - self._run
 

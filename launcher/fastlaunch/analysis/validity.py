@@ -1,7 +1,7 @@
-"""What bars a row from being ranked: arithmetic other than the model's, or a loss worse than its reference's.
+"""What bars a row from ranking: arithmetic unlike the model's, or a loss worse than its reference's.
 
-We show a fast but wrong recipe with all its figures and give no verdict. What was not checked, as in older
-records and published figures, bars nothing; a note says so.
+A fast but wrong recipe is shown with all its figures but without a verdict. An absent check, as in older
+records and published figures, does not bar a row; a note says so.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,20 +33,20 @@ from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
 
-#: The recipes to compare losses with, the preferred first; plain ones come before those with overrides. If
-#: none of them was evaluated, it is the recipe of the first row that was.
+#: The recipes to compare losses with, the preferred first; plain recipes come before ones with overrides. If
+#: none was evaluated, use the recipe of the first evaluated row.
 REFERENCES = ("bf16", "fp32", "tf32")
-#: Fields of a recipe that decide what it trains to. We compare only recipes that share these.
+#: Fields of a recipe that decide the loss it trains to. Only recipes that share them are compared.
 RULES = ("optimizer", "learning_rate")
-#: Fields of a recipe that were set, and to what.
+#: Overridden fields of a recipe, with their values.
 Overrides = tuple[tuple[str, str], ...]
 
-#: The sample unit of workloads whose steps are no optimizer steps.
+#: The sample unit of workloads without optimizer steps.
 FORWARD_ONLY = "tensors"
-#: Share of the steps that the loss scaler of fp16 may skip.
+#: The share of steps that fp16's loss scaler may skip.
 MOST_SKIPPED = 0.2
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
-#: What the value of a failed check is; all values are relative to the outputs.
+#: Phrases for the value of a failed check; all values are relative to the outputs.
 _CHECKED = {
     "equivalence": "the outputs differ from the model's by",
     "without-fp8": "computed in bf16, the outputs differ from the model's by",
@@ -56,22 +56,22 @@ _CHECKED = {
     "gradients-by-tensor": "the gradient of a tensor differs from the model's by",
     "as-trained": "once compiled, sharded and wrapped, the outputs differ from those before by",
 }
-#: Blocks that compute something else than the model's, whatever a check says.
+#: Blocks that compute something other than the model's, whatever a check says.
 _NOT_EQUIVALENT = "te-article"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What the loss of a row is compared with."""
+    """The recipe and runs to compare a row's loss with."""
 
-    recipe: Recipe | str | None  # also if it has no runs yet; None if no row was evaluated
+    recipe: Recipe | str | None  # even without runs; None if no row was evaluated
     runs: tuple[RunSummary, ...] = ()  # those with the row's rules
-    is_alike: bool = False  # whether some of them share all that a pair shares, apart from seed and end
+    is_alike: bool = False  # whether some share all that a pair must, apart from seed and last step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """A row that was evaluated on held-out data, and whose numerics are not known to be wrong."""
+    """A row with held-out evaluations and no failed numerics check."""
 
     runs: tuple[RunSummary, ...]
     stem: Recipe | str  # the recipe without its rules
@@ -84,25 +84,25 @@ class Evaluated:
 
     @property
     def place(self) -> int:
-        """Where its recipe stands among REFERENCES; behind the last if it does not."""
+        """The position of its recipe in REFERENCES; after the last if it is absent."""
         name = "" if isinstance(self.stem, str) else self.stem.name
         return REFERENCES.index(name) if name in REFERENCES else len(REFERENCES)
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """The lowest is the reference. A row that always diverges comes last."""
+        """The sort key: the lowest row is the reference. A row that always diverges comes last."""
         is_changed = isinstance(self.stem, Recipe) and bool(self.stem.overrides)
         return all(diverged(run) for run in self.runs), is_changed, self.place
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validity:
-    """What is known of a row besides its speed."""
+    """Numerics and convergence of a row."""
 
     numerics: str  # `passed`, `failed` or `not checked`
     convergence: Convergence
     held_out: HeldOut | None = None  # None without evaluations
-    failures: tuple[str, ...] = ()  # what bars it from being ranked, with the numbers
+    failures: tuple[str, ...] = ()  # what bars it from ranking, with the numbers
     notes: tuple[str, ...] = ()  # what is unknown
 
 
@@ -113,11 +113,11 @@ def judge_validity(
     references: Sequence[Group] = (),
     own_region: str,
 ) -> list[Validity]:
-    """Return the validity of each of `groups`, which are of one workload.
+    """Return the validity of each of `groups`, all of one workload.
 
-    unfit: runs in no row; one that diverged counts against the row that it would be in. references: those of
-    `groups` that come before the others as a reference if they were evaluated, unless recipes of ours were.
-    own_region: the user's, which proposed commands need not name.
+    unfit: runs without a row; a diverged run counts against the row that it would be in. references: groups
+    to prefer as the reference if they were evaluated, unless a recipe of ours was. own_region: the user's,
+    which proposed commands leave out.
     """
     rows = [_runs_of(group, unfit) for group in groups]
     in_order = sorted(zip(groups, rows, strict=True), key=lambda row: row[0] not in references)
@@ -147,8 +147,8 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
     is_script = runs[0].setup.is_script
     notes = [] if checked or is_script else ["numerics not checked"]
     why = ""
-    # A forward pass alone trains nothing that could converge. `notes.script_notes` tells once
-    # of a script that evaluates nothing.
+    # A forward pass alone does not converge. `notes.script_warnings` warns once about a script without
+    # evaluations.
     is_told = is_script and not any(map(is_evaluated, runs))
     if convergence.verdict == UNKNOWN and not is_told and runs[0].setup.sample_unit != FORWARD_ONLY:
         why = _unknown(convergence, runs, reference, place)
@@ -164,9 +164,9 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
 
 
 def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
-    """Yield the checks that failed in any run, by name, with the numbers of the first such run.
+    """Yield the checks that failed in any run, with the numbers of the first failure.
 
-    Among them that most steps were none, as fp16 skips those whose gradients overflow.
+    For example, most steps were skipped because their fp16 gradients overflowed.
     """
     failed: dict[str, list[str]] = {}
     for run in runs:
@@ -212,7 +212,7 @@ def _evidence(convergence: Convergence, noun: str) -> str:
 
 
 def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Reference, place: Place) -> str:
-    """Return why convergence is unknown, and which further runs would settle it."""
+    """Return why convergence is unknown, and the runs that would settle it."""
     if reference.recipe is None or not any(map(is_evaluated, runs)):
         return convergence.missing[0]
     is_script = runs[0].setup.is_script
@@ -247,14 +247,14 @@ def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Re
 
 
 def _seeds(number: int, runs: Sequence[RunSummary], reference: Reference) -> str:
-    """Return `3 more (of both: --seed 5 --repeats 3)`; only new seeds make new pairs."""
+    """Return `3 more (of both: --seed 5 --repeats 3)`, with new seeds, which make new pairs."""
     if runs[0].setup.is_script:
         return f"{number} more (of both: --repeats {number})"
     return f"{number} more (of both: {seeds(next_seed((*runs, *reference.runs)), number)})"
 
 
 def _reference_command(recipe: Recipe | str, runs: Sequence[RunSummary], place: Place) -> str:
-    """Return `run fastlaunch submit ...`, which makes runs of the reference at the row's seeds."""
+    """Return `run fastlaunch submit ...` for runs of the reference at the row's seeds."""
     known = sorted({run.seed for run in runs if run.seed is not None}) or [0]
     repeats = max(known[-1] - known[0] + 1, FEWEST_PAIRS)
     # If the seeds are far apart, one command would make too many runs.
@@ -274,7 +274,7 @@ def percent(of: LossDifference, value: float | None) -> str | None:
 
 
 def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
-    """Return the rows of one workload that may be a reference, the best first."""
+    """Return the rows of one workload that may be the reference, the best first."""
     evaluated = []
     for runs in rows:
         if any(map(is_evaluated, runs)):
@@ -289,12 +289,12 @@ def evaluated_rows(rows: Sequence[Sequence[RunSummary]]) -> list[Evaluated]:
 
 
 def is_evaluated(run: RunSummary) -> bool:
-    """Return whether held-out loss says what the run trains to: one at its end, or that it is no number."""
+    """Return whether the run has a held-out loss at its end, or diverged."""
     return at_end(run) is not None or diverged(run)
 
 
 def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Reference:
-    """Return the reference of a row: the first of `rows`, from `evaluated_rows`, that makes pairs with it."""
+    """Return a row's reference: the first of `rows` (see `evaluated_rows`) that makes pairs with it."""
     if not rows:
         return Reference(recipe=None)
     rules = rules_of(runs[0].setup)
@@ -313,13 +313,13 @@ def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Refer
 
 
 def rules_of(setup: Setup) -> Overrides:
-    """Return the overrides of a recipe that decide what it trains to; a script's has none."""
+    """Return the overrides that decide the loss a recipe trains to; none for a script."""
     recipe = setup.known_recipe
     return tuple((field, text) for field, text in recipe.overrides if field in RULES) if recipe else ()
 
 
 def _with_rules(recipe: Recipe, rules: Overrides) -> Recipe | str:
-    """Return the recipe with these rules alone; only its label where that cannot be."""
+    """Return the recipe with only these rules, or its label if that is impossible."""
     kept = [(field, text) for field, text in recipe.overrides if field not in RULES]
     overrides = [f"{field}={text}" for field, text in (*kept, *rules)]
     try:
@@ -333,5 +333,5 @@ def _ends(runs: Sequence[RunSummary]) -> frozenset[int]:
 
 
 def _trains_alike(run: RunSummary, ends: frozenset[int], row: Evaluated) -> bool:
-    """Return whether runs like `run`, which end at `ends`, pair with runs of `row` at the same seeds."""
+    """Return whether runs like `run` that end at `ends` pair with runs of `row` at the same seeds."""
     return share_setup(run, row.runs[0]) and (not ends or not row.ends or bool(ends & row.ends))

@@ -1,4 +1,4 @@
-"""How the rows of one workload compare with its baseline: ratios, a verdict each, and the reasons for it."""
+"""Compare the rows of a workload with its baseline: ratios, verdicts and their reasons."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from fastlaunch.measure.summary import Interval
 
 BASELINE, NO_INTERVAL, NOT_RANKED, OTHER_BATCH = "baseline", "no interval", "not ranked", "other batch"
 TRAINING, THROUGHPUT = "training", "throughput"
-#: The verdicts of rows that are in one order.
+#: The verdicts of ranked rows.
 RANKED = (BETTER, BASELINE, TIE, UNRESOLVED, WORSE)
 
 
@@ -26,8 +26,8 @@ class PricedGroup:
 
     group: Group
     price: Price | None  # of one node; None if unknown
-    validity: Validity  # what is known of the row besides its speed
-    unverified: bool = False  # what the validity holds against it does not bar it
+    validity: Validity
+    unverified: bool = False  # rank it even if its validity bars it
 
     @property
     def is_barred(self) -> bool:
@@ -35,7 +35,7 @@ class PricedGroup:
 
     @property
     def bars(self) -> list[Note]:
-        """What keeps it from being ranked."""
+        """The notes on what bars it from ranking."""
         return [Note(text, NoteKind.BAR) for text in self.validity.failures] if self.is_barred else []
 
 
@@ -48,9 +48,9 @@ class Verdict:
     kind: str  # better, worse, tie, unresolved, baseline, no interval, not ranked, other batch
     reasons: tuple[Note, ...]
     comparable_as: str
-    decisive: tuple[Note, ...] = ()  # those of the reasons that a decision should know
+    decisive: tuple[Note, ...] = ()  # the reasons that matter for a decision
     more_rounds: int | None = None  # about as many would settle it
-    #: Beside the baseline of its own batch, where that is another one and other rows share it.
+    #: The verdict beside a baseline of its own batch, if that is another one and other rows share it.
     in_batch: "Verdict | None" = None
 
     @property
@@ -59,24 +59,24 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """Its kind, as a table has it: of another batch what it is there, if that is known."""
+        """The kind as tables show it; for a row of another batch, its kind there if known."""
         return f"{self.in_batch.kind} in its batch" if self.in_batch else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A row beside its baseline. Logarithms; more is better."""
+    """A row and its baseline. Quantities are logarithms; more is better."""
 
     row: PricedGroup
     base: PricedGroup
-    # In what the verdict is on: dollars where both have a price, else speed; None where they have no ratio.
+    # The quantity of the verdict: dollars if both have a price, else speed; None without a ratio.
     gain: float | None
-    by_price: float  # of that, what it gains or loses by its price
+    by_price: float  # the part of `gain` that comes from the price
     difference: Difference | None
-    # By how much its runs, or the baseline's, vary and the others' do, where they vary more.
+    # Deviations of its (or the baseline's) runs and of the others', if its runs vary more.
     noise: tuple[float, float] | None = None
     noise_of_base: tuple[float, float] | None = None
-    looked: Looked | None = None  # None where there is no verdict to be had
+    looked: Looked | None = None  # None if there can be no verdict
 
     @property
     def is_priced(self) -> bool:
@@ -95,8 +95,8 @@ class _Pair:
 def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
     """Return a verdict for each of `items`, of which `base` is one, Holm-corrected together.
 
-    Rows that are barred, or of another batch, get no verdict and are none of those; their intervals are at
-    95%. What one look has settled stands at the later ones: see `looks`.
+    Barred rows and rows of another batch get no verdict and do not count in the correction; their intervals
+    are at 95%. A settled verdict stays settled at later looks: see `looks`.
     """
     runs = [run for number, item in enumerate(items) for run in run_times(item.group, number)]
     usd = {
@@ -121,10 +121,10 @@ def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
 
 
 def _as_looked(pair: _Pair, looked: Looked | None) -> _Pair:
-    """Return the pair with what the looks at it have come to."""
+    """Return the pair with the result of its looks."""
     if looked is None:
         return pair
-    # Value and interval are of the same runs.
+    # Take value and interval from the same runs.
     return replace(pair, looked=looked, difference=looked.difference, gain=looked.difference.value)
 
 
@@ -182,7 +182,7 @@ def _judge(pair: _Pair) -> Verdict:
 
 
 def _of_baseline(base: PricedGroup) -> Verdict:
-    """Return the baseline's verdict beside itself: the ratios are exactly 1."""
+    """Return the baseline's own verdict: its ratios are exactly 1."""
     one = Interval(value=1.0, low=1.0, high=1.0)
     timed = base.group.measure is not None
     why = [] if len(base.group.runs) > 1 else [_why_no_interval(base.group)]
@@ -201,7 +201,7 @@ def _notes(*texts: str) -> tuple[Note, ...]:
 
 
 def _ratio(pair: _Pair, limits: tuple[float, float] | None, *, by_price: float) -> Interval | None:
-    """Return the ratio of what the verdict is on, less `by_price`."""
+    """Return the ratio of the verdict's quantity, less `by_price`."""
     if pair.gain is None:
         return None
     value = exp(pair.gain - by_price)
@@ -211,12 +211,12 @@ def _ratio(pair: _Pair, limits: tuple[float, float] | None, *, by_price: float) 
 
 
 def exp(logarithm: float) -> float:
-    """Return e to the power, at most e^700 or its inverse: absurd numbers in a file are no bug of ours."""
+    """Return e to the power, clipped to e^700 and its inverse, since a file may hold absurd numbers."""
     return math.exp(max(-700.0, min(logarithm, 700.0)))
 
 
 def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
-    """Return the verdict, why it is no better one, and how many more rounds would settle it."""
+    """Return the verdict, the reasons, and how many more rounds would settle it."""
     if pair.row.is_barred:
         return NOT_RANKED, pair.row.bars, None
     if pair.gain is None:
@@ -243,7 +243,7 @@ def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
 
 
 def _of_plan(looked: Looked | None) -> Iterator[str]:
-    """Yield which round of a plan settled it."""
+    """Yield the round of the plan that settled it."""
     if looked is None:
         return
     if looked.contradicted:
@@ -257,7 +257,7 @@ def _of_plan(looked: Looked | None) -> Iterator[str]:
 
 
 def _of_method(pair: _Pair) -> Iterator[str]:
-    """Yield what the interval allows for."""
+    """Yield notes on what the interval allows for."""
     difference = pair.difference
     if difference is None:
         return
@@ -313,7 +313,7 @@ def _why_no_interval(group: Group) -> str:
 
 
 def _of_validity(item: PricedGroup) -> Iterator[str]:
-    """Yield what is unknown of the row's numerics and convergence, and what is disregarded."""
+    """Yield what is unknown about the row's numerics and convergence, and which failures are disregarded."""
     if item.unverified:
         for failure in item.validity.failures:
             yield Note(f"ranked all the same (--allow-unverified): {failure}", NoteKind.BAR)
