@@ -25,7 +25,7 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.finish import finish_attempt
 from fastlaunch.lifecycle.launcher import Submission
-from fastlaunch.lifecycle.resume import Resumable, left_runs, resumable, slow_checkpoint
+from fastlaunch.lifecycle.resume import Resumable, jobs_of, left_runs, resumable, slow_checkpoint
 from fastlaunch.lifecycle.sight import look
 from fastlaunch.lifecycle.world import World as RealWorld
 
@@ -170,7 +170,7 @@ def test_only_places_with_its_checkpoints_are_tried(world: World) -> None:
     world.clock.moment += timedelta(hours=5)
     plan = plan_of(world, run)
     assert [each.zone for each in plan.placements] == ["us-east-1a", "us-east-1b"]
-    assert plan.jobs_at(B)[run.id] == replace(job(), image=B.image, region="us-east-1")
+    assert jobs_of([run])(B)[run.id] == replace(job(), image=B.image, region="us-east-1")
     assert (plan.checkpoint, plan.minutes_left) == ("step-00000020.pt", 90)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
-from fastlaunch.core.conventions import MAX_REPLACEMENTS, MIN_MINUTES
+from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.data import read, to_data
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
@@ -36,7 +36,7 @@ from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, n
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
 from fastlaunch.lifecycle.display import AttemptDisplay, Display, ShownRun
 from fastlaunch.lifecycle.finish import held_runs, settle_run
-from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, LocalRunner, newest_checkpoint
+from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, LocalRunner
 from fastlaunch.lifecycle.monitor import AttemptMonitor
 from fastlaunch.lifecycle.provision import Provisioner
 from fastlaunch.lifecycle.reconcile import reconcile
@@ -46,6 +46,7 @@ from fastlaunch.lifecycle.resume import (
     has_begun,
     is_too_soon,
     is_undone,
+    jobs_of,
     left_runs,
     resumable,
     root_of,
@@ -75,6 +76,22 @@ class Submission:
     verdicts: Verdicts | None = None
     #: Instead of verdicts: what leaves out runs before they begin, the first ones too.
     elimination: Elimination | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Runs in the ledger to carry out, just added or reopened."""
+
+    run_ids: Sequence[str]
+    #: Where on AWS, in the order to try; empty on this machine.
+    sites: Sequence[Site]
+    #: The jobs by run id, as they are at a site.
+    jobs_at: Callable[[Site], Mapping[str, Job]]
+    options: Options
+    #: What leaves out runs that are not needed; None if all are to be done.
+    looks: PlannedLooks | None = None
+    #: An attempt at the runs that lives, to be followed first.
+    under_way: Attempt | None = None
 
 
 @dataclass(kw_only=True)
@@ -113,7 +130,7 @@ class Launcher:
         """
         check_timers(self.settings, submission.placements, account_timer=submission.options.account_timer)
         for site in submission.placements[:1]:
-            # A login that has expired is told before anything is stored.
+            # An expired login is an error before anything is stored.
             self.cloud_backends[site.backend].aws.identity()
         submission_id = self.ledger.add_submission(
             command, adds_to=submission.options.add_to, sweep=sweep, part=part
@@ -124,52 +141,43 @@ class Launcher:
 
         with self._launching(submission_id):
             run_ids = self._add_rows(submission_id, replace(submission, jobs_at=jobs_at))
-            looks = self._looks(submission, run_ids)
-            if submission.placements:
-                self._run_on_aws(
-                    self._needed(run_ids, looks),
-                    submission.placements,
-                    lambda site: dict(zip(run_ids, jobs_at(site), strict=True)),
-                    submission.options,
-                    looks=looks,
+            self._carry_out(
+                _Work(
+                    run_ids=run_ids,
+                    sites=submission.placements,
+                    jobs_at=lambda site: dict(zip(run_ids, jobs_at(site), strict=True)),
+                    options=submission.options,
+                    looks=self._looks(submission, run_ids),
                 )
-            else:
-                self._run_here(run_ids, jobs_at(None), looks)
+            )
         return self.ledger.select(submission=submission_id)
 
     def complete(self, submission_id: str, submission: Submission) -> list[Run]:
-        """Return the runs of a submission whose launcher was killed or stopped, after doing what was left.
+        """Do what is left of a submission whose launcher was killed or stopped, and return its runs.
 
-        What is under way is followed. Runs that ended before they were done go on, or begin again, in the
-        places and minutes that the ledger has. submission: how; of what to do and where nothing is read.
+        An attempt under way is followed. Runs that ended before they were done go on, or begin again, at the
+        sites and within the minutes in the ledger. submission: only its options and looks are used.
         """
-        runs = self._seen_elsewhere(submission_id)
+        runs = self._wait_for_others(submission_id)
         run_ids, attempts = [run.id for run in runs], self._attempts_of(runs)
-        specs = {run.id: run.job for run in runs}
-        placements = tuple(read(Site, site, "site") for site in self.ledger.sites_of(submission_id))
-        looks = self._looks(submission, run_ids)
-        follow = partial(
-            self._run_on_aws,
-            jobs_at=lambda at: {
-                run_id: replace(spec, region=at.region, image=at.image) for run_id, spec in specs.items()
-            },
+        work = _Work(
+            run_ids=run_ids,
+            sites=tuple(read(Site, site, "site") for site in self.ledger.sites_of(submission_id)),
+            jobs_at=jobs_of(runs),
             options=replace(submission.options, detach=False),
-            looks=looks,
+            looks=self._looks(submission, run_ids),
         )
         with self._launching(submission_id):
-            if placements and attempts and attempts[-1].ended_at is None:
-                follow(attempts[-1].run_ids, placements, under_way=attempts[-1])
-            undone = [] if self.stop.by else self._needed(self._reopen_undone(run_ids), looks)
-            if undone and placements:
-                started = [attempt for attempt in self.ledger.attempts_of(undone[0]) if attempt.handle]
-                follow(undone, self._placements_to_go_on(placements, started[-1]) if started else placements)
-            elif undone:
-                self._run_here(run_ids, list(specs.values()), looks)
+            if work.sites and attempts and attempts[-1].ended_at is None:
+                self._carry_out(replace(work, run_ids=attempts[-1].run_ids, under_way=attempts[-1]))
+            if not self.stop.by and (undone := self._reopen_undone(run_ids)):
+                # On this machine the runs that are done still count where runs are numbered.
+                self._carry_out(replace(work, run_ids=undone) if work.sites else work)
         return self.ledger.select(submission=submission_id)
 
-    def _seen_elsewhere(self, submission_id: str) -> list[Run]:
-        """Return the runs once it is known of each whether it lives; on this machine, once none does."""
-        told: set[str] = set()
+    def _wait_for_others(self, submission_id: str) -> list[Run]:
+        """Return the runs once it is known whether each of them lives; on this machine, once none does."""
+        reported: set[str] = set()
         while True:
             reconcile(self.ledger, cast(Mapping[str, Backend], self.backends), self.settings)
             runs = self.ledger.select(submission=submission_id)
@@ -182,16 +190,18 @@ class Launcher:
                 }
             else:
                 waits_for = {
-                    each.run_ids[0]: f"attempt {each.token} in {each.region}: {each.reason}; waiting for that"
-                    for each in self._attempts_of(runs)
-                    if each.handle is None and each.ended_at is None
+                    attempt.run_ids[0]: (
+                        f"attempt {attempt.token} in {attempt.region}: {attempt.reason}; waiting for that"
+                    )
+                    for attempt in self._attempts_of(runs)
+                    if attempt.handle is None and attempt.ended_at is None
                 }
             if not waits_for or self.stop.by:
                 return runs
-            for run_id, what in waits_for.items():
-                if what not in told:
-                    self.report(f"{what}. To end it: fastlaunch cancel {run_id}")
-                told.add(what)
+            for run_id, line in waits_for.items():
+                if line not in reported:
+                    self.report(f"{line}. To end it: fastlaunch cancel {run_id}")
+                reported.add(line)
             if is_local:
                 self.sleep(LOOK_INTERVAL_S)
             else:
@@ -199,7 +209,7 @@ class Launcher:
 
     def _attempts_of(self, runs: Sequence[Run]) -> list[Attempt]:
         """Return the attempts at any of the runs, oldest first."""
-        attempts = {each.id: each for run in runs for each in self.ledger.attempts_of(run.id)}
+        attempts = {attempt.id: attempt for run in runs for attempt in self.ledger.attempts_of(run.id)}
         return [attempts[id] for id in sorted(attempts)]
 
     def _reopen_undone(self, run_ids: Sequence[str]) -> list[str]:
@@ -217,36 +227,21 @@ class Launcher:
     def resume(self, run: Run, *, detach: bool = False, account_timer: bool = True) -> Run:
         """Return the run after another attempt from its last checkpoint, in the minutes that are left.
 
-        detach, account_timer: see `Options`. Raises UserError where that is impossible; see `resumable`,
-        and `newest_checkpoint` for a run of this machine.
+        detach, account_timer: see `Options`. Raises UserError where that is impossible; see `resumable`.
         """
-        if run.backend == "local":
-            return self._resume_here(run)
         plan = self._resumable(run, account_timer=account_timer)
+        options = Options(max_minutes=plan.max_minutes, detach=detach, account_timer=account_timer)
         with self._launching(run.submission_id):
             with self.ledger.transaction():
                 if not self.ledger.reopen(run.id, f"resumed from {plan.origin}"):
                     raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
                 # The user has taken over; other runs would spend the same minutes again.
                 siblings = self.ledger.select(submission=run.submission_id)
-                self.ledger.set_goes_on([each.id for each in siblings], None)
-                if detach and run.backend == "ec2":
-                    self.ledger.set_goes_on([run.id], {"account_timer": account_timer})
-            self._run_on_aws(
-                [run.id],
-                plan.placements,
-                plan.jobs_at,
-                Options(max_minutes=plan.max_minutes, detach=detach, account_timer=account_timer),
+                self.ledger.set_goes_on([sibling.id for sibling in siblings], None)
+                self._agree(run.id, run.backend, options)
+            self._carry_out(
+                _Work(run_ids=[run.id], sites=plan.placements, jobs_at=jobs_of([run]), options=options)
             )
-        return self.ledger.get(run.id)
-
-    def _resume_here(self, run: Run) -> Run:
-        checkpoint = newest_checkpoint(run, self.ledger)
-        with self._launching(run.submission_id):
-            if not self.ledger.reopen(run.id, f"resumed from {checkpoint}"):
-                raise UserError(f"run {run.id} is {self.ledger.get(run.id).state} by now")
-            with self._settling([run.id]):
-                self._local_runner().run(run.id, run.recipe, is_resumed=True)
         return self.ledger.get(run.id)
 
     def go_on(self) -> bool:
@@ -277,15 +272,13 @@ class Launcher:
     def _go_on(self, runs: Sequence[Run]) -> None:
         """Go on with the runs that one attempt left, unless another command does so meanwhile."""
         first, run_ids = runs[0], [run.id for run in runs]
-        agreed = self.ledger.goes_on().get(first.id, {})
-        account_timer = bool(agreed.get("account_timer", True))
-        max_replacements = int(agreed.get("max_replacements", MAX_REPLACEMENTS))
+        agreed = Options(**self.ledger.goes_on().get(first.id, {}), detach=True)
         attempts = [attempt for attempt in self.ledger.attempts_of(first.id) if attempt.handle]
-        why, num_faulty = attempts[-1].reason, sum(each.ending is Ending.FAULTY_GPU for each in attempts)
+        why, max_replacements = attempts[-1].reason, agreed.max_replacements
+        num_faulty = sum(attempt.ending is Ending.FAULTY_GPU for attempt in attempts)
         if attempts[-1].ending is Ending.FAULTY_GPU and num_faulty > max_replacements:
             raise UserError(f"{why}; --max-replacements {max_replacements} allows no other")
-        plan = self._resumable(first, account_timer=account_timer)
-        specs = {run.id: run.job for run in runs}
+        plan = self._resumable(first, account_timer=agreed.account_timer)
         with self._launching(first.submission_id):
             with self.ledger.transaction():
                 # Another command may have gone on with them, or cancelled them, before this one got the lock.
@@ -297,22 +290,25 @@ class Launcher:
                 f"{', '.join(run_ids)}: {why}: going on from {plan.origin}, with {plan.minutes_left} minutes "
                 "left of what was submitted"
             )
-            self._run_on_aws(
-                run_ids,
-                plan.placements,
-                lambda at: {
-                    run_id: replace(spec, region=at.region, image=at.image) for run_id, spec in specs.items()
-                },
-                Options(max_minutes=plan.max_minutes, detach=True, account_timer=account_timer),
+            options = replace(agreed, max_minutes=plan.max_minutes)
+            self._carry_out(
+                _Work(run_ids=run_ids, sites=plan.placements, jobs_at=jobs_of(runs), options=options)
             )
 
     def _resumable(self, run: Run, *, account_timer: bool) -> Resumable:
         """Return how the run would be resumed. Raises UserError's kinds where that is impossible."""
         plan = resumable(run, backends=self.cloud_backends, ledger=self.ledger)
-        check_timers(self.settings, plan.placements, account_timer=account_timer)
-        attempt = self.ledger.attempts_of(run.id)[-1]
-        check_account(attempt, self._backend(attempt).aws.identity())
+        if plan.placements:
+            check_timers(self.settings, plan.placements, account_timer=account_timer)
+            attempt = self.ledger.attempts_of(run.id)[-1]
+            check_account(attempt, self._backend(attempt).aws.identity())
         return plan
+
+    def _agree(self, run_id: str, backend: str, options: Options) -> None:
+        """Note on what terms `go_on` goes on with a run that nobody will follow."""
+        if options.detach and backend == "ec2":
+            terms = {"account_timer": options.account_timer, "max_replacements": options.max_replacements}
+            self.ledger.set_goes_on([run_id], terms)
 
     @cached_property
     def advice(self) -> Advice:
@@ -383,20 +379,8 @@ class Launcher:
                     backend=backend,
                     directory=Path(directory),
                 )
-                if submission.options.detach and backend == "ec2":
-                    agreed = {
-                        "account_timer": submission.options.account_timer,
-                        "max_replacements": submission.options.max_replacements,
-                    }
-                    self.ledger.set_goes_on([run_id], agreed)
+                self._agree(run_id, backend, submission.options)
         return run_ids
-
-    def _needed(self, run_ids: Sequence[str], looks: PlannedLooks | None) -> list[str]:
-        """Cancel the runs that need no machine by what is known before there is one; return the others."""
-        unneeded = looks.unneeded() if looks and looks.elimination else {}
-        for run_id in unneeded:
-            self.ledger.set_state(run_id, RunState.CANCELLED, unneeded[run_id], ending=Ending.NOT_NEEDED)
-        return [run_id for run_id in run_ids if run_id not in unneeded]
 
     def _looks(self, submission: Submission, run_ids: Sequence[str]) -> PlannedLooks | None:
         if submission.verdicts is None and submission.elimination is None:
@@ -411,30 +395,16 @@ class Launcher:
             advice=self.advice,
         )
 
-    def _run_here(self, run_ids: Sequence[str], jobs: Sequence[Job], looks: PlannedLooks | None) -> None:
-        """Run the jobs one after another; a job whose like failed is not tried again."""
-        runner = self._local_runner()
-        with self._settling(run_ids):
-            for run_id, job, label in zip(run_ids, jobs, _labels(jobs), strict=True):
-                if self.stop.by:
-                    return
-                for unneeded, why in (looks.unneeded() if looks else {}).items():
-                    self.ledger.set_state(unneeded, RunState.CANCELLED, why, ending=Ending.NOT_NEEDED)
-                # Another command may have cancelled and removed it while it waited for its turn.
-                if not self.ledger.existing([run_id]) or self.ledger.get(run_id).state.is_final:
-                    continue
-                is_resumed = bool(self.ledger.attempts_of(run_id))
-                if runner.run(run_id, label, is_resumed=is_resumed) in (RunState.FAILED, RunState.LOST):
-                    why = f"an earlier run of this {'variant' if job.script else 'recipe'} failed"
-                    of_jobs = zip(run_ids, jobs, strict=True)
-                    alike = [other for other, of in of_jobs if of.without_seed == job.without_seed]
-                    for other in self.ledger.existing(alike):
-                        self.ledger.set_state(other, RunState.CANCELLED, why, ending=Ending.EARLIER_FAILED)
-            if looks:
-                looks.unneeded()
+    def _carry_out(self, work: _Work) -> None:
+        """Start the runs, and follow them unless they are detached. The caller holds the launcher's lock."""
+        if work.sites:
+            self._run_on_aws(work)
+        else:
+            self._run_here(work.run_ids, work.looks)
 
-    def _local_runner(self) -> LocalRunner:
-        return LocalRunner(
+    def _run_here(self, run_ids: Sequence[str], looks: PlannedLooks | None) -> None:
+        """Run the jobs one after another; a job whose like failed is not tried again."""
+        runner = LocalRunner(
             backend=cast(Backend, self.backends["local"]),
             ledger=self.ledger,
             display=self.display,
@@ -444,27 +414,47 @@ class Launcher:
             home=self.settings.home.absolute(),
             report=self.report,
         )
+        jobs = {run_id: self.ledger.get(run_id).job for run_id in run_ids}
+        with self._settling(run_ids):
+            for (run_id, job), label in zip(jobs.items(), _labels([*jobs.values()]), strict=True):
+                if self.stop.by:
+                    return
+                self._cancel_unneeded(looks)
+                # Another command may have cancelled and removed it while it waited for its turn.
+                if not self.ledger.existing([run_id]) or self.ledger.get(run_id).state.is_final:
+                    continue
+                is_resumed = bool(self.ledger.attempts_of(run_id))
+                if runner.run(run_id, label, is_resumed=is_resumed) in (RunState.FAILED, RunState.LOST):
+                    why = f"an earlier run of this {'variant' if job.script else 'recipe'} failed"
+                    alike = [id for id, other in jobs.items() if other.without_seed == job.without_seed]
+                    for other_id in self.ledger.existing(alike):
+                        self.ledger.set_state(other_id, RunState.CANCELLED, why, ending=Ending.EARLIER_FAILED)
+            if looks:
+                looks.unneeded()
 
-    def _run_on_aws(
-        self,
-        run_ids: Sequence[str],
-        placements: Sequence[Site],
-        jobs_at: Callable[[Site], Mapping[str, Job]],
-        options: Options,
-        *,
-        looks: PlannedLooks | None = None,
-        under_way: Attempt | None = None,
-    ) -> None:
+    def _cancel_unneeded(self, looks: PlannedLooks | None) -> set[str]:
+        """Cancel the runs that need not begin; return their ids."""
+        unneeded = looks.unneeded() if looks else {}
+        for run_id, why in unneeded.items():
+            self.ledger.set_state(run_id, RunState.CANCELLED, why, ending=Ending.NOT_NEEDED)
+        return {*unneeded}
+
+    def _run_on_aws(self, work: _Work) -> None:
         """Start and follow attempts until no run is left that another attempt could go on with.
 
-        All share the minutes of the options, and so the ceiling. under_way: the first attempt, if it lives.
+        All share the minutes of the options, and so the ceiling.
         """
+        run_ids, sites, options, looks = work.run_ids, work.sites, work.options, work.looks
+        under_way = work.under_way
+        if under_way is None and looks and looks.elimination:
+            unneeded = self._cancel_unneeded(looks)
+            run_ids = [run_id for run_id in run_ids if run_id not in unneeded]
         remaining, provisioner = tuple(run_ids), self._provisioner()
         result, num_faulty = None, 0
         with self._settling(run_ids) as leftover:
             while remaining:
                 earlier = self.ledger.attempts_of(remaining[0])
-                used = minutes_used(earlier, self.cloud_backends[placements[0].backend].now())
+                used = minutes_used(earlier, self.cloud_backends[sites[0].backend].now())
                 if under_way is None and used and options.max_minutes - used < MIN_MINUTES:
                     minutes = f"{max(0, options.max_minutes - used):.0f} minutes"
                     ended = result.reason if result else earlier[-1].reason
@@ -472,11 +462,12 @@ class Launcher:
                     self.report(f"{leftover.why}: not resumed")
                     return
                 if under_way:
-                    attempt, site, under_way = under_way, _place_of(under_way, placements), None
+                    attempt, site, under_way = under_way, _site_of(under_way, sites), None
                 else:
+                    sites = self._sites_to_go_on(sites, earlier)
                     started = provisioner.place(
-                        placements,
-                        lambda at, those=remaining: {run_id: jobs_at(at)[run_id] for run_id in those},  # type: ignore[misc]
+                        sites,
+                        lambda at, ids=remaining: {run_id: work.jobs_at(at)[run_id] for run_id in ids},  # type: ignore[misc]
                         max_minutes=int(options.max_minutes - used),
                         root=root_of(earlier),
                     )
@@ -503,13 +494,13 @@ class Launcher:
                     # From the first site again: there may be capacity by now.
                     provisioner = self._provisioner()
                     self.report(f"{result.reason}: going on, on another, from the last checkpoint")
-                placements = self._placements_to_go_on(placements, attempt)
 
-    def _placements_to_go_on(self, placements: Sequence[Site], attempt: Attempt) -> Sequence[Site]:
-        """Return all placements; once a run has begun, only those with its checkpoints and instance type."""
-        if not has_begun(attempt, self.settings.home):
-            return placements
-        return [site for site in placements if can_go_on(attempt, site)]
+    def _sites_to_go_on(self, sites: Sequence[Site], attempts: Sequence[Attempt]) -> Sequence[Site]:
+        """Return all sites; once a run has begun, only those with its checkpoints and instance type."""
+        last = next((attempt for attempt in reversed(attempts) if attempt.handle), None)
+        if last is None or not has_begun(last, self.settings.home):
+            return sites
+        return [site for site in sites if can_go_on(last, site)]
 
     def _backend(self, attempt: Attempt) -> CloudBackend:
         return self.cloud_backends[attempt.backend]
@@ -588,13 +579,11 @@ class Launcher:
         return True
 
 
-def _place_of(attempt: Attempt, placements: Sequence[Site]) -> Site:
+def _site_of(attempt: Attempt, sites: Sequence[Site]) -> Site:
     """Return the site that the attempt was started at."""
-    fits = (
-        each for each in placements if (each.instance.name, each.region) == (attempt.instance, attempt.region)
-    )
-    at = list(fits) or list(placements)
-    return next((each for each in at if each.zone == attempt.zone), at[0])
+    where = (attempt.instance, attempt.region)
+    alike = [site for site in sites if (site.instance.name, site.region) == where] or sites
+    return next((site for site in alike if site.zone == attempt.zone), alike[0])
 
 
 def check_home(home: Path) -> None:

@@ -21,7 +21,7 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints
-from fastlaunch.lifecycle.local import check_has_stopped
+from fastlaunch.lifecycle.local import check_has_stopped, newest_checkpoint
 
 #: A part of the two minutes between EC2's notice and its end: the rest is for the step under way and the
 #: upload.
@@ -44,17 +44,16 @@ _CONSEQUENCES = {
 class Resumable:
     """How another attempt can go on with a run."""
 
-    placements: tuple[Site, ...]
-    #: The job by run id, as it is at a site.
-    jobs_at: Callable[[Site], Mapping[str, Job]]
-    #: Machines that it takes.
-    num_nodes: int
-    #: Over all attempts, and what is left of it.
-    max_minutes: int
-    minutes_left: int
     #: Name of the one that it goes on from; None where there was none before a machine was found faulty, or
     #: a script's was taken.
     checkpoint: str | None
+    #: Where on AWS; empty on this machine, which has no limit either.
+    placements: tuple[Site, ...] = ()
+    #: Machines that it takes.
+    num_nodes: int = 1
+    #: Over all attempts, and what is left of it.
+    max_minutes: int = 0
+    minutes_left: int = 0
 
     @property
     def origin(self) -> str:
@@ -64,6 +63,8 @@ class Resumable:
 
 def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger) -> Resumable:
     """Return what it takes to go on with `run`. Raises UserError if that is impossible."""
+    if run.backend == "local":
+        return Resumable(checkpoint=newest_checkpoint(run, ledger))
     if run.backend not in backends or run.spec is None:
         raise UserError(f"run {run.id} was imported", "submit it again")
     check_has_stopped(run, ledger)
@@ -102,12 +103,22 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         )
     return Resumable(
         placements=placements,
-        jobs_at=lambda site: {run.id: replace(spec, region=site.region, image=site.image)},
         num_nodes=spec.num_nodes,
         max_minutes=limit,
         minutes_left=minutes,
         checkpoint=newest.rpartition("/")[2] if newest else None,
     )
+
+
+def jobs_of(runs: Iterable[Run]) -> Callable[[Site], dict[str, Job]]:
+    """Return a function of a site that gives the runs' jobs there, by run id.
+
+    The site has the instance type that the jobs were planned for.
+    """
+    jobs = {run.id: run.job for run in runs}
+    return lambda site: {
+        run_id: replace(job, region=site.region, image=site.image) for run_id, job in jobs.items()
+    }
 
 
 def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
