@@ -40,7 +40,7 @@ def test_a_plain_run(world: World) -> None:
     assert (world.home / "runs" / run.id / "node-a1.log").read_text() == "pulling the image\n"
     shown = world.shown.getvalue()
     assert "p5.48xlarge in us-east-1: pending" in shown
-    assert "instance i-0001 in us-east-1: booting" in shown
+    assert "instance i-0001 in us-east-1: waiting for the machine to boot" in shown
     assert "step 40/40" in shown and shown.rstrip().endswith("bf16: completed")
 
 

@@ -15,14 +15,19 @@ _TORCHRUN = re.compile(
 _MAX_BYTES = 2**18
 
 
-def telling_lines(directory: Path, *, num_lines: int) -> list[str]:
-    """Return the last lines that the job itself printed; empty if there is no log."""
+def tail(path: Path) -> list[str]:
+    """Return the lines at the end of a log, which may be large; empty if there is no log."""
     try:
-        with (directory / LOG).open("rb") as log:
+        with path.open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - _MAX_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+            return log.read().decode(errors="replace").splitlines()
     except OSError:
         return []
+
+
+def telling_lines(directory: Path, *, num_lines: int) -> list[str]:
+    """Return the last lines that the job itself printed; empty if there is no log."""
+    lines = tail(directory / LOG)
     end = next((number for number, line in enumerate(lines) if _TORCHRUN.match(line)), len(lines))
     return (lines[:end] or lines)[-num_lines:]
 

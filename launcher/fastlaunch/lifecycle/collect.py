@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import merged
 from fastlaunch.backends.protocol import SERVICES, CloudBackend
-from fastlaunch.core.log_file import LOG
+from fastlaunch.core.log_file import LOG, tail
+from fastlaunch.core.terminal import printable
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
@@ -188,9 +189,10 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path, progress: Progress 
         return describe(progress) if progress else "starting"
     if kept.status is not None:
         return "its machine is shutting down"
-    if any(s3_sync.record_paths(home, other) for other in last.run_ids if other != run.id):
+    if any(has_record(other, last, home) for other in last.run_ids if other != run.id):
         return "waiting for its turn on the machine"
-    return "pulling the image and starting"
+    lines = (line.strip() for line in reversed(tail(s3_sync.node_log_path(home, last.token))))
+    return next((printable(line[:100]) for line in lines if line), "pulling the image and starting")
 
 
 def has_record(run_id: str, attempt: Attempt, home: Path) -> bool:

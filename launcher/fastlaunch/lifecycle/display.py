@@ -5,18 +5,15 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from fastlaunch.backends import s3_sync
-from fastlaunch.backends.protocol import AttemptStatus
 from fastlaunch.core.terminal import printable, raw_output, report_line
 from fastlaunch.core.units import rounded
-from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.records import (
     BUILD_CHECKS,
@@ -31,9 +28,6 @@ from fastlaunch_train.records.records import (
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-
-#: So much of the end of the node's own log is read for its last line.
-_MAX_BYTES = 2**14
 
 #: Samples/s and the time left come from so many of the last blocks, of about a second each.
 _NUM_BLOCKS = 10
@@ -308,87 +302,3 @@ def _clock_time(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownRun:
-    """A run to show, under its label. num_steps: None where only its record will tell."""
-
-    id: str
-    label: str
-    num_steps: int | None
-
-
-@dataclass(kw_only=True)
-class AttemptDisplay:
-    """Shows an attempt on `display` while it lasts."""
-
-    display: Display
-    home: Path
-    token: str
-    runs: Sequence[ShownRun]
-    #: The machine's type, and where it is asked for.
-    place: str
-    #: The name that AWS gave it.
-    machine: str
-    #: The run that is shown.
-    current: ShownRun = field(init=False)
-    _tail: RecordTail = field(init=False)
-
-    def start(self) -> None:
-        """Show the first run."""
-        self._show_start(self.runs[0])
-
-    def update(self, aws_status: AttemptStatus, synced: s3_sync.SyncResult) -> None:
-        """Show what is known now, by AWS and by what was synced."""
-        for run in self.runs[self.runs.index(self.current) + 1 :]:
-            if self._has_begun(run, synced):
-                self.finish(self._ended_as(self.current, synced))
-                self._show_start(run)
-        # What lies here of earlier attempts is not this one's progress.
-        progress = self._tail.read() if self._has_begun(self.current, synced) else None
-        if progress is None:
-            stage = self._stage(aws_status, synced)
-            progress = Progress(step=0, num_steps=self.current.num_steps or 0, phase=stage)
-        self.display.show(progress)
-
-    def finish(self, outcome: str) -> None:
-        """Show that the run that is shown has ended, and how."""
-        self.display.finish(outcome)
-
-    def _show_start(self, run: ShownRun) -> None:
-        self.current, self._tail = run, RecordTail(s3_sync.run_folder(self.home, run.id))
-        self.display.start(run.label, run.num_steps)
-
-    def _records(self, run: ShownRun, synced: s3_sync.SyncResult) -> list[Path]:
-        """Return the run's records that are under the attempt's own output, and here."""
-        own = set(synced.files)
-        return [path for path in s3_sync.record_paths(self.home, run.id) if path in own]
-
-    def _has_begun(self, run: ShownRun, synced: s3_sync.SyncResult) -> bool:
-        return any(path.name.startswith("rank-00000-") for path in self._records(run, synced))
-
-    def _ended_as(self, run: ShownRun, synced: s3_sync.SyncResult) -> str:
-        """Return how a run ended by its records; the node's word comes later."""
-        records, _ = read_records(self._records(run, synced))
-        return str(outcome_of(records).state) if records else "ended without a record"
-
-    def _stage(self, aws_status: AttemptStatus, synced: s3_sync.SyncResult) -> str:
-        if not aws_status.is_seen or (aws_status.is_live and not aws_status.is_up):
-            return f"{self.place}: {aws_status.detail or 'pending'}"
-        if not aws_status.is_live:
-            return f"{self.machine}: {aws_status.detail or 'shutting down'}"
-        if synced.boot is None:
-            return f"{self.machine}: booting"
-        line = _last_line(s3_sync.node_log_path(self.home, self.token))
-        return f"{self.machine}: {line or 'booted'}"
-
-
-def _last_line(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _MAX_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((line.strip()[:100] for line in reversed(lines) if line.strip()), None)

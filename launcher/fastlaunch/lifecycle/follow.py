@@ -199,7 +199,7 @@ def in_thread(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
 class Follower:
     """Follows runs in the ledger. Only `go_on` starts anything, and only what has ended in the ledger ends.
 
-    choose: returns the runs; those it once returned stay. fetch: brings home what these runs have uploaded,
+    choose: returns the runs; every run it once returned stays. fetch: downloads what these runs uploaded,
     over a ledger that may be another thread's; see `fetch_unfollowed`. go_on: goes on with runs whose machine
     AWS took; returns whether any still waits for one. local_gpu_use: of this machine's GPUs, from 0 to 1.
     """
@@ -274,7 +274,10 @@ class Follower:
         attempts = {run.id: self.ledger.attempts_of(run.id) for run in runs}
         unfinished = {run.id for run in runs if not run.state.is_final}
         machines = {
-            each.id: each for some in attempts.values() for each in some if each.backend in CLOUD_BACKENDS
+            attempt.id: attempt
+            for attempts_of_run in attempts.values()
+            for attempt in attempts_of_run
+            if attempt.backend in CLOUD_BACKENDS
         }
         return View(
             now=now,

@@ -34,10 +34,10 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
-from fastlaunch.lifecycle.display import AttemptDisplay, Display, ShownRun
+from fastlaunch.lifecycle.display import Display
 from fastlaunch.lifecycle.finish import held_runs, settle_run
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, LocalRunner
-from fastlaunch.lifecycle.monitor import AttemptMonitor
+from fastlaunch.lifecycle.monitor import AttemptDisplay, AttemptMonitor
 from fastlaunch.lifecycle.provision import Provisioner
 from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.resume import (
@@ -518,12 +518,8 @@ class Launcher:
         self, attempt: Attempt, run_ids: Sequence[str], looks: PlannedLooks | None
     ) -> AttemptMonitor:
         backend = self._backend(attempt)
-        specs = [self.ledger.get(run_id).job for run_id in run_ids]
-        shown = [
-            ShownRun(id=run_id, label=label, num_steps=spec.steps)
-            for run_id, spec, label in zip(run_ids, specs, _labels(specs), strict=True)
-            if run_id in attempt.run_ids
-        ]
+        runs = [self.ledger.get(run_id) for run_id in run_ids]
+        labels = dict(zip(run_ids, _labels([run.job for run in runs]), strict=True))
         return AttemptMonitor(
             attempt=attempt,
             backend=backend,
@@ -531,8 +527,9 @@ class Launcher:
             shown=AttemptDisplay(
                 display=self.display,
                 home=self.settings.home.absolute(),
-                token=attempt.token,
-                runs=shown,
+                attempt=attempt,
+                runs=[run for run in runs if run.id in attempt.run_ids],
+                labels=labels,
                 place=f"{_machines(attempt)} in {attempt.zone or attempt.region}",
                 machine=machine_of(attempt, backend),
             ),

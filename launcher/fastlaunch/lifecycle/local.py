@@ -22,7 +22,7 @@ from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch_train.node.protocol import CHECKPOINT
 
-#: Folder in a run's own, for what a script writes: its $FASTLAUNCH_OUTPUT.
+#: Subfolder of a run's folder for what a script writes: its $FASTLAUNCH_OUTPUT.
 OUTPUT = "output"
 #: Between two looks at a running job: at first, and once it has run for a second.
 _FIRST_LOOK_S, LOOK_INTERVAL_S = 0.02, 0.2
@@ -38,7 +38,7 @@ class LocalRunner:
     stop: StopRequest
     sleep: Callable[[float], None]
     advice: Advice
-    #: fastlaunch's own, which is no part of a script.
+    #: fastlaunch's home folder, which is no part of a script.
     home: Path
     #: Called with a line for the user.
     report: Callable[[str], None]
@@ -46,7 +46,7 @@ class LocalRunner:
     def run(self, run_id: str, label: str, *, is_resumed: bool = False) -> RunState:
         """Return the run's final state. Raises UserError, with the run failed, where it cannot be started.
 
-        is_resumed: it goes on from its last checkpoint; a script from what it finds in its output.
+        is_resumed: it goes on from its last checkpoint; a script, from its output folder.
         """
         run = self.ledger.get(run_id)
         assert run.plan is not None and run.spec is not None and run.directory is not None
@@ -80,7 +80,7 @@ class LocalRunner:
         return state
 
     def _with_contents(self, plan: Plan, run: Run) -> Plan:
-        """Return the plan that tells a script's run what it is now. Reports if it was edited meanwhile."""
+        """Return the plan with the script's contents as they are now. Reports if they changed meanwhile."""
         folder = plan.request.get("working_directory")
         runs = self.ledger.times_of_attempts("local")
         script = script_now(run.job, folder, home=self.home, runs=runs) if folder else None
@@ -90,9 +90,9 @@ class LocalRunner:
         if edited := edited_since(earlier, run.recipe, script):
             text = f"{edited} changed since the last such run: those from here on are another row"
             self.report(as_warning(text))
-        # A workload's commit is that of what trains it.
-        told = contents_environment(script if run.script else replace(script, commit=None))
-        environment = {**plan.request["env"], **told}
+        # A workload's commit is that of the code that trains it.
+        contents = contents_environment(script if run.script else replace(script, commit=None))
+        environment = {**plan.request["env"], **contents}
         return replace(plan, request={**plan.request, "env": environment})
 
     def _follow(self, handle: Mapping[str, Any], tail: RecordTail) -> None:
@@ -124,7 +124,7 @@ def _resuming(plan: Plan, *, number: str, is_script: bool) -> Plan:
 
 
 def newest_checkpoint(run: Run, ledger: Ledger) -> str:
-    """Return the name of the checkpoint that a run of this machine goes on from; of a script, its output's.
+    """Return the name of the checkpoint that a run of this machine goes on from; for a script, its output's.
 
     Raises UserError if it cannot go on.
     """

@@ -1,9 +1,10 @@
 """Follows an attempt on AWS until it has ended: brings home what it uploads, and ends what hangs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from fastlaunch.backends import s3_sync
@@ -12,17 +13,19 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import RunState
-from fastlaunch.ledger.ledger import Ledger
+from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.attempt_price import note_machines
+from fastlaunch.lifecycle.collect import doing, has_record
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
-from fastlaunch.lifecycle.display import AttemptDisplay
+from fastlaunch.lifecycle.display import Display, Progress, RecordTail
 from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt
 from fastlaunch.lifecycle.rounds import PlannedLooks
 from fastlaunch.lifecycle.sight import look
 from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.measure.outcome import outcome_of, read_records
 
 LOOK_INTERVAL_S = 10.0
 SYNC_INTERVAL = timedelta(seconds=20)
@@ -36,6 +39,60 @@ SHUTDOWN_WAIT = timedelta(minutes=1)
 _LOST_CONTACT = timedelta(minutes=30)
 #: Between two looks at `stop`.
 _PAUSE_S = 1.0
+
+
+@dataclass(kw_only=True)
+class AttemptDisplay:
+    """Shows the runs of an attempt, one after another."""
+
+    display: Display
+    home: Path
+    attempt: Attempt
+    #: In the order in which the machine does them, and how they are shown, by id.
+    runs: Sequence[Run]
+    labels: Mapping[str, str]
+    #: The machine's type and where it is requested; the name that AWS gave it.
+    place: str
+    machine: str
+    #: The run that is shown.
+    current: Run = field(init=False)
+    _tail: RecordTail = field(init=False)
+
+    def start(self) -> None:
+        """Show the first run."""
+        self._show_start(self.runs[0])
+
+    def update(self, aws_status: AttemptStatus) -> None:
+        """Show what is known now, by AWS and by what is here."""
+        for run in self.runs[self.runs.index(self.current) + 1 :]:
+            if has_record(run.id, self.attempt, self.home):
+                self.display.finish(self._outcome())
+                self._show_start(run)
+        # Records of earlier attempts are not this one's progress.
+        is_begun = has_record(self.current.id, self.attempt, self.home)
+        progress = self._tail.read() if is_begun else None
+        if progress is None:
+            num_steps, stage = self.current.job.steps or 0, self._stage(aws_status)
+            progress = Progress(step=0, num_steps=num_steps, phase=stage)
+        self.display.show(progress)
+
+    def _show_start(self, run: Run) -> None:
+        self.current, self._tail = run, RecordTail(s3_sync.run_folder(self.home, run.id))
+        self.display.start(self.labels[run.id], run.job.steps)
+
+    def _outcome(self) -> str:
+        """Return how the current run ended by its records; the node's last word comes later."""
+        if not has_record(self.current.id, self.attempt, self.home):
+            return "ended without a record"
+        records, _ = read_records(s3_sync.record_paths(self.home, self.current.id))
+        return str(outcome_of(records).state)
+
+    def _stage(self, aws_status: AttemptStatus) -> str:
+        if not aws_status.is_seen or (aws_status.is_live and not aws_status.is_up):
+            return f"{self.place}: {aws_status.detail or 'pending'}"
+        if not aws_status.is_live:
+            return f"{self.machine}: {aws_status.detail or 'shutting down'}"
+        return f"{self.machine}: {doing(self.current, [self.attempt], self.home, None)}"
 
 
 @dataclass(kw_only=True)
@@ -91,9 +148,9 @@ class AttemptMonitor:
         with self.advice.guard(PROGRESS):
             run_id = self.shown.current.id
             if run_id in result.left:
-                self.shown.finish("no capacity" if result.try_next else str(RunState.INTERRUPTED))
+                self.shown.display.finish("no capacity" if result.try_next else str(RunState.INTERRUPTED))
             elif self.ledger.existing([run_id]):
-                self.shown.finish(str(self.ledger.get(run_id).state))
+                self.shown.display.finish(str(self.ledger.get(run_id).state))
         return result
 
     def _finish(self, aws_status: AttemptStatus) -> AttemptResult:
@@ -131,7 +188,7 @@ class AttemptMonitor:
                 return last
             self._sync()
             with self.advice.guard(PROGRESS):
-                self.shown.update(last, self._synced)
+                self.shown.update(last)
             if self._is_down(last):
                 return last
             self._end_what_hangs(last)

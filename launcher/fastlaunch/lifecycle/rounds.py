@@ -41,7 +41,7 @@ class RowVerdict:
 NOT_NEEDED = "not needed: "
 #: Returns the verdict on each run's row, by the id of the run.
 Verdicts = Callable[[Sequence[Run]], Mapping[str, RowVerdict]]
-#: Returns which of the runs, some of which have ended, need not begin any more, each with why.
+#: Returns why a run need not begin any more, by the id of the run. Some of the runs have ended.
 Elimination = Callable[[Sequence[Run]], Mapping[str, str]]
 
 
@@ -62,15 +62,15 @@ class PlannedLooks:
     #: Whether every run has ended or is not needed.
     are_all_settled: bool = False
     _num_rounds: int = 0
-    _is_pace_told: bool = False
+    _is_pace_reported: bool = False
     _num_ended: int = -1
     _why: dict[str, str] = field(default_factory=dict)
     _ended: dict[str, Run] = field(default_factory=dict)
 
     def unneeded(self) -> dict[str, str]:
-        """Return the runs that have not ended and need not begin any more, each with why.
+        """Return the reason for each run that has not ended and is not needed any more, by run id.
 
-        None where that cannot be told.
+        Empty if that cannot be decided.
         """
         known = self.ledger.existing(self.run_ids)
         runs = [self.ledger.get(id) for id in self.run_ids if id in known]
@@ -92,8 +92,8 @@ class PlannedLooks:
         if num_ended > self._num_ended:
             self._num_ended = num_ended
             open_runs = {run.id: run for run in runs if not run.state.is_final}
-            found = elimination(runs)
-            added = {id: why for id, why in found.items() if id in open_runs and id not in self._why}
+            unneeded = elimination(runs)
+            added = {id: why for id, why in unneeded.items() if id in open_runs and id not in self._why}
             specs = {id: open_runs[id].job for id in added}
             rows = {specs[id].without_seed: why for id, why in added.items()}
             names = zip(names_apart(list(rows)), rows.values(), strict=True)
@@ -104,18 +104,18 @@ class PlannedLooks:
     def _look_at_rounds(self, runs: Sequence[Run]) -> None:
         specs = {run.id: run.job for run in runs}
         undone = [specs[run.id].round or 0 for run in _not_ended(runs)]
-        # Not those that were never begun, since one like them failed.
+        # A cancelled run never began: one like it failed.
         needed = [specs[run.id].round or 0 for run in runs if run.state is not RunState.CANCELLED]
         num_rounds = min(undone, default=1 + max(needed, default=0)) - 1
-        if num_rounds >= 1 and not self._is_pace_told:
-            self._is_pace_told = True
-            self._tell_pace([run for run in runs if specs[run.id].round == 1], _most_rounds(specs))
+        if num_rounds >= 1 and not self._is_pace_reported:
+            self._is_pace_reported = True
+            self._report_pace([run for run in runs if specs[run.id].round == 1], _most_rounds(specs))
         if num_rounds >= FIRST_LOOK and num_rounds > self._num_rounds:
             self._num_rounds = num_rounds
             self._look([run for run in runs if (specs[run.id].round or 0) <= num_rounds], specs)
 
-    def _tell_pace(self, first_round: Sequence[Run], most: int) -> None:
-        """Say how long all rounds take on this machine, if each takes as long as the first."""
+    def _report_pace(self, first_round: Sequence[Run], most: int) -> None:
+        """Report how long all rounds take on this machine at the pace of the first."""
         took_s = 0.0
         for run in (run for run in first_round if run.backend == "local"):
             for attempt in self.ledger.attempts_of(run.id):
@@ -130,34 +130,36 @@ class PlannedLooks:
         assert self.verdicts is not None
         verdicts: dict[Job, RowVerdict] = {}
         for id, verdict in self.verdicts([run for run in done if run.summary]).items():
-            # What an earlier submission ran is no job of this one.
+            # Runs of an earlier submission are no jobs of this one.
             if id in specs:
                 row = specs[id].without_seed
-                verdicts[row] = max(verdicts.get(row, verdict), verdict, key=lambda each: each.is_open)
+                verdicts[row] = max(
+                    verdicts.get(row, verdict), verdict, key=lambda row_verdict: row_verdict.is_open
+                )
         groups = {row: (row.workload, verdict.batch) for row, verdict in verdicts.items()}
         open_groups = {groups[row] for row, verdict in verdicts.items() if verdict.is_open}
         compared = {groups[row] for row, verdict in verdicts.items() if not verdict.is_baseline}
         after = f"after round {self._num_rounds} of at most {_most_rounds(specs)}"
-        found: dict[str, str] = {}
+        unneeded: dict[str, str] = {}
         for id, spec in specs.items():
-            own = verdicts.get(spec.without_seed)
-            if own is None or own.is_open:
+            settled = verdicts.get(spec.without_seed)
+            if settled is None or settled.is_open:
                 continue
             group = groups[spec.without_seed]
-            if own.is_baseline and group not in compared:
-                found[id] = f"{NOT_NEEDED}nothing is left to compare it with"
-            elif own.is_baseline and group not in open_groups:
-                found[id] = f"{NOT_NEEDED}{after} all others are settled"
-            elif not own.is_baseline:
-                found[id] = f"{NOT_NEEDED}{own.kind} {after}"
+            if settled.is_baseline and group not in compared:
+                unneeded[id] = f"{NOT_NEEDED}nothing is left to compare it with"
+            elif settled.is_baseline and group not in open_groups:
+                unneeded[id] = f"{NOT_NEEDED}{after} all others are settled"
+            elif not settled.is_baseline:
+                unneeded[id] = f"{NOT_NEEDED}{settled.kind} {after}"
         names = zip(verdicts.values(), names_apart(list(verdicts)), strict=True)
         parts = [f"{name} {verdict}" for verdict, name in names if not verdict.is_baseline]
         self.report(f"{after}: {'; '.join(parts) or 'nothing is left to compare'}")
-        # Why a run was not needed first is why it was left out.
-        self._why = found | self._why
+        # The first reason stays: by that one the run was left out.
+        self._why = unneeded | self._why
 
     def _as_recorded(self, run: Run) -> Run:
-        """Return a run on AWS with the state and summary that its records have by now."""
+        """Return the run; on AWS, with the state and summary by its records so far."""
         if run.state.is_final or run.backend == "local":
             return run
         if run.id not in self._ended:
@@ -175,6 +177,6 @@ def _most_rounds(specs: Mapping[str, Job]) -> int:
 
 
 def _not_ended(runs: Sequence[Run]) -> Iterator[Run]:
-    """Yield the runs that have not ended. One that left no end has, where a later one has."""
+    """Yield the runs that have not ended. A run without a recorded end has, if a later one has."""
     last = max((at for at, run in enumerate(runs) if run.summary), default=-1)
     return (run for at, run in enumerate(runs) if at > last and not run.state.is_final)
