@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastlaunch.analysis.pooling import STEP, Group, pool, run_times
-from fastlaunch.api.comparison import evidence_of, measured_run, measured_runs
 from fastlaunch.aws.errors import CloudRefused
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.core.errors import UserError
@@ -26,6 +25,7 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle import importer, sharing
 from fastlaunch.lifecycle.export import record_files
 from fastlaunch.lifecycle.importer import find_runs
+from fastlaunch.lifecycle.measured import evidence_of, measured_run, measured_runs
 from fastlaunch.lifecycle.series import series_of
 from fastlaunch.lifecycle.words import Words
 from fastlaunch.measure.summary import RunSummary

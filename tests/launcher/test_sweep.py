@@ -20,7 +20,6 @@ from test_rounds import settled_after
 
 from fastlaunch.analysis.compare import compare
 from fastlaunch.analysis.pricing import PriceRequest
-from fastlaunch.api.comparison import measured_run
 from fastlaunch.api.until_best import best_rows, until_best
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.errors import NoCapacity, UserError
@@ -33,6 +32,7 @@ from fastlaunch.ledger.db import LedgerFile
 from fastlaunch.ledger.ids import BATCH_SEARCH
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.lifecycle.launcher import Launcher, Submission
+from fastlaunch.lifecycle.measured import measured_run
 from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs

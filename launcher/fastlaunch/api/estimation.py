@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, Rate
     from fastlaunch.api.purchases import Market
-    from fastlaunch.api.rates import Known
     from fastlaunch.catalog.hardware import InstanceType
+    from fastlaunch.lifecycle.rates import Known
     from fastlaunch.measure.summary import Interval
     from fastlaunch_train.recipes.recipe import Recipe
 
@@ -160,8 +160,8 @@ def estimate(
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, label_of, precision_of, unit_of
     from fastlaunch.api.purchases import Market, read_assumptions
-    from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.lifecycle.rates import known_rows
     from fastlaunch_train.recipes.recipe import Recipe
     from fastlaunch_train.recipes.recipes import recipe_of
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Purchase
     from fastlaunch.analysis.rate import Origin
     from fastlaunch.api.purchases import Market
-    from fastlaunch.api.rates import Known
+    from fastlaunch.lifecycle.rates import Known
     from fastlaunch.measure.summary import RunSummary, Setup
     from fastlaunch_train.recipes.recipe import Recipe
 
@@ -103,8 +103,8 @@ def recommend(
     from fastlaunch.analysis.configurations import Scope
     from fastlaunch.analysis.rate import Origin
     from fastlaunch.api.purchases import Market, read_assumptions
-    from fastlaunch.api.rates import known_rows
     from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.lifecycle.rates import known_rows
 
     context = context or default_context()
     settings, today = context.settings, context.today

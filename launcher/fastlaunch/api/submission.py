@@ -1,17 +1,13 @@
 """`submit`: train a workload with a recipe, or run a script of the user's own, here or on AWS."""
 
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-from fastlaunch.api.expected import expected
 from fastlaunch.api.keywords import SubmitArguments
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.jobs.options import Options, arguments, command_line
 from fastlaunch.lifecycle import submit as lifecycle
 from fastlaunch.lifecycle.submit import DryRun
 from fastlaunch.lifecycle.world import World, default_context
-
-if TYPE_CHECKING:
-    from fastlaunch.lifecycle.rounds import Verdicts
 
 
 @overload
@@ -62,7 +58,7 @@ def submit(
     check_truths("submit", dry_run=dry_run, yes=yes)
     given = arguments(options, function="submit")
     world = context or default_context(command_line("submit", given))
-    done = lifecycle.submit(Options(**given), world, VIEWS, dry_run=dry_run, yes=yes)
+    done = lifecycle.submit(Options(**given), world, dry_run=dry_run, yes=yes)
     if isinstance(done, DryRun):
         return done
     runs, is_stopped = done
@@ -74,13 +70,3 @@ def check_truths(function: str, **given: Any) -> None:
     for name, value in given.items():
         if not isinstance(value, bool):
             raise TypeError(f"{function}(): {name} is {value!r}, and takes bool")
-
-
-def _verdicts(world: World, options: Options) -> "Verdicts | None":
-    from fastlaunch.api.comparison import looks_of
-
-    return looks_of(world, options) if options.until_resolved else None
-
-
-#: What analysis says of submissions.
-VIEWS = lifecycle.Views(expected=expected, verdicts=_verdicts)

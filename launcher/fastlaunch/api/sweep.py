@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from fastlaunch.api.compared import Swept
 from fastlaunch.api.keywords import SweepArguments
 from fastlaunch.api.results import Runs
-from fastlaunch.api.submission import VIEWS, check_truths
+from fastlaunch.api.submission import check_truths
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.jobs.options import Options, arguments, command_line
@@ -94,7 +94,7 @@ def sweep(
         stored = _stored(world, resume)
         given = arguments(stored.arguments, function="sweep")
         world = replace(world, argv=command_line("sweep", given))
-    plan, world = plan_sweep(Options(**given), world, VIEWS)
+    plan, world = plan_sweep(Options(**given), world)
     return plan if dry_run else _carry_out(world, plan, stored, given=given, yes=yes, announce=announce)
 
 
@@ -142,7 +142,7 @@ def _carry_out(
             world.report(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}")
             for submission in started.values():
                 report_edits(world, ledger.select(submission=submission), plan.scripts)
-        parts, refused = make_parts(plan, started, world, VIEWS)
+        parts, refused = make_parts(plan, started, world)
         for name, error in refused.items():
             world.report(f"left out: {name}: {error.message}")
         if plan.ceilings:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fastlaunch.api.comparison import measured_run
 from fastlaunch.catalog.gpus import identify
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import ML
+from fastlaunch.lifecycle.measured import measured_run
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:

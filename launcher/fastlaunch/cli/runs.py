@@ -314,9 +314,9 @@ def _tracked_runs(chosen: Sequence[Run], context: World) -> "Iterator[TrackedRun
     """Yield the runs, which have a summary, as trackers take them; priced as `compare` prices them."""
     from fastlaunch.analysis.pooling import Group
     from fastlaunch.analysis.pricing import PriceRequest, price_row
-    from fastlaunch.api.comparison import measured_run
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.lifecycle.export import record_files
+    from fastlaunch.lifecycle.measured import measured_run
     from fastlaunch.measure.outcome import read_records
     from fastlaunch.report.tracked_run import tracked_run
 

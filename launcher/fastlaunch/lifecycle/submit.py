@@ -6,7 +6,7 @@ takes its parts through the same stages.
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,24 +35,12 @@ from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.backends.protocol import Backend
-    from fastlaunch.backends.site import Site
     from fastlaunch.jobs.job import Script
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.launcher import Launcher, Submission
-    from fastlaunch.lifecycle.rounds import Verdicts
 
 #: Stands for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Views:
-    """What analysis says of a submission. It only advises."""
-
-    #: What jobs will probably take at a site, or why that is not known.
-    expected: "Callable[[World, Sequence[Job], Site], Expected | str]"
-    #: What judges the rows after each round; None if all rounds are run.
-    verdicts: "Callable[[World, Options], Verdicts | None]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +67,7 @@ class DryRun:
         return self.placement.ceiling if self.placement.sites else None
 
 
-def submit(
-    options: Options, world: World, views: Views, *, dry_run: bool, yes: bool
-) -> "DryRun | tuple[list[Run], bool]":
+def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryRun | tuple[list[Run], bool]":
     """Carry out what was typed; return the runs, and whether the user stopped them. Or return the plan.
 
     yes: the answer to the question, if it is known. Raises UserError for what cannot be, and its kinds where
@@ -94,15 +80,15 @@ def submit(
     check_offline_budget(placement, world, dry_run=dry_run)
     report_jobs(placement.jobs, world)
     if dry_run:
-        return plan(placement, world, views)
+        return plan(placement, world)
     placement = check(placement, world, yes=yes)
-    expected = expected_of(placement, world, views)
+    expected = expected_of(placement, world)
     with launching(placement, world) as launcher:
         if placement.sites:
             world.report("\n".join(announcement(placement, launcher.ledger, expected)))
             world.confirm("Start it?", yes=yes)
             upload_code(placement, world.aws)
-        submission = submission_of(placement, world, views)
+        submission = submission_of(placement, world)
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *world.argv]))
         return runs, bool(launcher.stop.by)
 
@@ -206,13 +192,15 @@ def _directory_of(jobs: Jobs, world: World) -> WorkingDirectory:
     return directory
 
 
-def expected_of(placement: Placement, world: World, views: Views) -> "Expected | str":
+def expected_of(placement: Placement, world: World) -> "Expected | str":
     """Return what the jobs will probably take at the first site; in words why that is not known."""
     if not placement.sites:
         return "nothing is billed"
     with world.advice.guard("the expected cost"):
+        from fastlaunch.lifecycle.expected import expected
+
         try:
-            return views.expected(world, placement.jobs_at(), placement.sites[0])
+            return expected(world, placement.jobs_at(), placement.sites[0])
         except UserError as error:
             return error.message
     return "as it could not be computed"
@@ -344,7 +332,7 @@ def check_installed(jobs: Jobs, world: World) -> None:
 # Plans, and what carries them out
 
 
-def plan(placement: Placement, world: World, views: Views) -> DryRun:
+def plan(placement: Placement, world: World) -> DryRun:
     """Return the plan of every run here, or the one at the first site, with what the dearest may cost."""
     jobs, options = placement.jobs_at(), placement.options
     if not placement.sites:
@@ -361,7 +349,7 @@ def plan(placement: Placement, world: World, views: Views) -> DryRun:
         plans=(request,),
         jobs=jobs,
         placement=placement,
-        expected=expected_of(placement, world, views),
+        expected=expected_of(placement, world),
         old_prices=age_note(placement.price_dates, world.today),
         lacks_scheduler=site.backend == "ec2" and options.account_timer and not is_named,
         budget_usd=world.settings.budget_usd(options.max_cost_usd),
@@ -377,15 +365,16 @@ def _runner(placement: Placement, world: World) -> "Backend":
     return containers(world, placement.jobs)
 
 
-def submission_of(placement: Placement, world: World, views: Views) -> "Submission":
+def submission_of(placement: Placement, world: World) -> "Submission":
     """Return what is to be done as the launcher takes it."""
     from fastlaunch.lifecycle.launcher import Submission
+    from fastlaunch.lifecycle.measured import verdicts_of
 
     return Submission(
         jobs_at=placement.jobs_at,
         placements=placement.sites,
         options=placement.options,
-        verdicts=views.verdicts(world, placement.options),
+        verdicts=verdicts_of(world, placement.options),
     )
 
 

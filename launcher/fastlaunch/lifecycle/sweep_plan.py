@@ -23,7 +23,6 @@ from fastlaunch.jobs.variants import missing_on, problem_on, variants_of
 from fastlaunch.ledger.ids import BATCH_SEARCH, is_batch_search
 from fastlaunch.lifecycle.announcement import range_in_brackets, travels_text, warnings_of
 from fastlaunch.lifecycle.submit import (
-    Views,
     ask_aws,
     backend_name,
     build,
@@ -140,7 +139,7 @@ class SweepPlan:
         return {script.label: script for at in self.placements.values() for script in at.jobs.scripts}
 
 
-def plan_sweep(options: Options, world: World, views: Views) -> tuple[SweepPlan, World]:
+def plan_sweep(options: Options, world: World) -> tuple[SweepPlan, World]:
     """Return what the options name, and the world with their settings."""
     is_here, repeats = backend_name(options, world) == "local", options.repeats
     if options.until_best and repeats is not None:
@@ -168,7 +167,7 @@ def plan_sweep(options: Options, world: World, views: Views) -> tuple[SweepPlan,
             jobs = build(with_batch(part.options, 1 if is_unknown else None), world)
             placement = choose_sites(jobs, world, directory)
             directory = placement.directory
-            expected = expected_of(placement, world, views) if part.cells else ""
+            expected = expected_of(placement, world) if part.cells else ""
             parts[name] = replace(part, placement=placement, expected=expected)
     plan = SweepPlan(
         parts=parts,
@@ -312,7 +311,7 @@ def _check_budget(plan: SweepPlan) -> None:
 
 
 def make_parts(
-    plan: SweepPlan, started: Collection[str], world: World, views: Views
+    plan: SweepPlan, started: Collection[str], world: World
 ) -> "tuple[list[Part], dict[str, UserError]]":
     """Return the parts to carry out, and those that cannot be started, with why.
 
@@ -334,7 +333,7 @@ def make_parts(
                 raise
             continue
         warnings |= dict.fromkeys(warnings_of(placement))
-        submission = partial(_submission, name, plan.parts[name], placement, world, views)
+        submission = partial(_submission, name, plan.parts[name], placement, world)
         parts.append(Part(name=name, ceiling_usd=ceiling.usd if ceiling else 0.0, submission=submission))
     for line in warnings:
         world.report(line)
@@ -346,7 +345,6 @@ def _submission(
     part: PlannedPart,
     placement: Placement,
     world: World,
-    views: Views,
     batch_size: int | None,
 ) -> "Submission":
     """Return the part as the launcher takes it, with the batch size that was found in place of `auto`."""
@@ -354,7 +352,7 @@ def _submission(
         placement = replace(placement, jobs=build(with_batch(part.options, batch_size), world))
     if placement.sites:
         upload_code(placement, world.aws)
-    submission = submission_of(placement, world, views)
+    submission = submission_of(placement, world)
     if not is_batch_search(name):
         return submission
     # One run finds what fits all recipes.

@@ -11,7 +11,6 @@ from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, R
 from fastlaunch.analysis.pooling import of_newest_version
 from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Subject, subject_of
-from fastlaunch.api.comparison import evidence_of
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.lifecycle.world import World, reconcile_here
@@ -80,6 +79,7 @@ def known_rows(
     in_ledger: list[MeasuredRun] = []
     if (settings.home / LEDGER_NAME).exists():
         from fastlaunch.ledger.ledger import open_ledger
+        from fastlaunch.lifecycle.measured import evidence_of
 
         with open_ledger(settings, clock=context.now) as ledger:
             if reconciles:

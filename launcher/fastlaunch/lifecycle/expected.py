@@ -14,8 +14,8 @@ from fastlaunch.measure.summary import Interval
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Cost, Expected, Purchase
     from fastlaunch.analysis.rate import Query
-    from fastlaunch.api.rates import Known
     from fastlaunch.backends.site import Site
+    from fastlaunch.lifecycle.rates import Known
     from fastlaunch.measure.summary import Setup
 
 
@@ -33,7 +33,7 @@ def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | s
         together,
         training_of,
     )
-    from fastlaunch.api.rates import known_rows
+    from fastlaunch.lifecycle.rates import known_rows
 
     if any(job.script for job in jobs):
         return "as only the script says how long it runs"
