@@ -105,7 +105,7 @@ class Person:
         )
 
     def pull(self, folder: sharing.SharedFolder, *, dry_run: bool = False) -> sharing.Transfer:
-        return sharing.pull(self.ledger, folder, self.home / "shared", own=self.name, dry_run=dry_run)
+        return sharing.pull(self.ledger, folder, self.home / "shared", owner=self.name, dry_run=dry_run)
 
     def runs(self) -> dict[str, Run]:
         return {run.id: run for run in self.ledger.select()}

@@ -55,7 +55,7 @@ _NUM_LINES = 40
 class BuildOptions:
     """What to build, and where to push it."""
 
-    # None for the image with ORTModule, which has a base of its own.
+    # None for the ORTModule image, whose base is fixed.
     base: BaseImage | None
     # Packages that pip installs in it.
     extras: tuple[str, ...]
@@ -151,7 +151,7 @@ def _with_extras(files: Mapping[str, bytes], options: BuildOptions) -> dict[str,
 
 
 def _dry_run(context: World, options: BuildOptions) -> str:
-    """Return the context with sizes and the commands, with placeholders for what only AWS knows."""
+    """Return the context's files with sizes, and the commands, with placeholders for what only AWS knows."""
     files = context_files(wheel_folder(context.settings)) if options.base else ort_context()
     builder = find_builder()
     if builder is None:
@@ -190,7 +190,7 @@ def _listing(files: Mapping[str, bytes], *, fetched: bool) -> list[str]:
 
 
 def _upload(build: ImageBuild) -> str:
-    """Return how much will be uploaded, as far as that is known."""
+    """Return a sentence on how much will be uploaded."""
     return (
         f"to upload: about {size_text(build.upload_size)} of its own, and the base's layers, 10 GB or more,"
         " unless an earlier push has brought them to this repository"
@@ -303,7 +303,7 @@ def _commands(
 
 
 def _registry_name(options: BuildOptions, account: str) -> str:
-    """Return the repository with its registry, or alone for an image that stays here."""
+    """Return the repository with its registry, or without it for an image that is not pushed."""
     if not options.push:
         return options.repository
     return f"{registry_host(account, options.region)}/{options.repository}"

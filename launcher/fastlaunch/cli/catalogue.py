@@ -26,7 +26,7 @@ _RECIPE_HEADERS = {
     "equivalent": "equivalent",
     "description": "description",
 }
-#: Fields of a recipe, the value that most have, and what one of another kind is called, in this order.
+#: Fields of a recipe in order, with the usual value and the name for a recipe that differs.
 _KINDS = (
     ("loop", "ours", "another loop"),
     ("engine", "torch", "ORTModule"),
@@ -152,7 +152,7 @@ def experiments(name: str | None, output: str) -> None:
 
 def _recipe_row(recipe: Recipe) -> dict[str, Any]:
     fields = {field: value for field, value in asdict(recipe).items() if field != "overrides"}
-    # By the article's own words those blocks attend across the batch; every other choice computes the same.
+    # The article says that these blocks attend across the batch; all other choices compute the same.
     is_equivalent = recipe.blocks != "te-article"
     return {**fields, "kind": _kind(recipe), "equivalent": "yes" if is_equivalent else "NO"}
 

@@ -1,4 +1,4 @@
-"""`fastlaunch collect`: bring home what runs on AWS uploaded, and say what is here and what is missing."""
+"""`fastlaunch collect`: download what runs on AWS uploaded, and list what is here and what is missing."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ def _row(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what is known of the run's machines, image and files, as names and texts."""
+    """Return names and texts for the run's machines, image and files."""
     facts = []
     for attempt in report["attempts"]:
         machine = ", ".join(attempt["instance_ids"]) or attempt["job_name"]

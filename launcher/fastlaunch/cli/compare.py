@@ -173,8 +173,8 @@ def compare(
 
 
 def _fails(comparison: "Comparison", percent: float | None) -> bool:
-    """Return whether a row is settled to be worse than its baseline by more than that, or cannot be judged,
-    or has measured nothing; say which.
+    """Return whether a row is proven worse than its baseline by more than `percent`, cannot be judged or has
+    no measurement. Print which.
     """
     from fastlaunch.analysis.statistics import WORSE
     from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH
@@ -183,8 +183,8 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
     if percent is None:
         return False
     worse, unjudged = [], []
-    own = [row for row in comparison.rows if row.side is None]
-    for row in own or comparison.rows:
+    unlabelled_rows = [row for row in comparison.rows if row.side is None]
+    for row in unlabelled_rows or comparison.rows:
         verdict = row.verdict.in_batch or row.verdict
         ratio = verdict.ratio or verdict.speed_ratio
         name = f"{name_of(row, comparison.by_workload[row.setup.workload])} on {row.setup.workload}"
@@ -203,7 +203,7 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
 
 
 def _print_instead(comparison: "Comparison", output: str, name: str | None) -> None:
-    """Print what there is to know of a row, or all notes. Raises UserError for another form of output."""
+    """Print the details of a row, or all notes. Raises UserError for an --output other than table."""
     from fastlaunch.report.notes import all_notes
     from fastlaunch.report.overview import why
 
@@ -236,10 +236,10 @@ def comparison_text(
     in_full: bool = False,
     **beside: object,
 ) -> str:
-    """Return the comparison, and what jobs cost to their end or to a target, where asked for.
+    """Return the comparison as text, with the cost to finish or to reach a target on request.
 
-    The answer comes first, in a sentence. beside: objects beside it in JSON. Raises UserError for a target
-    that cannot be read, a column that there is not, and an option that means nothing in this form of output.
+    The answer comes first, in a sentence. beside: further objects of the JSON. Raises UserError for an
+    unreadable target, an unknown column, and an option that does not apply to this output format.
     """
     from fastlaunch.report.data import as_csv, as_json
     from fastlaunch.report.finish import finish_json, finish_table
@@ -284,14 +284,14 @@ def print_warnings(warnings: Sequence[str]) -> None:
 
 
 def _next(comparison: "Comparison", output: str) -> str:
-    """Return the next command worth typing: more runs if a verdict waits for them, else prices."""
+    """Return the command to type next: more runs if a verdict needs them, else prices."""
     from fastlaunch.analysis.lacking import more_runs_command
     from fastlaunch.ledger.ledger import IMPORT
 
-    # Nobody adds rounds to what others shared.
+    # Rounds cannot be added to runs that others shared.
     rows, request = [row for row in comparison.rows if row.side is None], comparison.request
     if command := more_runs_command(rows, own_region=request.region):
-        # What was imported belongs to no session that more could be added to.
+        # Imported runs belong to no session to which runs could be added.
         made_here = [run.submission_id for run in comparison.runs if run.backend != IMPORT]
         adding = f" --add-to {made_here[-1]}" if made_here else ""
         return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
@@ -299,7 +299,7 @@ def _next(comparison: "Comparison", output: str) -> str:
         return shlex.join([*given_command(), *words])
     priced = next((row for row in rows if row.setup.instance and row.price), None)
     if priced:
-        # Without a service it is the prices of both.
+        # Without a service, the command covers the prices of both.
         of_service = " --service sagemaker" if priced.offer.service == "sagemaker" else ""
         where = "" if priced.offer.region == request.region else f" --region {priced.offer.region}"
         return f"fastlaunch prices --instance {priced.setup.instance}{of_service}{where} --all"
@@ -308,7 +308,7 @@ def _next(comparison: "Comparison", output: str) -> str:
 
 
 def prices_to_add(comparison: "Comparison") -> list[str]:
-    """Return the options that charge runs of which none has a price; empty where they need none."""
+    """Return the options that give runs a price if none has one; empty if they need none."""
     from fastlaunch.analysis.lacking import instances_to_charge
 
     if any(row.price for row in comparison.rows):

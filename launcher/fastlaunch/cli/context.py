@@ -1,4 +1,4 @@
-"""What a command acts on, as click has it."""
+"""The `World` of a command, kept in click's context."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def app_context(*, config_may_lack: bool = False) -> World:
-    """Return the context that the current command was given, else one looked up; it asks on the terminal."""
+    """Return the world passed to the current command, else a default one, which asks on the terminal."""
     given = click.get_current_context().find_object(World)
     given = given or default_context(tuple(sys.argv[1:]), config_may_lack=config_may_lack)
     return replace(given, ask=_ask) if sys.stdin.isatty() else given
@@ -28,7 +28,7 @@ def _ask(question: str) -> bool:
 
 @contextmanager
 def open_reconciled() -> "Iterator[tuple[World, Ledger]]":
-    """Yield the context and the open ledger, brought up to what is true."""
+    """Yield the context and the open ledger, reconciled with AWS."""
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.reconcile import reconcile
 

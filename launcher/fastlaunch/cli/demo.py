@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.measure.summary import RunSummary
 
-#: The day that stands for the experiment's publication, and the file with its figures.
+#: The date of the experiment's publication, and the file with its figures.
 THEN = datetime.date(2023, 11, 15)
 FIGURES = "fp8-experiment.csv"
-#: The two rows that differ in nothing but the instance.
+#: The two rows that differ only in the instance.
 OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
-#: The shipped records of this workload on one H200 are shown, and charged as this.
+#: The demo shows the shipped records of this workload on one H200, charged as this instance.
 WORKLOAD, DEVICE = "vit-huge", "NVIDIA H200"
 CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
 
@@ -68,7 +68,7 @@ def demo(folder: Path | None, in_full: bool) -> None:
 
 
 def _in_short(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
-    """Return the demo on a screen: what a dollar bought then and now, and the rows that are ranked."""
+    """Return the demo in short: what a dollar bought then and now, and the ranked rows."""
     from fastlaunch.report.overview import as_overview
     from fastlaunch.report.text import answer, dollars
 
@@ -142,7 +142,7 @@ def published(catalogue: "Catalogue", day: datetime.date) -> "Comparison":
 
 
 def what_changed(then: "Comparison", now: "Comparison") -> str:
-    """Return in a sentence what the prices did to the two rows that differ in the instance only."""
+    """Return a sentence on how prices changed the comparison of the two instances."""
     (old, new), (old_now, new_now) = _pair(then), _pair(now)
     return (
         f"With {RECIPE} a dollar on {NEW} bought {_fewer(new, old)} fewer images than on {OLD} at the prices"
@@ -167,7 +167,7 @@ def compared_measurements(
 
 
 def of_one_gpu(summaries: "Mapping[str, RunSummary]") -> "dict[str, RunSummary]":
-    """Return those of the experiment's workload on one H200, whose price is an eighth of an instance's."""
+    """Return the summaries of the experiment's workload on one H200, charged as an eighth of an instance."""
     return {
         run_id: summary
         for run_id, summary in summaries.items()
@@ -186,7 +186,7 @@ def write_summaries(folder: Path) -> int:
     imports = find_runs([folder])
     if imports.skipped:
         raise imports.skipped[0]
-    # Those that were profiled show where time goes, and are none of the rows whose speeds are compared.
+    # Profiled runs show where time goes; their speeds are not compared.
     runs = {run_id: run for run_id, run in imports.runs.items() if run.summary.profile is None}
     text = json.dumps({run_id: to_data(run.summary) for run_id, run in runs.items()}, indent=1)
     (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")

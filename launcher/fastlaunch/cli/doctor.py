@@ -96,7 +96,7 @@ def _check_context(context: World, catalogue: "Catalogue", options: Options) -> 
         ),
         options=options,
         instances=instances_of(options, catalogue) if options.instances else (),
-        # Without the wheels, no job has been submitted from here that would have stored it.
+        # Without the wheels, no job submitted from here can have stored the bundle.
         bundles=tuple(filter(None, [cached_bundle(wheel_folder(context.settings), wanted_pins())])),
     )
 
@@ -117,7 +117,7 @@ def _exit_code(results: Sequence["Check"]) -> int:
 
 
 def _where(check: "Check") -> str:
-    """Return `p5.48xlarge in us-east-1`, `us-east-1a`, or nothing for checks that concern all."""
+    """Return `p5.48xlarge in us-east-1`, `us-east-1a`, or empty for checks of all sites."""
     place = check.zone or check.region
     return " in ".join(filter(None, (check.instance, place)))
 
@@ -126,7 +126,7 @@ def _print(results: Sequence["Check"]) -> None:
     rows = []
     lines = []
     for check in results:
-        # Results that need action stand in full below the table.
+        # Results that need action are repeated in full below the table.
         is_brief = check.result == "ok" or (check.result == "not checked" and not check.hint)
         where = _where(check)
         message = check.message if is_brief else None

@@ -113,7 +113,7 @@ def estimate(
         return
     if instance is None:
         raise UserError("no instance type is named", "give --instance, such as p5.48xlarge")
-    found = api_estimate(
+    estimate = api_estimate(
         workload or "vit-huge",
         instance,
         recipe=recipe,
@@ -133,28 +133,28 @@ def estimate(
         with_shared=with_shared,
         context=app_context(),
     )
-    _print(found, output)
+    _print(estimate, output)
 
 
-def _print(found: Estimate, output: str) -> None:
+def _print(estimate: Estimate, output: str) -> None:
     from fastlaunch.report.cost import cells, notes, part_rows
     from fastlaunch.report.notes import bulleted
 
     if output == "json":
-        click.echo(json.dumps(found.to_json(), indent=2))
+        click.echo(json.dumps(estimate.to_json(), indent=2))
     elif output == "csv":
-        print_rows(part_rows(found.cost), output="csv")
+        print_rows(part_rows(estimate.cost), output="csv")
     else:
         width = output_width()
-        click.echo(textwrap.fill(found.answer, width, break_on_hyphens=False))
+        click.echo(textwrap.fill(estimate.answer, width, break_on_hyphens=False))
         click.echo()
-        print_rows(cells(found.cost), output="table")
+        print_rows(cells(estimate.cost), output="table")
         click.echo()
-        click.echo(bulleted([*found.notes, *notes(found.cost)], width))
+        click.echo(bulleted([*estimate.notes, *notes(estimate.cost)], width))
 
 
 def _default(name: str) -> str:
-    """Return the default of an assumption with its unit; nothing where it is never guessed."""
+    """Return an assumption's default with its unit; empty if it has none."""
     from fastlaunch.analysis.cost import Assumptions
 
     value = getattr(Assumptions(), name)
@@ -162,7 +162,7 @@ def _default(name: str) -> str:
 
 
 def _print_assumptions(output: str) -> None:
-    """Print what --assume can set, the default and where that is from."""
+    """Print what --assume can set, with defaults and their sources."""
     from fastlaunch.analysis.cost import ASSUMED
 
     rows = [

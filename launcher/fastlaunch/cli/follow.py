@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 #: A node uploads every 30 s.
 FETCH_INTERVAL_S = 5.0
-#: What runs here writes its log at once; its launcher says when it ends, and a look if that is gone.
+#: A local run writes its log at once. Its launcher notes the end, or a reconcile does if that is gone.
 _LOOK_INTERVAL_S, _TICK_S = 1.0, 0.2
-#: What ended on AWS is shown for so long: overnight nobody looks.
+#: How long ended runs on AWS are shown: long enough for a night.
 _LATELY = timedelta(days=1)
 _CHUNK_BYTES = 2**16
 
@@ -85,7 +85,7 @@ def status(runs: tuple[str, ...], output: str) -> int:
 
 
 def go_on(context: "World", ledger: "Ledger") -> bool:
-    """Go on with what EC2 interrupted and nobody follows; return whether any still waits for a machine.
+    """Resume runs that EC2 interrupted and nobody follows; return whether any still waits for a machine.
 
     Raises KeyboardInterrupt if the user stopped it.
     """
@@ -174,14 +174,15 @@ def cancel(runs: tuple[str, ...], yes: bool) -> None:
             click.echo(
                 f"their machines do other runs too, which stop with them: {', '.join(others)}", err=True
             )
-            # Where nobody can be asked, what costs is stopped.
+            # If nobody can be asked, stop what costs money.
             context.confirm("Stop them all?", yes=yes or context.ask is None)
         for run_id in [run.id for run in chosen]:
-            # Looked up now: it may share a machine with one that was stopped a moment ago.
+            # Read again, since stopping an earlier run may have stopped this one on the same machine.
             run = ledger.get(run_id)
-            # Nor does `status` go on with it, or with what shared its machine.
-            machines = ledger.attempts_of(run_id)
-            ledger.set_goes_on({run_id, *(each for held in machines for each in held.run_ids)}, None)
+            # `status` must not resume it, nor the runs that shared its machine.
+            attempts = ledger.attempts_of(run_id)
+            shared_ids = {shared_id for attempt in attempts for shared_id in attempt.run_ids}
+            ledger.set_goes_on({run_id, *shared_ids}, None)
             if run.state.is_final:
                 states.append(f"{run.id} was {run.state} already")
                 continue
@@ -195,7 +196,7 @@ def cancel(runs: tuple[str, ...], yes: bool) -> None:
 
 
 class _LogTail:
-    """Prints what was added to a log since the last time. Unless raw, a carriage return begins a line."""
+    """Prints what a log gained since the last call. Unless raw, a carriage return begins a new line."""
 
     def __init__(self, path: Path, *, raw: bool) -> None:
         self._path = path
@@ -216,7 +217,7 @@ class _LogTail:
 
 @dataclass(kw_only=True)
 class _Log:
-    """Prints the log of a run as far as it is here: that of its node, or of its machine, until it has one."""
+    """Prints a run's log as far as it is here; before the run has one, the log of its node or machine."""
 
     context: World
     follow: bool
@@ -241,7 +242,7 @@ class _Log:
             self._print_once(f"nothing is printed yet: {run.reason}")
 
     def end(self, run: "Run") -> None:
-        """Say where else the run printed something. Raise UserError if it has no log."""
+        """Print where else the run has logs. Raises UserError if it has none."""
         if not self._tails:
             raise UserError(f"run {run.id} has no log: it is {run.state}", "type: fastlaunch status")
         # A run of several nodes may have failed on another one.
@@ -279,19 +280,21 @@ def _after_status(runs: "Sequence[Run]") -> str:
 
 
 def _log_of(home: Path, run: "Run", attempts: Sequence["Attempt"]) -> Path | None:
-    own = run.directory / LOG if run.directory else None
-    if own is not None and own.is_file():
-        return own
+    run_log = run.directory / LOG if run.directory else None
+    if run_log is not None and run_log.is_file():
+        return run_log
     tokens = [attempt.token for attempt in reversed(attempts)]
-    theirs = [path(home, token) for token in tokens for path in (s3_sync.node_log_path, s3_sync.console_path)]
-    return next((path for path in theirs if path.is_file() and path.stat().st_size), None)
+    attempt_logs = [
+        path(home, token) for token in tokens for path in (s3_sync.node_log_path, s3_sync.console_path)
+    ]
+    return next((path for path in attempt_logs if path.is_file() and path.stat().st_size), None)
 
 
 def _console_log(context: World, attempts: Sequence["Attempt"]) -> Path | None:
-    """Return a file with what the newest attempt's containers printed, if AWS keeps that; None if nothing."""
+    """Return a file with the output of the newest attempt's containers; None if AWS has none."""
     last = attempts[-1] if attempts else None
     backend = context.cloud_backends.get(last.backend) if last else None
-    # EC2's console is worth a look only if the machine never boots.
+    # EC2's console helps only if the machine never boots.
     if last is None or last.handle is None or backend is None or backend.boot_limit is not None:
         return None
     try:

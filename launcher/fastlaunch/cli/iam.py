@@ -118,7 +118,7 @@ def print_(
     if not names["prefix"]:
         raise UserError("the template needs a folder in the bucket", "give --prefix fastlaunch")
     here = settings.region_settings(region)
-    # Without zones in the config file, those that nearly every region has.
+    # Without zones in the config file, use those that nearly every region has.
     configured = {**here.subnets, **here.placement_groups} or [f"{region}{letter}" for letter in "abc"]
     names["zones"] = zones or list(configured)
     given_names = {key: names[key] for key in _TEMPLATE if key in names}
@@ -130,9 +130,9 @@ def print_(
     )
 
 
-#: The machines' role, and its instance profile, where both were made by hand as docs/setup.md says.
+#: The machines' role and instance profile, if both were made by hand as in docs/setup.md.
 _BY_HAND = "fastlaunch-node"
-#: Names that the template takes; roles are its own.
+#: Names that the template takes as parameters; it names the roles itself.
 _TEMPLATE = (
     *("zones", "bucket", "prefix", "repository", "registry", "kms_key", "vpc"),
     *("kms_keys", "secrets", "inputs", "ami_parameter", "instance_types", "regions"),
@@ -140,7 +140,7 @@ _TEMPLATE = (
 
 
 def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the names for the policies: as given, else the config file's, else None."""
+    """Return the names for the policies: those given, else the config file's, else None."""
     from fastlaunch.api.init import names_of_region
 
     here = settings.region_settings(region)

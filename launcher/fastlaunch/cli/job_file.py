@@ -1,4 +1,4 @@
-"""`submit job.yaml`: options from a file, named without the dashes. Those that are typed count before them.
+"""`submit job.yaml`: options from a file, named without the dashes. Typed options override them.
 
 docs/job.schema.json describes such files to editors.
 """
@@ -12,7 +12,7 @@ from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.yaml_file import YamlFile
 from fastlaunch.jobs.options import OPTIONS, Option, options_of, split_command
 
-#: What belongs to one call, and not to the job.
+#: Options of a single call, which do not describe the job.
 _OF_A_CALL = ("yes", "dry-run", "show", "output", "profile", "help", "job-schema")
 COMMAND = "command"
 
@@ -20,8 +20,8 @@ COMMAND = "command"
 def read_job(path: Path, *, typed: Sequence[str] = ()) -> tuple[dict[str, Any], tuple[str, ...] | None]:
     """Return a job file's values by field of `Options`, and its command. Raises BadFile, with the line.
 
-    typed: the words of the command line. One that says where to train takes the place of all that the file
-    says of that; what is for AWS alone then does not count here.
+    typed: the words of the command line. If one says where to train, it replaces everything that the file
+    says about that; for a local run, the file's options for AWS are then ignored.
     """
     file = YamlFile(path)
     options = {option.key: (name, option) for name, option in options_of("submit").items()}
@@ -41,7 +41,7 @@ def read_job(path: Path, *, typed: Sequence[str] = ()) -> tuple[dict[str, Any], 
             if not option.is_switch:
                 values[name] = _read(file, option, value)
             elif file.value(bool, key):
-                # Some, such as no-account-timer, turn a thing off.
+                # Some switches, such as no-account-timer, turn something off.
                 values[name] = not option.default
     if any(word.partition("=")[0] in ("--local", "--backend", "--instance") for word in typed):
         left_out = {"local", "backend", "instances"}
@@ -53,7 +53,7 @@ def read_job(path: Path, *, typed: Sequence[str] = ()) -> tuple[dict[str, Any], 
 
 @contextmanager
 def _at(file: YamlFile, key: str) -> Iterator[None]:
-    """Name file and line of what is wrong with this option."""
+    """Raise this option's errors with file and line."""
     try:
         yield
     except BadFile:
@@ -63,7 +63,7 @@ def _at(file: YamlFile, key: str) -> Iterator[None]:
 
 
 def _read(file: YamlFile, option: Option, value: Any) -> Any:
-    """Return the value of an option, each scalar of the file as the text that stands there."""
+    """Return the value of an option, parsed from the scalars' text."""
     if isinstance(value, Mapping) and option.pairs:
         texts = {name: _texts(file, item, option.key, name) for name, item in value.items()}
         return option.gather(
@@ -75,7 +75,7 @@ def _read(file: YamlFile, option: Option, value: Any) -> Any:
 
 
 def _texts(file: YamlFile, value: Any, *at: str) -> tuple[str, ...]:
-    """Return the texts of the list at this path, or the one text that stands there."""
+    """Return the texts at this path, which has a list or a single text."""
     if isinstance(value, list):
         return tuple(file.text(*at, number) for number in range(len(value)))
     return (file.text(*at),)

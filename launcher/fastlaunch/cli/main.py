@@ -41,7 +41,7 @@ COMMANDS = {
     "prices": ("prices", "What instances cost, by whom and since when; update it."),
     "demo": ("demo", "The published experiment and shipped measurements, compared in a second."),
 }
-#: What other tools call a command: the command.
+#: Names in other tools -> our command.
 SYNONYMS = {
     **dict.fromkeys(("launch", "run", "train", "start", "up"), "submit"),
     **dict.fromkeys(("bench", "benchmark", "matrix", "grid"), "sweep"),
@@ -112,21 +112,21 @@ def main() -> NoReturn:
 def run(argv: list[str], obj: object = None) -> int:
     """Return the exit code of the command line `argv`; errors are printed on stderr.
 
-    obj: what the commands act on instead of looking it up; see `fastlaunch.cli.context`.
+    obj: the `World` that the commands act on; by default they make one, see `fastlaunch.cli.context`.
     """
     if "_FASTLAUNCH_COMPLETE" in os.environ:
         fastlaunch.main(prog_name="fastlaunch")  # answers the shell's completion, and exits
-    # Whatever is printed: much of it comes from jobs, machines and AWS.
+    # Make all output safe to print, since much of it comes from jobs, machines and AWS.
     with redirect_stdout(plain_output(sys.stdout)), redirect_stderr(plain_output(sys.stderr)):
         return _run(argv, obj)
 
 
 def _run(argv: list[str], obj: object) -> int:
     try:
-        # Not `fastlaunch.main`, which takes a closed pipe for a failure and an EOFError for Ctrl-C.
+        # `fastlaunch.main` would treat a closed pipe as a failure and an EOFError as Ctrl-C.
         with fastlaunch.make_context("fastlaunch", list(argv), obj=obj) as context:
             result = fastlaunch.invoke(context)
-        click.echo(nl=False)  # flushes, so that a closed pipe is met here and not at exit
+        click.echo(nl=False)  # flush, so that a closed pipe is noticed here and not at exit
     except click.exceptions.Exit as error:
         return error.exit_code
     except UserError as error:
@@ -141,7 +141,7 @@ def _run(argv: list[str], obj: object) -> int:
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # `fastlaunch runs | head`: nobody reads on, which is no error.
+        # `fastlaunch runs | head`: the reader has left, which is no error.
         _forget_output()
         return 0
     except Exception as error:
@@ -158,7 +158,7 @@ def _run(argv: list[str], obj: object) -> int:
 
 
 def _forget_output() -> None:
-    """Drop what stdout cannot take: the interpreter would write it at its exit, fail, and end with 120."""
+    """Drop unwritable output, which would make the interpreter fail at exit with code 120."""
     try:
         sys.stdout.flush()
     except OSError:

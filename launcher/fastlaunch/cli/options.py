@@ -1,4 +1,4 @@
-"""What several commands share: options, quantities as people write them, questions, the next command."""
+"""Shared by several commands: options, quantities as people write them, the next command to type."""
 
 import os
 import re
@@ -32,7 +32,7 @@ class Decorator(Protocol):
     def __call__(self, command: Command, /) -> Command: ...
 
 
-# Generic for the type checker only: the oldest click that we take cannot be subscripted.
+# Generic for the type checker only, since the oldest supported click cannot be subscripted.
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
 else:
@@ -40,7 +40,7 @@ else:
 
 
 class Quantity(_ParamType):
-    """An option's text, or several of it, read by `parse`; the error names the option."""
+    """A click type that reads an option's text, or several texts, by `parse`. Errors name the option."""
 
     def __init__(self, name: str, parse: Callable[[Any], Any], *, of: type = str) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Quantity(_ParamType):
 
 
 def examples(*lines: tuple[str, str]) -> str:
-    """Return a command's epilog with command lines to copy, each under what it does.
+    """Return a command's epilog with example command lines, each under a comment.
 
     lines: (what it does, the command line, which continues on a second line where it is long).
     """
@@ -75,7 +75,7 @@ _FILTERS_HELP = """
 
 
 def with_filters(text: str) -> str:
-    """Return a help text with what RUN and FILTER are."""
+    """Return a help text with an explanation of RUN and FILTER."""
     return text.rstrip() + "\n" + _FILTERS_HELP
 
 
@@ -111,10 +111,10 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without be
 
 
 def use_profile(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Make boto3, and every program that is started, use this profile, as the AWS CLI's own option does."""
+    """Make boto3 and all started programs use this profile, as the AWS CLI's --profile does."""
     if value is not None:
         os.environ["AWS_PROFILE"] = value
-        # What would count before the profile, or before its own login.
+        # These would take precedence over the profile or its login.
         keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
         for name in ("AWS_DEFAULT_PROFILE", *keys, "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"):
             os.environ.pop(name, None)
@@ -132,7 +132,7 @@ profile_option = click.option(
 )
 
 
-#: `--with-shared`, of what counts runs of the ledger.
+#: `--with-shared`, for commands that read runs from the ledger.
 with_shared_option = click.option(
     "--with-shared", is_flag=True, help="Count runs that others shared (`runs pull`) as your own."
 )
@@ -161,7 +161,7 @@ def with_options(*options: Decorator) -> Decorator:
 
 
 def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print tables on stdout, a cell of each line in colour on a terminal that takes it.
+    """Print tables on stdout; on a terminal with colours, colour one cell of each line.
 
     colours: text of a cell -> arguments of `click.style`. Dark and light terminals must both show them.
     """
@@ -170,15 +170,15 @@ def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:
         return
     cell = re.compile(rf"(?<=  )({'|'.join(map(re.escape, colours))})(?=  |$)")
     lines = [
-        cell.sub(lambda found: click.style(found[0], **colours[found[0]]), line, count=1)
+        cell.sub(lambda match: click.style(match[0], **colours[match[0]]), line, count=1)
         for line in plain(text).split("\n")
     ]
-    # The colours are ours: nothing else in it steers the terminal.
+    # Raw, since the only control sequences left are our colours.
     click.echo("\n".join(lines), file=raw_output(sys.stdout))
 
 
 def given_command(*, without: Sequence[str] = ()) -> list[str]:
-    """Return the words of the running command: selectors, and the options given except those of `without`."""
+    """Return the running command's words: its selectors and typed options, except those in `without`."""
     context = click.get_current_context()
     words = ["fastlaunch", str(context.info_name), *context.params["selectors"]]
     for option in context.command.params:

@@ -1,4 +1,4 @@
-"""A plan for AWS, for people: what it does, costs and lacks in words; on request all of it as YAML."""
+"""A plan for AWS as text: what it does, costs and lacks; on request the whole request as YAML."""
 
 import json
 import math
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _USER_DATA = "UserData"
 #: Longer lines are hard to read.
 _WIDEST = 100
-#: Placeholders of what AWS cannot be asked for, and the options that give it.
+#: Placeholders that AWS cannot fill, and the options that do.
 _TO_BE_GIVEN = {
     "bucket": "--bucket",
     "instance-profile": "--instance-profile",
@@ -54,7 +54,7 @@ _INDENT = 9
 def print_dry_run(dry_run: DryRun, *, argv: Sequence[str], output: str, show: str | None) -> None:
     """Print what a submission for AWS would do, as text or JSON. argv: of the command, without its name.
 
-    Raises UserError for a part to show that it does not have.
+    Raises UserError for a --show of a part that the plan lacks.
     """
     (plan,), directory = dry_run.plans, dry_run.placement.directory
     if output == "json":
@@ -112,7 +112,7 @@ def plan_text(dry_run: DryRun) -> str:
 
 
 def _as_followed(jobs: Sequence[Job], options: Options) -> Sequence[Job]:
-    """Return the jobs as they are run: where nobody looks, all rounds are."""
+    """Return the jobs that are run: all rounds where nobody looks in between."""
     return [replace(job, max_rounds=None) for job in jobs] if options.detach else jobs
 
 
@@ -145,12 +145,12 @@ def _ends(site: "Site", options: Options, *, lacks_scheduler: bool) -> str:
 
 
 def to_be_given(plan: Plan) -> list[str]:
-    """Return the names of what the config file or an option has to say before the plan can start."""
+    """Return the names of settings or options that are needed before the plan can start."""
     return [name for name in plan.placeholders if name in _TO_BE_GIVEN]
 
 
 def _missing(plan: Plan, site: "Site", width: int, *, lacks_scheduler: bool) -> list[str]:
-    """Return what has to be named, how, and the commands that make it."""
+    """Return which names are missing, how to give them, and the commands that create them."""
     rows = [f"{name:<18} {_TO_BE_GIVEN[name]}" for name in to_be_given(plan)]
     rows += [f"{'scheduler-role':<18} or --no-account-timer"] * lacks_scheduler
     if not rows:
@@ -181,7 +181,7 @@ def user_data_text(plan: Plan) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes every object in full, lists indented, and a text of several lines as it stands."""
+    """Writes every object in full, indents lists, and keeps texts of several lines as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

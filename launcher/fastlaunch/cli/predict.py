@@ -1,4 +1,4 @@
-"""`fastlaunch predict`: throughput of runs that nobody has made, from those that somebody published."""
+"""`fastlaunch predict`: predict the throughput of unmeasured runs from published ones."""
 
 import csv
 import functools
@@ -20,7 +20,7 @@ from fastlaunch.core.paths import decoded
 from fastlaunch.core.terminal import printable
 
 _NEEDED = ("model", "precision", "gpu", "num_gpus", "unit")
-#: What a prediction adds to its row.
+#: The columns that a prediction adds to its row.
 ADDED = ("predicted", "low", "high", "evidence", "refused")
 
 

@@ -22,9 +22,9 @@ from fastlaunch.core.errors import EXIT_CLOUD_REFUSED
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import first_names, split_names
 
-#: Sources are hard to read in longer lines.
+#: Longer lines of sources are hard to read.
 _COLUMNS = 100
-#: `--sort` -> what its rows are sorted by.
+#: `--sort` -> the sort key of its rows.
 _SORTED_BY: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "gpu": lambda row: float(row["paid_usd_per_hour"]) / int(row["num_accelerators"]),
     "machine": lambda row: float(row["paid_usd_per_hour"]),
@@ -208,13 +208,13 @@ def update(regions: str | None, accept: bool, output: str) -> int:
     click.echo(line, err=True)
     for failure in update.failures:
         click.echo(f"not updated: {failure}", err=True)
-    # Whether one is logged in, and may ask.
+    # Fails here if the user is not logged in or may not ask.
     next_command("fastlaunch doctor" if update.failures else "fastlaunch prices")
     return EXIT_CLOUD_REFUSED if update.failures else 0
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], *, has_quotas: bool) -> None:
-    """Print a row per price; the sources, which are long and few, are numbered and stand underneath."""
+    """Print a row per price. The few long sources are numbered below the table."""
     notes = [f"~ inferred: {row['source']}" if row["inferred"] else row["source"] for row in rows]
     numbers = {note: number for number, note in enumerate(dict.fromkeys(notes), start=1)}
     headers = {

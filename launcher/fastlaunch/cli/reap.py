@@ -1,4 +1,4 @@
-"""`fastlaunch reap`: end what is over its time, found by tags and names, and bring the ledger up to that."""
+"""`fastlaunch reap`: end what is over its time, found by tags and names, and update the ledger."""
 
 import json
 import re
@@ -97,7 +97,7 @@ def reap(
     context = app_context()
     with activity("asking AWS who you are"):
         with suppress(Throttled, Unreachable):
-            # A login that has expired is told once, and not by each list.
+            # Report an expired login once and not for every list.
             context.aws.identity()
         scope = _scope(context, run_id=run_id, mine=mine, at_once=at_once)
     with _ledger(context) as ledger:
@@ -112,13 +112,13 @@ def reap(
             if scope.has(machine)
         ]
         refused += _end(context, ledger, machines, dry_run=dry_run, yes=yes)
-        # After the machines: the schedules of those that stay stay too.
+        # After the machines, since a machine that stays keeps its schedule.
         schedules = _judge_schedules(scope, inventory, machines, refused, context.now())
         if not dry_run:
             with activity("deleting schedules"):
                 refused += end(context.aws, [schedule for schedule in schedules if schedule.must_go])
         with activity("asking AWS what runs are doing"):
-            ended_runs = (None if dry_run else _ask(ledger, lambda own: _reconcile(context, own))) or []
+            ended_runs = (None if dry_run else _ask(ledger, lambda ledger: _reconcile(context, ledger))) or []
     report = _Report(
         regions=in_regions,
         scope=scope,
@@ -134,13 +134,13 @@ def reap(
 
 @dataclass(frozen=True, kw_only=True)
 class _Scope:
-    """What `fastlaunch reap` is about."""
+    """The machines that `fastlaunch reap` may end."""
 
-    #: None for every run's.
+    #: None for the machines of all runs.
     run_id: str | None
-    #: None for everybody's.
+    #: None for the machines of all owners.
     owner: str | None
-    #: Whether it ends what is within its time.
+    #: Whether to end machines within their time.
     at_once: bool
 
     def has(self, machine: Orphan) -> bool:
@@ -165,8 +165,9 @@ def _scope(context: World, *, run_id: str | None, mine: bool, at_once: bool) -> 
 
 
 def _judge_machines(context: World, inventory: Inventory, ledger: "Ledger | None") -> list[Orphan]:
-    now, found = context.now(), (inventory.instances, inventory.jobs)
-    known = _ask(ledger, lambda own: known_attempts(own, context.cloud_backends, *found)) or {}
+    now = context.now()
+    listed = (inventory.instances, inventory.jobs)
+    known = _ask(ledger, lambda ledger: known_attempts(ledger, context.cloud_backends, *listed)) or {}
     return [
         *(judge_instance(instance, known.get(instance.id), now=now) for instance in inventory.instances),
         *(judge_job(job, known.get(job.name), now=now) for job in inventory.jobs),
@@ -180,26 +181,30 @@ def _judge_schedules(
     refused: Sequence[Refusal],
     now: datetime,
 ) -> list[Orphan]:
-    """Judge the scope's schedules by the instances in their regions that live on."""
+    """Judge the scope's schedules by the instances that stay alive in their regions."""
     refused_ids = {refusal.id for refusal in refused}
     gone = {machine.id for machine in machines if machine.must_go and machine.id not in refused_ids}
     unlisted = {refusal.region for refusal in refused if refusal.kind == "instance" and refusal.id is None}
     live = [instance for instance in inventory.instances if instance.id not in gone]
-    ended = Counter((each.region, each.token) for each in inventory.instances if each.id in gone)
-    attempts = [(each.region, schedule_token(each.name)) for each in inventory.schedules]
+    ended = Counter(
+        (instance.region, instance.token) for instance in inventory.instances if instance.id in gone
+    )
+    attempts = [(schedule.region, schedule_token(schedule.name)) for schedule in inventory.schedules]
     ids = {machine.id for machine in machines}
-    in_scope = {(each.region, each.token) for each in inventory.instances if each.id in ids}
+    in_scope = {(instance.region, instance.token) for instance in inventory.instances if instance.id in ids}
     return [
         judge_schedule(
             schedule,
-            live_tokens=[each.token for each in live if each.token and each.region == schedule.region],
+            live_tokens=[
+                instance.token for instance in live if instance.token and instance.region == schedule.region
+            ],
             is_known=schedule.region not in unlisted,
-            # Each machine has its own: with fewer machines, one is not shown yet.
+            # Each machine has its own schedule. If machines are fewer, AWS does not show one yet.
             is_ended=ended[attempt] >= attempts.count(attempt),
             now=now,
         )
         for schedule, attempt in zip(inventory.schedules, attempts, strict=True)
-        # A schedule has no owner, but its machine has.
+        # A schedule has no owner, so use its machine's.
         if (attempt in in_scope if scope.owner else scope.run_id in (None, _run_of(attempt[1])))
     ]
 
@@ -209,7 +214,7 @@ def _run_of(token: str | None) -> str | None:
 
 
 def _ledger(context: World) -> AbstractContextManager["Ledger | None"]:
-    """Open the ledger; None if there is none that can be read: tags tell enough."""
+    """Open the ledger; None if there is no readable one, since tags suffice."""
     from fastlaunch.core.home import LEDGER_NAME
     from fastlaunch.ledger.ledger import open_ledger
 
@@ -223,7 +228,7 @@ def _ledger(context: World) -> AbstractContextManager["Ledger | None"]:
 
 
 def _ask(ledger: "Ledger | None", question: "Callable[[Ledger], T]") -> T | None:
-    """Return what the ledger answers, or None: what is wrong with it must not keep machines alive."""
+    """Return the ledger's answer, or None if it fails: a broken ledger must not keep machines alive."""
     if ledger is None:
         return None
     try:
@@ -240,8 +245,8 @@ def _regions(context: World, given: Sequence[str], all_regions: bool, ledger: "L
         return context.aws.regions()
     if given:
         return list(dict.fromkeys(given))
-    # Also where all has ended by the ledger: it may be wrong.
-    noted = _ask(ledger, lambda own: own.attempt_regions("ec2") | own.attempt_regions("sagemaker"))
+    # Include regions where all attempts have ended by the ledger, which may be wrong.
+    noted = _ask(ledger, lambda ledger: ledger.attempt_regions("ec2") | ledger.attempt_regions("sagemaker"))
     return sorted({context.settings.region, *context.settings.aws, *(noted or ())})
 
 
@@ -258,19 +263,19 @@ def _end(
             whose = f", owner {machine.owner}" if machine.owner else ""
             click.echo(f"{noun}{machine.id} of run {machine.run_id}{whose}: {machine.why}", err=True)
     what = " and ".join(
-        f"{words.noun}s" for kind, words in _WORDS.items() if any(each.kind == kind for each in going)
+        f"{words.noun}s" for kind, words in _WORDS.items() if any(machine.kind == kind for machine in going)
     )
     context.confirm(f"End {f'{len(going)} {what}' if len(going) > 1 else 'it'}?", yes=yes)
     with activity(f"ending {what}"):
         refused = end(context.aws, going)
     refused_ids = {refusal.id for refusal in refused}
     gone = [machine for machine in going if machine.id not in refused_ids]
-    _ask(ledger, lambda own: note_ends(own, gone))
+    _ask(ledger, lambda ledger: note_ends(ledger, gone))
     return refused
 
 
 def _reconcile(context: World, ledger: "Ledger") -> list[dict[str, str | None]]:
-    """Bring the ledger up to what is true now, and return the runs that turn out to have ended."""
+    """Reconcile the ledger with AWS, and return the runs that turn out to have ended."""
     from fastlaunch.lifecycle.reconcile import reconcile
 
     selectors = ["state=planned", "state=running", "backend=ec2", "backend=sagemaker"]
@@ -281,13 +286,13 @@ def _reconcile(context: World, ledger: "Ledger") -> list[dict[str, str | None]]:
 
 
 def _usd_per_hour(context: World, machines: Sequence[Orphan]) -> dict[str, float]:
-    """Return what an hour of each machine costs, by its id; what is not known is absent."""
+    """Return the hourly price of each machine by its id, if it is known."""
     prices = {
         machine.id: machine.known.usd_per_hour
         for machine in machines
         if machine.known and machine.known.usd_per_hour and not (machine.kind == "job" and machine.is_spot)
     }
-    # What a spot job costs is known at its end; what somebody else's spot instance costs, only to them.
+    # The cost of a spot job is known at its end, and that of someone else's spot instance only to them.
     listed = [
         (machine, machine.instance_type)
         for machine in machines
@@ -301,7 +306,7 @@ def _usd_per_hour(context: World, machines: Sequence[Orphan]) -> dict[str, float
         try:
             catalogue = load_catalogue(*context.settings.price_files())
         except UserError as error:
-            # The machines are gone by now: only their cost is not known.
+            # The machines are gone by now; only their cost is unknown.
             report_line(as_warning(f"prices are not known: {error.message}"))
             return prices
         for machine, name in listed:
@@ -319,7 +324,7 @@ def _usd_per_hour(context: World, machines: Sequence[Orphan]) -> dict[str, float
 class _Report:
     """What `fastlaunch reap` found and did."""
 
-    #: Where it looked, and for what.
+    #: Where it looked, and which machines it may end.
     regions: Sequence[str]
     scope: _Scope
     orphans: Sequence["Orphan"]
@@ -333,7 +338,7 @@ class _Report:
     def rows(self, kind: "Kind") -> list[dict[str, Any]]:
         """Return a row for each orphan of a kind, oldest first."""
         refusals = {refusal.id: str(refusal.error) for refusal in self.refused if refusal.kind == kind}
-        return [self._row(each, refusals.get(each.id)) for each in self.orphans if each.kind == kind]
+        return [self._row(orphan, refusals.get(orphan.id)) for orphan in self.orphans if orphan.kind == kind]
 
     def _row(self, orphan: "Orphan", refusal: str | None) -> dict[str, Any]:
         done = "left"
@@ -366,7 +371,7 @@ class _Report:
 
     def unlisted(self, kind: "Kind") -> list[str]:
         """Return the regions in which AWS refused to list a kind."""
-        return [each.region for each in self.refused if each.kind == kind and each.id is None]
+        return [refusal.region for refusal in self.refused if refusal.kind == kind and refusal.id is None]
 
 
 def _print_json(report: _Report) -> None:
@@ -397,13 +402,17 @@ def _print(report: _Report) -> None:
     for refusal in report.refused:
         subject = refusal.id or f"{_WORDS[refusal.kind].noun}s"
         click.echo(f"error: {subject} in {refusal.region}: {refusal.error.message}", err=True)
-    # Once, however many say the same.
+    # Print each hint once.
     for hint in dict.fromkeys(refusal.error.hint for refusal in report.refused if refusal.error.hint):
         click.echo(f"  {hint}", err=True)
     for run in report.ended_runs:
         click.echo(f"run {run['run']} is {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
-    # Kinds other than instances are mentioned only where there are any, or may be.
-    kinds = {"instance", *(each.kind for each in report.orphans), *(each.kind for each in report.refused)}
+    # Mention kinds other than instances only if some exist, or may exist.
+    kinds = {
+        "instance",
+        *(orphan.kind for orphan in report.orphans),
+        *(refusal.kind for refusal in report.refused),
+    }
     for kind in _WORDS:
         if kind in kinds:
             click.echo(_sentence(report, kind))

@@ -134,7 +134,7 @@ def recommend(
     """
     from fastlaunch.api import recommend as api
 
-    found = api.recommend(
+    recommendation = api.recommend(
         workload,
         samples,
         deadline=None if deadline is None else deadline / 3600,
@@ -153,20 +153,20 @@ def recommend(
         with_shared=with_shared,
         context=app_context(),
     )
-    for warning in found.warnings:
+    for warning in recommendation.warnings:
         click.echo(textwrap.fill(as_warning(warning), output_width(), break_on_hyphens=False), err=True)
     if output == "json":
-        click.echo(json.dumps(found.to_json(), indent=2))
+        click.echo(json.dumps(recommendation.to_json(), indent=2))
     elif output == "csv":
         from fastlaunch.report.recommendation import as_rows
 
-        print_rows(as_rows(found), output=output)
+        print_rows(as_rows(recommendation), output=output)
     else:
         from fastlaunch.report.recommendation import as_text
 
-        click.echo(as_text(found, width=output_width()))
-    if found.experiment is not None and found.experiment.command:
-        next_command(found.experiment.command)
-    elif found.command:
-        next_command(found.command)
-    return EXIT_DONE if found.pick else EXIT_JOB_FAILED
+        click.echo(as_text(recommendation, width=output_width()))
+    if recommendation.experiment is not None and recommendation.experiment.command:
+        next_command(recommendation.experiment.command)
+    elif recommendation.command:
+        next_command(recommendation.command)
+    return EXIT_DONE if recommendation.pick else EXIT_JOB_FAILED

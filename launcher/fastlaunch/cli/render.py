@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON and CSV of any rows; runs with an answer."""
+"""Output of commands: rows as tables, JSON or CSV; and runs with the answer."""
 
 import json
 import re
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.world import World
 
 _NUM_LOG_LINES = 20
-#: So begins, in a log, what the training says of an error.
+#: The start of the training's own error lines in a log.
 _OUR_ERROR = "error: "
 
 RUN_HEADERS: Mapping[str, str] = {
@@ -44,7 +44,7 @@ STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
     RunState.FAILED: {"fg": "red"},
     RunState.LOST: {"fg": "red"},
 }
-#: The space before a text, and the name of a value.
+#: Indentation before a text, or the name of a value.
 _NAME = re.compile(r"^ *(?:\S+ {2,})?")
 
 
@@ -74,14 +74,14 @@ def print_rows(
 
 
 def print_table(text: str) -> None:
-    """Print a table on stdout, the states of runs in colour on a terminal that takes it."""
+    """Print a table on stdout, with coloured run states on a terminal that supports them."""
     print_coloured(text, STATE_COLOURS)
 
 
 def print_text(text: str) -> None:
-    """Print sentences, or `name  value` lines, on stdout, broken between words where the terminal ends.
+    """Print sentences or `name  value` lines on stdout, wrapped between words to the terminal's width.
 
-    A value goes on below where it begins.
+    A wrapped value is indented to where it begins.
     """
     width = shutil.get_terminal_size(fallback=(0, 1)).columns
     if width:
@@ -107,7 +107,7 @@ def plain_table(
 ) -> str:
     """Return a table of rows with equal keys, as wide as the terminal; see `core.tables`.
 
-    headers: key -> heading. spare, optional: what leaves before words wrap, and after, in this order.
+    headers: key -> heading. spare, optional: columns to drop before and after words wrap, in this order.
     """
     width = shutil.get_terminal_size(fallback=(0, 1)).columns
     importance = {key: SPARE - left for left, key in enumerate(reversed(spare))}
@@ -116,9 +116,9 @@ def plain_table(
 
 
 def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
-    """Return a run under RUN_HEADERS; its times if `compare` takes them too.
+    """Return a run's cells under RUN_HEADERS, with times only if `compare` uses them too.
 
-    note: what to say of it; by default why it is as it is.
+    note: by default the reason for its state.
     """
     summary = run.summary
     step_time = summary.timing.step_time_s if summary and _is_measured(run) else None
@@ -141,21 +141,21 @@ def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def answer_of(context: "World", runs: Sequence["Run"]) -> str | None:
-    """Return what `compare` answers about the runs' submission by now; None if nothing can be compared."""
+    """Return the current answer of `compare` for the runs' submission; None if nothing can be compared."""
     from fastlaunch.api.comparison import compare_at_own_prices
     from fastlaunch.ledger.ledger import open_ledger
 
     with context.advice.guard("the comparison"):
         with open_ledger(context.settings, clock=context.now) as ledger:
             submitted = ledger.fetch_comparable(submission=runs[0].submission_id)
-        # Where nothing was measured the runs themselves say why.
+        # Without measurements, the runs themselves say why.
         with suppress(UserError):
             return compare_at_own_prices(context, submitted).answer
     return None
 
 
 def runs_sentence(runs: Sequence["Run"], answer: str | None) -> str:
-    """Return `answer`, which is that of `compare`, with what it leaves out; else why no run has a time."""
+    """Return the answer of `compare` with what it leaves out, or else why no run has a step time."""
     measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
     if not answer or not measured:
         at = _why_not(runs)
@@ -177,30 +177,30 @@ def _parts_of(recipe: str, profile: StepProfile) -> str:
 
 
 def _is_measured(run: "Run") -> bool:
-    # A run that was stopped half-way was measured up to there.
+    # A run that was stopped half-way has measurements up to there.
     stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
     return bool(stood and run.summary and _has_time(run.summary) and not run.summary.problems)
 
 
 def _has_time(summary: RunSummary) -> bool:
-    """Whether its steps were timed; of a script without steps, the whole."""
+    """Whether the summary has a step time, or the wall time of a script without steps."""
     return summary.timing.step_time_s is not None or summary.figures.total_time_s is not None
 
 
 def _problem(summary: RunSummary | None) -> str | None:
-    """Return what makes the run unfit to compare; None if nothing does."""
+    """Return the reason why the run cannot be compared; None if it can."""
     return summary.problems[0] if summary and summary.problems else None
 
 
 def _why_not(runs: Sequence["Run"]) -> int | None:
-    """Return the number of the run that says why nothing was measured; None if none does."""
+    """Return the index of a run that says why nothing was measured; None if none does."""
     with_reason = (at for at, run in enumerate(runs) if run.reason)
     with_problem = (at for at, run in enumerate(runs) if _problem(run.summary))
     return next(chain(with_reason, with_problem), None)
 
 
 def _uncounted(runs: Sequence["Run"]) -> Mapping[str, Mapping[str, None]]:
-    """Return by recipe what is in none of the figures of its runs."""
+    """Return, by recipe, notes on what its runs' figures do not count."""
     texts: dict[str, dict[str, None]] = {}
     for run in runs:
         for text in run.summary.uncounted if run.summary else ():
@@ -209,7 +209,7 @@ def _uncounted(runs: Sequence["Run"]) -> Mapping[str, Mapping[str, None]]:
 
 
 def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None) -> None:
-    """Print the runs and what they say; on stderr the end of a failed run's log and the next command.
+    """Print the runs and the answer; on stderr the end of a failed run's log and the next command.
 
     answer: see `runs_sentence`.
     """
@@ -222,7 +222,7 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
     else:
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
         if not any(map(_is_measured, runs)) and (at := _why_not(runs)) is not None:
-            # The sentence says it.
+            # The sentence below gives this reason.
             rows[at]["note"] = None
         print_run_rows(rows)
         print_text(runs_sentence(runs, answer))
@@ -232,7 +232,7 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
     failed = next((run for run in failures if run.directory), None)
     if failed is not None and failed.directory is not None:
         if lines := telling_lines(failed.directory, num_lines=_NUM_LOG_LINES):
-            # An error in our words is the run's reason, which is printed above; its hint is not.
+            # The training's own error is the run's reason, which is printed above; show only its hint.
             after = [number for number, line in enumerate(lines, start=1) if line.startswith(_OUR_ERROR)]
             lines = lines[after[-1] :] if after else lines
         if lines:
@@ -241,7 +241,7 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
 
 
 def _names(runs: "Sequence[Run]") -> list[str]:
-    """Return the runs' recipes, with what sets apart the runs that share one."""
+    """Return the runs' recipes, with what distinguishes runs of the same recipe."""
     specs = [Job.from_json(run.spec) for run in runs if run.spec]
     return names_apart(specs) if len(specs) == len(runs) else [run.recipe for run in runs]
 

@@ -17,9 +17,9 @@ from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.units import size_text
 
 _FORMATS = ("html", "png", "md", "csv", "json")
-#: Written to a file of this name unless one is given.
+#: The default file name.
 _IN_FILES = {"html": "report.html", "png": "report.png"}
-#: Near the start of every page of ours.
+#: A mark near the start of every page that we write.
 _MARK = b'<meta name="generator" content="fastlaunch">'
 _START_BYTES = 1000
 
@@ -115,7 +115,7 @@ def _format_of(output: Path | None) -> str:
 
 
 def _check_own(path: Path) -> None:
-    """Raise UserError for a file that may not be ours: nobody named it to be written over."""
+    """Raise UserError if the default file exists and is not our page, as the user did not name it."""
     try:
         with path.open("rb") as file:
             is_ours = _MARK in file.read(_START_BYTES)
@@ -128,8 +128,8 @@ def _check_own(path: Path) -> None:
 
 
 def _write(path: Path, body: bytes) -> None:
-    """Write the file whole or not at all; what is no file, such as a pipe, as it is. Raises UserError."""
-    # A link stays one.
+    """Write the file atomically; write directly to a pipe or the like. Raises UserError."""
+    # Keep a link, and replace its target.
     target = path.resolve()
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:

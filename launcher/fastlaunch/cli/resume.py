@@ -60,7 +60,7 @@ def resume(
 
 
 def _ask(context: World, launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool) -> None:
-    """Say where the run would go on and what that may cost, and return if the user agrees."""
+    """Say where the run would resume and what that may cost. Return if the user agrees."""
     from fastlaunch.lifecycle.resume import resumable
     from fastlaunch.placement.cost_ceiling import NOT_COUNTED, check_budget, cost_ceiling
 

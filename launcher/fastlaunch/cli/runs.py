@@ -98,7 +98,7 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
             cells,
             output=output,
             headers=headers,
-            # The id begins with the workload where it is long, and else with the day.
+            # A long id begins with the workload, any other with the day.
             spare=("when", "loss", "backend", "owner", "workload", "instance"),
         )
     only = f", the last {limit} shown" if len(shown) < len(selected) else ""
@@ -132,7 +132,7 @@ def show(name: str, output: str) -> None:
         click.echo(json.dumps(data, indent=2))
         return
     for line in as_lines({**for_people(run, data), "files": _files(run)}):
-        # A command is left whole, to be copied.
+        # Keep a command on one line, so that it can be copied.
         (click.echo if " --" in line else print_text)(line)
     print_text(f"Run {run.id} is {run.state}" + (f": {of}" if (of := measured(run)) else "") + ".")
     next_command(f"fastlaunch compare {run.id}" if run.summary else f"fastlaunch logs {run.id}")
@@ -176,7 +176,7 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
 
 
 def _warn_of_unknown_instances(names: Sequence[str | None]) -> None:
-    """Name the instance types that the catalogue lacks: their runs have neither price nor number of GPUs."""
+    """Warn of instance types that the catalogue lacks: their runs have no price and no number of GPUs."""
     from fastlaunch.catalog.load import load_catalogue
 
     catalogue = load_catalogue()
@@ -291,7 +291,7 @@ def export(selectors: tuple[str, ...], destination: str, file_format: str) -> No
 
 
 def _export_tracked(chosen: Sequence[Run], context: World, destination: str, tracker: str) -> None:
-    """Write runs to a tracker, and say how to look at them."""
+    """Write runs to a tracker, and print how to view them."""
     from fastlaunch.report.trackers import TRACKERS, mlflow_uri
 
     measured_runs = [run for run in chosen if run.summary is not None]
@@ -311,7 +311,7 @@ def _export_tracked(chosen: Sequence[Run], context: World, destination: str, tra
 
 
 def _tracked_runs(chosen: Sequence[Run], context: World) -> "Iterator[TrackedRun]":
-    """Yield the runs, which have a summary, as trackers take them; priced as `compare` prices them."""
+    """Yield the runs, which all have summaries, in the form for trackers, priced as in `compare`."""
     from fastlaunch.analysis.pooling import Group
     from fastlaunch.analysis.pricing import PriceRequest, price_row
     from fastlaunch.catalog.load import load_catalogue
@@ -350,7 +350,7 @@ def _cells(run: Run) -> dict[str, str | float | None]:
 
 
 def _tells(key: str, cells: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a column tells runs apart: these often say the same of all, and the table is narrow."""
+    """Whether the column differs between runs. In a narrow table a constant one wastes room."""
     if key not in ("backend", "owner", "instance"):
         return True
     values = {row[key] for row in cells}
@@ -367,7 +367,7 @@ def _files(run: Run) -> list[str]:
 
 
 def _own_folder(run: Run, settings: Settings) -> Path | None:
-    """Return the run's folder if fastlaunch made it for this run alone."""
+    """Return the run's folder if fastlaunch made it for only this run."""
     if run.backend == IMPORT or run.directory is None or not run.directory.is_dir():
         return None
     folder, home = run.directory.resolve(), (settings.home / "runs").resolve()

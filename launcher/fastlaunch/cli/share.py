@@ -19,7 +19,7 @@ from fastlaunch.lifecycle.world import World, reconcile_here
 if TYPE_CHECKING:
     from fastlaunch.lifecycle.sharing import SharedFolder, Transfer
 
-#: How often to say how far a push or a pull is.
+#: Time between reports of the progress of a push or a pull.
 _PROGRESS_INTERVAL_S = 2.0
 _region_option = click.option("--region", metavar="R", help="The bucket's.  [default: yours, or us-east-1]")
 _dry_run_option = click.option(
@@ -116,7 +116,7 @@ def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int
             ledger,
             folder,
             context.settings.home / "shared",
-            own=context.aws.identity().owner_key,
+            owner=context.aws.identity().owner_key,
             dry_run=dry_run,
             progress=_counter(context, "pulled"),
         )
@@ -131,10 +131,10 @@ def _shared_folder(context: World, uri: str | None, region: str | None) -> "Shar
 
     region = region or context.own_region()
     if uri is None:
-        own = context.settings.region_settings(region)
-        if own.bucket is None:
+        region_settings = context.settings.region_settings(region)
+        if region_settings.bucket is None:
             raise UserError(f"the config file has no bucket in {region}", "name a folder: s3://BUCKET/FOLDER")
-        uri = f"s3://{own.bucket}/{own.prefix}/shared"
+        uri = f"s3://{region_settings.bucket}/{region_settings.prefix}/shared"
     if not FOLDER.fullmatch(uri) or not uri.isprintable():
         raise UserError(f"{uri} is no folder in S3", "give s3://BUCKET/FOLDER")
     bucket, prefix = split_uri(uri)
@@ -150,7 +150,7 @@ def _shared_folder(context: World, uri: str | None, region: str | None) -> "Shar
 
 
 def _counter(context: World, done: str) -> Callable[[int, int], None]:
-    """Return what says every few seconds how far it is."""
+    """Return a callback that reports progress every few seconds."""
     last_s = context.monotonic_s()
 
     def progress(number: int, total: int) -> None:

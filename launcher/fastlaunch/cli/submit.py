@@ -1,4 +1,4 @@
-"""`fastlaunch submit`: options to jobs, jobs to plans, and they run: here, or on AWS."""
+"""`fastlaunch submit`: make jobs from options and plans from jobs, and run them here or on AWS."""
 
 import json
 import shlex

@@ -10,18 +10,18 @@ from fastlaunch.cli.options import PROFILE_HELP, Decorator, Quantity, use_profil
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.options import HEADINGS, OPTIONS, SPEND, WHERE, Option, options_of
 
-#: Options of one call, which say nothing of the job, by their parameters.
+#: Headings of the options that concern one call and not the job, by parameter.
 _HEADINGS_OF_CALLS = {"profile": WHERE, "dry_run": SPEND, "show": SPEND, "yes": SPEND, "resume": SPEND}
 
 _WRITE_DASHES = "before the command of a script of your own write --"
-#: Where a job file's command stands until the options are parsed, and what was typed.
+#: Keys of click's context for a job file's command until the options are parsed, and for the typed words.
 _COMMAND_OF_FILE, _TYPED = "fastlaunch.command", "fastlaunch.typed"
 #: Set by `--profile` without a name.
 _PROFILES = "fastlaunch.step_profile"
 
 
 def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Let the options of a job file count where they are not typed."""
+    """Use a job file's options where none are typed."""
     if path is None:
         return
     from fastlaunch.cli.job_file import read_job
@@ -39,7 +39,7 @@ def _print_job_schema(ctx: click.Context, param: click.Parameter, is_given: bool
         ctx.exit()
 
 
-#: `submit [JOB_FILE]`, and what describes one to an editor.
+#: `submit [JOB_FILE]`, and the option that prints the schema for editors.
 job_file_arguments = with_options(
     click.argument(
         "job_file",
@@ -68,7 +68,7 @@ def _use_or_make_profile(ctx: click.Context, param: click.Parameter, value: str 
         use_profile(ctx, param, value)
 
 
-#: `--profile NAME` as other commands have it, and `--profile` alone for --step-profile.
+#: `--profile NAME` as in other commands; `--profile` without a name means --step-profile.
 training_profile_option = click.option(
     "--profile",
     is_flag=False,
@@ -110,7 +110,7 @@ class GroupedCommand(click.Command):
             for param in self.get_params(ctx)
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx))
         ]
-        # All sections have their texts in one column.
+        # Align the texts of all sections.
         width = max(len(usage) for _, (usage, _) in records)
         for heading in HEADINGS:
             rows = [
@@ -126,7 +126,7 @@ def _heading_of(name: str | None) -> str:
 
 
 def declared_options(command: str, **helps: str) -> Decorator:
-    """Give a click command its options of `Options`. helps: texts that differ from the declared, by field."""
+    """Return a decorator that adds the options of `Options`. helps: help texts to replace, by field."""
     return with_options(
         *(_click_option(name, option, helps.get(name)) for name, option in options_of(command).items())
     )
@@ -135,7 +135,7 @@ def declared_options(command: str, **helps: str) -> Decorator:
 def _click_option(name: str, option: Option, text: str | None) -> Decorator:
     how: dict[str, Any] = {"help": text or option.help}
     if option.is_switch:
-        # Some, such as --no-account-timer, turn a thing off.
+        # Some switches, such as --no-account-timer, turn something off.
         return click.option(
             option.flag, name, is_flag=True, flag_value=not option.default, default=option.default, **how
         )

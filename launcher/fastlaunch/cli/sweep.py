@@ -84,7 +84,7 @@ def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: 
     """
     context, current = app_context(), click.get_current_context()
     if resume is not None:
-        # Defaults are no options of the user's.
+        # Leave defaults out, since the user did not give them.
         typed = click.core.ParameterSource.COMMANDLINE
         options = {
             name: value
@@ -130,7 +130,7 @@ def _print_plan(plan: SweepPlan, *, output: str) -> None:
 
 
 def _plan_text(plan: SweepPlan) -> str:
-    """Return the matrix, what it leaves out and why, and what each type and all of it may cost."""
+    """Return the matrix, what it leaves out and why, and the most that each type and the sweep may cost."""
     rows = [
         {
             **{"instance": name, "recipe": cell.label, "batch_size": cell.batch_size or "default"},
@@ -155,7 +155,7 @@ def _runs_text(part: PlannedPart, plan: SweepPlan) -> str:
 
 
 def _print_result(context: "World", swept: Swept, *, output: str) -> None:
-    """Print what became of the parts, what they measured, what was saved and the next command."""
+    """Print how the parts ended, their measurements, the savings and the next command."""
     from fastlaunch.cli.compare import comparison_text, print_warnings, show
     from fastlaunch.lifecycle.sweep import states
 

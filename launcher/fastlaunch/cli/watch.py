@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = "n/a"
 _GAP = "  "
-#: Column -> heading. While a run takes no steps, what it waits for stands in the place of its step.
+#: Column -> heading. Before a run takes steps, the step column shows what it waits for.
 _HEADERS: Mapping[str, str] = {
     "run": "run",
     "recipe": "recipe",
@@ -45,16 +45,16 @@ _HEADERS: Mapping[str, str] = {
     "time_left": "time left",
 }
 _WORDS = ("run", "recipe", "instance", "state", "step")
-#: Left out first where there is no room. The others always stay.
+#: Columns to drop, in order, on a narrow terminal. The others always stay.
 _DROPPED = (
     *("ceiling", "samples_per_s", "gpu_use", "projected", "instance", "loss", "time_left", "recipe"),
     "step_time",
 )
-#: Columns leave until there is room for so much of what a run waits for.
+#: Columns are dropped until this many characters are left for what a run waits for.
 _LEAST_NOTE = 30
-#: What ended on AWS is shown for so long beside what is under way.
+#: How long ended runs on AWS are shown beside those under way.
 _LATELY = timedelta(hours=1)
-#: On a terminal what is known here is read so often.
+#: How often local files are read on a terminal.
 _TICK_S = 1.0
 
 
@@ -109,7 +109,7 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
     home = context.settings.home
     is_screen = output == "table" and sys.stdout.isatty()
 
-    # What is looked at again soon gives up soon.
+    # Short time-outs, since the next look comes soon.
     looking = replace(context, connect=lambda: cast("CloudBackend", context.backends["ec2"]).aws)
     with open_ledger(context.settings, clock=context.now) as ledger:
         selectors = (f"sweep={glob.escape(ledger.sweep(sweep).id)}",) if sweep else runs
@@ -146,7 +146,7 @@ def watch(runs: tuple[str, ...], sweep: str | None, interval: float, output: str
 
 
 def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> int:
-    """Print where the runs stand and what to type; return the exit code."""
+    """Print the runs' states and the next command; return the exit code."""
     if is_screen:
         width = shutil.get_terminal_size().columns
         print_table("\n".join(table_lines(view.runs, width)))
@@ -169,7 +169,7 @@ def _finish(view: "View", *, output: str, is_screen: bool, is_stopped: bool) -> 
 
 @contextmanager
 def _screen() -> "Iterator[Callable[[View], None]]":
-    """Yield what draws a view over the whole terminal, which is as before at the end."""
+    """Yield a function that draws a view on the whole terminal. The terminal is restored at the end."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -199,7 +199,7 @@ def _coloured(line: str) -> Any:
 
 @contextmanager
 def printed_lines(output: str, home: Path) -> "Iterator[Callable[[View], None]]":
-    """Yield what prints a line for each change of a run, or an object for each run at each look."""
+    """Yield a function that prints a line per change of a run, or a JSON object per run and look."""
     shown: dict[str, tuple[object, ...]] = {}
     problems: Sequence[str] = ()
 
@@ -222,14 +222,14 @@ def printed_lines(output: str, home: Path) -> "Iterator[Callable[[View], None]]"
 
 
 def _change(live: "LiveRun") -> tuple[object, ...]:
-    """Return what a line is printed for if it changes: every tenth of the steps does."""
+    """Return a key whose change prints a new line. It changes with every tenth of the steps."""
     step, num_steps = live.step, live.progress and live.progress.num_steps
     tenth = step * 10 // num_steps if step and num_steps else step
     return live.run.state, len(live.attempts), live.note, live.alarm, tenth
 
 
 def screen_lines(view: "View", width: int, height: int) -> list[str]:
-    """Return the whole screen: a line on the watch, what failed, the table, and what it comes to."""
+    """Return the whole screen: a heading, problems, the table and a summary."""
     head = f"{view.now:%H:%M:%S} UTC, {_next_look(view)}; Ctrl-C leaves the runs alone"
     above = [head, *problem_lines(view), ""]
     alarms = [f"ALARM: {live.run.id}: {live.alarm}" for live in view.runs if live.alarm]
@@ -242,7 +242,7 @@ def screen_lines(view: "View", width: int, height: int) -> list[str]:
 
 
 def problem_lines(view: "View") -> list[str]:
-    """Return how old the rows are, when it looks again, and what the last look failed of."""
+    """Return lines on the age of the rows, the next look and the failures of the last one."""
     if not view.problems:
         return []
     ages = [live.seen_s for live in view.runs if live.seen_s is not None]
@@ -266,9 +266,9 @@ def summary_line(view: "View") -> str:
 
 
 def table_lines(runs: "Sequence[LiveRun]", width: int) -> list[str]:
-    """Return a table of the runs, a line for each, with the columns that `width` has room for.
+    """Return a table with a line per run and the columns that fit `width`.
 
-    Columns that say nothing of any run leave first.
+    Columns without a value for any run are dropped first.
     """
     rows = [cells(live) for live in runs]
     widths = {key: max(map(len, (text, *(row[key] for row in rows)))) for key, text in _HEADERS.items()}
@@ -292,7 +292,7 @@ def table_lines(runs: "Sequence[LiveRun]", width: int) -> list[str]:
 def cells(live: "LiveRun") -> dict[str, str]:
     """Return the run as texts by column, `n/a` for what is not known.
 
-    How a run ended, or what it waits for, takes the place of its step only if it has none.
+    The step column shows how a run ended or what it waits for only if it has no step.
     """
     run, num_steps = live.run, live.progress and live.progress.num_steps
     of = f"/{num_steps:,}" if num_steps else ""

@@ -1,4 +1,4 @@
-"""Show on stderr what takes a while: a line that goes away on a terminal, some plain ones elsewhere."""
+"""Show slow work on stderr: as one transient line on a terminal, as a few plain lines elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -8,9 +8,9 @@ from typing import TextIO, TypeVar
 
 from fastlaunch.core.terminal import plain, printable, raw_output, report_line
 
-#: Nothing is shown of what is done sooner.
+#: Work that is done sooner is not shown.
 _DELAY_S = 2.0
-#: If stderr is no terminal: the pause between looks, and between lines that say the same.
+#: Without a terminal: the pause between looks, and between two equal lines.
 _PLAIN_INTERVAL_S = 5.0
 _REPEAT_S = 20.0
 _REDRAW_S = 0.25
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Activity:
-    """What is under way: its name, its step, and details.
+    """The work under way: its name, step and details.
 
     A thread shows it, also while a call blocks.
     """
@@ -59,7 +59,7 @@ class Activity:
 
 
 def note_wait(wait: str) -> None:
-    """Set what the shown activity, if any, waits for; "" for nothing."""
+    """Set what the shown activity is waiting for; "" for nothing."""
     if _CURRENT:
         _CURRENT[-1].wait = plain(wait)
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from fastlaunch.core.errors import UserError
 
-#: Who pays, or is asked: the caller, unless a tag of the user's says otherwise.
+#: The person to ask, or who pays: the caller, unless the user sets this tag.
 OWNER_TAG = "Owner"
-#: What every service takes. docs.aws.amazon.com/tag-editor, "Tag naming limits and requirements".
+#: Limits of every service. docs.aws.amazon.com/tag-editor, "Tag naming limits and requirements".
 _TAG = re.compile(r"[\w .:/=+@-]*")
 _MAX_TAG_KEY, _MAX_TAG_VALUE = 128, 256
 _RESERVED_TAGS = ("aws:", "fastlaunch:")
@@ -15,16 +15,17 @@ _RESERVED_TAGS = ("aws:", "fastlaunch:")
 #: Prefix of every schedule's name.
 SCHEDULE_PREFIX = "fastlaunch-"
 
-#: How often a machine with a faulty GPU is replaced, unless told otherwise.
+#: Default number of replacements for machines with a faulty GPU.
 MAX_REPLACEMENTS = 2
-#: The shortest limit that is worth a machine: it boots, pulls the image, and keeps time to save and upload.
+#: The shortest useful time limit: it covers boot, image pull, saving and uploading.
 MIN_MINUTES = 15
-#: A plan that ends when all is settled is looked at from this round on; its most rounds; the default.
+#: For runs that stop once every verdict is settled: the first round that is judged, the most rounds, and
+#: the default number of rounds.
 FIRST_LOOK, MOST_ROUNDS, DEFAULT_MOST_ROUNDS = 3, 12, 8
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Raise UserError for a tag of the user's that AWS would refuse, or that would stand for one of ours."""
+    """Raise UserError for a user's tag that AWS would refuse, or that would replace one of ours."""
     for key, value in tags.items():
         if not 1 <= len(key) <= _MAX_TAG_KEY or len(value) > _MAX_TAG_VALUE:
             raise UserError(

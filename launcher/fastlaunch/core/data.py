@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def read(kind: type[T], data: Any, where: str) -> T:
-    """Return the value of a dataclass that `to_data` wrote.
+    """Return the dataclass from which `to_data` made `data`.
 
     where: what the data are, for messages. Raises UserError, with the place, for a value of another type, a
     missing field or one that the dataclass lacks, and for what the dataclass itself refuses.
@@ -30,11 +30,11 @@ def read(kind: type[T], data: Any, where: str) -> T:
 
 
 def to_data(value: Any) -> Any:
-    """Return plain data that `read` turns back into an equal value, without fields that are as by default."""
+    """Return plain data from which `read` makes an equal value, without fields that have their default."""
     if is_dataclass(value):
         data = {of.name: to_data(getattr(value, of.name)) for of in fields(value)}
         for of in fields(value):
-            # As data: what two values are not compared by is kept all the same.
+            # Compare the data, since fields without comparison must be kept too.
             default = of.default if of.default_factory is MISSING else of.default_factory()
             if data[of.name] == to_data(default):
                 del data[of.name]
@@ -53,7 +53,7 @@ def _complete(value: Any, data: Any, at: str) -> list[str]:
         items = enumerate(data) if isinstance(data, list) else data.items()
         parts = [(value[key], item, f"{at}[{key!r}]") for key, item in items if isinstance(item, dict | list)]
     else:
-        # msgspec leaves what has its default to the class, where `vars` does not see it.
+        # msgspec leaves defaults on the class, where `vars` does not see them.
         known = vars(value)
         kind: Any = type(value)
         for name in _names_of(kind):

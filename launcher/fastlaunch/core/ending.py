@@ -1,20 +1,20 @@
-"""What a run or an attempt ended by. The reason beside it is for people: nothing decides by a sentence."""
+"""What ended a run or an attempt. Code decides by `Ending`; the reason beside it is for people."""
 
 from enum import StrEnum
 
 
 class Ending(StrEnum):
-    """What ended a run or an attempt, where its state does not say so."""
+    """The cause of an end, where the state alone does not tell it."""
 
-    #: Somebody: by Ctrl-C, `fastlaunch reap`, AWS's console, or as all rows were settled.
+    #: Stopped by Ctrl-C, `fastlaunch reap` or AWS's console, or because all rows were settled.
     STOPPED = "stopped"
-    #: `fastlaunch cancel`, which outlasts whoever stops it too.
+    #: Stopped by `fastlaunch cancel`, which a later stop does not replace.
     CANCELLED = "cancelled"
     #: AWS took a spot machine back.
     RECLAIMED = "reclaimed"
     #: A GPU of one of its machines is faulty.
     FAULTY_GPU = "faulty-gpu"
-    #: AWS had no machine for it.
+    #: AWS had no capacity for it.
     NO_CAPACITY = "no-capacity"
     TIME_LIMIT = "time-limit"
     #: Its launcher ended before a machine was started.
@@ -26,5 +26,5 @@ class Ending(StrEnum):
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another machine may do the rest."""
+        """Whether another machine may continue the run."""
         return self in (Ending.RECLAIMED, Ending.FAULTY_GPU)

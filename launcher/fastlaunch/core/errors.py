@@ -1,4 +1,4 @@
-"""Exceptions for what the user can mend. Any other exception is a bug and shows a traceback.
+"""Exceptions for problems that the user can fix. Any other exception is a bug and shows a traceback.
 
 UserError                exit 2   the request cannot be carried out as it stands
   UnknownName            exit 2   a recipe, workload, instance, run, ... that does not exist
@@ -39,14 +39,14 @@ class UserError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            # Python shows it under the traceback of one that nobody has caught.
+            # Python shows the note under the traceback of an uncaught error.
             self.add_note(hint)
 
 
 class UnknownName(UserError):
-    """A name that does not exist, with the nearest ones and everything that does.
+    """A name that does not exist, with the nearest existing names and a list of all.
 
-    synonyms: what other tools call a known name, which is then the nearest.
+    synonyms: names that other tools use -> our name, which is then suggested.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class UnknownName(UserError):
         *,
         synonyms: Mapping[str, str] | None = None,
     ) -> None:
-        # With `pathlib`, a tenth of the time of `--help`.
+        # Its import takes a tenth of the time of `--help`.
         from difflib import get_close_matches
 
         names = sorted(set(known))
@@ -94,7 +94,7 @@ class CloudRefused(UserError):
 
 
 class QuotaExceeded(CloudRefused):
-    """The account's quota is used up; another zone never helps, another region or a request to AWS may."""
+    """The account's quota is used up. Another zone never helps; another region or a quota increase may."""
 
 
 class NoCapacity(CloudRefused):
@@ -114,8 +114,8 @@ class Throttled(CloudRefused):
 
 
 class Unreachable(CloudRefused):
-    """No answer came. What was asked for may have been done; the same request with the same token is safe."""
+    """AWS did not answer and may have carried out the request. Sending it again with its token is safe."""
 
 
 class TlsFailed(Unreachable):
-    """No encrypted connection came about: a certificate or a proxy is wrong, and stays so for a while."""
+    """The encrypted connection failed: a certificate or proxy is wrong. An immediate retry is useless."""

@@ -1,4 +1,4 @@
-"""What lies in FASTLAUNCH_HOME is the user's alone: folders 0700, files 0600."""
+"""Files in FASTLAUNCH_HOME are private to the user: folders 0700, files 0600."""
 
 import os
 import stat
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fastlaunch.core.errors import UserError
 
-#: The ledger in it.
+#: File name of the ledger.
 LEDGER_NAME = "ledger.sqlite"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextmanager
 def writing(path: Path, more: str = "") -> Iterator[None]:
-    """Raise UserError if the disk refuses a file of the home. more: added to what to do about it."""
+    """Raise UserError if a file of the home cannot be written. more: added to the hint."""
     try:
         yield
     except OSError as error:
@@ -24,7 +24,7 @@ def writing(path: Path, more: str = "") -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder of the home, and those above it that are missing. Raises OSError if that fails."""
+    """Make a folder of the home and its missing parents. Raises OSError if that fails."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
@@ -36,7 +36,7 @@ def private(path: str, flags: int) -> int:
 
 
 def replace_file(path: Path, body: bytes) -> None:
-    """Write a file of the home whole or not at all, on the disk by then. Raises OSError if that fails."""
+    """Write a file of the home atomically and sync it to the disk. Raises OSError if that fails."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     make_folder(path.parent)
     with open(partial, "wb", opener=private) as file:
@@ -47,9 +47,9 @@ def replace_file(path: Path, body: bytes) -> None:
 
 
 def close_to_others(home: Path) -> None:
-    """Take the home from others if it was made open to them, as far as the file system has modes.
+    """Make the home private if others can read it, where the file system has modes.
 
-    A home that is shared on purpose, such as /tmp, stays as it is.
+    A folder that is shared on purpose, such as /tmp, stays as it is.
     """
     with suppress(OSError):
         mode = home.stat().st_mode

@@ -1,6 +1,6 @@
-"""Locks that show whether a process lives: the kernel releases them however the process ends.
+"""Locks that show whether a process is alive: the kernel releases them however the process ends.
 
-A process id is no such sign: it is reused, and says nothing across a reboot.
+A process id cannot show that, since ids are reused and mean nothing after a reboot.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ def is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # Shared, so that two who look at once do not take each other for the holder.
+        # Shared, so that two processes that check at once do not mistake each other for the holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

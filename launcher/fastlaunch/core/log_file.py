@@ -5,13 +5,13 @@ from pathlib import Path
 
 #: Name of the file in the run directory that takes stdout and stderr of every rank.
 LOG = "log.txt"
-#: Where torchrun begins its long report that a rank failed; what the rank said stands before it. The second
-#: form is that of torch up to 2.2.
+#: The start of torchrun's long report of a failed rank, which follows the rank's own error. torch up to 2.2
+#: uses the second form.
 _TORCHRUN = re.compile(
     r"^[EW]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/distributed/elastic/"
     r"|^\[\d{4}-\d\d-\d\d [\d:,]+\] torch\.distributed\.elastic\."
 )
-#: How much of a log's end is read, as it may be large.
+#: Bytes to read from the end of a log, which may be large.
 _MAX_BYTES = 2**18
 
 

@@ -1,6 +1,6 @@
 """Find the AWS profile and region in AWS's own variables and files, as botocore does.
 
-A local command needs them too, and importing botocore would take longer than the rest of it.
+Local commands need them too, and importing botocore would take longer than everything else they do.
 """
 
 import configparser
@@ -23,9 +23,9 @@ def profile_name() -> str | None:
 
 
 def login_region() -> tuple[str, str]:
-    """Return the region of the environment, else of the profile, else the default one, and what names it.
+    """Return the region, from the environment, the profile or the default, and the name of its source.
 
-    Nothing names the default one: the text is empty.
+    The source of the default region is the empty text.
     """
     for name in _REGIONS:
         if region := os.environ.get(name, "").strip():

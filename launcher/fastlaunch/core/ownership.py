@@ -1,6 +1,6 @@
-"""Decide what on AWS is fastlaunch's, and when its time is over, by tags and name alone.
+"""Decide by tags and name alone what on AWS belongs to fastlaunch, and when its time is over.
 
-Ours is what has all of fastlaunch's tags, in their form, and the name that they make.
+A resource is ours if it has all of fastlaunch's tags in the right form, and the name that follows from them.
 """
 
 import re
@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 #: The form of the ids that the ledger gives to runs: `20261121-090312-k3f9`.
 RUN_ID = r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}"
 
-#: Tags of machines and jobs. We never end what lacks one of them, or has it in another form.
+#: Tags of machines and jobs. We never end a resource without all of them in the right form.
 RUN_TAG = "fastlaunch:run"
 ATTEMPT_TAG = "fastlaunch:attempt"
 MAX_MINUTES_TAG = "fastlaunch:max-minutes"
-#: URI of what the attempt uploads.
+#: URI of the folder to which the attempt uploads.
 OUTPUT_TAG = "fastlaunch:output"
 
 #: Minutes that may be billed on top of the time limit. EC2: before booting, and from shutdown to terminated.
@@ -25,7 +25,7 @@ JOB_WAIT_MINUTES = 60
 
 _RUN_ID = re.compile(RUN_ID)
 _NUMBER = re.compile(r"[1-9][0-9]{0,6}", re.ASCII)
-#: Nobody gives a longer limit: a capacity block lasts half a year at most.
+#: No limit is longer, since a capacity block lasts at most half a year.
 _MOST_MINUTES = 366 * 24 * 60
 
 

@@ -1,4 +1,4 @@
-"""What every room passes on: `Plan`, the request as data; `RunState`; `CodeBundle`."""
+"""Types that all rooms share: `Plan`, the request as data; `RunState`; `CodeBundle`."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -44,11 +44,11 @@ class PlanObject:
 class Plan:
     """The exact request that starts a job, as data: `execute` sends `request` and adds nothing.
 
-    placeholders: names of what is not known offline and stands in `request` as `<name>`.
+    placeholders: names of values that are unknown offline and appear in `request` as `<name>`.
     max_cost_usd: the most this plan can cost; None where nothing is billed.
     region: where the request goes; None for this machine.
-    sunk_usd: what was paid before and is not paid again, such as a capacity block's fee; None without.
-    objects: what the machines fetch, stored before the request is sent.
+    sunk_usd: costs that were paid before, such as a capacity block's fee; None without.
+    objects: files that the machines fetch, stored before the request is sent.
     """
 
     backend: str
@@ -84,7 +84,7 @@ class CodeBundle:
 def placeholders_in(
     request: Mapping[str, Any], run_list: PlanObject, names: Iterable[str]
 ) -> tuple[str, ...]:
-    """Return those of the names, without brackets, that stand in the request or the list of runs."""
+    """Return the placeholder names, without brackets, that appear in the request or the list of runs."""
     text = json.dumps([request, run_list.text])
     is_unknown = run_list.sha256.startswith("<")
     unknown = {name for name in names if f"<{name}>" in text}

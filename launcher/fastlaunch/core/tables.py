@@ -1,4 +1,4 @@
-"""Plain tables: what is shown of each row, and what gives way where the terminal is too narrow."""
+"""Plain tables: their columns, and which of these give way on a narrow terminal."""
 
 import re
 import textwrap
@@ -11,24 +11,24 @@ from fastlaunch.core.terminal import printable
 
 Row = TypeVar("Row")
 
-#: Importance of a column that never leaves, as it tells rows apart or is what the table is for.
+#: Importance of a column that is never dropped: it tells rows apart, or the table exists for it.
 KEPT = 100
-#: Importance of a column that leaves before another one wraps.
+#: Importance of a column that is dropped before any other wraps.
 SPARE = 0
-#: How wide tables are without a terminal.
+#: The width of tables without a terminal.
 WIDTH = 120
 #: Characters between two columns.
 GAP = 2
-#: Words wrap in a column as narrow as this before another column leaves, and before a long word is broken.
+#: Columns wrap down to this width before a column is dropped or a long word is broken.
 _LEAST, _LEAST_PIECE = 24, 8
-#: A number, with a unit or without; ~ says that it is inferred.
+#: A number with an optional unit; ~ marks an inferred one.
 _NUMBER = re.compile(r"[-~]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
-#: Where a word that is too long for its column is broken.
+#: Characters after which a word that is too long for its column is broken.
 _JOINTS = re.compile(r"(?<=[=,/:_-])(?!$)")
 
 
 def as_text(value: object) -> str:
-    """Return a value as a cell shows it; nothing for None."""
+    """Return the value as text for a cell; empty for None."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -40,7 +40,7 @@ def as_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """What a table shows of each row under a heading."""
+    """A heading, and how to get and show its value for each row."""
 
     name: str  # the heading
     value: Callable[[Row], Any]  # None if the row has none
@@ -78,7 +78,7 @@ class _Cells:
         return max(map(len, (self.name, *self.texts)))
 
     def floor(self, least: int) -> int:
-        """Return how narrow the column may get before another one leaves: words wrap, numbers do not."""
+        """Return the smallest width before a column is dropped: words wrap, numbers do not."""
         if self.is_right:
             return self.natural
         pieces = (piece for text in (self.name, *self.texts) for piece in _pieces(text, least))
@@ -94,12 +94,14 @@ def table(
     missing: str = "",
     titles: Mapping[int, str] | None = None,
 ) -> str:
-    """Return a plain table, no line of which is longer than `width`; None: as wide as need be.
+    """Return a plain table with lines of at most `width` characters; None for no limit.
 
-    A column without a value in any row is not shown. Where room is short, SPARE columns leave, then words
-    wrap, then the least important of the other columns leave, of equal ones the last. A line under the table
-    names what left. rule: underline the headings. missing: the cell of a row without a value. titles: lines
-    that stand above the rows with these numbers.
+    Columns without any value are not shown. If the table is too wide, first the SPARE columns are dropped,
+    then words wrap, then the least important columns are dropped, the last among equals first. A line
+    under the table names them.
+
+    rule: underline the headings. missing: the cell of a row without a value. titles: lines above the rows
+    with these numbers.
     """
     from tabulate import tabulate
 
@@ -139,7 +141,7 @@ def table(
 
 
 def _fit(columns: list[_Cells], width: int | None) -> list[str]:
-    """Give each column its width, and remove those without room; return the names of these, in order."""
+    """Set each column's width and remove the columns without room; return the names of those, in order."""
     names = [cells.name for cells in columns]
 
     def excess() -> int:
@@ -164,7 +166,7 @@ def _fit(columns: list[_Cells], width: int | None) -> list[str]:
         if lowest > SPARE and (fits(_LEAST) or lowest >= KEPT):
             break
         remove_least()
-    # What not even the parts of words leave room for is broken anywhere.
+    # If even parts of words are too wide, break anywhere.
     if not any(fits(least) for least in (_LEAST, _LEAST_PIECE)):
         for cells in columns:
             cells.width = 1
@@ -191,15 +193,15 @@ def _is_numeric(texts: Sequence[str]) -> bool:
 
 
 def _pieces(text: str, width: int) -> Iterator[str]:
-    """Yield what is not broken: words, and the parts of words that are longer than `width`."""
+    """Yield the unbreakable pieces: words, and the parts of words that are longer than `width`."""
     for word in text.split():
         yield from (word,) if len(word) <= width else _JOINTS.split(word)
 
 
 def _wrapped(text: str, width: int, *, hanging: bool = False) -> list[str]:
-    """Return the text in lines: broken at blanks, long words after `=`, `/` and the like, else anywhere.
+    """Return the text in lines, broken at blanks, then after `=`, `/` and the like, else anywhere.
 
-    hanging: indent all lines but the first, so that they do not begin as another row.
+    hanging: indent all lines but the first, so that they do not look like another row.
     """
     if len(text) <= width or not width:
         return [text]

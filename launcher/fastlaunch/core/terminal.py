@@ -1,7 +1,7 @@
-"""Text as a terminal may show it: what jobs, nodes and AWS say must not steer the user's terminal.
+"""Text that is safe to print: output of jobs, nodes and AWS must not control the user's terminal.
 
-What people and programs elsewhere name, such as a recipe or the owner of a machine, becomes `printable` where
-it is read: it is part of a line, and begins none of its own. `plain` is for whole texts, such as logs.
+Names from elsewhere, such as a recipe's or a machine's owner, become `printable` where they are read, so that
+they cannot break a line. `plain` is for whole texts, such as logs.
 """
 
 import re
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-#: Colours and other renditions, as logs have them; without them the text says the same.
+#: Colours and other renditions in logs, which can be dropped without loss.
 _RENDITION = re.compile(r"\x1b\[[0-9:;]*m")
-#: The control characters of C0 and C1 without tab and newline, the other line ends, and those that turn the
+#: The control characters of C0 and C1 except tab and newline, other line ends, and marks that change the
 #: direction of text.
 _CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 #: As `less` shows them: `^[`, `<U+009B>`.
@@ -27,19 +27,19 @@ def plain(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text in one line, with what cannot be seen escaped as Python does: `\\n`, `\\u202e`."""
+    """Return the text in one line, with invisible characters escaped as in Python: `\\n`, `\\u202e`."""
     if text.isprintable():
         return text
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
 
 
 def printable_message(text: str) -> str:
-    """Return the text of an error in `printable` lines: a further one of its own begins with two blanks."""
+    """Return an error's text with each line `printable`. Continuation lines begin with two blanks."""
     return "\n  ".join(map(printable, text.split("\n  ")))
 
 
 def printable_data(data: Any) -> Any:
-    """Return plain data with every text in it, names included, `printable`."""
+    """Return plain data with all texts in it, including keys, `printable`."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, Mapping):
@@ -48,7 +48,7 @@ def printable_data(data: Any) -> Any:
 
 
 class WarningLine(str):
-    """A line of the level of a warning, made by `as_warning`."""
+    """A line at warning level, made by `as_warning`."""
 
 
 def as_warning(text: str) -> WarningLine:
@@ -62,7 +62,7 @@ def report_line(line: str, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stderr
     shown = plain(line)
-    # The terminal may be gone; the run is not.
+    # The terminal may be gone, but the run goes on.
     with suppress(OSError):
         if isinstance(line, WarningLine) and stream.isatty():
             shown = "\n".join(map(_wrapped, shown.split("\n")))
@@ -77,7 +77,7 @@ def _wrapped(line: str) -> str:
 
 
 class PlainOutput:
-    """A text stream that passes on `plain` text, and escapes what the stream's encoding does not have."""
+    """A text stream that writes `plain` text and escapes characters that its encoding lacks."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -88,17 +88,17 @@ class PlainOutput:
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        # By these click, for one, would write past this object.
+        # Through these, click would bypass this object.
         if name in ("buffer", "writelines"):
             raise AttributeError(name)
         return getattr(self.stream, name)
 
 
 def plain_output(stream: TextIO | None) -> TextIO | None:
-    """Return the stream for what people read; None for one that is closed, as Python has it."""
+    """Return a stream that makes its text safe to print; None for None, which Python has for a closed one."""
     return stream and cast(TextIO, PlainOutput(stream))
 
 
 def raw_output(stream: TextIO) -> TextIO:
-    """Return the stream that a `plain_output` writes to; any other as it is."""
+    """Return the stream under a `plain_output`; any other stream unchanged."""
     return stream.stream if isinstance(stream, PlainOutput) else stream

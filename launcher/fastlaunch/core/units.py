@@ -23,9 +23,9 @@ _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _NUMBER = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?|\.[0-9]+"
 _QUANTITY = re.compile(rf"({_NUMBER})(e[0-9]{{1,2}})?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _PARTS = re.compile(rf"(?:{_NUMBER})\s*[a-z]+", re.IGNORECASE | re.ASCII)
-#: SQLite's largest integer, which also bounds every sensible quantity.
+#: SQLite's largest integer, which is above every sensible quantity.
 _LARGEST = 2**63 - 1
-#: Python refuses to read integers of thousands of digits, with another error.
+#: Python raises another error for integers with thousands of digits.
 _MAX_LENGTH = 100
 
 
@@ -64,7 +64,7 @@ def parse_seconds(text: str) -> float:
 
 
 def _parse_time_s(text: str, *, unit_s: int, expected: str) -> float:
-    """Return seconds of a number, which is in this unit, or of a duration with its own."""
+    """Return seconds from a number in this unit, or from a duration with its own unit."""
     try:
         seconds = float(text) * unit_s
     except ValueError:
@@ -75,7 +75,7 @@ def _parse_time_s(text: str, *, unit_s: int, expected: str) -> float:
 
 
 def above_zero(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return the parser; it refuses what is not above 0."""
+    """Return the parser, restricted to values above 0."""
 
     def parse_above_zero(text: str) -> Any:
         quantity = parse(text)
@@ -102,7 +102,7 @@ def _parse(text: str, units: dict[str, int], expected: str) -> "Fraction":
 
 
 def parse_date(text: str) -> datetime.date:
-    """Return the day written as YYYY-MM-DD. Raises UserError for other text or a day that never was."""
+    """Return the day written as YYYY-MM-DD. Raises UserError for other text or an impossible date."""
     try:
         if _DATE.fullmatch(text):
             return datetime.date.fromisoformat(text)
@@ -112,7 +112,7 @@ def parse_date(text: str) -> datetime.date:
 
 
 def utc_day(moment: datetime.datetime) -> datetime.date:
-    """Return the day by UTC, as prices have it. moment: with a time zone."""
+    """Return the day in UTC, which prices use. moment: with a time zone."""
     assert moment.tzinfo is not None
     return moment.astimezone(datetime.UTC).date()
 
@@ -131,7 +131,7 @@ def parse_usd(text: str) -> float:
 def by_reason(skipped: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
     """Return lines such as `us-east-1a, us-east-1b: no answer`, of (name, reason it was skipped).
 
-    most: see `first_names`. A reason whose names are all empty stands alone.
+    most: see `first_names`. A reason without names is a line by itself.
     """
     names: dict[str, list[str]] = {}
     for name, reason in skipped:
@@ -140,7 +140,7 @@ def by_reason(skipped: Iterable[tuple[str, str]], most: int | None = None) -> li
 
 
 def first_names(names: Sequence[str], most: int | None) -> str:
-    """Return `a, b and 3 more`; all names where there is no more than one beyond `most`."""
+    """Return `a, b and 3 more`; all names if at most one would be left out."""
     if most is None or len(names) <= most + 1:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
@@ -152,12 +152,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def rounded(value: float) -> str:
-    """Format three digits, as people write them: `1.23`, `12.3`, `123`, `12,300`."""
+    """Format a number to three digits: `1.23`, `12.3`, `123`, `12,300`."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def in_ms(seconds: float) -> str:
-    """Format a step time, which has this unit wherever it is shown: `12.3 ms`, `1,250 ms`."""
+    """Format a step time, always in milliseconds: `12.3 ms`, `1,250 ms`."""
     return f"{rounded(seconds * 1000)} ms"
 
 
@@ -188,9 +188,9 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    r"""Return the texts of `a,b`. A comma within brackets, or written `\,`, does not divide.
+    r"""Return the texts of `a,b`. A comma within brackets, or written `\,`, does not separate.
 
-    Raises UserError if a comma would leave a bracket or a quote open.
+    Raises UserError if a bracket or a quote with a comma in it is not closed.
     """
     texts = _divided(text)
     if texts is None:

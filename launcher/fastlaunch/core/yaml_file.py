@@ -1,7 +1,7 @@
-"""YAML files read into dataclasses: every fault is a BadFile with its line.
+"""Read YAML files into dataclasses. Every fault is a BadFile with its line.
 
-A scalar is the text that stands there: `1:30` is not 90, nor `010` eight, `2.10` 2.1, and `no` is a word. It
-becomes a number or a date only by the type of the field that it fills.
+Scalars are read as text: `1:30` is not 90, `010` is not 8, `2.10` is not 2.1, and `no` is a word. Only the
+type of the field makes a number or a date of it.
 """
 
 import datetime
@@ -21,7 +21,7 @@ from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import parse_date
 
 T = TypeVar("T")
-#: A file has many records of a class, whose types take as long to work out as one record to read.
+#: Cached, since working out a class's types takes as long as reading one of its many records.
 _types_of = functools.cache(get_type_hints)
 #: What a value of a type looks like, for messages.
 _EXPECTED = {
@@ -35,9 +35,9 @@ _EXPECTED = {
 #: Plain decimals. With a zero first they would be octal to other readers of YAML.
 _INTEGER = r"[+-]?(?:0|[1-9][0-9]{0,17})"
 _NUMBERS = {int: re.compile(_INTEGER), float: re.compile(rf"{_INTEGER}(?:\.[0-9]*)?|[+-]?\.[0-9]+")}
-#: As YAML 1.1 has them.
+#: The spellings of YAML 1.1.
 _TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}
-#: What a file may hold, with what its aliases stand for. The largest of ours has 3,000 values in 44 KB.
+#: The most that a file may hold with its aliases expanded. Our largest has 3,000 values in 44 KB.
 _MOST_VALUES, _MOST_LEVELS = 300_000, 50
 _EXCESS = f"has more than {_MOST_VALUES:,} values or {_MOST_LEVELS} levels, with what its aliases stand for"
 _TAG = "tag:yaml.org,2002:"
@@ -46,17 +46,17 @@ _KINDS = ("null", "str", "seq", "map")
 
 @functools.cache
 def _loader() -> Any:
-    """Return a loader of PyYAML's that gives text, None, lists and mappings, and knows merge keys (`<<`)."""
+    """Return a PyYAML loader that yields text, None, lists and mappings, and supports merge keys (`<<`)."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     construct = base.yaml_constructors
-    # Any other tag, such as !!int, is refused; `<<` in the place of a value is text.
+    # Other tags, such as !!int, are refused; `<<` as a value is text.
     constructors = {tag: construct[tag] for tag in (None, *(f"{_TAG}{name}" for name in _KINDS))}
     constructors[f"{_TAG}merge"] = construct[f"{_TAG}str"]
     resolvers = {
-        first: [each for each in known if each[0] in (f"{_TAG}null", f"{_TAG}merge")]
-        for first, known in base.yaml_implicit_resolvers.items()
+        first: [(tag, pattern) for tag, pattern in candidates if tag in (f"{_TAG}null", f"{_TAG}merge")]
+        for first, candidates in base.yaml_implicit_resolvers.items()
     }
     return type(
         "TextLoader", (base,), {"yaml_constructors": constructors, "yaml_implicit_resolvers": resolvers}
@@ -73,14 +73,14 @@ def load_yaml(text: str) -> Any:
 
 
 def _excess_line(text: str) -> int | None:
-    """Return the line at which the text holds more than a file may; None if it does not.
+    """Return the line at which the text exceeds the limits; None if it does not.
 
-    By its events, which come one after the other: a loader takes for ever over aliases of aliases, and the
-    one in C crashes at many brackets. Raises yaml.YAMLError.
+    Reads the event stream, because a loader never finishes on aliases of aliases, and the C loader crashes
+    on deep nesting. Raises yaml.YAMLError.
     """
     import yaml
 
-    # Values and levels of what each anchor stands for; and of each open collection, outermost first.
+    # The number of values and levels under each anchor, and in each open collection, outermost first.
     sizes: dict[str | None, tuple[float, float]] = {}
     anchors: list[str | None] = [None]
     values, levels = [0.0], [0.0]
@@ -90,14 +90,14 @@ def _excess_line(text: str) -> int | None:
             anchors.append(event.anchor)
             values.append(1.0)
             levels.append(0.0)
-            # An alias within what it stands for has no end.
+            # An alias within its own anchor never ends.
             sizes[event.anchor] = math.inf, math.inf
             size = 0.0
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size, height = anchors.pop(), values.pop(), levels.pop() + 1
             sizes[anchor] = size, height
         elif isinstance(event, yaml.AliasEvent):
-            # The loader refuses one that stands for nothing.
+            # The loader refuses an alias without an anchor.
             size, height = sizes.get(event.anchor, (1.0, 0.0))
         values[-1] += size
         levels[-1] = max(levels[-1], height)
@@ -108,13 +108,13 @@ def _excess_line(text: str) -> int | None:
 
 
 class YamlFile:
-    """The one document of a YAML file, as plain data. A path is keys and indices, from the top down."""
+    """The single document of a YAML file, as plain data. A path is the keys and indices from the top down."""
 
     def __init__(self, path: Path) -> None:
         import yaml
 
         self.path = path
-        #: The line of every value, by its path as text; and the nodes of those that are no list or mapping.
+        #: The line of every value, by its path as text; and the nodes of scalars.
         self._lines: dict[tuple[str, ...], int] = {}
         self._scalars: dict[tuple[str, ...], Any] = {}
         if not path.exists():
@@ -136,7 +136,7 @@ class YamlFile:
             raise BadFile(path, f"is not YAML: {error}") from None
 
     def fault(self, problem: str, *at: str | int, hint: str | None = None) -> BadFile:
-        """Return the error that the value at this path is wrong, with its line."""
+        """Return the error for the value at this path, with its line."""
         return BadFile(self.path, problem, line=self._line(*at), hint=hint)
 
     def mapping(self, *at: str | int) -> dict[str, Any]:
@@ -164,26 +164,26 @@ class YamlFile:
         given: fields that the file does not hold. without: keys that are read elsewhere.
         """
         types_by_name = _types_of(cls)  # type: ignore[arg-type]
-        known = {each.name: each for each in fields(cls) if each.name not in given}  # type: ignore[arg-type]
+        known = {field.name: field for field in fields(cls) if field.name not in given}  # type: ignore[arg-type]
         entry = self.mapping(*at)
         self.refuse_unknown(*at, known=[*known, *without])
         values = {name: self.value(types_by_name[name], *at, name) for name in entry if name not in without}
         missing = [
             name
-            for name, each in known.items()
-            if name not in entry and each.default is MISSING and each.default_factory is MISSING
+            for name, field in known.items()
+            if name not in entry and field.default is MISSING and field.default_factory is MISSING
         ]
         if missing:
             raise self.fault(f"{_name(at)} has no {' and no '.join(f'`{name}`' for name in missing)}", *at)
         try:
             return cls(**values, **given)
         except UserError as error:
-            # On the line of the field that the message names.
+            # Point to the line of the field that the message names.
             named = sorted((name for name in entry if name in error.message), key=len)[-1:]
             raise self.fault(error.message, *at, *named, hint=error.hint) from None
 
     def refuse_unknown(self, *at: str | int, known: list[str]) -> None:
-        """Raise BadFile if the mapping at this path has a key that is not known."""
+        """Raise BadFile if the mapping at this path has an unknown key."""
         for key in self.mapping(*at):
             if key not in known:
                 near = get_close_matches(key, known, n=1, cutoff=0.5)
@@ -216,7 +216,7 @@ class YamlFile:
         raise self.fault(f"{_name(at)} is {_shown(value)}; it is {_EXPECTED[expected]}", *at)
 
     def text(self, *at: str | int) -> str:
-        """Return what stands at this path, `null` and `~` too. Raises BadFile for nothing, or several."""
+        """Return the scalar's text at this path, also of `null` and `~`. Raises BadFile if there is none."""
         value, node = self._value(*at), self._scalars.get(tuple(map(str, at)))
         text = value if isinstance(value, str) else node.value if node else ""
         if isinstance(value, dict | list) or not (text or value == ""):
@@ -235,11 +235,11 @@ class YamlFile:
     def _line(self, *at: str | int) -> int | None:
         """Return the line of the value at this path, or of the nearest one above it."""
         path = tuple(map(str, at))
-        above = (path[:length] for length in range(len(path), -1, -1))
-        return next((self._lines[each] for each in above if each in self._lines), None)
+        prefixes = (path[:length] for length in range(len(path), -1, -1))
+        return next((self._lines[prefix] for prefix in prefixes if prefix in self._lines), None)
 
     def _note_lines(self, node: Any, at: tuple[str, ...]) -> None:
-        """Note the lines of the node and all in it. Raises BadFile for a key that stands there twice."""
+        """Note the lines of the node and all its descendants. Raises BadFile for a duplicate key."""
         if node is None:
             return
         self._lines.setdefault(at, node.start_mark.line + 1)
@@ -249,7 +249,7 @@ class YamlFile:
             for index, item in enumerate(node.value):
                 self._note_lines(item, (*at, str(index)))
         for key, value in node.value if node.id == "mapping" else ():
-            # YAML would silently take the last one.
+            # YAML would silently use the last value.
             inner, line = (*at, str(key.value)), key.start_mark.line + 1
             if inner in self._lines:
                 problem = f"`{key.value}` stands here again; it is on line {self._lines[inner]} already"

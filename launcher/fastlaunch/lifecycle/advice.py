@@ -1,4 +1,4 @@
-"""What only advises, such as a verdict or a display: what it raises is a warning, and ends no machine."""
+"""Guard advisory code, such as verdicts and displays: its errors become warnings and end no machine."""
 
 import traceback
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from types import TracebackType
 
 from fastlaunch.core.errors import UserError
 
-#: In the home folder: tracebacks of errors that ended nothing.
+#: File in the home folder for tracebacks of guarded errors.
 ERROR_LOG = "errors.log"
-#: What is guarded where runs are shown.
+#: The subject of warnings where runs are shown.
 PROGRESS = "the display of progress"
 
 
 @dataclass(kw_only=True)
 class Advice:
-    """Guards what only advises. Each kind of its errors is a warning, said once."""
+    """Guards advisory code. Each kind of error is reported once, as a warning."""
 
     home: Path
     #: Called with a warning.
@@ -26,10 +26,11 @@ class Advice:
     _warned: set[tuple[str, type[Exception]]] = field(default_factory=set)
 
     def guard(self, what: str) -> "_Guard":
-        """Return a context that ends where its block raises an exception, with a warning.
+        """Return a context manager that turns an exception of its block into a warning.
 
-        Interruptions pass. what: the block's subject in the warning, such as `the comparison`. What the block
-        decides it returns, or stores with its last statement: one that fails half-way decides nothing.
+        Interruptions pass through. what: the subject of the warning, such as `the comparison`. Let the block
+        return or store its decision in its last statement, so that a block that fails half-way decides
+        nothing.
         """
         return _Guard(self, what)
 
@@ -55,7 +56,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class _Guard:
-    """As a class its type says that what follows the block is reached."""
+    """A class, so that type checkers know that code after the block is reached."""
 
     advice: Advice
     what: str

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from fastlaunch.measure.summary import Interval
     from fastlaunch.placement.resolve import Placement
 
-#: The most entries that are shown of lists that may be long.
+#: The most entries to show of a long list.
 MOST = 4
-#: Names of files that people do not mean to send.
+#: Names of files that are probably sent by mistake.
 _PRIVATE = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|ed25519|ecdsa)|.*\.(pem|key)|credentials")
 
 
 def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected | str") -> list[str]:
-    """Return lines on what is going to be done, what speaks against it, and last what it will cost."""
+    """Return lines on what will be done, warnings about it, and finally its cost."""
     from fastlaunch.lifecycle.resume import slow_checkpoint
 
     options, jobs = placement.options, placement.jobs_at()
@@ -66,7 +66,7 @@ def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected |
 
 
 def warnings_of(placement: "Placement") -> list[str]:
-    """Return what the checks warn of, once where it holds in several places."""
+    """Return the warnings of the checks; a warning for several places appears once."""
     warnings = dict.fromkeys(
         (check.message, check.hint) for check in placement.checks if check.result == "warning"
     )
@@ -75,7 +75,7 @@ def warnings_of(placement: "Placement") -> list[str]:
 
 def in_words(jobs: Sequence[Job], site: Site) -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
-    # The recipes that share all else; in an experiment not all do.
+    # Group the recipes that share everything else; in an experiment not all do.
     shared: dict[str, list[str]] = {}
     for job, times in Counter(job.without_seed for job in jobs).items():
         number = f"at most {times}" if job.max_rounds else str(times)
@@ -97,7 +97,7 @@ def _what(job: Job, jobs: Sequence[Job]) -> str:
         return shlex.join(job.script.command) + torchrun
     fitting = "the largest batch that fits" + (" all recipes" if job.fit else "")
     batch = fitting if job.batch_size is None else f"batch {job.batch_size}"
-    # Only where not all have as many.
+    # Only if the jobs differ in it.
     ranks = f" on {job.num_gpus} GPUs" if len({other.num_gpus for other in jobs}) > 1 else ""
     model = f" of {job.inputs.model}" if job.inputs.model else ""
     return f"{job.workload}{model} at {batch}{ranks} for {job.length}"
@@ -120,7 +120,7 @@ def _where(job: Job, site: Site) -> str:
         return f"in {site.zone}{'' if is_close else ', in no placement group'}"
     if job.terms.purchase == "capacity-block":
         return f"in {site.region}, in the block's zone"
-    # A subnet is named, though not yet known, where there has to be one.
+    # Mention the subnet where one is needed, although it is not known yet.
     if site.backend == "ec2" and site.subnet:
         return f"in {site.region}, in a subnet of yours"
     return f"in {site.region}, in a zone of EC2's choice"
@@ -135,7 +135,7 @@ def _bought(job: Job, site: Site) -> str:
 
 
 def travels_text(directory: WorkingDirectory) -> list[str]:
-    """Return sentences on what travels with a script, by what rule, and how to see all of it."""
+    """Return sentences on which files travel with a script, by which rule, and how to list all."""
     files, largest = directory.files, directory.largest[:MOST]
     rules = {"git": "what git tracks here", IGNORE_FILE: f"what {IGNORE_FILE} leaves"}
     what = rules.get(directory.rule or "", f"all that is here, as neither git nor a {IGNORE_FILE} says less")
@@ -151,7 +151,7 @@ def travels_text(directory: WorkingDirectory) -> list[str]:
 
 
 def needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
-    """Return sentences on what jobs need besides their code. num_bytes: of the wheels, once resolved."""
+    """Return sentences on what jobs need besides their code. num_bytes: size of the resolved wheels."""
     lines = []
     if options.requirements:
         names = some(read_requirements(Path(options.requirements)).names, ", ")
@@ -168,7 +168,7 @@ def needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
 
 
 def spot_text(jobs: Sequence[Job]) -> list[str]:
-    """Return what a script on spot has to do to be gone on with; nothing for other jobs."""
+    """Return what a script on spot must do to be resumable; empty for other jobs."""
     if jobs[0].script is None or jobs[0].terms.purchase != "spot":
         return []
     return [
@@ -178,9 +178,9 @@ def spot_text(jobs: Sequence[Job]) -> list[str]:
 
 
 def expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minutes: int) -> str:
-    """Return `expected: probably $12.30 (11.9 to 12.8) in 2.2 h (...)`, or why that is not known.
+    """Return `expected: probably $12.30 (11.9 to 12.8) in 2.2 h (...)`, or why that is unknown.
 
-    max_minutes: the limit of the machine's time, at which what is not done is stopped.
+    max_minutes: the time limit at which unfinished work is stopped.
     """
     from fastlaunch.report.text import dollars, number
 
@@ -210,7 +210,7 @@ def range_in_brackets(quantity: "Interval", format_value: Callable[[float], str]
 
 
 def expected_json(expected: "Expected | str") -> dict[str, Any]:
-    """Return the same as plain data."""
+    """Return the expected cost as plain data."""
     from fastlaunch.report.cost import rate_to_json
 
     if isinstance(expected, str):

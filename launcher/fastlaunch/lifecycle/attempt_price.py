@@ -1,7 +1,7 @@
-"""What an hour of an attempt's machine costs: the list price before it starts, what it turns out to be after.
+"""The hourly price of an attempt's machine: the list price before it starts, the billed price afterwards.
 
-On EC2 spot has a price of its own. SageMaker bills spot by fewer seconds at the on-demand price, so the price
-before is the on-demand one whatever is bought.
+EC2 has a separate spot price. SageMaker bills spot as fewer seconds at the on-demand price, so before the
+start its price is always the on-demand one.
 """
 
 import datetime
@@ -19,10 +19,10 @@ from fastlaunch.ledger.rows import Attempt
 
 
 def managed_spot_price(listed: Price, aws_status: AttemptStatus) -> Price | None:
-    """Return what an hour of managed spot came to: the list price times billed over trained seconds.
+    """Return the hourly price of managed spot: the list price times billed over trained seconds.
 
-    listed: the on-demand price, at which SageMaker bills the seconds. None if SageMaker does not say, or gave
-    no discount.
+    listed: the on-demand price, at which SageMaker bills seconds. None if SageMaker does not report the
+    seconds, or gave no discount.
     """
     if not aws_status.is_spot or not aws_status.billable_s or not aws_status.training_s:
         return None
@@ -42,12 +42,12 @@ def managed_spot_price(listed: Price, aws_status: AttemptStatus) -> Price | None
 def note_machines(
     ledger: Ledger, backend: CloudBackend, seen: Sequence[tuple[Attempt, AttemptStatus]]
 ) -> None:
-    """Store zone, start and price of machines that are seen started for the first time.
+    """Store zone, start and price of machines when they are first seen started.
 
-    And, for as long as it lasts, what runs on SageMaker wait for.
+    Also store what runs on SageMaker wait for, while they wait.
 
-    seen: attempts as they stand in the ledger, with what AWS shows. AWS is asked for a spot price once for
-    all machines of one type and zone.
+    seen: attempts in the ledger, with their status at AWS. AWS is asked for a spot price once per type and
+    zone.
     """
     for attempt, aws_status in seen:
         if attempt.backend == "sagemaker":
@@ -75,7 +75,7 @@ def note_machines(
 
 
 def _explain_wait(ledger: Ledger, attempt: Attempt, aws_status: AttemptStatus) -> None:
-    """Note what the attempt's runs wait for as long as they do, such as `waiting for capacity`."""
+    """Note what the attempt's runs wait for, such as `waiting for capacity`, while they wait."""
     if not aws_status.is_live:
         return
     reason = None if aws_status.is_up else aws_status.detail
@@ -96,7 +96,7 @@ def _spot_offer(attempt: Attempt, aws_status: AttemptStatus) -> tuple[str, str, 
 def _spot_price(
     aws: Aws, region: str, instance: str, zone: str | None, *, today: datetime.date
 ) -> Price | None:
-    """Return the newest spot price of the type in the zone on EC2; None if AWS does not tell it."""
+    """Return the newest EC2 spot price of the type in the zone; None if AWS reports none."""
     quote = None
     with suppress(CloudRefused):
         quote = aws.spot_price_usd(region, instance, zone)

@@ -1,4 +1,4 @@
-"""Cancels a run: here at once, on AWS by stopping its attempt's machines."""
+"""Cancel a run: here at once, on AWS by stopping its attempt's machines."""
 
 import time
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from fastlaunch.lifecycle.monitor import SHUTDOWN_WAIT
 from fastlaunch.lifecycle.reconcile import adopt, handle_of
 from fastlaunch.lifecycle.sight import check_account, look
 
-#: Who asked attempts to stop, and the reason of a run that was kept from starting.
+#: The reason of a stopped attempt, and of a run that was cancelled before it started.
 BY_CANCEL, BEFORE_START = "fastlaunch cancel", "cancelled before it started"
-#: How long a launcher that lives may take to note what it started, here and on AWS.
+#: How long a live launcher may take to note what it started, here and on AWS.
 _GRACE_S = 10.0
 _CLOUD_GRACE_S = 60.0
 
@@ -39,8 +39,8 @@ def cancel(
 ) -> RunState:
     """Stop `run`, or keep it from starting, and return its final state.
 
-    On AWS all other runs of its attempt stop too. Raises CloudRefused's kinds if AWS refuses, UserError if it
-    is not known yet whether there is a machine.
+    On AWS all other runs of its attempt stop too. Raises subclasses of CloudRefused if AWS refuses, and
+    UserError while it is unknown whether there is a machine.
     """
     if run.backend in CLOUD_BACKENDS:
         return _cancel_cloud(run, backend=cast(CloudBackend, backend), ledger=ledger, report=report)
@@ -59,7 +59,7 @@ def cancel(
         ledger.set_state(run.id, RunState.LOST, "its launcher ended before it started")
         return ledger.get(run.id).state
     for attempt in ledger.attempts_of(run.id):
-        # A note for its launcher, which may be the first to see the job end.
+        # Tell its launcher, which may be the first to see the job end.
         ledger.end_attempt(attempt.id, RunState.CANCELLED, ending=Ending.CANCELLED)
     backend.stop(handle)
     return finish_run(run, handle, backend=backend, ledger=ledger)
@@ -72,7 +72,7 @@ def _cancel_cloud(
     ledger: Ledger,
     report: Callable[[str], None],
 ) -> RunState:
-    # Its launcher may have begun another attempt before it saw this one asked to stop.
+    # Its launcher may have begun another attempt before it saw the request to stop.
     while attempt := _attempt_to_stop(run, backend, ledger):
         _stop(attempt, backend=backend, ledger=ledger, report=report)
         if ledger.get(run.id).state.is_final:
@@ -87,10 +87,10 @@ def _stop(
     ledger: Ledger,
     report: Callable[[str], None],
 ) -> None:
-    """Stop the attempt's machines, wait for their end for a while, and note it."""
+    """Stop the attempt's machines, wait a while for their end, and note it."""
     assert attempt.handle is not None
     check_account(attempt, backend.aws.identity())
-    # A note for its launcher, which may be the first to see the machine end. A full disk must not keep the
+    # Tell its launcher, which may be the first to see the machine end. A full disk must not keep the
     # machine alive.
     with suppress(UserError):
         ledger.note_stop(attempt.id, BY_CANCEL, ending=Ending.CANCELLED)
@@ -107,7 +107,7 @@ def _stop(
 
 
 def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> AttemptStatus:
-    """Return what AWS shows of the machines once they have ended, or after a while."""
+    """Return the machines' status at AWS once they have ended, or after a while."""
     assert attempt.handle is not None
     deadline = backend.now() + SHUTDOWN_WAIT
     while True:
@@ -128,7 +128,7 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt
     """
     waited_s = 0.0
     while True:
-        # In one transaction: a launcher that is about to ask for a machine finds the run ended, or is seen.
+        # In one transaction: a launcher about to ask for a machine sees the run ended, or is seen here.
         with ledger.transaction():
             attempts = ledger.attempts_of(run.id)
             unfinished = [attempt for attempt in attempts if attempt.ended_at is None]
@@ -157,7 +157,7 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt
 
 
 def siblings(ledger: Ledger, run: Run) -> list[str]:
-    """Return the ids of the other runs, not ended yet, that `cancel` stops with it: of the same machines."""
+    """Return the ids of the unfinished runs on the same machines, which `cancel` stops too."""
     machines = [attempt for attempt in ledger.attempts_of(run.id) if attempt.ended_at is None]
     ids = dict.fromkeys(run_id for attempt in machines for run_id in attempt.run_ids)
     known = ledger.existing(list(ids))

@@ -1,4 +1,4 @@
-"""What is here of a run on AWS, what it cost, and what is missing and why."""
+"""The local files of a run on AWS, its cost, and what is missing and why."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ _RECORD = re.compile(r"rank-(\d{5})-attempt-(\d+)\.jsonl")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where the checkpoints of a run lie."""
+    """The location of a run's checkpoints."""
 
     #: The URI of their folder.
     uri: str
-    #: URI of the one to resume from, with its step and size; None without one.
+    #: URI of the checkpoint to resume from, with its step and size; None without one.
     newest: str | None = None
     step: int = 0
     num_bytes: int = 0
@@ -39,16 +39,16 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupancy:
-    """Billed seconds of each of an attempt's machines; None where the nodes did not say."""
+    """Billed seconds of each of an attempt's machines; None where the nodes did not report them."""
 
-    #: What the run itself took.
+    #: Used by the run alone.
     own_s: float | None = None
-    #: Boot, pull and waits, which all runs of the attempt share.
+    #: Boot, image pull and waits, shared by all runs of the attempt.
     shared_s: float | None = None
 
 
 def summary_of(run: Run, attempts: Sequence[Attempt], home: Path) -> "RunSummary | None":
-    """Return what the run measured by the records that are here; None without any."""
+    """Return the run's summary from the local records; None without records."""
     records, _ = read_records(s3_sync.record_paths(home, run.id))
     summary, _ = summarize_run(run.spec, records)
     return summary and with_start(summary, attempts, home)
@@ -57,9 +57,9 @@ def summary_of(run: Run, attempts: Sequence[Attempt], home: Path) -> "RunSummary
 def summarize_run(
     spec: Mapping[str, Any] | None, records: Sequence[RankRecord]
 ) -> "tuple[RunSummary | None, str | None]":
-    """Return what the records say, and the first thing in which they contradict the job of `spec`.
+    """Return the records' summary, and the first contradiction between them and the job of `spec`.
 
-    Contradictions stand among the summary's problems too. Without records both are None.
+    Contradictions are among the summary's problems too. Without records both are None.
     """
     # Imported late: it brings numpy.
     from fastlaunch.measure.summarize import summarize
@@ -72,9 +72,9 @@ def summarize_run(
 
 
 def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
-    """Return how the runs shared the billed seconds of the machines, by the nodes' last word.
+    """Return how the runs shared the machines' billed seconds, by the nodes' final report.
 
-    If fewer seconds are billed than passed, as on SageMaker's spot, each part shrinks alike.
+    If fewer seconds are billed than passed, as on SageMaker's spot, all parts shrink in proportion.
     """
     status = last_word(attempt, home)
     took = {
@@ -95,7 +95,7 @@ def occupancy(run: Run, attempt: Attempt, home: Path) -> Occupancy:
 
 
 def last_word(attempt: Attempt, home: Path) -> Mapping[str, Any] | None:
-    """What the attempt's nodes said last, as one; once it has ended, also if not all of them have spoken."""
+    """Return the nodes' merged final report; None before all have sent one, unless the attempt has ended."""
     kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
     if kept.status is None and attempt.ended_at is not None:
         return merged(kept.statuses, attempt.num_nodes, partial=True)
@@ -105,12 +105,12 @@ def last_word(attempt: Attempt, home: Path) -> Mapping[str, Any] | None:
 def checkpoints(
     run: Run, attempts: Sequence[Attempt], backends: Mapping[str, CloudBackend]
 ) -> Checkpoints | None:
-    """Return where the run's checkpoints lie, with the newest; None if no attempt says where it writes.
+    """Return the location of the run's checkpoints and the newest one; None if no attempt has a location.
 
     Raises CloudRefused's kinds.
     """
     newest: Checkpoints | None = None
-    # Attempts in several regions write to several buckets; the newest knows of those before.
+    # Attempts in several regions write to several buckets; the newest attempt knows the earlier ones.
     for attempt in reversed(attempts):
         backend = backends.get(attempt.backend)
         if backend is None or not attempt.output or not attempt.region:
@@ -135,7 +135,7 @@ def checkpoints(
 
 
 def missing_of(run: Run, attempts: Sequence[Attempt], home: Path) -> list[str]:
-    """Return what of the run's newest attempt is not here, and why; empty if all is."""
+    """Return which files of the run's newest attempt are missing here, and why."""
     if not run.state.is_final:
         progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
         return [f"under way: {doing(run, attempts, home, progress)}"]
@@ -168,7 +168,7 @@ def missing_of(run: Run, attempts: Sequence[Attempt], home: Path) -> list[str]:
 def doing(run: Run, attempts: Sequence[Attempt], home: Path, progress: Progress | None) -> str:
     """Return what a run that has not ended is doing: waiting, booting, pulling its image, or its step.
 
-    progress: by the newest record in its folder, which may be that of an attempt before.
+    progress: from the newest record in its folder, which may belong to an earlier attempt.
     """
     if not attempts:
         return run.reason or "waiting for a machine to be asked for"
@@ -196,7 +196,7 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path, progress: Progress 
 
 
 def has_record(run_id: str, attempt: Attempt, home: Path) -> bool:
-    """Whether the first rank has a record of the attempt, or of a later start of the same job."""
+    """Whether rank 0 has a record of this attempt, or of a later start of the same job."""
     names = [_RECORD.fullmatch(path.name) for path in s3_sync.record_paths(home, run_id)]
     return any(name and int(name[1]) == 0 and int(name[2]) >= attempt.n for name in names)
 
@@ -216,14 +216,14 @@ def ranks_of_last(records: Sequence[Path]) -> set[int]:
 
 
 def run_entries(status: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return what the nodes' last word says of each run; empty without one."""
+    """Return the entries for each run in the nodes' final report; empty without one."""
     return (status or {}).get("runs") or []
 
 
 def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -> "RunSummary":
-    """Return `summary` with what the newest attempt whose nodes said so took before its runs.
+    """Return `summary` with the start-up times of the newest attempt whose nodes reported them.
 
-    In full, though several runs may share the machine: a job that has it to itself waits as long.
+    The times count in full even if runs share the machine, since a job alone would wait as long.
     """
     for attempt in reversed(attempts):
         kept = s3_sync.kept(home, attempt.token, attempt.num_nodes)
@@ -232,7 +232,7 @@ def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -
         phases = status.get("phases") or []
         if boot_s is None and not phases:
             continue
-        # Both count from the machine's start, and the script that fetches begins at boot_s.
+        # Both count from the machine's start; the script that fetches begins at boot_s.
         took_s = None
         if boot_s is not None and pulled_s is not None and pulled_s >= boot_s:
             took_s = pulled_s - boot_s
@@ -249,6 +249,6 @@ def with_start(summary: "RunSummary", attempts: Sequence[Attempt], home: Path) -
 
 
 def _of_phases(phases: Sequence[Mapping[str, Any]], name: str, key: str) -> Any:
-    """Return what the phases whose names begin so say together; None if none says it."""
+    """Return the sum over the phases whose names begin so; None without any."""
     values = [phase[key] for phase in phases if phase["name"].startswith(name)]
     return None if None in values or not values else sum(values)

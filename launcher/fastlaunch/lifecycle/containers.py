@@ -14,7 +14,7 @@ from fastlaunch.lifecycle.rehearsal import RehearsalBackend
 from fastlaunch.lifecycle.world import World, local_settings
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
-#: Stands for SageMaker's machine in the request, whose place this one takes.
+#: Placeholder for SageMaker's machine in the request; this machine takes its place.
 _HERE = InstanceType(
     name="local",
     accelerator="none",
@@ -33,8 +33,8 @@ _HERE = InstanceType(
 def containers(world: World, jobs: Jobs) -> RehearsalBackend:
     """Return the backend that rehearses the jobs.
 
-    It makes the code bundle, kept with the runs, if the image lacks it. Raises UserError where the SageMaker
-    SDK or docker is missing.
+    If the image has no training code, make the code bundle and keep it with the runs. Raises UserError where
+    the SageMaker SDK or docker is missing.
     """
     options = jobs.options
     if find_spec("sagemaker") is None or find_spec("sagemaker.train") is None:
@@ -68,7 +68,7 @@ def containers(world: World, jobs: Jobs) -> RehearsalBackend:
 
 
 def _image_and_code(world: World, jobs: Jobs) -> tuple[str, Path, CodeBundle]:
-    """Return AWS's image in its public gallery, and the bundle that a job would get, as a file here."""
+    """Return AWS's image in the public gallery, and the code bundle of a job as a local file."""
     from fastlaunch.catalog.container_images import find_base_image, public_uri
     from fastlaunch.jobs.code_bundle import make_bundle
     from fastlaunch.jobs.wheels import wheel_folder

@@ -1,4 +1,4 @@
-"""What a script is as it lies here: looked at when it travels, or just before it starts on this machine."""
+"""The digests and commit of a script, taken when it travels or just before it starts on this machine."""
 
 import contextlib
 import os
@@ -18,20 +18,20 @@ from fastlaunch_train.records.contents import digests_of, root_of
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
 
-#: The most that a source or a configuration has; what is larger is data.
+#: Larger files are data, not source or configuration.
 _MOST_BYTES = 2**20
 
 
 def all_with_contents(
     scripts: Sequence[Script], *, home: Path, directory: WorkingDirectory | None = None
 ) -> tuple[Script, ...]:
-    """Return variants of a script as `with_contents` does, looked at once where they name the same files."""
-    found: dict[tuple[object, ...], Script] = {}
+    """Return variants of a script as `with_contents` does. Those that name the same files share a look."""
+    by_names: dict[tuple[object, ...], Script] = {}
     for script in scripts:
-        if (names := names_in(script.argv)) not in found:
-            found[names] = with_contents(script, home=home, directory=directory)
-    known = ((script, found[names_in(script.argv)]) for script in scripts)
-    return tuple(replace(script, files=of.files, commit=of.commit) for script, of in known)
+        if (names := names_in(script.argv)) not in by_names:
+            by_names[names] = with_contents(script, home=home, directory=directory)
+    known = ((script, by_names[names_in(script.argv)]) for script in scripts)
+    return tuple(replace(script, files=read.files, commit=read.commit) for script, read in known)
 
 
 def with_contents(
@@ -41,10 +41,10 @@ def with_contents(
     directory: WorkingDirectory | None = None,
     runs: Sequence[tuple[datetime, datetime]] = (),
 ) -> Script:
-    """Return the script with the digests of its files, and their commit, as they are now.
+    """Return the script with the current digests and commit of its files.
 
-    directory: what of the current one travels; None where the script runs here. runs: see `script_now`. What
-    cannot be read is not known, and keeps nothing from running.
+    directory: the part of the current directory that travels; None where the script runs here. runs: see
+    `script_now`. Unreadable files have no digest, and do not keep the script from running.
     """
     path = Path(os.path.realpath(script_file(script.argv) or "-"))
     root = root_of(path)
@@ -64,13 +64,13 @@ def with_contents(
 def script_now(
     job: Job, folder: str | Path, *, home: Path, runs: Sequence[tuple[datetime, datetime]] = ()
 ) -> Script | None:
-    """Return a job's script, or the file of one's own workload, as it is now; None for what is ours.
+    """Return a job's script, or the file of the user's workload, as it is now; None for a shipped workload.
 
-    folder: where the job starts, from which its paths are. What travels stays as it was. runs: when runs
-    began and ended here: a configuration that was last written meanwhile is what one of them wrote.
+    folder: where the job starts; its paths are relative to it. A script that travels is returned unchanged.
+    runs: start and end of the runs here. A configuration that was last written within one is its output.
     """
-    own, is_own, _ = job.workload.rpartition(".py:")
-    script = job.script or (Script(command=("python", f"{own}.py")) if is_own else None)
+    module, is_own, _ = job.workload.rpartition(".py:")
+    script = job.script or (Script(command=("python", f"{module}.py")) if is_own else None)
     if script is None or script.files:
         return script
     try:
@@ -81,7 +81,7 @@ def script_now(
 
 
 def _is_written_by(path: Path, runs: Sequence[tuple[datetime, datetime]]) -> bool:
-    """Return whether it is no source and was last written while one of the runs went on."""
+    """Return whether the file is not a source and was last written during one of the runs."""
     if is_source(path.name):
         return False
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
@@ -89,17 +89,17 @@ def _is_written_by(path: Path, runs: Sequence[tuple[datetime, datetime]]) -> boo
 
 
 def edited_since(runs: Iterable["Run"], label: str, script: Script) -> str:
-    """Return the files in which a script is not what the last of the runs of that label ran; else nothing."""
+    """Return which files of a script changed since the last run with that label; empty if none."""
     known = [files for run in runs if run.recipe == label and (files := _files_of(run))]
     return changed_files(dict(script.files), known[-1]) if known and script.files else ""
 
 
 def _is_read(path: Path) -> bool:
-    """Return whether a file is there, and no larger than what people write."""
+    """Return whether a file exists and is small enough to be written by hand."""
     return path.is_file() and path.stat().st_size <= _MOST_BYTES
 
 
 def _files_of(run: "Run") -> Mapping[str, str]:
-    """Return the digests of what a run ran, or is to run; none where that is not known."""
+    """Return the digests of a run's files; empty if they are unknown."""
     ran = run.summary.environment.files if run.summary else None
     return ran or dict(run.script.files if run.script else ())

@@ -1,8 +1,8 @@
-"""A timer in the account for every attempt on EC2: it ends the machines after the deadline, whoever follows.
+"""A timer in the account for each attempt on EC2, which ends the machines after the deadline in any case.
 
-EventBridge Scheduler calls ec2:TerminateInstances once, 15 minutes after the limit that the machines keep
-themselves, and deletes the schedule. Each machine has its own schedule: EC2 terminates all of a list or none,
-and forgets a machine an hour after its end, so a machine that ended would keep the others alive.
+EventBridge Scheduler calls ec2:TerminateInstances once, 15 minutes after the machines' own limit, and deletes
+the schedule. Each machine has a separate schedule: EC2 terminates all machines of a list or none, and forgets
+a machine an hour after its end, so in a shared list one ended machine would keep the others alive.
 """
 
 import json
@@ -21,9 +21,9 @@ from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.placement.config_checks import setup_command
 
-#: After the time limit: machines that end themselves are gone by then.
+#: Added to the time limit: machines that end themselves are gone by then.
 GRACE = timedelta(minutes=15)
-#: A schedule in the past may never run: if it is late, make it for soon.
+#: A schedule in the past may never run, so a late one is set this far ahead.
 _SOONEST = timedelta(minutes=5)
 _NAME = re.compile(rf"{SCHEDULE_PREFIX}(?P<token>{RUN_ID}-a[0-9]+)(-[0-9]+)?", re.ASCII)
 _ONLY_NODE = "only the node's own timer protects"
@@ -32,7 +32,7 @@ _RETRY = {"MaximumEventAgeInSeconds": 3600, "MaximumRetryAttempts": 10}
 
 
 def check_timers(settings: Settings, placements: Sequence[Site], *, account_timer: bool) -> None:
-    """Raise UserError if machines at a site could get no timer, and none was declined."""
+    """Raise UserError if machines at a site cannot get a timer that the user has not declined."""
     for site in placements:
         region = site.region
         is_named = settings.region_settings(region).scheduler_role is not None
@@ -46,12 +46,12 @@ def check_timers(settings: Settings, placements: Sequence[Site], *, account_time
 
 
 def decline(ledger: Ledger, attempt: Attempt) -> None:
-    """Note that the user wants no timer in the account for the attempt."""
+    """Note that the user declined the timer for the attempt."""
     ledger.set_schedule(attempt.id, {"state": "declined", "region": attempt.region, "names": []})
 
 
 def needs_timer(attempt: Attempt) -> bool:
-    """Whether the attempt's machines may live, and no timer in the account is known to end them."""
+    """Whether the attempt's machines may be alive without a known timer in the account."""
     state = (attempt.schedule or {}).get("state")
     has_machines = bool((attempt.handle or {}).get("instance_ids"))
     return attempt.ended_at is None and has_machines and state not in ("created", "declined")
@@ -60,8 +60,8 @@ def needs_timer(attempt: Attempt) -> bool:
 def arm(ledger: Ledger, aws: Aws, attempt: Attempt, *, role: str, now: datetime) -> str:
     """Make schedules that end the attempt's machines; return what to tell the user.
 
-    The ledger names the schedules before any is made; a second call makes none twice. What AWS refuses is not
-    raised but told. role: ARN of the role by which the scheduler ends machines.
+    The schedules are noted in the ledger before any is made, and a second call makes none twice. A refusal
+    by AWS is returned, not raised. role: ARN of the role by which the scheduler ends machines.
     """
     assert attempt.region is not None and attempt.max_minutes is not None and attempt.handle is not None
     ids, at = attempt.handle["instance_ids"], deadline(attempt, now)
@@ -75,7 +75,7 @@ def arm(ledger: Ledger, aws: Aws, attempt: Attempt, *, role: str, now: datetime)
         "names": [request["Name"] for request in requests],
         "at": at.isoformat(),
     }
-    # Before the first call: if this launcher dies, what may be left in the account is known.
+    # Before the first call: if this launcher dies, the ledger knows what may be left in the account.
     ledger.set_schedule(attempt.id, {**noted, "state": "unknown"})
     for request in requests:
         try:
@@ -93,13 +93,13 @@ def arm(ledger: Ledger, aws: Aws, attempt: Attempt, *, role: str, now: datetime)
 def disarm(ledger: Ledger, aws: Aws, attempt: Attempt) -> None:
     """Delete the schedules of an attempt that has ended, and note it.
 
-    What AWS does not let be deleted stays noted for the next time, and ends itself.
+    A schedule that AWS does not delete now stays noted for the next time, and deletes itself after it ran.
     """
     schedule = ledger.attempt(attempt.id).schedule
     if schedule is None:
         return
     try:
-        # After a refusal too: of several, the first may have been made.
+        # After a refusal too, since the first of several may have been made.
         for name in schedule["names"] if "names" in schedule else [schedule["name"]]:
             aws.delete_schedule(schedule["region"], name)
     except CloudRefused:

@@ -1,4 +1,4 @@
-"""A run for people and programs: as a row, as a sentence, and with everything that is known of it."""
+"""A run for people and programs: as a row, as a sentence, and in full."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _INDENT = "  "
 
 
 def run_to_dict(run: Run) -> dict[str, Any]:
-    """Return the run as one flat row: every output of runs for programs begins with it.
+    """Return the run as a flat row, with which every machine-readable output of runs begins.
 
     `step_time_s` and `final_loss` are None where they were not measured.
     """
@@ -55,7 +55,7 @@ def measured_to_dict(run: Run) -> dict[str, Any]:
 
 
 def attempt_to_dict(run: Run, attempt: Attempt, *, home: Path, now: datetime) -> dict[str, Any]:
-    """Return an attempt as plain data, with what its nodes said of themselves and what it cost.
+    """Return an attempt as plain data, with its nodes' reports and its cost.
 
     `cost_usd` is for all machines and all runs, `sunk_usd` was paid before for their block; `billed_seconds`,
     `own_seconds` and `shared_seconds` are those of one machine.
@@ -84,7 +84,7 @@ def attempt_to_dict(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
 
 
 def all_to_dict(ledger: Ledger, run: Run, *, home: Path, now: datetime) -> dict[str, Any]:
-    """Return everything that the ledger knows of the run, which was not read in brief, as plain data."""
+    """Return everything that the ledger knows of the run as plain data. run: read in full."""
     attempts = ledger.attempts_of(run.id)
     return {
         **measured_to_dict(run),
@@ -110,14 +110,16 @@ def collected_to_dict(
     stored: Checkpoints | None,
     refused: Mapping[str, UserError],
 ) -> dict[str, Any]:
-    """Return what is here of a run on AWS, what it cost, and what is missing and why.
+    """Return the local files of a run on AWS, its cost, and what is missing and why.
 
-    discount: the fraction of the list price that is not paid. refused: by token, why an output could not be
-    had.
+    discount: the fraction of the list price that is not paid. refused: by token, why an output could not
+    be fetched.
     """
     folder, records = s3_sync.run_folder(home, run.id), s3_sync.record_paths(home, run.id)
     node_logs = [
-        s3_sync.node_log_path(home, each.token, n) for each in attempts for n in range(each.num_nodes)
+        s3_sync.node_log_path(home, attempt.token, n)
+        for attempt in attempts
+        for n in range(attempt.num_nodes)
     ]
     as_data = [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts]
     costs = [attempt["cost_usd"] for attempt in as_data]
@@ -140,7 +142,7 @@ def collected_to_dict(
 
 
 def measured(run: Run) -> str | None:
-    """Return what the run measured in a sentence; None if that is nothing."""
+    """Return the run's measurements in a sentence; None without any."""
     summary = run.summary
     if summary is None:
         return None
@@ -188,7 +190,7 @@ def _checked(check: Check) -> str:
 
 
 def _profiled(profile: StepProfile | None, timing: Timing) -> Iterator[str]:
-    """Yield a table of where a step's time went, and how much slower than usual it was."""
+    """Yield a table of the parts of a step's time, and how much slower the profiled step was."""
     if profile is None:
         return
     for name in STEP_PARTS:
@@ -274,7 +276,7 @@ def machine_of(attempt: Attempt, backend: CloudBackend) -> str:
 
 
 def ends_by_itself(attempt: Attempt, backend: CloudBackend) -> str:
-    """Return a clause on what ends the machines, and when, if nobody does."""
+    """Return a clause on what ends the machines, and when, if nobody stops them."""
     if backend.boot_limit is None:
         return f"{backend.service} ends it {attempt.max_minutes} min after it began to train"
     machines = "it turns itself" if attempt.num_nodes == 1 else "they turn themselves"
@@ -297,9 +299,9 @@ def once_more(backend: CloudBackend) -> str:
 
 
 def ceiling_usd(attempts: Sequence[Attempt]) -> float | None:
-    """Return the most that the attempts can cost together in USD; None if a price or a limit is not known.
+    """Return the most that the attempts can cost together in USD; None if a price or limit is unknown.
 
-    For an attempt under way that is the ceiling of its plan.
+    An attempt under way counts with the ceiling of its plan.
     """
     total = 0.0
     for attempt in attempts:

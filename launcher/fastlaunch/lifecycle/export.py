@@ -1,4 +1,4 @@
-"""Runs as files to keep, send and import elsewhere: record files, compressed, and what the ledger knows."""
+"""Runs as files to keep, send and import elsewhere: compressed record files and the ledger's data."""
 
 import json
 import lzma
@@ -16,18 +16,18 @@ from fastlaunch.lifecycle.describe import all_to_dict
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
 from fastlaunch_train.records.records import SUFFIXES, DamagedFile, open_unpacked
 
-#: A folder of such a name would be taken for one.
+#: A folder with such a name would be taken for an archive.
 _OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".tbz2", ".7z")
 
 
 def export_runs(
     ledger: Ledger, runs: Sequence[Run], destination: Path, *, home: Path, now: datetime
 ) -> list[str]:
-    """Write a folder per run, with its record files (xz) and `run.json`; returns what was missing, in words.
+    """Write a folder per run, with its record files (xz) and `run.json`; return sentences on missing files.
 
     destination: a `.tar.gz` or `.tar.xz` file that does not exist yet, or a folder, made if need be. Raises
-    UserError for one that holds such a run already, or that cannot be written. An attempt under way costs
-    until `now`.
+    UserError for a destination that already has one of the runs, or cannot be written. The cost of an
+    attempt under way counts until `now`.
     """
     try:
         if not destination.name.endswith(ARCHIVE_SUFFIXES):
@@ -40,7 +40,7 @@ def export_runs(
         if destination.exists():
             raise UserError(f"{destination} exists already", "give another name, or remove it first")
         destination.parent.mkdir(parents=True, exist_ok=True)
-        # Packed beside its place and then renamed: what bears the name is complete.
+        # Packed under another name and then renamed, so that a file of this name is complete.
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".export-") as temporary:
             missing = _write_folders(ledger, runs, Path(temporary, "runs"), home=home, now=now)
             packed = Path(temporary, "packed")
@@ -58,7 +58,7 @@ def export_runs(
 
 
 def _new_archive(path: Path, name: str) -> tarfile.TarFile:
-    """Return an empty archive at `path`, packed lightly, since what goes in is packed already."""
+    """Return an empty archive at `path`, lightly compressed, since its files are compressed already."""
     if name.endswith(".xz"):
         return tarfile.open(path, "w:xz", preset=0)
     return tarfile.open(path, "w:gz", compresslevel=1)
@@ -92,12 +92,12 @@ def _without_records(run: Run) -> str:
 
 @contextmanager
 def record_files(run: Run) -> Iterator[tuple[Path, ...]]:
-    """Give the record files of the run, wherever they are; they can be read within the context."""
+    """Give the run's record files, wherever they are. They are readable within the context."""
     place = run.directory
     if place is None or not place.exists():
         yield ()
     elif run.backend != IMPORT:
-        # The folder is the run's alone: what cannot be read goes along, for somebody to look at.
+        # The folder is the run's alone, so unreadable files are exported too, for a person to look at.
         yield tuple(sorted(file for file in place.iterdir() if file.name.endswith(SUFFIXES)))
     elif place.name.endswith(ARCHIVE_SUFFIXES):
         with unpacked(place) as folder:
@@ -115,7 +115,7 @@ def _files_of(run: Run, place: Path) -> tuple[Path, ...]:
 
 
 def compress(file: Path, folder: Path) -> None:
-    """Write a record file into `folder`, as xz whatever it is."""
+    """Write a record file into `folder`, compressed by xz."""
     with (
         lzma.open(Path(folder, f"{plain_name(file)}.xz"), "wb") as target,
         open_unpacked(file) as source,

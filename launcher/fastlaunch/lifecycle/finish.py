@@ -1,4 +1,4 @@
-"""How an attempt on AWS ended and what became of its runs, by the records, then the nodes, then AWS."""
+"""How an attempt on AWS and its runs ended, judged by the records, then the nodes, then AWS."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from fastlaunch_train.node.protocol import BLOCK, HARDWARE, PEER, SPOT, STOP, WA
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
 
-#: Exit code of a training that was asked for what the machines cannot do, such as EFA.
+#: Exit code of a training that needs what the machines lack, such as EFA.
 CONFIGURATION_EXIT = 78
 
 
@@ -40,16 +40,16 @@ class AttemptResult:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another machine may do the rest."""
+        """Whether another machine may continue the attempt's runs."""
         return self.ending is not None and self.ending.can_go_on
 
     @property
     def try_next(self) -> bool:
-        """Whether nothing began for want of capacity: another site may be tried."""
+        """Whether nothing began because of missing capacity, so that another site may be tried."""
         return self.ending is Ending.NO_CAPACITY
 
     def outcome(self, state: RunState) -> Outcome:
-        """Return the outcome of a run that ended by what ended the attempt."""
+        """Return the outcome of a run that ended for the same reason as the attempt."""
         return Outcome(state=state, ending=self.ending, reason=self.reason)
 
 
@@ -62,12 +62,12 @@ def finish_attempt(
     why: str | None = None,
     go_on: bool = False,
 ) -> AttemptResult:
-    """End the attempt and its runs in the ledger, but for the runs that another attempt may go on with.
+    """End the attempt and its runs in the ledger, except the runs that another attempt may continue.
 
-    Call it when no machine is live any more. While machines are shutting down their runs end, and the attempt
-    stays open until they are terminated. Whoever comes second changes nothing. why: the launcher's own reason
-    for ending the attempt, if it did. go_on: whether another attempt follows if AWS took a machine or had
-    none; otherwise no run is left. Raises CloudRefused's kinds if the bucket cannot be read now.
+    Call it once no machine is live. While machines shut down, their runs end, and the attempt stays open
+    until they are terminated. A second call changes nothing. why: the launcher's reason, if it ended the
+    attempt. go_on: whether another attempt follows if AWS took a machine or had no capacity; otherwise all
+    runs end. Raises subclasses of CloudRefused if the bucket cannot be read now.
     """
     handle = attempt.handle
     assert handle is not None
@@ -76,9 +76,9 @@ def finish_attempt(
         synced = backend.sync(handle)
         files = frozenset(synced.files)
     except BadConfiguration:
-        # The bucket is gone: all that there will ever be is here.
+        # The bucket is gone, so no more files will come.
         synced, files = s3_sync.kept(backend.home, attempt.token, attempt.num_nodes), None
-    # The machines are gone: a node that left no last word never will.
+    # The machines are gone, so a missing final report will not come.
     status = synced.status or merged(synced.statuses, attempt.num_nodes, partial=True)
     # Read again: someone may have asked it to stop since.
     attempt = ledger.attempt(attempt.id)
@@ -95,12 +95,12 @@ def finish_attempt(
         launched_at=launched_at, max_minutes=attempt.max_minutes or 0, aws_status=aws_status, status=status
     )
     if billed.billing == "limit":
-        # Nobody says when it ended: before now.
+        # The time of the end is unknown, except that it is in the past.
         at_most_s = min(billed.lived_s, max(0.0, (backend.now() - launched_at).total_seconds()))
         billed = replace(billed, lived_s=at_most_s, billed_s=at_most_s)
     left = []
     with ledger.transaction():
-        # Another command may have ended the attempt since, and gone on with its runs; or asked it to stop.
+        # Another command may have ended the attempt since and resumed its runs, or asked it to stop.
         now = ledger.attempt(attempt.id)
         is_outdated = now.ended_at is None and now.ending != attempt.ending
         is_open = now.ended_at is None and not is_outdated
@@ -143,9 +143,9 @@ def how_it_ended(
     why: str | None = None,
     has_begun: bool = True,
 ) -> AttemptResult:
-    """Return how the attempt ended, by the nodes' last word, by who asked them to stop, and by what AWS says.
+    """Return how the attempt ended, from the nodes' final report, any request to stop, and AWS's status.
 
-    status: the last word of all nodes together. has_begun: whether a node said anything. why: see
+    status: the merged final report of the nodes. has_begun: whether any node reported. why: see
     `finish_attempt`.
     """
     outcome, reason = (printable(str((status or {}).get(name) or "")) for name in ("outcome", "reason"))
@@ -185,7 +185,7 @@ def how_it_ended(
         return _interrupted(reasons.get(reason, f"the node was stopped: {reason}"))
     if outcome == "configuration" and reason == "fabric":
         return AttemptResult(state=RunState.FAILED, reason=in_words(reason))
-    # What AWS says of a node that said nothing is more than what the others noticed.
+    # AWS's status of a silent node tells more than what the other nodes noticed.
     if outcome and not ((status or {}).get("missing") and aws_status.problem):
         explanation = in_words(reason) if outcome == "configuration" else reason
         return AttemptResult(state=RunState.FAILED, reason=explanation or f"the node ended: {outcome}")
@@ -205,12 +205,12 @@ def _interrupted(reason: str, ending: Ending | None = None) -> AttemptResult:
 
 
 def settle_run(ledger: Ledger, run_id: str, why: str, ending: Ending | None = None) -> None:
-    """End a run that no attempt holds: it never started, was refused, or was interrupted for good."""
+    """End a run without an attempt: it never started, was refused, or was interrupted for good."""
     run = ledger.get(run_id)
     if run.state.is_final:
         return
     attempts = ledger.attempts_of(run_id)
-    # An attempt that never got its machines did nothing, and counts as refused.
+    # An attempt that never got its machines did nothing and counts as refused.
     if any(attempt.handle and attempt.billing.lived_s != 0 for attempt in attempts):
         state = RunState.INTERRUPTED
     elif not attempts or ending in (Ending.STOPPED, Ending.CANCELLED):
@@ -221,7 +221,7 @@ def settle_run(ledger: Ledger, run_id: str, why: str, ending: Ending | None = No
 
 
 def held_runs(ledger: Ledger, backends: Collection[str], *, without: Collection[int] = ()) -> set[str]:
-    """Return the ids of the runs of unfinished attempts. without: ids of attempts that count as finished."""
+    """Return the ids of the runs in unfinished attempts. without: ids of attempts to treat as finished."""
     unfinished = [attempt for name in backends for attempt in ledger.unfinished_attempts(name)]
     return {run_id for attempt in unfinished if attempt.id not in without for run_id in attempt.run_ids}
 
@@ -234,25 +234,27 @@ def _run_result(
     home: Path,
     files: Collection[Path] | None,
 ) -> "tuple[Outcome, RunSummary | None]":
-    """Return what became of one run, with what it measured over all its attempts.
+    """Return the outcome of one run, with the summary over all its attempts.
 
-    node: what the nodes said last of the run. files: what lies under the attempt's output; None if the bucket
-    is gone. Only then does a record's number say whose it is: AWS may start an attempt's training several
-    times, and each start has a number.
+    node: the nodes' final entry for the run. files: the files under the attempt's output; None if the bucket
+    is gone. Only then is a record assigned by its attempt number, because AWS may start an attempt's training
+    several times, and each start has a number.
     """
     records, unreadable = read_records(s3_sync.record_paths(home, run.id))
     if files is None:
-        own = [record for record in records if record.header["attempt"] >= attempt.n]
+        attempt_records = [record for record in records if record.header["attempt"] >= attempt.n]
     else:
-        own = [record for record in records if record.path in files]
-    outcome = outcome_of(own)
+        attempt_records = [record for record in records if record.path in files]
+    outcome = outcome_of(attempt_records)
     if outcome.state in (RunState.LOST, RunState.INTERRUPTED):
         folder = s3_sync.run_folder(home, run.id)
         has_begun = bool(records) or (folder / LOG).exists()
-        words = None if own else last_words(folder)
-        outcome = _outcome_by_node(outcome, node, result, has_begun=has_begun, words=words, records=own)
+        words = None if attempt_records else last_words(folder)
+        outcome = _outcome_by_node(
+            outcome, node, result, has_begun=has_begun, words=words, records=attempt_records
+        )
     if result.ending is Ending.FAULTY_GPU and node.get("state") == "interrupted":
-        # The run's own words are of what the fault did to it.
+        # The run's own error only describes a consequence of the fault.
         outcome = result.outcome(RunState.INTERRUPTED)
     if node.get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
         outcome = result.outcome(RunState.FAILED)
@@ -262,7 +264,7 @@ def _run_result(
             reason="; ".join(filter(None, [outcome.reason, *(error.message for error in unreadable)])),
         )
     summary, contradiction = summarize_run(run.spec, records)
-    # Why a run failed is worth more.
+    # The reason of a failure tells more.
     if contradiction and outcome.state is not RunState.FAILED:
         outcome = Outcome(state=RunState.FAILED, reason=contradiction)
     return outcome, summary and with_start(summary, [attempt], home)
@@ -279,11 +281,11 @@ def _outcome_by_node(
 ) -> Outcome:
     """Return the outcome of a run whose records show neither a failure nor a last step.
 
-    has_begun: it left something here, now or in an earlier attempt. words: the last line that it printed.
+    has_begun: it left files here, now or in an earlier attempt. words: the last line that it printed.
     """
     state, exit_code = node.get("state"), node.get("exit_code")
     if state == "failed" and exit_code:
-        # Before what ended the machine: that came later, while another run was on it.
+        # Check this first: the machine ended later, while another run was on it.
         outcome = outcome_of(records, exit_code=exit_code)
         return replace(outcome, reason=f"{outcome.reason}: {words}") if words else outcome
     if result.state is RunState.INTERRUPTED:
@@ -295,14 +297,14 @@ def _outcome_by_node(
     if by_records.state is RunState.INTERRUPTED:
         return by_records
     if result.state is RunState.FAILED:
-        # The node failed, or the launcher ended it, before this run could say anything itself.
+        # The node failed, or the launcher ended it, before this run could report.
         return result.outcome(RunState.FAILED)
     reason = by_records.reason if result.state is RunState.COMPLETED or records else result.reason
     return Outcome(state=RunState.LOST, reason=reason)
 
 
 def _undecided(ledger: Ledger, attempt: Attempt) -> list[Run]:
-    """Return the attempt's runs, in its order, that have not ended and that no later attempt took over."""
+    """Return, in order, the attempt's unfinished runs that no later attempt took over."""
     known = ledger.existing(attempt.run_ids)
     runs = [ledger.get(run_id) for run_id in attempt.run_ids if run_id in known]
     return [run for run in runs if not run.state.is_final and ledger.attempts_of(run.id)[-1].id == attempt.id]

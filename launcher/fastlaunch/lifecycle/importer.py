@@ -1,4 +1,4 @@
-"""Record files, CSV files of published figures, archives and folders of them, as runs for the ledger."""
+"""Read record files, CSV files of published figures, archives and folders as runs for the ledger."""
 
 import errno
 import json
@@ -37,30 +37,30 @@ from fastlaunch_train.records.records import (
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
 _SUFFIXES = (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)
 RUN_FILE = "run.json"
-#: What a run file begins with; a file of that name with anything else is not ours, and is left alone.
+#: The start of a run file. A file of that name that begins otherwise is not ours and is ignored.
 RUN_SCHEMA = "fastlaunch-run/1"
-#: What an archive may hold: anybody may have packed it. A member's headers are its name and its times.
+#: Limits of an archive, which may come from anybody. A member's headers hold its name and times.
 MAX_UNPACKED_BYTES = 2**32
 MAX_MEMBERS = 2**16
 _MAX_HEADER_BYTES = 2**16
 _MAX_DEPTH = 32
 _CHUNK_BYTES = 2**16
-#: What the summaries of the runs that are found at once may take, in characters: a usual one has 4,000.
+#: The most characters in all summaries of one import; a usual summary has 4,000.
 MAX_SUMMARIES = 2**28
 _MOST_SAID = 300
-#: Fields of a summary that may be below 0, and the least time of a step, or of all of them.
+#: Fields of a summary that may be negative, and the shortest time of a step or a run.
 _SIGNED = ("seed", "late", "loss", "final_loss", "metric_value", "value", "limit", "low", "high")
 _LEAST_S = 1e-9
-#: What an hour of an instance was billed at lies between.
+#: Bounds of a plausible hourly price.
 _LEAST_USD, _MOST_USD = 1e-6, 1e6
-#: Names of users and sessions, as IAM has them; numbers of accounts; ids of submissions.
+#: Forms of IAM's user and session names, of account numbers and of submission ids.
 _ORIGIN = re.compile(r"[\w+=,.@:-]{1,100}", re.ASCII)
 _RUN_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """What `fastlaunch runs export` and `push` wrote of a run, as far as it is read."""
+    """The fields that are read from the run file of `fastlaunch runs export` and `push`."""
 
     id: str
     spec: dict[str, Any] | None
@@ -72,7 +72,7 @@ class RunFile:
     submission: str | None = None
 
     def __post_init__(self) -> None:
-        # It becomes the name of a folder when the run is exported again.
+        # The id becomes a folder's name when the run is exported again.
         if not _RUN_ID.fullmatch(self.id):
             raise UserError(f"id is {self.id!r}")
         for name in filter(None, (self.owner, self.account, self.submission)):
@@ -86,7 +86,7 @@ class RunFile:
             raise UserError(f"usd_per_hour is {self.price.usd_per_hour}")
 
     def imported(self, summary: RunSummary, source: Path, files: tuple[Path, ...] = ()) -> "ImportedRun":
-        """Return the run of this file, with a summary of its records where there are any."""
+        """Return the run of this file, with a summary of its records if there are any."""
         return ImportedRun(
             run_id=self.id,
             summary=summary,
@@ -101,9 +101,9 @@ class RunFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """A run that files tell of. source: the file, folder or archive. files: its record files, if any.
+    """A run read from files. source: the file, folder or archive. files: its record files, if any.
 
-    price: what it was billed at, if a run file says so. owner, account, submission: as that says, too.
+    price: the billed price, if a run file has one. owner, account, submission: from the run file too.
     """
 
     run_id: str
@@ -118,17 +118,17 @@ class ImportedRun:
 
 @dataclass(kw_only=True)
 class Imports:
-    """What was found: runs, each id once, and what could not be used, in words that begin with its path."""
+    """The runs, with unique ids, and the errors of unusable files."""
 
     runs: dict[str, ImportedRun] = field(default_factory=dict)
     skipped: list[BadFile] = field(default_factory=list)
-    #: How many rows of a CSV say the same as one before: they are one run.
+    #: By CSV file, the number of rows that repeat an earlier one. Equal rows are one run.
     copies: Counter[Path] = field(default_factory=Counter)
     _left: int = field(default_factory=lambda: MAX_SUMMARIES)
     _is_full: bool = False
 
     def add(self, run: ImportedRun) -> None:
-        """Keep a run, unless there is one of its id: then the first counts, and the other is told of."""
+        """Add a run. If its id is taken, keep the first run and report the second."""
         first = self.runs.get(run.run_id)
         if first is None:
             self._left -= len(repr(run.summary))
@@ -144,18 +144,17 @@ class Imports:
             self.skipped.append(BadFile(run.source, f"run {run.run_id} again, differing from {first.source}"))
 
     def skip(self, error: BadFile) -> None:
-        # Another one, since the traceback holds all that was read when it was raised.
+        # A new exception, since the traceback of the first keeps all that was read in memory.
         problem = error.problem[:_MOST_SAID]
         self.skipped.append(BadFile(error.path, problem, line=error.line, hint=error.hint))
 
 
 def find_runs(paths: Sequence[Path]) -> Imports:
-    """Return the runs in files and folders, searched to their depth.
+    """Return the runs in files and folders, searched recursively.
 
-    The rank files in one folder with one run id are one run. If a run is in an archive too, the files
-    count: they stay. What cannot be read is skipped and told of, except that a single file that cannot be
-    read raises BadFile. Raises UserError for a path that is not there or of no kind that can be read, and
-    where nothing at all is found.
+    Rank files in one folder with the same run id are one run. If a run is in an archive too, its files take
+    precedence, since they stay. Unreadable files are skipped and reported, but a single one raises BadFile.
+    Raises UserError for a missing path, a path of an unknown kind, and where there is no run at all.
     """
     imports = Imports()
     files: list[Path] = []
@@ -171,7 +170,7 @@ def find_runs(paths: Sequence[Path]) -> Imports:
         elif path.name.endswith(_SUFFIXES):
             files.append(path)
         elif len(paths) > 1:
-            # As `folder/*` names what else lies there.
+            # A glob such as `folder/*` also names other files.
             imports.skipped.append(BadFile(path, "is of no kind that can be imported"))
         else:
             raise UserError(
@@ -200,9 +199,9 @@ def find_runs(paths: Sequence[Path]) -> Imports:
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """Give a temporary folder with what is in an export or in packed records.
+    """Give a temporary folder with the contents of an export or of packed records.
 
-    Raises BadFile for a file that is none, that would write elsewhere, or that holds more than such files do.
+    Raises BadFile if it is not an archive, would write outside the folder, or exceeds the limits.
     """
     with tempfile.TemporaryDirectory(prefix="fastlaunch-") as folder:
         try:
@@ -217,16 +216,16 @@ def unpacked(archive: Path) -> Iterator[Path]:
                 ) from None
             raise BadFile(archive, f"cannot be unpacked: {error.strerror or error}") from None
         except (tarfile.TarError, ValueError, KeyError):
-            # What tarfile says of a damaged file is a list of what it tried, over several lines. KeyError is
+            # tarfile's message for a damaged file lists its attempts over several lines. KeyError means
             # a link to what is not in it.
             raise BadFile(archive, "cannot be unpacked: it is damaged, or no archive") from None
         yield Path(folder)
 
 
 class _TarStream:
-    """A file as `tarfile` reads it, which goes forward only, and no further than it may.
+    """A forward-only stream for `tarfile` that reads no more than it is allowed to.
 
-    The headers before a member may say that they are terabytes, and are read into memory.
+    A member's headers are read into memory, and may claim a size of terabytes.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -234,14 +233,14 @@ class _TarStream:
         self._place = self._end = 0
 
     def allow(self, num_bytes: int) -> None:
-        """Allow so many bytes from here on."""
+        """Allow this many more bytes."""
         self._end = self._place + num_bytes
 
     def tell(self) -> int:
         return self._place
 
     def seek(self, place: int) -> None:
-        # Over what is left of a member.
+        # Skip the rest of a member.
         while self._place < place and (piece := self._file.read(min(place - self._place, _CHUNK_BYTES))):
             self._place += len(piece)
             self._end += len(piece)
@@ -272,13 +271,13 @@ def _unpack(stream: _TarStream, folder: Path) -> None:
             stream.allow(member.size)
             archive.extract(member, folder, filter="data")
             stream.allow(_MAX_HEADER_BYTES)
-            # It would remember all of them, and what their headers say.
+            # tarfile would keep all members and their headers in memory.
             archive.members = []  # type: ignore[attr-defined]
             archive.pax_headers = {}
 
 
 def _read_archive(archive: Path, imports: Imports) -> None:
-    """Add what is in an archive, but for archives within it. Raises BadFile for one that is none."""
+    """Add the runs in an archive; skip archives within it. Raises BadFile if it is not an archive."""
     inside = Imports()
     with unpacked(archive) as folder:
         files = [file for file in _walk(folder, inside) if not file.name.endswith(ARCHIVE_SUFFIXES)]
@@ -293,7 +292,7 @@ def _read_archive(archive: Path, imports: Imports) -> None:
 
 
 def _walk(folder: Path, imports: Imports) -> Iterator[Path]:
-    """Yield the files under `folder` that may be imported, by their names, in order."""
+    """Yield the files under `folder` whose names can be imported, in order."""
 
     def skip(error: OSError) -> None:
         imports.skipped.append(BadFile(error.filename, f"cannot be read: {error.strerror}"))
@@ -303,7 +302,7 @@ def _walk(folder: Path, imports: Imports) -> Iterator[Path]:
         for name in sorted(names):
             if name.endswith(_SUFFIXES) or name == RUN_FILE:
                 path = Path(place, name)
-                # A pipe or a device would be read for ever; a link to nothing is told of when it is opened.
+                # Reading a pipe or a device never ends. A dangling link is reported when it is opened.
                 if path.exists() and not path.is_file():
                     imports.skipped.append(BadFile(path, "is not a file"))
                 else:
@@ -315,8 +314,8 @@ def _read_files(files: Iterable[Path], imports: Imports) -> None:
     folders: dict[Path, list[Path]] = {}
     for file in dict.fromkeys(files):
         folders.setdefault(file.parent, []).append(file)
-    for folder, own in folders.items():
-        _read_folder(folder, own, imports)
+    for folder, siblings in folders.items():
+        _read_folder(folder, siblings, imports)
 
 
 def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
@@ -329,7 +328,7 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
                 run_file = _read_run_file(path)
             elif path.suffix == ".csv":
                 for published in read_published(path):
-                    # As it comes back from the ledger.
+                    # In the form in which the ledger returns it.
                     row = read_summary(to_data(published))
                     imports.add(ImportedRun(run_id=published_run_id(row), summary=row, source=path))
             else:
@@ -359,7 +358,7 @@ def _add(run: ImportedRun, imports: Imports) -> None:
 def _with_possible_gpus(run: ImportedRun) -> ImportedRun:
     """Return the run, with a warning if it had more processes than its instances have GPUs.
 
-    Raises BadFile if each of them had a GPU: it would be charged for too few nodes.
+    Raises BadFile if each process had its own GPU, since the run would be charged for too few nodes.
     """
     setup, catalogue = run.summary.setup, load_catalogue()
     lack = catalogue.lack_of_gpus(setup.instance, num_gpus=setup.num_gpus, num_nodes=setup.num_nodes)
@@ -379,12 +378,12 @@ def _recorded(folder: Path, records: list[RankRecord], run_file: RunFile | None)
     summary, _ = summarize_run(run_file.spec, records)
     assert summary is not None
     if run_file.summary:
-        # What its machine took to start stands in no record.
+        # No record holds the start-up time of its machine.
         names = ("boot_s", "pull_s", "install_s", "inputs_s", "input_bytes")
         known = {name: getattr(run_file.summary.startup, name) for name in names}
         summary = replace(summary, startup=replace(summary.startup, **known))
     if run_file.backend == "sagemaker" and summary.setup.instance:
-        # Nor whose machine it was, in an older one.
+        # Older records do not name the service.
         summary = replace(summary, environment=replace(summary.environment, service="sagemaker"))
     files = tuple(record.path for record in records)
     return run_file.imported(summary, files[0] if len(files) == 1 else folder, files)
@@ -411,7 +410,7 @@ def _read_run_file(path: Path) -> RunFile | None:
 
 
 def _check_summary(summary: RunSummary) -> None:
-    """Raise UserError for a number that no run has."""
+    """Raise UserError for an impossible number."""
     setup, step = summary.setup, summary.timing.step_time_s
     counts = (setup.num_gpus, setup.num_nodes, setup.batch_size_per_gpu)
     times_s = (step.value if step else None, summary.figures.total_time_s)

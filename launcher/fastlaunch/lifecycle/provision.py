@@ -1,7 +1,7 @@
-"""Tries one site after another until AWS starts machines for the runs, or has refused them all.
+"""Try one site after another until AWS starts machines for the runs or all sites have refused.
 
-Only a definite refusal permits the next site. Without an answer the same request is sent again; while it
-is unknown whether a machine runs, nothing else is tried, and the ledger and the user are told so.
+Only a definite refusal permits the next site. Without an answer the same request is sent again. While it is
+unknown whether a machine runs, nothing else is tried, and both the ledger and the user get to know.
 """
 
 import re
@@ -33,19 +33,19 @@ from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.stop_request import StopRequest
 
-#: How long the same request is sent again after no answer, or after too many requests.
+#: How long a request is repeated after no answer or throttling.
 UNKNOWN_LIMIT = timedelta(minutes=5)
 _FIRST_WAIT_S = 2.0
 _LONGEST_WAIT_S = 30.0
-#: AWS's error for a token whose instance was started, and has ended since.
+#: AWS's error for a token whose instance was started and has ended since.
 _STARTED_BEFORE = "IdempotentInstanceTerminated"
-#: AWS's error for a training job's name that another request has used: the job of that name is not ours.
+#: AWS's error for a training job's name that another request has used: that job is not ours.
 _NAME_IN_USE = "ResourceInUse"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provisioner:
-    """Starts machines. It remembers what refused: each site is asked once."""
+    """Starts machines. Remembers the sites that refused, so that each is asked once."""
 
     backends: Mapping[str, CloudBackend]
     ledger: Ledger
@@ -66,7 +66,7 @@ class Provisioner:
     ) -> tuple[Attempt, Site] | None:
         """Return the attempt at the first of `placements` that accepts its request, and that site.
 
-        None if the user asked to stop, or cancelled all the runs, before any did. jobs_at: the jobs by run
+        None if the user stopped or cancelled all the runs before any site accepted. jobs_at: the jobs by run
         id, as they are at a site. root: see `CloudBackend.at`. Raises CloudRefused's kinds if all
         refuse, and Unreachable if it is not known whether one accepted.
         """
@@ -90,20 +90,20 @@ class Provisioner:
         raise self._nowhere()
 
     def refuse(self, site: Site, error: CloudRefused) -> None:
-        """Note and report that the site does not have it; another one may be tried."""
+        """Note and report that the site refused; another one may be tried."""
         self._refused[site.name] = error
         self.report(f"{site.name}: {error.message}")
 
     def _try(self, site: Site, jobs: Mapping[str, Job], max_minutes: int, root: str | None) -> Attempt | None:
-        """Return the attempt once its request was accepted; None if all its runs were cancelled meanwhile."""
+        """Return the attempt once its request is accepted; None if all its runs were cancelled meanwhile."""
         backend = self.backends[site.backend].at(site, max_minutes, root=root)
         identity = backend.aws.identity()
         job = next(iter(jobs.values()))
-        # AWS is asked for EC2's spot price once the machine is there.
+        # EC2's spot price is looked up once the machine exists.
         price = None if site.backend == "ec2" and job.terms.purchase == "spot" else site.price
-        # In one transaction: the rows say where the attempt that is about to be sent would put the runs.
+        # In one transaction: the rows name the site of the attempt that is about to be sent.
         with self.ledger.transaction():
-            # Another command may have cancelled them since: nothing is started for a run that has ended.
+            # Another command may have cancelled them since, and a run that has ended must not start anything.
             jobs = {run_id: spec for run_id, spec in jobs.items() if self._is_open(run_id)}
             if not jobs:
                 return None
@@ -129,7 +129,7 @@ class Provisioner:
             self.ledger.end_attempt(attempt_id, RunState.FAILED, ending=ending, reason=error.message)
             raise
         except BaseException:
-            # A second Ctrl-C, a ledger that cannot be written, or a bug, while the request was on its way.
+            # A second Ctrl-C, an unwritable ledger or a bug while the request was under way.
             unknown = self._unknown(attempt_id, plan, "its launcher ended while it was being started")
             self.report(f"{unknown.message}; {unknown.hint}")
             raise
@@ -161,13 +161,13 @@ class Provisioner:
                     raise Unreachable(error.message) if unknown else error from None
                 self.report(f"{error.message}; the same request is sent again")
             except CloudRefused as error:
-                # It refuses this request; an earlier one that was not answered may have been carried out.
+                # This request is refused, but an earlier one without an answer may have been carried out.
                 if error.code == _NAME_IN_USE or (not unknown and error.code != _STARTED_BEFORE):
                     raise
                 handle = _find(plan, backend)
                 if handle is not None:
                     return handle
-                # Machines that were started, and that AWS may show later, cost money.
+                # Started machines that AWS shows only later cost money.
                 if isinstance(error, NotAuthorised) or error.code == _STARTED_BEFORE:
                     raise Unreachable(error.message) from None
                 raise
@@ -175,9 +175,9 @@ class Provisioner:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _unknown(self, attempt_id: int, plan: Plan, why: str) -> Unreachable:
-        """Return the error that says what may be running, and make the ledger say the same."""
+        """Return the error that says what may be running, and note the same in the ledger."""
         attempt = self.ledger.attempt(attempt_id)
-        # On a full disk this cannot be noted; the user is told all the same.
+        # On a full disk this cannot be noted, but the user must be told.
         with suppress(UserError), self.ledger.transaction():
             self.ledger.explain_attempt(attempt_id, why)
             for run_id in attempt.run_ids:
@@ -211,7 +211,7 @@ class Provisioner:
 
 
 def unanswered(plan: Plan) -> str:
-    """Return the reason in the ledger while nobody knows whether the request was carried out."""
+    """Return the ledger's reason while it is unknown whether the request was carried out."""
     return f"no answer to {plan.operation}: whether a machine was started is not known"
 
 
@@ -222,9 +222,9 @@ def _find(plan: Plan, backend: CloudBackend) -> Mapping[str, Any] | None:
 
 
 def _shares_quota(site: Site, refused: Site) -> bool:
-    """Whether the quota that refused one site refuses this one as well.
+    """Whether the quota that refused one site also refuses this one.
 
-    EC2 has a quota for a family in a region, counted in vCPUs; SageMaker one for a type in a region.
+    EC2 has a quota in vCPUs per family and region; SageMaker has one per type and region.
     """
     if (site.backend, site.region) != (refused.backend, refused.region):
         return False
@@ -234,11 +234,11 @@ def _shares_quota(site: Site, refused: Site) -> bool:
 
 
 def _family(site: Site) -> str:
-    """`p5` for p5, p5e and p5en: no quota is for less."""
+    """`p5` for p5, p5e and p5en, as no quota covers less."""
     family = re.match(r"[a-z]+\d*", site.instance.name)
     return family[0] if family else site.instance.name
 
 
 def _is_of_place(error: BadConfiguration, site: Site) -> bool:
-    """Whether what is wrong is the site's own: another may be right."""
+    """Whether the fault lies in this site's names, so that another site may work."""
     return any(name in error.message for name in site.own_names)

@@ -1,7 +1,7 @@
-"""Finds what nobody stops any more, by tags and names alone, and decides what of it has to go.
+"""Find machines and schedules that nobody stops, by tags and names alone, and decide which must go.
 
-Instances, training jobs, and schedules whose machines are gone. It is the last of the ways to
-stop paying, and needs no ledger. A ledger adds what it knows, but never keeps alive what is over its time.
+They are instances, training jobs, and schedules whose machines are gone. This is the last way to stop
+paying, and needs no ledger. A ledger can add facts, but never keeps alive what is over its time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,12 +32,12 @@ from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.deadline_schedule import schedule_token
 
-#: A younger schedule may be of machines that DescribeInstances does not show yet.
+#: A younger schedule may belong to machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)
-#: After its attempt's end, or its last word, a machine takes so long at most to be gone.
+#: The longest time from an attempt's end, or the final report, until its machine is gone.
 LINGER = timedelta(minutes=10)
 
-#: Why what carries the run's tag, and lacks others or has them in another form, is left alone.
+#: Why a machine with the run tag, but without all other tags in the right form, is left alone.
 NOT_OURS = "it does not carry all of fastlaunch's tags in their form: nothing here ends it"
 
 Kind = Literal["instance", "job", "schedule"]
@@ -46,14 +46,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class KnownAttempt:
-    """What a ledger says of the attempt that an instance or a training job carries out."""
+    """A ledger's knowledge of the attempt of an instance or a training job."""
 
     id: int
-    #: When the attempt, all its runs or its last word ended it; None while it goes on.
+    #: When the attempt ended, by itself, all its runs or the final report; None while it goes on.
     over_since: datetime | None
-    #: Its launcher lives.
+    #: Whether its launcher is alive.
     is_followed: bool
-    #: It was given up because AWS did not show it.
+    #: Whether it was given up because AWS did not show it.
     is_lost: bool = False
     #: The price of one machine, at its start.
     usd_per_hour: float | None = None
@@ -61,7 +61,7 @@ class KnownAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What lives in the regions: instances and jobs with the run tag, and schedules of fastlaunch."""
+    """Everything alive in the regions: instances and jobs with the run tag, and fastlaunch's schedules."""
 
     instances: tuple[Instance, ...]
     jobs: tuple[TrainingJob, ...]
@@ -73,22 +73,22 @@ class Inventory:
 
 @dataclass(frozen=True, kw_only=True)
 class Orphan:
-    """Something that lives, and whether it has to go."""
+    """A machine, job or schedule that is alive, and whether it must go."""
 
     kind: Kind
     #: Id of an instance; name of a schedule or a job, also for its pool.
     id: str
     region: str
     must_go: bool
-    #: Why it must go, or stays.
+    #: Why it must go or stays.
     why: str
-    #: Whether it is fastlaunch's by all of its tags: nothing else is ended.
+    #: Whether it has all of fastlaunch's tags; nothing else is ended.
     is_ours: bool
     #: When it was started, or made.
     began_at: datetime
     #: When its time is over, margin included; None for a schedule.
     ends_at: datetime | None = None
-    #: Its first run; None where its name does not say.
+    #: Its first run; None if its name does not tell it.
     run_id: str | None = None
     #: Its tag `Owner`.
     owner: str | None = None
@@ -97,16 +97,16 @@ class Orphan:
     zone: str | None = None
     is_spot: bool = False
     state: str | None = None
-    #: Billed, of each machine.
+    #: Billed hours per machine.
     hours: float = 0.0
     #: Whether machines are kept after a job.
-    #: None for what is of another ledger.
+    #: None if its attempt is in another ledger.
     known: KnownAttempt | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What AWS refused: to list a kind in a region or, with an id, to end one of them."""
+    """A refusal by AWS to list a kind in a region or, with an id, to end one resource."""
 
     kind: Kind
     region: str
@@ -117,21 +117,21 @@ class Refusal:
 def take_inventory(
     aws: Aws, regions: Sequence[str], *, begin: Callable[[str], None] = lambda step: None
 ) -> Inventory:
-    """Return everything that lives in the regions, oldest first. A region that refuses hides nothing else.
+    """Return everything alive in the regions, oldest first. A refusal in one region does not hide the others.
 
-    begin: is told each list that is asked for next.
+    begin: called with the name of each list before it is requested.
     """
     refused: list[Refusal] = []
 
     def listed(kind: Kind, list_region: Callable[[str], Iterable[T]]) -> list[T]:
-        found: list[T] = []
+        resources: list[T] = []
         for region in regions:
             begin(f"{kind}s in {region}")
             try:
-                found += list_region(region)
+                resources += list_region(region)
             except CloudRefused as error:
                 refused.append(Refusal(kind=kind, region=region, error=error))
-        return found
+        return resources
 
     instances = listed("instance", lambda region: _live_instances(aws, region))
     jobs = listed("job", aws.live_training_jobs)
@@ -150,9 +150,9 @@ def _live_instances(aws: Aws, region: str) -> list[Instance]:
 
 
 def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datetime) -> Orphan:
-    """Judge an instance: it must go if it is fastlaunch's and over its time, or if its attempt has ended.
+    """Judge an instance: it must go if it is fastlaunch's and over its time, or its attempt has ended.
 
-    known: by the ledger at hand; None if the attempt is not in it.
+    known: from this ledger; None if the attempt is not in it.
     """
     ends_at, must_go, why = (
         instance_ends_at(instance.tags, instance.token, instance.launch_time),
@@ -187,8 +187,8 @@ def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datet
 def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) -> Orphan:
     """Judge a training job: it must go if SageMaker did not end it in time, or if its attempt has ended.
 
-    SageMaker itself keeps MaxRuntimeInSeconds, which counts from when the job has machines. A job that is
-    being stopped is left to it.
+    SageMaker itself enforces MaxRuntimeInSeconds, which counts from when the job has machines. A job that is
+    stopping is left to SageMaker.
     """
     ends_at, must_go, why = job_ends_at(job.tags, job.name, job.created_at), False, NOT_OURS
     if ends_at:
@@ -209,7 +209,7 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         is_ours=ends_at is not None,
         began_at=job.created_at,
         ends_at=ends_at,
-        # Until it has machines it costs nothing.
+        # It costs nothing until it has machines.
         hours=_hours(job.started_at, now) if job.started_at else 0.0,
         is_spot=job.is_spot,
         run_id=job.tags.get(RUN_TAG),
@@ -229,10 +229,10 @@ def judge_schedule(
     is_ended: bool = False,
     now: datetime,
 ) -> Orphan:
-    """Judge a schedule: it must go if no machine that it would end lives.
+    """Judge a schedule: it must go if no machine that it would end is alive.
 
-    live_tokens: of attempts whose machines live and stay in its region. is_known: whether these could be
-    listed. is_ended: whether all machines of its attempt were just ended.
+    live_tokens: of attempts in its region whose machines are alive and stay. is_known: whether these machines
+    could be listed. is_ended: whether all machines of its attempt were just ended.
     """
     must_go = False
     if schedule_token(schedule.name) is None:
@@ -257,7 +257,7 @@ def judge_schedule(
 
 
 def owner_of(identity: Identity) -> str:
-    """Return the `Owner` of what the caller starts. Raises UserError if other people may have the same."""
+    """Return the `Owner` tag of the caller's machines. Raises UserError if other people may share it."""
     if identity.is_shared:
         raise UserError(
             f"--mine: as {identity.arn} you have the owner {identity.owner!r}, and so may other people",
@@ -267,7 +267,7 @@ def owner_of(identity: Identity) -> str:
 
 
 def end_now(orphan: Orphan) -> Orphan:
-    """Return the machine's judgement if its user wants it to end within its time: it goes if it is ours."""
+    """Return the judgement for a user who ends machines within their time: the machine goes if it is ours."""
     if orphan.must_go or not orphan.is_ours or orphan.state == "Stopping":
         return orphan
     return replace(orphan, must_go=True, why="you want it to end now")
@@ -276,7 +276,7 @@ def end_now(orphan: Orphan) -> Orphan:
 def end(aws: Aws, orphans: Sequence[Orphan]) -> list[Refusal]:
     """Terminate, stop or delete the orphans; return what AWS refused to end.
 
-    One request for each: a missing permission for one must not keep the others alive.
+    Sends a request per orphan, so that a missing permission for one does not keep the others alive.
     """
     refused = []
     for orphan in orphans:
@@ -305,11 +305,13 @@ def known_attempts(
     instances: Sequence[Instance],
     jobs: Sequence[TrainingJob] = (),
 ) -> dict[str, KnownAttempt]:
-    """Return what the ledger says of the attempts, by id of their instance and name of their job.
+    """Return the ledger's knowledge of the attempts, by instance id or job name.
 
-    What is not fastlaunch's is not known, whatever token it carries.
+    Resources that are not fastlaunch's are left out, whatever token they carry.
     """
-    tokens = {each.id: token for each in instances if (token := token_of(each.tags, each.token))}
+    tokens = {
+        instance.id: token for instance in instances if (token := token_of(instance.tags, instance.token))
+    }
     tokens |= {job.name: token for job in jobs if (token := token_of(job.tags, job.name))}
     attempts = ledger.attempts_by_token(list(tokens.values()))
     return {
@@ -320,7 +322,7 @@ def known_attempts(
 
 
 def _known(ledger: Ledger, backend: CloudBackend | None, attempt: Attempt) -> KnownAttempt:
-    # No name would select every run.
+    # An empty list would select every run.
     runs = ledger.select(attempt.run_ids) if attempt.run_ids else []
     is_followed = any(ledger.launcher_lives(run) for run in runs)
     is_lost = attempt.state is RunState.LOST
@@ -331,7 +333,7 @@ def _known(ledger: Ledger, backend: CloudBackend | None, attempt: Attempt) -> Kn
         ends = [ledger.history(run.id)[-1].at for run in runs]
         over_since = datetime.fromisoformat(max(ends, default=attempt.started_at))
     elif backend is not None and attempt.handle is not None and not is_followed:
-        # What the bucket does not tell now ends no machine.
+        # An unreadable bucket must not end a machine.
         with suppress(UserError):
             over_since = time_of(backend.sync(attempt.handle).status, "billed_until")
     return KnownAttempt(

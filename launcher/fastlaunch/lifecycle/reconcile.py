@@ -1,4 +1,4 @@
-"""Brings the ledger up to what is true, for runs whose launcher is gone, or only started them."""
+"""Bring the ledger up to date for runs whose launcher is gone, or only started them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -36,7 +36,8 @@ def reconcile(
 ) -> None:
     """End the runs that ended while their launcher was gone.
 
-    A run whose launcher lives is left to it. What AWS does not answer stays as it is, with a warning.
+    A run whose launcher is alive is left to it. If AWS does not answer, the runs stay as they are, with a
+    warning.
     """
     runs = ledger.select(["state=planned", "state=running"])
     if any(run.backend in CLOUD_BACKENDS for run in runs) or concerns_cloud(ledger):
@@ -49,7 +50,7 @@ def reconcile(
             continue
         handle = handle_of(run, ledger=ledger, backend=backend)
         if handle is None:
-            # Refused if its launcher, alive a moment ago, has ended it since.
+            # Refused if its launcher, alive a moment ago, has ended the run since.
             ledger.set_state(run.id, RunState.LOST, "its launcher ended before it started")
         elif backend.state(handle) is RunState.RUNNING:
             ledger.set_state(run.id, RunState.RUNNING)
@@ -58,7 +59,7 @@ def reconcile(
 
 
 def concerns_cloud(ledger: Ledger) -> bool:
-    """Whether the ledger knows of something on AWS that may be under way, or left behind."""
+    """Whether the ledger knows of anything on AWS that may be under way or left behind."""
     open_or_lost = (
         *map(ledger.unfinished_attempts, CLOUD_BACKENDS),
         *map(ledger.lost_attempts, CLOUD_BACKENDS),
@@ -67,7 +68,7 @@ def concerns_cloud(ledger: Ledger) -> bool:
 
 
 def handle_of(run: Run, *, ledger: Ledger, backend: Backend) -> Mapping[str, Any] | None:
-    """Return what finds the run's job: the handle noted at its start, else the one found by its plan."""
+    """Return the handle of the run's job: noted at its start, else looked up by its plan."""
     for attempt in ledger.attempts_of(run.id)[-1:]:
         if attempt.handle is not None:
             return attempt.handle
@@ -81,23 +82,23 @@ def reconcile_cloud(
     *,
     warn: Callable[[str], None],
 ) -> None:
-    """End what ended on AWS, adopt what was started though nobody noted it, and settle what never was.
+    """End attempts that ended on AWS, adopt those started without a note, and settle those never started.
 
-    What lives on EC2 without a timer in the account gets one.
-
-    A few requests per backend and region, however many attempts there are. Attempts whose launcher lives are
-    left to it.
+    Live EC2 machines without a timer in the account get one. Attempts whose launcher is alive are left to it.
+    The number of requests per backend and region does not grow with the number of attempts.
     """
     for name, backend in backends.items():
         lost = ledger.lost_attempts(name)
-        open_ones = [each for each in ledger.unfinished_attempts(name) if not _is_followed(ledger, each)]
+        open_ones = [
+            attempt for attempt in ledger.unfinished_attempts(name) if not _is_followed(ledger, attempt)
+        ]
         attempts = _of_this_account(backend, [*open_ones, *lost], warn)
         for region in sorted({attempt.region or "" for attempt in attempts}):
             here = [attempt for attempt in attempts if attempt.region == region]
             try:
                 take_back(ledger, backend, [attempt for attempt in here if attempt.ended_at is not None])
                 here = [ledger.attempt(attempt.id) for attempt in here]
-                unknown = [each for each in here if each.handle is None and each.ended_at is None]
+                unknown = [attempt for attempt in here if attempt.handle is None and attempt.ended_at is None]
                 adopt(ledger, backend, unknown)
                 _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], warn)
                 _protect(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], settings, warn)
@@ -105,10 +106,10 @@ def reconcile_cloud(
                 shown = f"{counted(len(here), 'attempt')} in {region} {'is' if len(here) == 1 else 'are'}"
                 warn(f"{shown} shown as before: {error.message}")
     _settle_unheld(ledger, backends)
-    # Schedules that are left of attempts that have ended, however they did.
+    # Delete the remaining schedules of attempts that have ended.
     for attempt in ledger.scheduled_attempts():
         ended_on = backends.get(attempt.backend) if attempt.ended_at is not None else None
-        # Another account has none of that name, which says nothing of this one.
+        # A look into another account would find no such schedule, which proves nothing.
         if ended_on and _of_this_account(ended_on, [attempt], lambda _: None):
             disarm(ledger, ended_on.aws, attempt)
 
@@ -116,7 +117,7 @@ def reconcile_cloud(
 def _of_this_account(
     backend: CloudBackend, attempts: Sequence[Attempt], warn: Callable[[str], None]
 ) -> list[Attempt]:
-    """Return the attempts that may be in the account that is logged in; warn of the others."""
+    """Return the attempts that may be in the logged-in account; warn of the others."""
     if all(attempt.account is None for attempt in attempts):
         return list(attempts)
     try:
@@ -139,10 +140,14 @@ def _of_this_account(
 
 
 def take_back(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> None:
-    """Make attempts that count as lost `running` again where AWS shows that they live."""
-    plans = {each.token: plan for each in attempts if not each.handle and (plan := ledger.plan_of(each.id))}
-    found = backend.find_all(list(plans.values())) if plans else {}
-    handles = {attempt.id: attempt.handle or found.get(attempt.token) for attempt in attempts}
+    """Set lost attempts to `running` again if AWS shows their machines alive."""
+    plans = {
+        attempt.token: plan
+        for attempt in attempts
+        if not attempt.handle and (plan := ledger.plan_of(attempt.id))
+    }
+    handles_by_token = backend.find_all(list(plans.values())) if plans else {}
+    handles = {attempt.id: attempt.handle or handles_by_token.get(attempt.token) for attempt in attempts}
     known = [attempt for attempt in attempts if handles[attempt.id]]
     statuses = backend.describe([handle for handle in handles.values() if handle]) if known else []
     for attempt, aws_status in zip(known, statuses, strict=True):
@@ -154,7 +159,7 @@ def take_back(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]
 
 
 def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> None:
-    """Note the machines of attempts whose launcher died before AWS answered; end attempts that have none."""
+    """Note the machines of attempts whose launcher died before AWS answered; end attempts without any."""
     plans = {attempt.id: plan for attempt in attempts if (plan := ledger.plan_of(attempt.id)) is not None}
     handles = backend.find_all(list(plans.values()))
     for attempt in attempts:
@@ -163,7 +168,7 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
         if handle is None and is_old and plan is not None:
             handle = _forgotten(backend, attempt)
         with ledger.transaction():
-            # Another process may have found it meanwhile, and noted why it ends it.
+            # Another process may have ended it meanwhile, with a reason.
             if ledger.attempt(attempt.id).handle is not None:
                 continue
             if handle is not None:
@@ -185,10 +190,10 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
 
 
 def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | None:
-    """Return the handle of machines that EC2 has forgotten since they ended; None if they uploaded nothing.
+    """Return a handle for ended machines that EC2 has forgotten; None if they uploaded nothing.
 
-    It names no machine: what stands in a bucket says that one was there, and not which one to end.
-    `launched_at` is when they were asked for.
+    It names no machine, since the bucket shows that machines existed, but not which ones. `launched_at` is
+    the time of the request.
     """
     handle: dict[str, Any] = {
         "region": attempt.region,
@@ -210,7 +215,7 @@ def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | N
 def _update(
     ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt], warn: Callable[[str], None]
 ) -> None:
-    """Note the machines that are seen, and end the attempts whose machines have ended."""
+    """Note the machines that AWS shows, and end the attempts whose machines have ended."""
     started = [attempt for attempt in attempts if attempt.handle is not None and attempt.ended_at is None]
     statuses = look(ledger, backend, started)
     seen = list(zip(started, statuses, strict=True))
@@ -231,21 +236,21 @@ def _protect(
     settings: Settings,
     warn: Callable[[str], None],
 ) -> None:
-    """Make the timers in the account that are missing."""
+    """Make the missing timers in the account."""
     for attempt in attempts:
         role = settings.region_settings(attempt.region or "").scheduler_role
         if role is None or not needs_timer(attempt):
             continue
-        told = arm(ledger, backend.aws, attempt, role=role, now=backend.now())
+        result = arm(ledger, backend.aws, attempt, role=role, now=backend.now())
         if needs_timer(ledger.attempt(attempt.id)):
-            warn(f"{attempt.token}: {told}")
+            warn(f"{attempt.token}: {result}")
 
 
 def _settle_unheld(ledger: Ledger, backends: Collection[str]) -> None:
-    """End the runs that no attempt holds and no launcher is about to start."""
+    """End the runs without an attempt and without a launcher about to start them."""
     if not _unheld(ledger, backends):
         return
-    # Again, in one transaction: another command may be about to go on with them.
+    # Check again in a transaction, since another command may be about to resume them.
     with ledger.transaction():
         for run in _unheld(ledger, backends):
             attempts = ledger.attempts_of(run.id)
@@ -257,7 +262,7 @@ def _settle_unheld(ledger: Ledger, backends: Collection[str]) -> None:
 def _unheld(ledger: Ledger, backends: Collection[str]) -> list[Run]:
     runs = ledger.fetch_comparable(["state=planned", "state=running"])
     alone = [run for run in runs if run.backend in backends and not ledger.launcher_lives(run)]
-    # Looked up after the launchers: one that has ended since may have left an attempt behind.
+    # Read after the launchers, since one that has ended meanwhile may have left an attempt.
     held = held_runs(ledger, backends)
     return [run for run in alone if run.id not in held]
 

@@ -1,16 +1,16 @@
-"""The rehearsal of a SageMaker training job: its own request, carried out in containers on this machine.
+"""Rehearse a SageMaker training job: carry out its real request in containers on this machine.
 
 `RehearsalBackend` starts this module as a program, by the SageMaker SDK's local mode:
 
     python -m fastlaunch.lifecycle.rehearsal HOME CODE REQUEST RUNS
 
 REQUEST is the request as JSON, RUNS the list of runs, CODE the code bundle ("" if the image holds the code).
-What the containers leave is brought under HOME/runs while they run, as from a real job. Ends with 0 if every
+The containers' output is copied to HOME/runs while they run, as for a real job. The exit code is 0 if every
 run completed.
 
 The SDK starts the containers with docker compose: one per host, with the request's own entrypoint, arguments
-and environment, and SageMaker's folders under /opt/ml. It has no checkpoint folder, so that a part of
-/opt/ml/output stands for it, and `$` in an argument would be compose's, not the shell's.
+and environment, and SageMaker's folders under /opt/ml. It has no checkpoint folder, so a part of
+/opt/ml/output takes its place, and docker compose would expand a `$` in an argument.
 """
 
 import json
@@ -38,16 +38,16 @@ from fastlaunch.jobs.job import Job
 from fastlaunch_train.node.protocol import agent_name, run_list_name
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
-#: What SageMaker's local mode calls this machine.
+#: SageMaker's local mode's names for this machine, without and with GPUs.
 LOCAL_TYPES = {False: "local_cpu", True: "local_gpu"}
-#: What the containers write there, the SDK mounts from, and keeps on, this machine.
+#: Checkpoint folder in the containers, which the SDK mounts from this machine and keeps.
 CHECKPOINTS = "/opt/ml/output/data/checkpoints"
-#: docker compose gives a container that has to stop ten seconds.
+#: docker compose gives a stopping container ten seconds.
 STOP_GRACE_S = 7
 _SYNC_INTERVAL_S = 2.0
 _OUTPUT = "s3://rehearsal"
 _PRINTED = re.compile(r"/node-\d+/[^/]+/log\.txt\.\d+$")
-#: The containers' network; the SDK's resourceconfig.json names one that there is in SageMaker only.
+#: The containers' network; the SDK's resourceconfig.json names one that exists only in SageMaker.
 _INTERFACE = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
 
 
@@ -63,7 +63,7 @@ class RehearsalBackend(LocalBackend):
         max_minutes: int,
         has_gpus: bool,
     ) -> None:
-        """code: the bundle, under the name that the request looks for; None if the image holds the code."""
+        """code: the bundle, under the name in the request; None if the image holds the code."""
         super().__init__(settings)
         self._site = site
         self._code = code
@@ -71,13 +71,13 @@ class RehearsalBackend(LocalBackend):
         self._machine = LOCAL_TYPES[has_gpus]
 
     def plan(self, jobs: Mapping[str, Job], *, attempt: int = 1) -> Plan:
-        """Return the command line that carries out the request SageMaker would get, but for the machine."""
+        """Return the command line that carries out SageMaker's request, except for the machine type."""
         here = super().plan(jobs, attempt=attempt)
         planned = plan_sagemaker(jobs, attempt=attempt, site=self._site, max_minutes=self._max_minutes)
         nodes = next(iter(jobs.values())).num_nodes
         resources = {"InstanceType": self._machine, "InstanceCount": nodes}
         job = json.dumps({**planned.request, "ResourceConfig": resources})
-        (run_list,) = (each.text for each in planned.objects if each.text is not None)
+        (run_list,) = (payload.text for payload in planned.objects if payload.text is not None)
         program = [sys.executable, "-m", "fastlaunch.lifecycle.rehearsal"]
         argv = [*program, str(self.settings.home), str(self._code or ""), job, run_list]
         return replace(here, request={**here.request, "argv": argv})
@@ -85,7 +85,7 @@ class RehearsalBackend(LocalBackend):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderStore:
-    """The folders of all hosts, read as `s3_sync` reads a bucket; a name in several of them is one file."""
+    """The folders of all hosts, in the form of a bucket for `s3_sync`; equal names are one file."""
 
     root: Path
 
@@ -95,7 +95,7 @@ class FolderStore:
         for folder in self._folders():
             for path in sorted((folder / prefix).rglob("*")):
                 key = str(path.relative_to(folder))
-                # What a run prints is in this job's own log already, by way of docker compose. A link may
+                # The runs' output is in this job's log already, through docker compose. A link may
                 # lead out of the container's folder.
                 if path.is_file() and not path.is_symlink() and not _PRINTED.search(key):
                     objects[key] = StoredObject(key=key, size=path.stat().st_size)
@@ -113,7 +113,7 @@ class FolderStore:
         return False
 
     def _folders(self) -> list[Path]:
-        # The SDK moves them all into `artifacts` at the end.
+        # The SDK moves all files into `artifacts` at the end.
         return [
             *self.root.glob("algo-*/output/data/checkpoints"),
             self.root / "artifacts/output/data/checkpoints",
@@ -125,16 +125,16 @@ def main(arguments: Sequence[str]) -> int:
     home, code, text, run_list = arguments
     request = json.loads(text)
     token = request["TrainingJobName"]
-    # Beside the run's files; docker compose names the containers after it.
+    # Beside the run's files; docker compose names the containers after this folder.
     root = s3_sync.run_folder(Path(home), token.rpartition("-a")[0]) / f"fastlaunch-{token}"
     root.mkdir(parents=True)
     ended = threading.Event()
     thread = threading.Thread(target=_bring_home, args=(root, Path(home), token, ended))
     channels = {"code": Path(code).parent} if code else {}
-    told = request["Environment"]
+    environment = request["Environment"]
     for channel, name, data in (
-        ("agent", agent_name(told["FASTLAUNCH_AGENT_SHA256"]), agent_archive()),
-        ("runs", run_list_name(told["FASTLAUNCH_RUNS_SHA256"]), run_list.encode()),
+        ("agent", agent_name(environment["FASTLAUNCH_AGENT_SHA256"]), agent_archive()),
+        ("runs", run_list_name(environment["FASTLAUNCH_RUNS_SHA256"]), run_list.encode()),
     ):
         channels[channel] = root / "channels" / channel
         channels[channel].mkdir(parents=True)
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _cause(root: Path) -> str:
-    """Return what the first host that failed told SageMaker."""
+    """Return the failure message of the first failed host."""
     return next((path.read_text().strip() for path in sorted(root.glob("algo-*/output/failure"))), "")
 
 

@@ -1,4 +1,4 @@
-"""The step series of runs, from wherever their record files are."""
+"""Read the step series of runs, wherever their record files are."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,8 +24,8 @@ def series_of(runs: Sequence[Run]) -> dict[str, tuple[RankSeries, ...]]:
     series: dict[str, tuple[RankSeries, ...]] = {}
     for place, of_place in places.items():
         with suppress(UserError, OSError), _files(place, of_place) as files:
-            read = {run.id: read_series(files.get(run.recorded_id, ())) for run in of_place}
-            series |= {run_id: found for run_id, found in read.items() if found}
+            run_series = {run.id: read_series(files.get(run.recorded_id, ())) for run in of_place}
+            series |= {run_id: ranks for run_id, ranks in run_series.items() if ranks}
     return series
 
 
@@ -38,7 +38,7 @@ def _files(place: Path, runs: Sequence[Run]) -> Iterator[Mapping[str, Sequence[P
     elif runs[0].backend == IMPORT:
         yield _by_run(place.rglob("*") if place.is_dir() else (place,))
     else:
-        # A folder of its own.
+        # The run's folder.
         yield {run.id: _records(place.iterdir()) for run in runs}
 
 

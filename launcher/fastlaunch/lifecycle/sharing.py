@@ -1,8 +1,8 @@
-"""Runs shared through a folder of S3: `push` adds one's own, `pull` brings those of others into the ledger.
+"""Share runs through a folder in S3: `push` uploads the user's runs, `pull` adds others' runs to the ledger.
 
 A run is one object, `OWNER/RUN.DIGEST.tar.xz`, an export: S3 stores it whole or not at all. The digest is of
-what is in it, so what is there already is not sent again, and what was damaged is not read. The policies let
-everybody write in the folder of the own name alone, so whose a run is says where it lies, and nothing in it.
+its contents, so a run is sent only once, and a damaged one is not read. The policies let users write only to
+the folder of their name, so the owner of a run follows from its folder, never from its contents.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ from fastlaunch.lifecycle.importer import RUN_FILE, RUN_SCHEMA, ImportedRun, fin
 from fastlaunch.lifecycle.words import Words, without_words
 from fastlaunch_train.records.records import RecordError, open_unpacked, read_header
 
-#: The most that one run may take.
+#: The most bytes of one run.
 MAX_PACKED_BYTES = 2**28
 _CHUNK_BYTES = 2**20
 _SUFFIX = ".tar.xz"
-#: Names of users, and ids of roles with the names of their sessions, as IAM has them; no folder above.
+#: IAM's names of users, and ids of roles with session names; never a parent folder.
 _OWNER = r"(?!\.{1,2}(?:/|$))[\w+=,.@:-]{1,100}"
 _NAME = re.compile(
     rf"({_OWNER})/([a-zA-Z0-9][a-zA-Z0-9_-]{{0,99}})\.([0-9a-f]{{16}}){re.escape(_SUFFIX)}", re.ASCII
 )
-#: What is not shared of a run: where it lies on this machine.
+#: Fields that are not shared, since they are paths on this machine.
 _PRIVATE = ("directory",)
 
 
@@ -63,7 +63,7 @@ class SharedFolder:
         return f"s3://{self.bucket}/{self.prefix}"
 
     def copies(self, *, owner: str | None = None) -> list["SharedRun"]:
-        """Return what was shared, of everybody or of this owner, oldest first."""
+        """Return the shared copies of this owner, or of everybody, oldest first."""
         copies = []
         prefix = f"{self.prefix}{owner}/" if owner else self.prefix
         for stored in self.store.list_objects(self.region, self.bucket, prefix):
@@ -88,22 +88,22 @@ class SharedRun:
 
     @property
     def id(self) -> str:
-        """Its id in the ledger of whoever pulls it: that of this copy alone."""
+        """The id of this copy in the ledger of a user who pulls it."""
         return shared_id(self.run_id, self.owner, self.digest)
 
 
 @dataclass(kw_only=True)
 class Transfer:
-    """What a push or a pull did, or would do, by the ids that runs have here."""
+    """The result of a push or a pull, or of its dry run, by the runs' ids in this ledger."""
 
     new: list[str] = field(default_factory=list)
-    #: Pushed again with other records: the copies from before stay.
+    #: Pushed again with changed records; earlier copies stay.
     updated: list[str] = field(default_factory=list)
-    #: There, or here, already.
+    #: Present already, there or here.
     known: list[str] = field(default_factory=list)
-    #: The run here of the same name, for each new one that has such a twin: both stay.
+    #: By new run, the run here with the same name; both stay.
     beside: dict[str, str] = field(default_factory=dict)
-    #: Why they were not; of what is pulled, by the names of objects, which begin with their owners.
+    #: The reason for each run that was left out. Pulled runs go by object names, which begin with owners.
     left_out: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -120,13 +120,13 @@ def push(
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Transfer:
-    """Add the runs, which were started here, to the owner's folder, unless they are there as they are here.
+    """Add runs that were started here to the owner's folder, unless an equal copy is there.
 
-    owner: `Identity.owner_key`. account: the AWS account of a run. with_words: send what was typed after `--`
-    of scripts, too; without it, a digest of that.
+    owner: `Identity.owner_key`. account: the AWS account of a run. with_words: also send the words after `--`
+    of scripts; otherwise a digest of them.
 
-    Raises UserError for an owner who can have no folder, and what `Aws` raises; what was sent by then stays,
-    and the next push goes on from there.
+    Raises UserError for an owner whose name cannot be a folder, and the errors of `Aws`. Runs sent by then
+    stay, and the next push goes on from there.
     """
     if not re.fullmatch(_OWNER, owner, re.ASCII):
         raise UserError(f"the name {owner!r} can be no folder", "log in to AWS as another user or role")
@@ -160,14 +160,15 @@ def pull(
     folder: SharedFolder,
     archives: Path,
     *,
-    own: str | None = None,
+    owner: str | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Transfer:
-    """Add the folder's runs to the ledger, but for the user's own that were started here.
+    """Add the folder's runs to the ledger, except the user's runs that were started here.
 
-    Every copy is a run of its own: none replaces one of the same name, nor one of another owner. own: the
-    user's own folder. archives: a folder of this machine that keeps what was fetched.
+    Every copy becomes a separate run, and replaces neither a run of the same name nor one of another owner.
+    owner: the user's key, by which their folder is named. archives: a local folder that keeps what was
+    fetched.
 
     Raises what `Aws` raises, and UserError if the disk is full; what was fetched by then is kept.
     """
@@ -179,7 +180,7 @@ def pull(
     for number, copy in enumerate(there):
         progress(number, len(there))
         archive = archives / f"{copy.id}{_SUFFIX}"
-        if copy.owner == own and copy.run_id in made_here:
+        if copy.owner == owner and copy.run_id in made_here:
             done.known.append(copy.run_id)
             continue
         if copy.id in known:
@@ -223,7 +224,7 @@ def _unshareable(run: Run) -> str | None:
 
 
 def _run_file(run: Run, *, owner: str, account: str | None, words: Words | None) -> bytes:
-    """Return the run file. Plan, attempts and the command as typed stay here: they name what is private."""
+    """Return the run file, without the plan, the attempts and the typed command, which hold private names."""
     assert run.summary is not None
     facts = {name: value for name, value in measured_to_dict(run).items() if name not in _PRIVATE}
     shared = {
@@ -239,7 +240,7 @@ def _run_file(run: Run, *, owner: str, account: str | None, words: Words | None)
 
 
 def _digest(run_file: bytes, files: Iterable[Path]) -> str:
-    """Return a digest of a run's files, however they are compressed."""
+    """Return a digest of the uncompressed contents of a run's files."""
     whole = hashlib.sha256(run_file)
     for file in sorted(files, key=plain_name):
         with open_unpacked(file) as source:
@@ -270,7 +271,7 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _fetched(folder: SharedFolder, copy: SharedRun) -> bytes:
-    """Return the object. Raises BadFile for one that is too large, or gone, or that may not be read."""
+    """Return the object. Raises BadFile if it is too large, gone or unreadable."""
     uri = folder.uri + copy.name
     if copy.stored.size > MAX_PACKED_BYTES:
         raise BadFile(uri, f"it has {copy.stored.size / 2**20:,.0f} MiB")
@@ -283,18 +284,18 @@ def _fetched(folder: SharedFolder, copy: SharedRun) -> bytes:
 
 
 def _read(archive: Path, copy: SharedRun) -> ImportedRun:
-    """Return the run in the archive. Raises BadFile unless it is the very one that its name says."""
+    """Return the run in the archive. Raises BadFile unless it is the run of the archive's name."""
     with unpacked(archive) as root:
         folder = root / copy.run_id
         try:
             files = [path for path in sorted(folder.iterdir()) if path.name != RUN_FILE]
-            # Nothing more is read of many runs: each is read within bounds of its own.
+            # Stop here if the records are of many runs, since the limits of a read hold per run.
             if len({read_header(path)["run_id"] for path in files}) > 1:
                 raise BadFile(archive, "it is of several runs")
-            found = find_runs([folder])
-            imported = found.runs.get(copy.run_id)
-            if found.skipped or imported is None or list(found.runs) != [copy.run_id]:
-                problem = found.skipped[0].problem if found.skipped else "it is of another run"
+            imports = find_runs([folder])
+            imported = imports.runs.get(copy.run_id)
+            if imports.skipped or imported is None or list(imports.runs) != [copy.run_id]:
+                problem = imports.skipped[0].problem if imports.skipped else "it is of another run"
                 raise BadFile(archive, problem)
             run_file = Path(folder, RUN_FILE).read_bytes()
             if {*imported.files} != {*files} or _digest(run_file, files) != copy.digest:

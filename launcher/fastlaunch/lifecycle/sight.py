@@ -1,9 +1,9 @@
-"""What AWS shows of attempts, and when it counts that it shows nothing. Seen is seen.
+"""Look at what AWS shows of attempts, and decide when absence counts. Seen is seen.
 
-What was started is gone only by a definite end: AWS shows it, or AWS shows nothing and the bucket has a
-last word or an old spot notice. Otherwise absence counts once it was seen three times, five minutes apart,
-the last time an hour past the limit, by the account that started it. Until then nobody knows whether it
-lives.
+A started machine is gone only by a definite end: AWS shows the end, or AWS shows nothing and the bucket has a
+final report or an old spot notice. Otherwise absence counts once it was observed three times, five minutes
+apart, the last time an hour past the limit, by the account that started the machine. Until then it is unknown
+whether the machine is alive.
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,10 @@ def is_of(attempt: Attempt, identity: Identity) -> bool:
 
 
 def look(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> list[AttemptStatus]:
-    """Return what AWS shows of open attempts that have handles, and note what it does not show.
+    """Return AWS's status of open attempts with handles, and note which ones it does not show.
 
-    `has_ended` is also set where what AWS does not show is gone. Raises CloudRefused's kinds, NotAuthorised
-    among them for an attempt of another account.
+    `has_ended` is also set for absent machines that are gone. Raises subclasses of CloudRefused, such as
+    NotAuthorised for an attempt in another account.
     """
     if not attempts:
         return []
@@ -58,9 +58,9 @@ def look(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) -> 
 
 
 def alarm(attempt: Attempt, now: datetime) -> str | None:
-    """Return what is wrong with an open attempt that may cost, in words; None if nothing is known to be.
+    """Return what is wrong with an open attempt that may cost money; None if nothing is known.
 
-    What is over its time is over its ceiling too, which is made for that time.
+    An attempt over its time is over its ceiling too, which is computed for that time.
     """
     if _costs_since(attempt) is None:
         return None
@@ -74,14 +74,14 @@ def alarm(attempt: Attempt, now: datetime) -> str | None:
 
 
 def over_since(attempt: Attempt, now: datetime) -> datetime | None:
-    """Return since when an open attempt that may cost is over its time; None if it is not."""
+    """Return since when an open attempt that may cost money is over its time; None if it is not."""
     launched_at = _costs_since(attempt)
     ends_at = _ends_at(attempt, launched_at) if launched_at else None
     return ends_at if ends_at and now > ends_at else None
 
 
 def _costs_since(attempt: Attempt) -> str | None:
-    """Return since when an open attempt may cost; None if it does not, or has no limit."""
+    """Return since when an open attempt may cost money; None if it does not, or has no limit."""
     if attempt.ended_at is not None or attempt.handle is None or attempt.max_minutes is None:
         return None
     # A job that waits for machines has no launched_at yet, and costs nothing.
@@ -102,13 +102,13 @@ def _judged(ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: Att
 
 
 def _should_be_seen(attempt: Attempt, now: datetime) -> bool:
-    """Whether AWS has had long enough to show what the attempt started."""
+    """Whether AWS should show the attempt's machines by now."""
     assert attempt.handle is not None
     return now - datetime.fromisoformat(attempt.handle["launched_at"]) > FORGOTTEN_AFTER
 
 
 def _with_absence(absences: Sequence[str], now: datetime) -> tuple[str, ...]:
-    """Return the looks that count, `now` among them if the last one is long enough ago."""
+    """Return the looks that count, with `now` if the last one is long enough ago."""
     if absences and now - datetime.fromisoformat(absences[-1]) < _BETWEEN_ABSENCES:
         return tuple(absences)
     return (*absences, now.astimezone(UTC).isoformat(timespec="seconds"))[-_NUM_ABSENCES:]
@@ -123,21 +123,21 @@ def _is_past(attempt: Attempt, absences: Sequence[str], backend: CloudBackend) -
 
 
 def _ends_at(attempt: Attempt, launched_at: str) -> datetime:
-    """Return when the time of machines that were started then is over, margin included."""
+    """Return when the time of machines started at `launched_at` is over, margin included."""
     minutes = (attempt.max_minutes or 0) + MARGIN_MINUTES
     return datetime.fromisoformat(launched_at) + timedelta(minutes=minutes)
 
 
 def _has_said_its_last_word(attempt: Attempt, backend: CloudBackend) -> bool:
-    """Whether all nodes have, or one of them that EC2 took it back, more than ten minutes ago."""
+    """Whether all nodes sent a final report, or a spot notice is more than ten minutes old."""
     assert attempt.handle is not None
     try:
         synced = backend.sync(attempt.handle)
     except BadConfiguration:
-        # The bucket is gone: what is here is all that there will ever be.
+        # The bucket is gone, so no more files will come.
         synced = s3_sync.kept(backend.home, attempt.token, attempt.num_nodes)
     notices = [
-        time_of(each, "billed_until") for each in synced.statuses.values() if each.get("reason") == SPOT
+        time_of(status, "billed_until") for status in synced.statuses.values() if status.get("reason") == SPOT
     ]
     is_taken = any(at and backend.now() - at > _OLD_NOTICE for at in notices)
     return synced.status is not None or is_taken

@@ -1,4 +1,4 @@
-"""Whether someone asked this process to stop, as a value to look at between two steps of its work."""
+"""A request to stop this process, as a value to check between two steps of its work."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ from typing import Any, Self
 
 @dataclass(kw_only=True)
 class StopRequest:
-    """Whether someone asked this process to stop: by Ctrl-C, SIGTERM, or closing its terminal.
+    """Whether the user asked this process to stop: by Ctrl-C, SIGTERM, or closing its terminal.
 
-    As a context manager it listens. The first signal is noted in `by`; a second one raises KeyboardInterrupt,
-    and so does each after it: in the main thread, and in others that sleep by `sleeping`.
+    It listens as a context manager. The first signal is noted in `by`; every later one raises
+    KeyboardInterrupt in the main thread, and in other threads that sleep through `sleeping`.
     """
 
     by: str | None = None
@@ -23,7 +23,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # What is ignored stays ignored: nohup means it.
+                # Keep ignored signals ignored, for nohup.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)
         return self
@@ -35,7 +35,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def sleeping(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
-        """Return `sleep` for another thread than the main one, which alone hears signals."""
+        """Return `sleep` for a thread other than the main one, which alone receives signals."""
         num_raised = self._num_interrupts
 
         def sleep_unless_interrupted(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""`submit`, stage by stage: the same dry and real, on this machine and on AWS.
+"""`submit` in stages, which are the same for dry and real runs, on this machine and on AWS.
 
 Options -> jobs -> sites -> checks -> plans -> the question -> ledger -> start, follow and finish. `sweep`
 takes its parts through the same stages.
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
     from fastlaunch.lifecycle.launcher import Launcher, Submission
 
-#: Stands for the id that a run gets when it is submitted.
+#: Placeholder for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a submission would do: nothing was started, written or asked."""
+    """A planned submission, for which nothing was started, written or asked."""
 
-    #: Here one for each run; on AWS the request at the first site.
+    #: On this machine a plan per run; on AWS the request at the first site.
     plans: tuple[Plan, ...] = field(repr=False)
     jobs: tuple[Job, ...] = field(repr=False)
-    #: Where on AWS it may run; without sites on this machine.
+    #: The sites on AWS where it may run; without sites on this machine.
     placement: Placement = field(repr=False)
-    #: What it will probably take, by runs like it; in words why that is not known.
+    #: The expected time and cost, from similar runs, or a sentence on why they are unknown.
     expected: "Expected | str" = field(repr=False, default="")
-    #: How old the oldest price is, where it is old.
+    #: A warning about the oldest price, if it is old.
     old_prices: str | None = None
     #: Whether the config file names no role for the timer in the account.
     lacks_scheduler: bool = False
@@ -68,10 +68,10 @@ class DryRun:
 
 
 def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryRun | tuple[list[Run], bool]":
-    """Carry out what was typed; return the runs, and whether the user stopped them. Or return the plan.
+    """Carry out the options; return the runs, and whether the user stopped them. Or return the plan.
 
-    yes: the answer to the question, if it is known. Raises UserError for what cannot be, and its kinds where
-    AWS refuses.
+    yes: the answer to the question, if it is known. Raises UserError for impossible options, and subclasses
+    where AWS refuses.
     """
     options, world = settle(options, world)
     jobs = build(options, world)
@@ -97,14 +97,14 @@ def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryR
 
 
 def settle(options: Options, world: World) -> tuple[Options, World]:
-    """Return the options with the regions that count, and the world with their settings.
+    """Return the options with their regions filled in, and the world with the settings for these.
 
-    Raises UserError if they do not say where to train, contradict each other, or mean nothing there.
+    Raises UserError if they do not say where to train, contradict each other, or do not apply there.
     """
     name, container = backend_name(options, world), options.container
     if options.command is not None and container:
         raise UserError("--container rehearses a workload of ours, not a script", "leave out --container")
-    # A rehearsal for AWS is the same command with --local.
+    # A rehearsal for AWS is the AWS command with --local.
     if name == "local" and not options.instances:
         check_places(options, "container" if container else "local")
     if not options.regions:
@@ -152,19 +152,19 @@ def _typed(world: World, *more: str) -> str:
 
 
 def build(options: Options, world: World) -> Jobs:
-    """Return what to train of settled options."""
+    """Return the jobs of settled options."""
     if options.service in BACKENDS:
         return build_jobs(options, catalogue=world.catalogue)
-    # The catalogue also says what a GPU can do.
+    # The catalogue also holds the abilities of a GPU.
     needs_catalogue = options.rehearsed or world.machine.devices
     return build_jobs(options, machine=world.machine, catalogue=world.catalogue if needs_catalogue else None)
 
 
 def choose_sites(jobs: Jobs, world: World, directory: WorkingDirectory | None = None) -> Placement:
-    """Return the sites where the jobs may run, as far as that asks nothing of AWS; none on this machine.
+    """Return the sites where the jobs may run, without asking AWS; none on this machine.
 
-    directory: what travels with a script, if that was looked at before. Raises UserError for what AWS would
-    refuse.
+    directory: the files that travel with a script, if they are known already. Raises UserError for requests
+    that AWS would refuse.
     """
     if jobs.options.service not in BACKENDS:
         return Placement(jobs=jobs, sites=(), skipped=())
@@ -177,14 +177,14 @@ def choose_sites(jobs: Jobs, world: World, directory: WorkingDirectory | None = 
         settings=world.settings,
         catalogue=world.catalogue,
         now=world.now(),
-        # Only git can say which it is, and a dry run does not run it.
+        # Only git knows the commit, and a dry run does not start git.
         commit="<commit>" if world.find_commit else None,
         directory=directory,
     )
 
 
 def _directory_of(jobs: Jobs, world: World) -> WorkingDirectory:
-    """Return what travels of the current directory. Raises UserError if the script does not."""
+    """Return the current directory's files that travel. Raises UserError if the script is not among them."""
     directory = working_directory(Path.cwd(), home=world.settings.home)
     why_not, to_take = directory.why_not
     paths = {file.path for file in directory.files}
@@ -193,7 +193,7 @@ def _directory_of(jobs: Jobs, world: World) -> WorkingDirectory:
 
 
 def expected_of(placement: Placement, world: World) -> "Expected | str":
-    """Return what the jobs will probably take at the first site; in words why that is not known."""
+    """Return the jobs' expected time and cost at the first site, or a sentence on why they are unknown."""
     if not placement.sites:
         return "nothing is billed"
     with world.advice.guard("the expected cost"):
@@ -210,9 +210,9 @@ def expected_of(placement: Placement, world: World) -> "Expected | str":
 
 
 def check_add_to(submission: str | None, jobs: Sequence[Job], world: World) -> None:
-    """Raise UserError if there is no such submission, or it has no workload of `jobs`. Makes no ledger.
+    """Raise UserError if the submission does not exist, or has no workload of `jobs`. Creates no ledger.
 
-    Reports which of a script's variants are no row of it.
+    Reports which of a script's variants are new rows in it.
     """
     if submission is None:
         return
@@ -245,7 +245,7 @@ def check_add_to(submission: str | None, jobs: Sequence[Job], world: World) -> N
 
 
 def report_edits(world: World, runs: "Sequence[Run]", scripts: "Mapping[str, Script]") -> None:
-    """Report the files in which the scripts, by label, are not what earlier runs ran."""
+    """Report the files of the scripts, by label, that changed since earlier runs."""
     for edited in dict.fromkeys(edited_since(runs, label, script) for label, script in scripts.items()):
         if edited:
             text = f"{edited} changed since {runs[0].submission_id}: these runs are other rows"
@@ -253,12 +253,12 @@ def report_edits(world: World, runs: "Sequence[Run]", scripts: "Mapping[str, Scr
 
 
 def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -> None:
-    """Raise UserError if the ceiling is above the budget. A dry run only warns of the config file's."""
+    """Raise UserError if the ceiling is above the budget. A dry run only warns about the config file's."""
     if not placement.sites:
         return
     ceiling, typed_usd = placement.ceiling, placement.options.max_cost_usd
     budget_usd, block = world.settings.budget_usd(typed_usd), ceiling.dearest.block
-    # What an hour of a block costs is known once AWS has said how long it is: it is checked then.
+    # A block's hourly price is known once AWS has told its length; it is checked then.
     if block is None or is_known(block):
         check_budget(ceiling, typed_usd if dry_run else budget_usd)
     if dry_run and budget_usd is not None and ceiling.is_above(budget_usd):
@@ -266,9 +266,9 @@ def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -
 
 
 def report_jobs(jobs: Jobs, world: World) -> None:
-    """Report what a rehearsal does not cover, what is left out, and what to know of the figures."""
+    """Report what a rehearsal does not cover, what is left out, and caveats about the figures."""
     options = jobs.options
-    # In containers there are as many nodes as on AWS.
+    # Containers simulate as many nodes as on AWS.
     is_alone = options.service not in BACKENDS and options.num_nodes > 1 and not options.container
     differences = [("nodes", f"{options.num_nodes}; here: 1")] if is_alone else []
     if differences := [*differences, *jobs.differences]:
@@ -287,9 +287,9 @@ def report_jobs(jobs: Jobs, world: World) -> None:
 
 
 def check(placement: Placement, world: World, *, yes: bool) -> Placement:
-    """Return the placement once all is known that it names: what AWS answers, or what is installed here.
+    """Return the placement, checked and completed by AWS's answers or by the packages installed here.
 
-    Raises UserError for what is missing, and its kinds where AWS refuses.
+    Raises UserError for missing things, and subclasses where AWS refuses.
     """
     from fastlaunch.lifecycle.launcher import check_home
 
@@ -307,7 +307,7 @@ def check(placement: Placement, world: World, *, yes: bool) -> Placement:
 
 
 def ask_aws(placement: Placement, world: World, *, max_cost_usd: float | None = None) -> Placement:
-    """Return where AWS says that the jobs can run, if that costs no more than `max_cost_usd`."""
+    """Return the placement with the sites where AWS says that the jobs can run, within the budget."""
     return place_on_aws(
         placement.jobs,
         aws=world.aws,
@@ -333,7 +333,7 @@ def check_installed(jobs: Jobs, world: World) -> None:
 
 
 def plan(placement: Placement, world: World) -> DryRun:
-    """Return the plan of every run here, or the one at the first site, with what the dearest may cost."""
+    """Return a plan per run here, or the plan at the first site with the ceiling of the dearest site."""
     jobs, options = placement.jobs_at(), placement.options
     if not placement.sites:
         runner = _runner(placement, world)
@@ -342,7 +342,7 @@ def plan(placement: Placement, world: World) -> DryRun:
     site = placement.sites[0]
     names = [_RUN_ID, *(f"<run-id-{number}>" for number in range(2, len(jobs) + 1))]
     request = plan_at(dict(zip(names, jobs, strict=True)), site, attempt=1, max_minutes=options.max_minutes)
-    # A fee made of a price per hour is known once AWS has said how many hours the block has.
+    # A fee computed from an hourly price is known once AWS has told the block's hours.
     request = replace(request, max_cost_usd=placement.ceiling.usd, sunk_usd=options.block_fee_usd)
     is_named = world.settings.region_settings(site.region).scheduler_role is not None
     return DryRun(
@@ -357,7 +357,7 @@ def plan(placement: Placement, world: World) -> DryRun:
 
 
 def _runner(placement: Placement, world: World) -> "Backend":
-    """Return what runs the jobs on this machine: as they are, or in containers."""
+    """Return the backend that runs the jobs on this machine, directly or in containers."""
     if not placement.options.container:
         return world.backends[placement.options.service]
     from fastlaunch.lifecycle.containers import containers
@@ -366,7 +366,7 @@ def _runner(placement: Placement, world: World) -> "Backend":
 
 
 def submission_of(placement: Placement, world: World) -> "Submission":
-    """Return what is to be done as the launcher takes it."""
+    """Return the submission for the launcher."""
     from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.lifecycle.measured import verdicts_of
 
@@ -380,7 +380,7 @@ def submission_of(placement: Placement, world: World) -> "Submission":
 
 @contextmanager
 def launching(placement: Placement, world: World) -> "Iterator[Launcher]":
-    """Yield the launcher. On this machine the ledger is brought up to what is true first."""
+    """Yield the launcher. On this machine, reconcile the ledger first."""
     if placement.sites:
         with open_launcher(world, world.cloud_backends) as launcher:
             yield launcher

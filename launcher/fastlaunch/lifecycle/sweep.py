@@ -1,7 +1,7 @@
-"""Carries out a sweep: a submission per instance type, one or several at a time, within one budget.
+"""Carry out a sweep: a submission per instance type, one or several at a time, within one budget.
 
-What was done stands in the ledger: the same sweep, carried out again, starts only what has not started, and
-completes what has.
+The ledger keeps the progress: the same sweep, carried out again, completes the parts that have started and
+starts only the others.
 """
 
 import time
@@ -29,7 +29,7 @@ from fastlaunch.measure.summary import RunSummary
 
 
 class OverBudget(UserError):
-    """A part does not fit into what is left of --max-cost: what the user asked for, and no failure."""
+    """A part does not fit into the rest of --max-cost. The user set that limit, so it is not a failure."""
 
     exit_code = EXIT_DONE
 
@@ -41,44 +41,44 @@ class Part:
     name: str
     #: 0 on this machine.
     ceiling_usd: float = 0.0
-    #: Makes the submission, with the batch size that was searched for, when its turn has come; of one that
-    #: has started, only how it is followed is read. None for none.
+    #: Makes the submission in its turn, with the batch size from the search. For a part that has started,
+    #: only its options for following are used. None without a submission.
     submission: Callable[[int | None], Submission]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UntilBest:
-    """Leaves out what cannot be the best of all parts. Both take the sweep's runs so far."""
+    """Skips cells that cannot be the best of all parts. Both functions take the sweep's runs so far."""
 
     elimination: Elimination
-    #: The part to start next, of these that are left.
+    #: Chooses the next part to start from those that are left.
     next_part: Callable[[Sequence[Run], Sequence[str]], str]
 
 
 @dataclass(kw_only=True)
 class Sweep:
-    """Carries out its parts in order, as many at a time as are allowed and fit into the budget together."""
+    """Carries out its parts in order, as many in parallel as are allowed and fit into the budget together."""
 
     id: str
     launcher: Launcher
     command: str
-    #: In order, the searches for the batch size first.
+    #: In order, with the searches for the batch size first.
     parts: Sequence[Part]
     #: For all parts together.
     max_cost_usd: float | None = None
     num_parallel: int = 1
-    #: Opens the launcher, with a ledger of its own, of a part that is carried out in a thread beside others.
+    #: Opens a launcher with a separate ledger connection, for a part that runs in a parallel thread.
     open_beside: Callable[[str], AbstractContextManager[Launcher]] | None = None
     #: None to measure all parts.
     until_best: UntilBest | None = None
-    #: Parts that were not started, or not completed, and why.
+    #: By part that was not started or not completed, the reason.
     left_out: dict[str, UserError] = field(default_factory=dict)
     monotonic_s: Callable[[], float] = time.monotonic
     _threads: dict[str, Thread] = field(default_factory=dict)
     _errors: list[BaseException] = field(default_factory=list)
 
     def carry_out(self) -> None:
-        """Carry out what is left. Raises UserError where no batch size is found."""
+        """Carry out the parts that are left. Raises UserError if no batch size is found."""
         searches = [part for part in self.parts if is_batch_search(part.name)]
         self._carry_out_all(searches, None)
         if self.launcher.stop.by:
@@ -87,7 +87,7 @@ class Sweep:
         self._carry_out_all([part for part in self.parts if part not in searches], batch_size)
 
     def _carry_out_all(self, parts: Sequence[Part], batch_size: int | None) -> None:
-        # When a sweep goes on, the parts that are done already tell no pace.
+        # When a sweep resumes, the parts that were done before do not show its pace.
         began_s = None if any(self._runs(part.name) for part in parts) else self.monotonic_s()
         try:
             for number, part in enumerate(self._in_turn(parts)):
@@ -105,7 +105,7 @@ class Sweep:
             raise self._errors[0]
 
     def _say_how_far(self, part: Part, number: int, num_parts: int, began_s: float | None) -> None:
-        """Say which part begins, and how long the rest takes if it takes as long as those before."""
+        """Report which part begins, and how long the rest takes at the pace of the parts before."""
         num_done, left = number - len(self._threads), ""
         if num_done and began_s is not None:
             left_s = (self.monotonic_s() - began_s) / num_done * (num_parts - num_done)
@@ -114,7 +114,7 @@ class Sweep:
             self.launcher.report(f"{part.name}: {number + 1} of {num_parts}{left}")
 
     def _in_turn(self, parts: Sequence[Part]) -> Iterator[Part]:
-        """Yield the parts; first what an earlier launcher left under way, which is committed already."""
+        """Yield the parts, first those that an earlier launcher left under way: they are committed."""
         left = sorted(parts, key=lambda part: not self._is_under_way(part.name))
         while left:
             at, names = 0, [part.name for part in left]
@@ -148,7 +148,7 @@ class Sweep:
         thread = Thread(target=self._carry_out_beside, args=(part.name, submission), daemon=True)
         self._threads[part.name] = thread
         thread.start()
-        # In the ledger the parts stand in their order: the first row of all is the baseline.
+        # Keep the parts in order in the ledger, since the very first row is the baseline.
         while thread.is_alive() and not self._runs(part.name):
             self.launcher.sleep(LOOK_INTERVAL_S)
 
@@ -173,7 +173,7 @@ class Sweep:
             self._leave_out(name, error)
 
     def _eliminate(self, launcher: Launcher, runs: Sequence[Run]) -> Mapping[str, str]:
-        """Return which of a part's runs need not begin, by those of all parts. runs: as recorded by now."""
+        """Return which of a part's runs need not begin, judged by all parts. runs: as recorded by now."""
         assert self.until_best is not None
         ids = {run.id for run in runs}
         others = [run for run in self._cells(launcher.ledger) if run.id not in ids]
@@ -186,26 +186,26 @@ class Sweep:
 
     @property
     def left_usd(self) -> float | None:
-        """What is left of --max-cost; None without it.
+        """The rest of --max-cost; None without it.
 
-        A part that is under way takes its ceiling, any other that has started what it has cost.
+        A part under way counts with its ceiling, any other started part with its cost.
         """
         if self.max_cost_usd is None:
             return None
         return self.max_cost_usd - sum(map(self._committed_usd, self.parts))
 
     def _fits(self, part: Part) -> bool:
-        """Return whether the part has nothing left to do, or may cost no more than is left."""
+        """Return whether the part is done already, or fits into the rest of the budget."""
         left_usd, ledger = self.left_usd, self.launcher.ledger
         if left_usd is None:
             return True
         runs = self._runs(part.name)
         has_work = not runs or any(is_undone(run, ledger.attempts_of(run.id)) for run in runs)
-        # In cents, as both are told.
+        # Compare in cents, as both are printed.
         return not has_work or round(self._needed_usd(part), 2) <= round(max(0.0, left_usd), 2)
 
     def _needed_usd(self, part: Part) -> float:
-        """Return what the part may cost beyond what it takes of the budget by now."""
+        """Return what the part may cost in addition to what it takes of the budget now."""
         return part.ceiling_usd - self._committed_usd(part)
 
     def _committed_usd(self, part: Part) -> float:
@@ -235,7 +235,7 @@ class Sweep:
         return _runs_of(self.launcher.ledger, self.id, name)
 
     def _found_batch(self, searches: Sequence[Part]) -> int:
-        """Return the largest batch size that all the searches have found to fit."""
+        """Return the largest batch size that fits in all searches."""
         sizes = []
         for part in searches:
             runs = self._runs(part.name)
@@ -257,17 +257,17 @@ def _runs_of(ledger: Ledger, sweep_id: str, name: str) -> list[Run]:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What stopping early saved against all runs that were planned."""
+    """The savings by stopping early, compared to all planned runs."""
 
     num_runs: int
-    #: Machines' time, by the measured times of runs like them; None if no run like one of them was measured.
+    #: Machine time, from measured runs like those saved; None if one has no such run.
     machine_s: float | None
-    #: At what an hour was billed; None where that is not known, or nothing is billed.
+    #: At the billed hourly price; None if it is unknown, or nothing is billed.
     usd: float | None
 
 
 def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
-    """Return what the runs that were not needed would have taken. runs: of the sweep."""
+    """Return the time and cost of the runs that were not needed. runs: of the sweep."""
     rows: dict[tuple[str, Job], list[Run]] = {}
     for run in runs:
         key = (run.submission_id, run.job.without_seed)
@@ -275,7 +275,7 @@ def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
     num_runs, machine_s, usd = 0, 0.0, 0.0
     is_timed, is_priced = True, True
     for like in rows.values():
-        # One that was under way when its row was settled was made all the same.
+        # A run under way when its row was settled was completed, so it saved nothing.
         unmade = [run for run in like if run.is_unneeded and not record_paths(ledger.path.parent, run.id)]
         if not unmade:
             continue
@@ -301,7 +301,7 @@ def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
 
 
 def duration_s(summary: RunSummary) -> float | None:
-    """Return what a run took of its machine: build, compile, warm-up and steps, or a script's wall time."""
+    """Return a run's time on its machine: build, compile, warm-up and steps, or a script's wall time."""
     if summary.figures.total_time_s is not None:
         return summary.figures.total_time_s
     timing, startup = summary.timing, summary.startup
@@ -322,6 +322,6 @@ def sweep_runs(ledger: Ledger, sweep_id: str) -> dict[str, list[Run]]:
 
 
 def states(runs: Sequence[Run]) -> Mapping[str, int]:
-    """Return how many of the runs are in which state, `not needed` for those that a look left out."""
+    """Return the number of runs by state, with `not needed` for runs that a look left out."""
     names = ["not needed" if run.is_unneeded else str(run.state) for run in runs]
     return {name: names.count(name) for name in dict.fromkeys(names)}

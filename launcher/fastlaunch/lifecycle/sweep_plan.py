@@ -1,7 +1,7 @@
-"""A sweep before anything is asked of AWS: its cells, its parts, what they may cost; and how parts are made.
+"""A sweep before AWS is asked: its cells, its parts and their ceilings; and how its submissions are made.
 
-A cell is an instance type x recipe x batch size. All cells of a type are one part, which is a submission and
-takes the stages of `submit`; all parts share a budget.
+A cell is an instance type x recipe x batch size. All cells of a type form a part, which is a submission and
+goes through the stages of `submit`. All parts share a budget.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from fastlaunch_train.recipes.requirements import Capabilities
 
 AUTO = "auto"
-#: The search for the batch size takes a few steps, and its machine at most this long.
+#: The time limit of the search for the batch size, which takes a few steps.
 SEARCH_MINUTES = 60
-#: The part of a sweep on this machine.
+#: Name of the part of a sweep on this machine.
 HERE = "this machine"
 
 
@@ -55,13 +55,13 @@ HERE = "this machine"
 class Cell:
     """A row of the matrix."""
 
-    #: As it was typed; None for this machine.
+    #: As typed; None for this machine.
     instance: str | None
     #: The label of the recipe, or of a script's variant.
     label: str
     #: A number or `auto`; None for the workload's own, and for a script.
     batch_size: int | str | None
-    #: Why it is left out, if it is.
+    #: The reason if it is left out.
     skipped: str | None = None
 
 
@@ -71,11 +71,11 @@ class PlannedPart:
 
     #: None for a search.
     cells: tuple[Cell, ...] = ()
-    #: For the cells that can run; None if none can.
+    #: Options of the cells that can run; None if none can.
     options: Options | None
-    #: Where it may run, as far as that asks nothing of AWS; None if no cell can run.
+    #: Its sites, without asking AWS; None if no cell can run.
     placement: Placement | None = None
-    #: What it will probably take and cost; in words why that is not known.
+    #: The expected time and cost, or a sentence on why they are unknown.
     expected: "Expected | str" = ""
 
     @property
@@ -96,12 +96,12 @@ class PlannedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """A sweep before anything is asked of AWS."""
+    """A sweep before AWS is asked."""
 
-    #: By name, the searches for the batch size first.
+    #: By name, with the searches for the batch size first.
     parts: Mapping[str, PlannedPart]
     is_until_best: bool = False
-    #: What is to be known before.
+    #: Caveats to report before the start.
     warnings: tuple[str, ...] = ()
     #: The instance types on which the batch size is searched for.
     searched_on: tuple[str, ...] = ()
@@ -115,12 +115,12 @@ class SweepPlan:
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """Where the parts run that can."""
+        """The placements of the parts that can run."""
         return {name: part.placement for name, part in self.parts.items() if part.placement}
 
     @property
     def ceilings(self) -> dict[str, CostCeiling]:
-        """The most that each part costs; empty on this machine."""
+        """The ceiling of each part; empty on this machine."""
         return {name: ceiling for name, part in self.parts.items() if (ceiling := part.ceiling)}
 
     @property
@@ -130,7 +130,7 @@ class SweepPlan:
 
     @property
     def directory(self) -> "WorkingDirectory | None":
-        """What travels with a script."""
+        """The files that travel with a script."""
         return next((placement.directory for placement in self.placements.values()), None)
 
     @property
@@ -140,7 +140,7 @@ class SweepPlan:
 
 
 def plan_sweep(options: Options, world: World) -> tuple[SweepPlan, World]:
-    """Return what the options name, and the world with their settings."""
+    """Return the sweep of the options, and the world with their settings."""
     is_here, repeats = backend_name(options, world) == "local", options.repeats
     if options.until_best and repeats is not None:
         raise UserError(
@@ -151,7 +151,7 @@ def plan_sweep(options: Options, world: World) -> tuple[SweepPlan, World]:
         raise UserError("--local sweeps this machine", "leave out --instance, or --local")
     if not is_here and options.purchase == "capacity-block":
         raise UserError("a capacity block is of one instance type", "type: fastlaunch submit")
-    # Without --repeats by the planned rule.
+    # Without --repeats, the rounds follow the planned rule.
     options, world = settle(replace(options, until_resolved=repeats is None), world)
     types = matrix(options, world)
     searches = _searches(types, options, world) if AUTO in options.batch_sizes else {}
@@ -162,7 +162,7 @@ def plan_sweep(options: Options, world: World) -> tuple[SweepPlan, World]:
     parts, directory = {**search_parts, **types}, None
     for name, part in parts.items():
         if part.options:
-            # Here all is checked with any batch size in place of the one that will be found.
+            # Check everything with an arbitrary batch size in place of the one to be found.
             is_unknown = is_here and AUTO in part.options.batch_sizes
             jobs = build(with_batch(part.options, 1 if is_unknown else None), world)
             placement = choose_sites(jobs, world, directory)
@@ -186,7 +186,7 @@ def plan_sweep(options: Options, world: World) -> tuple[SweepPlan, World]:
 
 
 def matrix(options: Options, world: World) -> dict[str, PlannedPart]:
-    """Return the cells of each instance type, by its name as typed, or of this machine.
+    """Return the cells by instance type as typed, or for this machine.
 
     Raises UserError if none runs a cell.
     """
@@ -236,9 +236,9 @@ def matrix(options: Options, world: World) -> dict[str, PlannedPart]:
 
 
 def _with_rounds(options: Options, num_cells: int) -> Options:
-    """Return the options; a cell that has no other beside it is repeated as often as is looked at first.
+    """Return the options, with a cell alone on its type repeated only up to the first look.
 
-    With `until_best`, in which it competes with those of other machines, at most as often as they are.
+    With `until_best` it competes with cells of other types, so it is repeated at most as often as these.
     """
     if num_cells > 1 or not options.until_resolved:
         return options
@@ -249,8 +249,9 @@ def _with_rounds(options: Options, num_cells: int) -> Options:
 def _searches(types: Mapping[str, PlannedPart], options: Options, world: World) -> dict[str, Options]:
     """Return the options of the runs that find the batch size for `auto`, by instance type.
 
-    Each recipe is fitted where a GPU has the least memory, of the types that run it, the first of equals. So
-    one run fits them all, and the smallest of what several find, unless a recipe takes more on a larger GPU.
+    Each recipe is fitted on the type with the least GPU memory among those that run it, the first among
+    equals. So one batch size fits all types: the smallest that the searches find, unless a recipe takes more
+    memory on a larger GPU.
     """
     if options.service not in BACKENDS:
         return {name: search_options(part.options) for name, part in types.items() if part.options}
@@ -294,7 +295,7 @@ def with_batch(options: Options, batch_size: int | None) -> Options:
 
 
 def _check_budget(plan: SweepPlan) -> None:
-    """Raise UserError if the budget holds no instance type."""
+    """Raise UserError if no instance type fits into the budget."""
     if plan.max_cost_usd is None:
         return
     first_usd = sum(ceiling.usd for name, ceiling in plan.ceilings.items() if is_batch_search(name))
@@ -313,10 +314,10 @@ def _check_budget(plan: SweepPlan) -> None:
 def make_parts(
     plan: SweepPlan, started: Collection[str], world: World
 ) -> "tuple[list[Part], dict[str, UserError]]":
-    """Return the parts to carry out, and those that cannot be started, with why.
+    """Return the parts to carry out, and the errors of parts that cannot be started.
 
-    What has not started is looked up at AWS now. Raises UserError's kinds if a search for the batch size, or
-    every part, cannot be started.
+    AWS is asked about parts that have not started. Raises UserError or a subclass if a search for the batch
+    size, or every part, cannot be started.
     """
     from fastlaunch.lifecycle.sweep import Part
 
@@ -347,7 +348,7 @@ def _submission(
     world: World,
     batch_size: int | None,
 ) -> "Submission":
-    """Return the part as the launcher takes it, with the batch size that was found in place of `auto`."""
+    """Return the part's submission, with the batch size that was found in place of `auto`."""
     if batch_size is not None and part.options and not placement.jobs.scripts:
         placement = replace(placement, jobs=build(with_batch(part.options, batch_size), world))
     if placement.sites:
@@ -355,12 +356,12 @@ def _submission(
     submission = submission_of(placement, world)
     if not is_batch_search(name):
         return submission
-    # One run finds what fits all recipes.
+    # One run finds the batch size that fits all recipes.
     return replace(submission, jobs_at=lambda site: placement.jobs_at(site)[:1])
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
-    """Return what the matrix leaves out and why, and what each type and all of it may cost."""
+    """Return lines on what the matrix leaves out and why, and the ceilings of each type and of the sweep."""
     from fastlaunch.report.text import dollars
 
     skipped = {

@@ -1,4 +1,4 @@
-"""What was typed after `--` to start a script, kept out of what is shared: it may hold secrets and paths."""
+"""Hide the words typed after `--` in shared files, since they may be secrets and paths."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from fastlaunch.lifecycle.export import plain_name
 from fastlaunch.measure.summary import WORDS
 from fastlaunch_train.records.records import FROM_CACHE, open_unpacked
 
-#: Fields of text that a program writes, which may repeat its arguments.
+#: Fields with text of a program, which may repeat its arguments.
 _TEXTS = ("reason", "problems", "warnings", "message", "detail")
-#: Parts of words that are too short to be found in a text, or numbers, stay there.
+#: Shorter parts of words, and numbers, stay in the text.
 _LEAST = 4
 _PART = re.compile(r"[^\s=]+")
-#: A message may quote a word escaped, or a piece of it alone, such as the password of an address.
+#: A message may quote a word escaped, or only a piece of it, such as the password in a URL.
 _PIECE = re.compile(r"\w+")
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ class Words:
         )
 
     def hidden_in_run(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a run file says, without the words."""
+        """Return the data of a run file without the words."""
         hidden: dict[str, Any] = self._hidden(dict(data))
         hidden["spec"] = {**data["spec"], "script": {**data["spec"]["script"], "command": [self.name]}}
         setup = hidden["summary"]["setup"]
@@ -54,7 +54,7 @@ class Words:
         return hidden
 
     def hidden_in_line(self, line: bytes) -> bytes:
-        """Return a line of a record without the words; empty for one that cannot be read."""
+        """Return a line of a record without the words; empty if it cannot be read."""
         try:
             data = json.loads(line)
         except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ class Words:
 
 @contextmanager
 def without_words(files: Sequence[Path], words: Words | None) -> Iterator[Sequence[Path]]:
-    """Give the record files without the words, as copies; the files themselves without words to hide."""
+    """Give copies of the record files without the words, or the files themselves if there are no words."""
     if words is None:
         yield files
         return

@@ -1,4 +1,4 @@
-"""`World`: what a command acts on, which is settings, prices, this machine, backends, clock and user."""
+"""`World`: everything that a command acts on, such as settings, prices, machine, backends, clock and user."""
 
 import os
 import sys
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.advice import Advice
     from fastlaunch.lifecycle.launcher import Launcher
 
-#: To connect to AWS, and to wait for its answer, where that is a look at what is under way.
+#: Time-outs to connect to AWS and to wait for an answer, for looks at what is under way.
 _SHORT_TIMEOUTS_S = (3.0, 20.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a command or a call acts on. Tests pass their own."""
+    """Everything that a command or an API call acts on. Tests pass a fake one."""
 
     settings: Settings
-    #: By name. Those for AWS serve looking, and give up soon.
+    #: By name. Those for AWS only look, and give up soon.
     backends: Mapping[str, Backend]
-    #: The command line as typed, or as it would be; without the program's name.
+    #: The command line as typed, or its equivalent, without the program's name.
     argv: tuple[str, ...] = ()
-    #: Shows the user a line, and asks a question; None where there is nobody to ask.
+    #: Shows the user a line; asks a question, or None if nobody can be asked.
     report: Callable[[str], None] = report_line
     ask: Callable[[str], bool] | None = None
     #: Query the machine, git and AWS once, on first use.
     find_machine: Callable[[], Machine] = this_machine
-    #: Finds the commit of the training code; None outside a checkout.
+    #: Returns the commit of the training code; None outside a checkout.
     find_commit: Callable[[], str | None] | None = None
     connect: Callable[[], Aws] = Aws
     #: For following a job.
@@ -58,7 +58,7 @@ class World:
     sleep: Callable[[float], None] = time.sleep
     #: With a time zone.
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    #: Lines that are reported once.
+    #: Lines reported so far, of those that are reported once.
     reported: set[str] = field(default_factory=set)
 
     @property
@@ -87,10 +87,10 @@ class World:
         return self.find_commit() if self.find_commit else None
 
     def own_region(self, *, of_prices: bool = False) -> str:
-        """Return the region where the user gives none; say once which it is, unless the config file names it.
+        """Return the default region; report it once, unless the config file names it.
 
-        of_prices: of what names no region itself; that the default one is taken there goes without saying.
-        Raises UserError if the environment names what is no region.
+        of_prices: for commands about prices, which do not report the built-in default region. Raises
+        UserError if the environment names an invalid region.
         """
         region, source = self.settings.region, self.settings.region_from
         if source and not is_region(region):
@@ -121,7 +121,7 @@ class World:
 
     @cached_property
     def advice(self) -> "Advice":
-        """What guards verdicts, predictions and displays."""
+        """The guard of verdicts, predictions and displays."""
         from fastlaunch.lifecycle.advice import Advice
 
         return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(as_warning(line)))
@@ -130,7 +130,7 @@ class World:
     def cloud_backends(self) -> dict[str, CloudBackend]:
         """The backends whose plans cost money, by name, with this command's AWS and clock.
 
-        They serve what has to happen, such as starting and ending machines.
+        They serve actions that must happen, such as starting and ending machines.
         """
         home = self.settings.home.absolute()
         return {
@@ -140,7 +140,7 @@ class World:
 
 
 def default_context(argv: tuple[str, ...] = (), *, config_may_lack: bool = False) -> World:
-    """Return the context of this user on this machine. argv: see there."""
+    """Return the world of this user on this machine. argv: see `World`."""
     settings, package = load_settings(config_may_lack=config_may_lack), training_package()
     is_checkout = any((folder / ".git").exists() for folder in package.parents)
     return World(
@@ -159,7 +159,7 @@ def _ask(question: str) -> bool:
 
 @contextmanager
 def open_launcher(context: World, backends: "Mapping[str, Backend | CloudBackend]") -> "Iterator[Launcher]":
-    """Yield a launcher over the open ledger; its `stop` hears signals from now on."""
+    """Yield a launcher over the open ledger. Its `stop` receives signals from now on."""
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.display import make_display
     from fastlaunch.lifecycle.launcher import Launcher
@@ -177,23 +177,23 @@ def open_launcher(context: World, backends: "Mapping[str, Backend | CloudBackend
 
 
 def reconcile_here(ledger: "Ledger", context: World) -> None:
-    """End the runs whose launcher was killed: none is shown as running that is not."""
+    """End the runs whose launcher was killed, so that they are not shown as running."""
     from fastlaunch.lifecycle.reconcile import concerns_cloud, reconcile
 
-    # Most ledgers have nothing under way, and what it takes to ask is slow to make.
+    # Most ledgers have nothing under way, and AWS clients are slow to make.
     if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
         reconcile(ledger, context.backends, context.settings)
 
 
 def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:
-    """Return every backend by name, each made when it is first used. Those for AWS serve looking."""
+    """Return every backend by name, made on first use. Those for AWS only look."""
     home = settings.home.absolute()
     makers: dict[str, Callable[[], Backend]] = {
         "local": lambda: LocalBackend(local_settings(home, find_machine(), os.environ))
     }
     for name, make in CLOUD.items():
-        # A look at what is under way must not keep anyone waiting without a network; what has to happen, such
-        # as ending a machine, is asked for again.
+        # Without a network, a look must give up soon. Actions that must happen, such as ending a machine, are
+        # tried again.
         makers[name] = partial(make, aws=Aws(attempts=2, timeouts_s=_SHORT_TIMEOUTS_S), home=home)
     return _Backends(makers)
 
@@ -223,7 +223,7 @@ def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> 
         home=home.absolute(),
         working_directory=Path.cwd(),
         pythonpath=_pythonpath(package.parent, environ),
-        # On a GPU torchrun's own choice of threads will do; and what the user says counts.
+        # On a GPU torchrun's default number of threads is fine, and the user's choice takes precedence.
         num_cores=None if machine.devices or "OMP_NUM_THREADS" in environ else machine.num_cores,
         commit=commit_of(package),
     )
@@ -231,7 +231,7 @@ def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> 
 
 def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
     inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
-    # Site packages are found anyway, and must not come before the standard library.
+    # Site packages are importable anyway, and must not come before the standard library.
     if str(folder) in (*inherited, *getsitepackages(), getusersitepackages()):
         return None
     return os.pathsep.join([str(folder), *filter(None, inherited)])
@@ -239,7 +239,7 @@ def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
 
 @cache
 def commit_of(package: Path) -> str | None:
-    """Return the commit of the checkout with the training package, `-dirty` if it was changed since."""
+    """Return the commit of the training package's checkout, with `-dirty` if files have changed."""
     try:
         ask_git(package, "ls-files", "--error-unmatch", "__init__.py")
     except UserError:

@@ -51,7 +51,7 @@ def check_clocks_under_load(
 
 def lasting_reasons(reports: Sequence[str]) -> dict[str, list[int]]:
     """Return the reasons that all reports tell of a GPU, with the numbers of the GPUs that they hold for."""
-    told = [
+    reasons_by_report = [
         {
             (reason, gpu)
             for gpu, part in enumerate(report.split("<gpu ")[1:])
@@ -60,7 +60,7 @@ def lasting_reasons(reports: Sequence[str]) -> dict[str, list[int]]:
         for report in reports
     ]
     lasting: dict[str, list[int]] = {}
-    for reason, gpu in sorted(set.intersection(*told)) if told else ():
+    for reason, gpu in sorted(set.intersection(*reasons_by_report)) if reasons_by_report else ():
         lasting.setdefault(reason, []).append(gpu)
     return lasting
 

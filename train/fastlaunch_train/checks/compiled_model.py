@@ -65,7 +65,7 @@ class CompiledModelCheck:
         #: The workload to train with, whose `loss` is watched in the first passes on the batch.
         self.workload = replace(workload, loss=self._loss)
         self._batch = batch
-        #: For each pass the values of its outputs, (samples, values), and last its loss.
+        #: For each pass, the values of its outputs, (samples, values), and then its loss.
         self._seen: list[list[torch.Tensor]] = []
         # The pass that compiles and the first step's have the same weights; later ones have others. Where
         # steps are captured, later passes before the first step may have other scales.

@@ -250,14 +250,14 @@ def _isolation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
     So both batches hold the same samples, and what is scaled by the largest value in the batch is scaled
     alike. If any output but the second changes, it depends on another sample than its own.
     """
-    differences = [relative_error(each, exact[0]) for each in exact]
+    differences = [relative_error(output, exact[0]) for output in exact]
     other = max(range(1, len(exact)), key=lambda index: differences[index])
     rest = [index for index in range(1, len(exact)) if index != other][: len(exact) - 3]
     before, after = outputs([0, 0, other, *rest]), outputs([0, other, other, *rest])
     changes = [relative_error(b, a) for a, b in zip(before, after, strict=True)]
-    own = changes.pop(1)
+    replaced_change = changes.pop(1)
     problem = None
-    if own <= limit and differences[other] > DISTINCT * limit:
+    if replaced_change <= limit and differences[other] > DISTINCT * limit:
         problem = "the output of the sample that was replaced did not change"
     return judge("isolation", max(changes), limit, problem)
 

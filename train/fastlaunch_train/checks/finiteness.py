@@ -71,8 +71,8 @@ def _own(parameter: nn.Parameter, rank: int) -> torch.Tensor:
         return local_shard(parameter.detach())
     # DeepSpeed pads the last shares with uninitialised memory.
     num_own: int = parameter.ds_numel - rank * share.numel()  # type: ignore[attr-defined]
-    own: torch.Tensor = share.detach().flatten()[: max(0, num_own)]
-    return own
+    unpadded: torch.Tensor = share.detach().flatten()[: max(0, num_own)]
+    return unpadded
 
 
 def _extremes(values: Iterable[torch.Tensor]) -> list[list[float]]:

@@ -48,10 +48,9 @@ def gradients_of(
 ) -> dict[str, torch.Tensor] | None:
     """Return the gradient of the loss for each trained parameter, by the native model's names.
 
-    Each gradient is freed as soon as it is there, so that no more than one takes memory: some values of it
-    are kept, scaled such that its norm stays about the same. scale: multiplies the loss on its way back.
-    Return None, with a warning, if the loss of `model` cannot be differentiated in its present mode, for
-    example for lack of memory.
+    A large gradient is sampled, and scaled so that its norm stays about the same. Each gradient is freed
+    as soon as its values are taken, so that only one takes memory at a time. None, with a warning, if
+    the loss of `model` cannot be differentiated in its present mode, as for want of memory.
     """
     gradients: dict[str, torch.Tensor] = {}
 

@@ -77,7 +77,9 @@ def read_folder(path_text: str) -> Reviews:
         for label, name in enumerate(FOLDERS)
         for file in sorted((part / name).glob("*.txt"))
     ]
-    missing = [name for label, name in enumerate(FOLDERS) if all(each != label for _, each in files)]
+    missing = [
+        name for label, name in enumerate(FOLDERS) if all(file_label != label for _, file_label in files)
+    ]
     if missing:
         raise WorkloadError(
             f"data folder {path} has no review in {' and '.join(missing)}",

@@ -111,14 +111,14 @@ class HubTokens:
         """Return the tokens of each text, cut off at `longest`."""
         encoded: list[torch.Tensor] = []
         for first in range(0, len(texts), _CHUNK):
-            numbers = self._tokenizer(
+            input_ids = self._tokenizer(
                 list(texts[first : first + _CHUNK]),
                 truncation=longest is not None,
                 max_length=longest,
                 return_attention_mask=False,
                 verbose=False,
             )["input_ids"]
-            encoded += [torch.tensor(each, dtype=torch.int32) for each in numbers]
+            encoded += [torch.tensor(token_ids, dtype=torch.int32) for token_ids in input_ids]
         return encoded
 
 

@@ -113,8 +113,10 @@ class Checkpointing:
         random_states = gather_object(self.process, random_state(self.process.device))
         state = self.stepper.state()
         if self.evaluations is not None:
-            own = self.evaluations.state()
-            state[_EVALUATIONS] = gather_object(self.process, own) if self.sharded else [own]
+            evaluation_state = self.evaluations.state()
+            state[_EVALUATIONS] = (
+                gather_object(self.process, evaluation_state) if self.sharded else [evaluation_state]
+            )
         bad = not_finite(_checked_part(state), self.stepper.model) if self.process.rank == 0 else []
         if agree(self.process, [float(len(bad))])[0]:
             kept = latest_checkpoint(self.directory)

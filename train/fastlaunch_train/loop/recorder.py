@@ -66,7 +66,7 @@ class Recorder:
         self._meet = meet
         self._clock = clock
         self._monitor = monitor or DeviceMonitor(device)
-        # The block so far: losses, those on a device there; the clock or an event after each step.
+        # The block so far: its losses, in memory or on a device; the time or an event after each step.
         self._losses: list[float | None] = []
         self._on_device: torch.Tensor | None = None
         self._events: list[torch.cuda.Event] = []

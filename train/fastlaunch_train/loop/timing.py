@@ -35,8 +35,8 @@ def next_block_steps(
         end = next_step
     elif next_step < first_step + WARMUP_STEPS:
         end = min(end, first_step + WARMUP_STEPS - 1)
-    for each in filter(None, every):
-        end = min(end, -(-next_step // each) * each)
+    for interval in filter(None, every):
+        end = min(end, -(-next_step // interval) * interval)
     return min(end, last_step) - next_step + 1
 
 

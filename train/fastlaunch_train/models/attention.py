@@ -53,8 +53,8 @@ def attention_backend(
         loss(model, batch)
     if is_te:
         return transformer_engine_backend()
-    own = any(getattr(module, "has_own_backward", False) for module in model.modules())
-    return name_kernels(operators.names) + ("+own_backward" if own else "")
+    has_own_backward = any(getattr(module, "has_own_backward", False) for module in model.modules())
+    return name_kernels(operators.names) + ("+own_backward" if has_own_backward else "")
 
 
 def has_transformer_engine(model: nn.Module) -> bool:

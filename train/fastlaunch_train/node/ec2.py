@@ -165,7 +165,7 @@ class Ec2(Machine):
         for is_needed, problem, number, pause_s, step in steps:
             if is_needed and not self._try(number, pause_s, step, problem):
                 return False
-        if not (self._install() and all(self._fetch_input(*each) for each in program.inputs.items())):
+        if not (self._install() and all(self._fetch_input(*source) for source in program.inputs.items())):
             return False
         self._pulled_s = self.uptime_s()
         return self._try(20, 15, self._peers.find_master, "rank 0")

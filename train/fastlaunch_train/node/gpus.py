@@ -99,9 +99,9 @@ class Gpus:
 def faults_of(report: str, count: int) -> Iterator[str]:
     """Yield what is wrong by `nvidia-smi -q -x` on a machine that has `count` GPUs."""
     # Warnings, such as of an infoROM, may stand after it, and change the exit code.
-    found = _REPORT.search(report)
+    document = _REPORT.search(report)
     try:
-        gpus = ElementTree.fromstring(found[0] if found else "").findall("gpu")
+        gpus = ElementTree.fromstring(document[0] if document else "").findall("gpu")
     except ElementTree.ParseError:
         # If a GPU is off the bus it may say so in plain words, and nothing of the others.
         yield f"nvidia-smi cannot say how its GPUs are: {' '.join(report.split())[:160] or 'no answer'}"

@@ -201,10 +201,10 @@ def reason_of(abort: str) -> str:
     return PEER if abort.split()[:1] in ([SPOT], [WATCHDOG], [BLOCK], ["failed"]) else STOP
 
 
-def next_in_ring(addresses: Sequence[str], own: str) -> str:
-    """Return the address after `own`; the first one after the last."""
+def next_in_ring(addresses: Sequence[str], address: str) -> str:
+    """Return the address that follows `address` in order; after the last, the first."""
     ordered = sorted(addresses)
-    return ordered[(ordered.index(own) + 1) % len(ordered)]
+    return ordered[(ordered.index(address) + 1) % len(ordered)]
 
 
 def answers(address: str, port: int = _ANY_PORT) -> bool:

@@ -117,7 +117,7 @@ def mean_gpu_use(answer: str) -> float | None:
         percent = [int(line) for line in answer.split("\n") if line.strip()]
     except ValueError:
         return None
-    is_sound = bool(percent) and all(0 <= each <= 100 for each in percent)
+    is_sound = bool(percent) and all(0 <= value <= 100 for value in percent)
     return sum(percent) / len(percent) / 100 if is_sound else None
 
 

@@ -236,8 +236,8 @@ class SageMaker(Machine):
         nodes = range(len(self._request.hosts))
         folder = self._shelf.root / self.program.token
         ends = [_read(folder / f"node-{node}" / run.run_id / "ended.json") for node in nodes]
-        own = ends[self._rank]
-        return RunEnd(**own) if own is not None and None not in ends else None
+        end = ends[self._rank]
+        return RunEnd(**end) if end is not None and None not in ends else None
 
     def start(self, number: int, run: NodeRun) -> Training | None:
         self.say(f"run {run.run_id}")
@@ -293,18 +293,18 @@ class SageMaker(Machine):
         )
         self._hosts.say(number, asdict(word))
         words = self._await_words(number)
-        found = verdict(self._rank, words, is_one_lost=len(words) < len(self._request.hosts))
-        state = INTERRUPTED if found.state == FAILED and self.stop.is_faulty else found.state
+        outcome = verdict(self._rank, words, is_one_lost=len(words) < len(self._request.hosts))
+        state = INTERRUPTED if outcome.state == FAILED and self.stop.is_faulty else outcome.state
         end = self.note_end(number, state, code, cause)
         self._uploads.now()
         if run.is_script:
             self._uploads.script_ended(run.run_id)
             self._uploads.script_output(run.run_id, self._attempt)
-        if found.blamed is not None:
-            blamed, host = words[found.blamed], self._request.hosts[found.blamed]
+        if outcome.blamed is not None:
+            blamed, host = words[outcome.blamed], self._request.hosts[outcome.blamed]
             why = blamed.cause or "no cause known"
             self._causes.append(f"{why} (run {run.run_id} on {host}, exit code {blamed.code})")
-        if found.is_final:
+        if outcome.is_final:
             # For a container after this one.
             with suppress(OSError):
                 self._shelf.put_json(f"{self._folder}/{run.run_id}/ended.json", asdict(end))
@@ -316,7 +316,7 @@ class SageMaker(Machine):
 
     def _words(self, number: int) -> dict[int, Word]:
         """Return what the hosts have said of a run, this one included."""
-        return {rank: Word(**said) for rank, said in self._hosts.words(number).items()}
+        return {rank: Word(**fields) for rank, fields in self._hosts.words(number).items()}
 
     def _await_words(self, number: int) -> dict[int, Word]:
         """Return what all hosts say of the run; what is known where one is gone, or SIGKILL is near."""

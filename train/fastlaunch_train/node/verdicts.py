@@ -131,16 +131,16 @@ def verdict(rank: int, words: Mapping[int, Word], *, is_one_lost: bool) -> Verdi
 
     A host that ended in the wake of another's end is interrupted; the other one says why.
     """
-    own = words[rank]
+    local_word = words[rank]
     is_stopped = any(word.is_stopped for word in words.values())
     is_final = not (is_stopped or is_one_lost)
-    if own.code == 0:
+    if local_word.code == 0:
         return Verdict(COMPLETED, is_final=is_final)
     if is_stopped:
         return Verdict(INTERRUPTED, is_final=is_final)
     guilty = [at for at, word in sorted(words.items()) if word.code and not word.is_made_to]
     plain = [at for at in guilty if words[at].cause and not is_echo(words[at].cause)]
-    is_follower = own.is_made_to or is_one_lost or (is_echo(own.cause) and bool(plain))
+    is_follower = local_word.is_made_to or is_one_lost or (is_echo(local_word.cause) and bool(plain))
     if is_follower:
         blamed = next((at for at in (*plain, *guilty) if at != rank), None)
         return Verdict(INTERRUPTED, blamed=blamed, is_final=is_final)

@@ -46,8 +46,8 @@ def digests_of(files: Mapping[str, Path]) -> dict[str, str]:
     for name, digest in digests.items():
         first, *below = PurePath(name).parts
         folders.setdefault(f"{first}/" if below else first, []).append(f"{name} {digest}")
-    together = {name: digest_of(map(os.fsencode, each)) for name, each in folders.items()}
-    return together if len(together) <= _MOST_FILES else {"./": digest_of(_encoded(digests))}
+    folder_digests = {name: digest_of(map(os.fsencode, entries)) for name, entries in folders.items()}
+    return folder_digests if len(folder_digests) <= _MOST_FILES else {"./": digest_of(_encoded(digests))}
 
 
 def version_of(files: object) -> str | None:
@@ -72,8 +72,8 @@ def files_here(environment: Mapping[str, str]) -> dict[str, str] | None:
         root = root_of(script)
         loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         paths = [Path(os.path.realpath(file)) for file in loaded if isinstance(file, str)]
-        own = {path for path in paths if path.is_relative_to(root) and not is_installed(path)}
-        return digests_of({path.relative_to(root).as_posix(): path for path in {script, *own}})
+        imported = {path for path in paths if path.is_relative_to(root) and not is_installed(path)}
+        return digests_of({path.relative_to(root).as_posix(): path for path in {script, *imported}})
     except (OSError, ValueError, AttributeError):
         return None
 

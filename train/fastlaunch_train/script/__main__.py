@@ -105,8 +105,8 @@ def parse_options(argv: Sequence[str]) -> Options:
         "--checkpoints", action="store_true", help="pack what the script saves as checkpoints/step-<n>.tar"
     )
     parser.add_argument("--resume", action="store_true", help="unpack the newest of these first")
-    own, command = _split(argv)
-    options = parser.parse_args(own)
+    arguments, command = _split(argv)
+    options = parser.parse_args(arguments)
     if not command:
         parser.error("no command after --")
     return Options(
@@ -229,18 +229,18 @@ class Script:
         """Complete the records; return False, and say so, if the disk refuses."""
         settings = self._settings
         attempt = settings.attempt or 1
-        own = header(settings, None, attempt=attempt)
-        own["machine"] |= gpu_facts()
+        script_header = header(settings, None, attempt=attempt)
+        script_header["machine"] |= gpu_facts()
         num_local = settings.world_size // settings.num_nodes
         if VARIABLE not in os.environ:
-            own["files"] = None  # what this process has imported is not the script's
+            script_header["files"] = None  # what this process has imported is not the script's
         try:
             complete_records(
                 self._options.output,
                 attempt=attempt,
                 node=settings.rank // num_local,
                 ranks=range(settings.rank, settings.rank + num_local),
-                header=own,
+                header=script_header,
                 ending=ending,
                 restored=self._restored,
             )

@@ -82,11 +82,11 @@ def transformers_callback() -> Any:
         def on_evaluate(
             self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **_: Any
         ) -> None:
-            found = metrics or {}
-            accuracy = found.get("eval_accuracy")
+            values = metrics or {}
+            accuracy = values.get("eval_accuracy")
             name = None if accuracy is None else "accuracy"
             if self._recording.is_started:
-                self._recording.evaluate(found.get("eval_loss"), name, accuracy, "validation", 0)
+                self._recording.evaluate(values.get("eval_loss"), name, accuracy, "validation", 0)
             self._since = time.perf_counter()
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -89,17 +89,17 @@ class Packer:
 
     def look(self) -> None:
         """Pack what the ranks have saved since the last time."""
-        found = self._read()
-        if found != self._noted:
-            self._noted = found
+        notes = self._read()
+        if notes != self._noted:
+            self._noted = notes
             self.pack()
 
     def pack(self) -> None:
         """Pack `output`, unless a rank is saving, or it is as it was when it was packed last."""
-        found, files = self._read(), list(self._files())
+        notes, files = self._read(), list(self._files())
         # Ranks that have not noted the same step are about to save.
-        is_whole = found is not None and len(set(found)) <= 1 and not any(note.is_saving for note in found)
-        if found is None or not is_whole or not files or files == self._packed:
+        is_whole = notes is not None and len(set(notes)) <= 1 and not any(note.is_saving for note in notes)
+        if notes is None or not is_whole or not files or files == self._packed:
             return
         partial = self._folder / ".partial"
         try:
@@ -108,10 +108,10 @@ class Packer:
                 self._say("warning: no checkpoint: the disk has no room for another copy of what is saved")
                 return
             self._write(partial)
-            if self._read() != found:
+            if self._read() != notes:
                 # Saved anew meanwhile. The next look packs that.
                 return
-            number = max([self._newest + 1, *(note.step for note in found)])
+            number = max([self._newest + 1, *(note.step for note in notes)])
             partial.replace(self._folder / _NAME.format(number))
         except (OSError, tarfile.TarError) as error:
             self._say(f"warning: no checkpoint: {error}")

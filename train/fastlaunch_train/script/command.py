@@ -27,7 +27,7 @@ def with_folders(command: Sequence[str], environment: Mapping[str, str]) -> list
     A script that takes its folders as options then needs no shell. A name that is not set stays as it is.
     """
     return [
-        _FOLDER.sub(lambda found: found[1] + environment.get(found[2], found[0][len(found[1]) :]), word)
+        _FOLDER.sub(lambda match: match[1] + environment.get(match[2], match[0][len(match[1]) :]), word)
         for word in command
     ]
 

@@ -53,8 +53,8 @@ class DeviceSampler:
             if sample is not None:
                 self._samples.append(sample)
             if len(self._samples) >= MAX_SAMPLES:
-                gpus = len({each.gpu for each in self._samples})
-                self._samples = [each for at, each in enumerate(self._samples) if at // gpus % 2 == 0]
+                gpus = len({sample.gpu for sample in self._samples})
+                self._samples = [sample for at, sample in enumerate(self._samples) if at // gpus % 2 == 0]
 
 
 def parse_sample(line: str, at_s: float) -> Device | None:

@@ -73,21 +73,21 @@ def complete_records(
     # A rank that was asked to stop is to blame only if there is no other.
     blamed = {"completed"} if len(records) < len(ranks) or {*statuses} != {"interrupted"} else {"interrupted"}
     for record in records:
-        said, rank = record.end, record.header["rank"]
-        is_blamed = said is not None and (rank in first if first else said.status in blamed)
-        is_wrong = said is None or ending.is_hang or (is_blamed and not is_told)
-        own = said
-        if said is None or (is_wrong and ending.status != "completed"):
-            own = _end(ending, rank, first)
-        assert own is not None
+        recorded_end, rank = record.end, record.header["rank"]
+        is_blamed = recorded_end is not None and (rank in first if first else recorded_end.status in blamed)
+        is_wrong = recorded_end is None or ending.is_hang or (is_blamed and not is_told)
+        end = recorded_end
+        if recorded_end is None or (is_wrong and ending.status != "completed"):
+            end = _end(ending, rank, first)
+        assert end is not None
         complete_record(
             record.path,
             lines if record is records[0] else [],
             End(
-                status=own.status,
-                message=own.message,
+                status=end.status,
+                message=end.message,
                 num_steps=record.steps[-1].step if record.steps else 0,
-                peak_memory_gib=said.peak_memory_gib if said else None,
+                peak_memory_gib=recorded_end.peak_memory_gib if recorded_end else None,
             ),
         )
     for rank in ranks:

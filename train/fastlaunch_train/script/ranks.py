@@ -69,8 +69,8 @@ class Meeting:
         if num_held - self._number > (KEPT_BEFORE_STOP if num_stops else KEPT):
             self._number = num_held
         stop = proposal.stop or num_stops > 0
-        own = json.dumps({**vars(replace(proposal, stop=stop)), "rank": rank})
-        agreed = json.loads(store.compare_set(f"fastlaunch/{self._number}", "", own))
+        entry = json.dumps({**vars(replace(proposal, stop=stop)), "rank": rank})
+        agreed = json.loads(store.compare_set(f"fastlaunch/{self._number}", "", entry))
         if agreed.pop("rank") == rank:
             store.add("fastlaunch/held", 1)
             if self._number > 2 * KEPT:  # nobody looks for it any more

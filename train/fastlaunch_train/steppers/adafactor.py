@@ -58,7 +58,9 @@ class Adafactor(torch.optim.Optimizer):
                     state.setdefault("step", torch.zeros((), device=parameter.device)).add_(1)
                 else:
                     state["step"] = state.get("step", 0) + 1
-            for alike in self._alike(parameters) if self._foreach else ([each] for each in parameters):
+            for alike in (
+                self._alike(parameters) if self._foreach else ([parameter] for parameter in parameters)
+            ):
                 # Checkpoints of before there was a weight decay have none.
                 self._update(alike, group["lr"], group.get("weight_decay", 0.0))
         return loss
@@ -67,8 +69,8 @@ class Adafactor(torch.optim.Optimizer):
         """Take over what `state_dict` returned; torch casts moments to the weights' dtype, this to fp32."""
         super().load_state_dict(state_dict)
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        for key, parameter in zip(saved, own, strict=True):
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for key, parameter in zip(saved, parameters, strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if isinstance(value, torch.Tensor):
                     self.state[parameter][name] = value.to(parameter.device, torch.float32)

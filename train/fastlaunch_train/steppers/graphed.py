@@ -68,8 +68,10 @@ class GraphedStepper(TorchStepper):
             return
         self._batch = map_tensors(torch.Tensor.clone, batch)
         # New scales keep what the passes find; those of a checkpoint stay.
-        found = fresh_scales(self._native, self._recipe)
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in found]
+        new_scales = fresh_scales(self._native, self._recipe)
+        buffers = [
+            (buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in new_scales
+        ]
         stream = torch.cuda.Stream(self._process.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.random.fork_rng(devices=[self._process.device]), torch.cuda.stream(stream):

@@ -166,13 +166,15 @@ class TorchStepper:
 
     def compile_ahead(self, batch: Batch) -> None:
         """Compile forward and backward on `batch`; put back buffers, but for new FP8 scales, and draws."""
-        found = fresh_scales(self._native, self._recipe)
+        new_scales = fresh_scales(self._native, self._recipe)
         buffers = {
-            name: buffer.clone() for name, buffer in self.model.named_buffers() if id(buffer) not in found
+            name: buffer.clone()
+            for name, buffer in self.model.named_buffers()
+            if id(buffer) not in new_scales
         }
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for _ in range(NUM_CALIBRATION_PASSES if found else 1):
+            for _ in range(NUM_CALIBRATION_PASSES if new_scales else 1):
                 self._zero_grad()
                 self._forward_backward(split_batch(batch, self._recipe.grad_accumulation)[0], last=True)
         self._zero_grad()

@@ -141,14 +141,14 @@ def vocabulary(config: Any, workload: str) -> int:
     return size
 
 
-def sequence_length(requested: int | None, own: int, config: Any, workload: str) -> int:
-    """Return the tokens of a sample: as requested, else the workload's own, up to the model's positions.
+def sequence_length(requested: int | None, default: int, config: Any, workload: str) -> int:
+    """Return the tokens of a sample: as requested, else the workload's default, up to the model's positions.
 
     Raises WorkloadError for a request that is longer. Some configurations do not say how many positions.
     """
     most = getattr(config, "max_position_embeddings", None)
     if requested is None:
-        return min(own, most) if most else own
+        return min(default, most) if most else default
     if most and requested > most:
         raise WorkloadError(
             f"workload {workload!r}: --sequence-length {requested} is more than the model's {most} positions",
@@ -223,9 +223,9 @@ def text_workload(
     build: Callable[[str, Any, str | None], Logits],
     own_length: int,
     source_of: Callable[[int], TextSource],
-    **own: Any,
+    **workload_fields: Any,
 ) -> Workload:
-    """Return the workload of a model of `config`; `own` are the other fields of Workload.
+    """Return the workload of a model of `config`; workload_fields: the other fields of `Workload`.
 
     build: makes the model of the workload's name, a configuration, and the name of weights to load, if any.
     source_of: makes the text of a sample's tokens. Raises WorkloadError if those exceed the model's.
@@ -246,7 +246,7 @@ def text_workload(
         flops_per_sample=language_flops_per_sample(build_random, length),
         tokens_per_sample=length,
         sequence_length=length,
-        **own,
+        **workload_fields,
     )
 
 

@@ -205,14 +205,18 @@ def _check_keys(name: str, keys: Set[str]) -> None:
         body = ast.parse(Path(path).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return
-    named = [each for each in body if isinstance(each, ast.FunctionDef) and each.name == function]
-    if not named or named[-1].decorator_list:
+    functions = [
+        statement
+        for statement in body
+        if isinstance(statement, ast.FunctionDef) and statement.name == function
+    ]
+    if not functions or functions[-1].decorator_list:
         return
-    signature = named[-1].args
-    needed = {each.arg for each in signature.args[: len(signature.args) - len(signature.defaults)]}
+    signature = functions[-1].args
+    needed = {argument.arg for argument in signature.args[: len(signature.args) - len(signature.defaults)]}
     by_name = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
-    needed |= {each.arg for each, default in by_name if default is None}
-    known = {each.arg for each in (*signature.args, *signature.kwonlyargs)}
+    needed |= {argument.arg for argument, default in by_name if default is None}
+    known = {argument.arg for argument in (*signature.args, *signature.kwonlyargs)}
     if needed - keys or (keys - known and signature.kwarg is None):
         raise WorkloadError(
             f"workload {name!r}: {function}({ast.unparse(signature)}) cannot be called with"

@@ -103,7 +103,10 @@ def _source(name: str, options: ModelOptions, num_tokens: int, length: int) -> T
             name,
             otherwise=lambda: WordTokens(split["train"].texts, num_tokens),
         )
-        sequences = {part: reviews.as_sequences(each, tokenizer, length) for part, each in split.items()}
+        sequences = {
+            part: reviews.as_sequences(part_reviews, tokenizer, length)
+            for part, part_reviews in split.items()
+        }
         return LoadedText(splits=sequences, digest=all_reviews.digest, tokenizer=tokenizer.identity)
 
     return TextSource(

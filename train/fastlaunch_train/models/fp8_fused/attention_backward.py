@@ -278,13 +278,13 @@ def _attention_backward(
         else:
             following = gl.atomic_add(num_taken, 1, sem="relaxed")
         sample, column = _place(head, HEADS, RIGHT)
-        found = gl.load(lse_in + head * TOKENS + rows, mask=rows < TOKENS, other=0.0)
+        row_lse = gl.load(lse_in + head * TOKENS + rows, mask=rows < TOKENS, other=0.0)
         mbarrier.wait(rest_arrived, phase)
         sums = _row_sums(out_in[0], dout_in[0], _LEFT)
         if RIGHT:
             sums += _row_sums(out_in[1], dout_in[1], RIGHT)
         delta.store(sums)
-        lse.store(found * _MINUS_LOG2_E)
+        lse.store(row_lse * _MINUS_LOG2_E)
         _barrier()
         mbarrier.wait(qk_arrived, phase)
 

@@ -75,8 +75,8 @@ class RoundedWeights:
 
 def rounded_weights(model: nn.Module) -> RoundedWeights:
     """Return those of the model's fused blocks, which share them."""
-    found = (getattr(module, "rounded_weights", None) for module in model.modules())
-    return next(rounded for rounded in found if isinstance(rounded, RoundedWeights))
+    candidates = (getattr(module, "rounded_weights", None) for module in model.modules())
+    return next(rounded for rounded in candidates if isinstance(rounded, RoundedWeights))
 
 
 class CastingSgd(torch.optim.SGD):
