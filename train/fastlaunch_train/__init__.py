@@ -1,7 +1,7 @@
 """The training half of fastlaunch: it runs on the machine that trains, and knows nothing of AWS.
 
-Exports what a workload of your own needs: `Workload`, `DataRequest`, `Score`, `BatchCount`, `Batch`; and what
-a script of your own calls: `steps` or `step`, `evaluate`, `checkpoint_due`, `stop_requested`, and the
+Exports what a user's workload needs: `Workload`, `DataRequest`, `Score`, `BatchCount`, `Batch`; and what
+a user's script calls: `steps` or `step`, `evaluate`, `checkpoint_due`, `stop_requested`, and the
 callbacks `transformers_callback` and `lightning_callback`.
 """
 
@@ -37,7 +37,7 @@ __all__ = [
     "stop_requested",
     "transformers_callback",
 ]
-#: The contract imports torch, which the launcher and some scripts do without.
+#: Loaded late, since the contract imports torch, which the launcher and some scripts do not need.
 _MODULES = {
     "workloads.contract": ("Batch", "BatchCount", "DataRequest", "Score", "Workload"),
     "script.callbacks": ("lightning_callback", "transformers_callback"),

@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
 
     0 completed, 130 interrupted, 12 out of memory, 33 NaN loss, 28 disk full, 2 bad request, 1 otherwise.
     """
-    # One rank of a machine reports progress, every rank what is wrong.
+    # One rank per machine reports progress; every rank reports errors.
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     level = logging.INFO if is_first else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
@@ -24,13 +24,13 @@ def main(argv: list[str]) -> int:
         options = parse_options(argv)
         launch = read_launch_settings(os.environ)
     except (RecipeError, WorkloadError) as error:
-        # All ranks were asked for the same.
+        # All ranks have the same request.
         if is_first:
             logging.error("error: %s%s", error.message, f"\n  {error.hint}" if error.hint else "")
         return 2
     interrupts = Interrupts(grace_s=launch.stop_grace_s)
     interrupts.install()
-    # torch takes a second to import: a bad request is refused before, a signal noticed meanwhile.
+    # Importing torch takes a second: refuse a bad request before, and notice signals meanwhile.
     from fastlaunch_train.run.run import run
 
     return run(options, interrupts, launch)

@@ -1,4 +1,4 @@
-"""What must hold before and while training: equivalence, finiteness, a batch that fits.
+"""Checks before and during training: equivalence, finiteness, a batch that fits.
 
 May import the rooms from records to steppers.
 """

@@ -19,7 +19,7 @@ from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import DataRequest, Workload, next_batch
 from fastlaunch_train.workloads.registry import WorkloadError
 
-#: Far above what a device holds of images; it ends the search for a step that takes no memory.
+#: Far above the images that a device holds. It ends the search if a step takes no memory.
 MAX_BATCH_SIZE = 65536
 #: Fields that have their defaults in the trials: for one rank, one micro-batch, and eager steps.
 _NOT_TRIED = (
@@ -68,7 +68,7 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, granularity: int, 
 def fits_on_cuda(
     train_step: Callable[[int], None], batch_size: int, device: torch.device, model: nn.Module
 ) -> bool:
-    """Return whether two training steps fit into the memory; what they left is freed."""
+    """Return whether two training steps fit into the memory. Frees their memory afterwards."""
     fits = True
     try:
         # The first step makes the optimizer's state, and the second has to fit beside it.
@@ -79,7 +79,7 @@ def fits_on_cuda(
         if not is_out_of_memory(error):
             raise
         fits = False
-    # Not while the exception is handled: its traceback holds the step's tensors.
+    # After the exception is handled, since its traceback keeps the step's tensors.
     model.zero_grad(set_to_none=True)
     gc.collect()
     torch.cuda.empty_cache()
@@ -118,7 +118,7 @@ def largest_batch_that_fits(
 
     Each is tried on a model that is then freed. The settings of the last recipe's precision stay.
     """
-    # Recipes that differ only in what is not tried share a trial.
+    # Recipes that differ only in untried fields share a trial.
     tried = {
         (recipe.grad_accumulation, _unnamed(recipe_to_try(recipe, process.world_size))): recipe
         for recipe in recipes
@@ -127,7 +127,7 @@ def largest_batch_that_fits(
     for recipe in tried.values():
         largest = min(largest, _try_batches(workload, recipe, process, seed=seed, most=largest, fits=fits))
         gc.collect()
-    # Each recipe needs multiples of its micro-batches, and runs well with those of its granularity.
+    # Each recipe needs multiples of its micro-batches, and is fast with multiples of its granularity.
     parts = math.lcm(*(recipe.grad_accumulation for recipe in recipes))
     well = math.lcm(*(recipe.grad_accumulation * batch_multiple(recipe) for recipe in recipes))
     common = largest // well * well or largest // parts * parts
@@ -162,7 +162,7 @@ def _try_batches(
     parts, multiple = recipe.grad_accumulation, batch_multiple(recipe)
     precision = setup_precision(recipe, process.device)
     recipe_alone = recipe_to_try(recipe, process.world_size)
-    # Not the model that is trained: Transformer Engine's modules remember the trials in their FP8 scales.
+    # Use another model than the trained one, since Transformer Engine's FP8 scales remember the trials.
     model = build_native(workload, seed, process)
     convert_model(model, workload, recipe)
     stepper = build_stepper(
@@ -171,7 +171,7 @@ def _try_batches(
 
     def step(batch_size: int) -> None:
         request = probe_request(process, seed=seed, batch_size=batch_size * parts, dtype=computed_in(recipe))
-        # The inputs of all micro-batches are there as long as the step takes.
+        # The inputs of all micro-batches are in memory for the whole step.
         whole = next_batch(workload, workload.batches(request))
         stepper.step(split_batch(whole, parts)[0])
 
@@ -187,7 +187,7 @@ def _try_batches(
 
 
 def computed_in(recipe: Recipe) -> torch.dtype:
-    """Return the dtype of inputs, for a workload whose inputs alone decide what it computes in."""
+    """Return the dtype of inputs, for a workload whose inputs alone decide its compute dtype."""
     dtypes = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
     return dtypes.get(recipe.precision, torch.float32)
 
@@ -195,7 +195,7 @@ def computed_in(recipe: Recipe) -> torch.dtype:
 def probe_request(
     process: Process, *, seed: int, batch_size: int, dtype: torch.dtype = torch.float32
 ) -> DataRequest:
-    """Return a request for batches to try something on: synthetic, from the first step, without workers."""
+    """Return a request for trial batches: synthetic, from the first step, without workers."""
     return DataRequest(
         source="synthetic",
         batch_size=batch_size,

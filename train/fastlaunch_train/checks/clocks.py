@@ -22,9 +22,9 @@ NUM_LOOKS = 3
 PAUSE_S = 0.5
 #: Rows of the square matrices, by device; on a CPU only tests compute them.
 SIZE = {"cuda": 8192, "cpu": 64}
-#: The GPU, or what feeds and cools it, is faulty.
+#: Reasons that mean a fault of the GPU, its power supply or its cooling.
 _FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-#: No more than worth telling: a power cap is what a large product runs into.
+#: Reasons that are only reported: large products normally reach the power cap.
 _NOTES = ("sw_power_cap", "sw_thermal_slowdown", "gpu_idle")
 _ACTIVE = re.compile(r"<clocks_(?:event|throttle)_reason_(\w+)>\s*Active\s*<")
 
@@ -34,8 +34,8 @@ def check_clocks_under_load(
 ) -> str:
     """Load this rank's GPU; return the detail of the phase `gpu-clocks`: which GPUs run slower, and why.
 
-    The first rank of a machine looks at all of its GPUs. Raises HardwareError there if a slowdown of the
-    hardware's own shows each time: one that passes is what a sudden load may do.
+    The first rank of a machine checks all of its GPUs. Raises HardwareError there if every report shows a
+    hardware slowdown; a sudden load may cause a short one.
     look: returns what `nvidia-smi -q -x` says.
     """
     with ThreadPoolExecutor(1) as pool:
@@ -50,7 +50,7 @@ def check_clocks_under_load(
 
 
 def lasting_reasons(reports: Sequence[str]) -> dict[str, list[int]]:
-    """Return the reasons that all reports tell of a GPU, with the numbers of the GPUs that they hold for."""
+    """Return the reasons that all reports give for a GPU, with the indices of those GPUs."""
     reasons_by_report = [
         {
             (reason, gpu)
@@ -82,7 +82,7 @@ def _looks(look: Callable[[], str], load_s: float) -> list[str]:
 
 def _load(device: torch.device, seconds: float) -> None:
     size = SIZE[device.type]
-    # Not the global one, which the model's weights are drawn from.
+    # Not the global generator, from which the model's weights are drawn.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator, device=device).half() for _ in range(2))
     product = torch.empty_like(left)

@@ -1,6 +1,6 @@
-"""Whether a recipe computes what the model does, each sample by itself; seen in outputs, before training.
+"""Check before training, by outputs, that a recipe computes the same as the model, sample by sample.
 
-Recipes that fail are trained all the same, and marked: so we see what a fast wrong recipe would cost.
+Recipes that fail are still trained, but marked, to show what a fast wrong recipe would cost.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ DISTINCT = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What the native model says of a batch."""
+    """The native model's outputs and gradients for a batch."""
 
     #: (samples, ...) in fp32; None if the workload has no outputs.
     outputs: torch.Tensor | None
@@ -77,7 +77,7 @@ def compute_reference(workload: Workload, recipe: Recipe, model: nn.Module, prob
         with torch.no_grad():
             exact = workload.outputs(model, _in_fp32(probe)).float()
         gradients = None
-        # The article's blocks start from weights of their own.
+        # The article's blocks start from other weights.
         if workload.trains and recipe.blocks != "te-article":
             few = _few(recipe, probe, len(exact))
             gradients = gradients_of(workload, model, _in_fp32(few), contextlib.nullcontext)
@@ -183,7 +183,7 @@ def judge_gradients(precision: str, errors: GradientErrors, rounding: GradientEr
         if rounding.by_tensor.get(name, 0.0) <= most
     }
     if limits:
-        # What is not a number is the worst.
+        # NaN counts as the worst.
         shares = {name: errors.by_tensor[name] / limit for name, limit in limits.items()}
         worst = max(shares, key=lambda name: (math.isnan(shares[name]), shares[name]))
         check = judge("gradients-by-tensor", errors.by_tensor[worst], limits[worst])
@@ -265,7 +265,7 @@ def _isolation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
 def _permutation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
     order = [*range(1, len(exact)), 0]
     before, after = outputs(), outputs(order)
-    # Outputs that say nothing of their samples permute too, so they have to move.
+    # Outputs that do not depend on their samples pass a permutation, so require that they change.
     problem = None
     if relative_error(after, before) <= limit and relative_error(exact[order], exact) > DISTINCT * limit:
         problem = "the outputs did not move with the samples"
@@ -273,7 +273,7 @@ def _permutation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
 
 
 def judge(name: str, value: float, limit: float, problem: str | None = None) -> Check:
-    """Return the check that measured `value`, and maybe a `problem`; what is not finite fails."""
+    """Return the check of the measured `value` and an optional `problem`. A non-finite value fails."""
     if not math.isfinite(value) or not math.isfinite(limit):
         known = limit if math.isfinite(limit) else None
         return Check(name=name, passed=False, limit=known, detail=problem or "not a finite number")

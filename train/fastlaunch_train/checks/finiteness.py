@@ -1,4 +1,4 @@
-"""Whether a training can go on from what a step left, or use it: no NaN, and nothing infinite."""
+"""Check that a step left only finite values, so that a training can go on."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,11 +9,11 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from fastlaunch_train.distributed.fsdp import local_shard
 
-#: How Transformer Engine's modules call what they save of their FP8 scales.
+#: The state-dict key of Transformer Engine's FP8 scales.
 _EXTRA_STATE = "_extra_state"
-#: What DDP, DeepSpeed, ONNX Runtime and torch.compile put into the names of a model that they wrap.
+#: Prefixes that DDP, DeepSpeed, ONNX Runtime and torch.compile add to names of a wrapped model.
 _WRAPPERS = {"module", "_orig_mod", "_torch_module", "_original_module"}
-#: Not 8-bit numbers: on a CPU torch cannot compare them.
+#: Without 8-bit dtypes, which torch cannot compare on a CPU.
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -45,7 +45,7 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
 def trained(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
     """Return the trained parameters of `model` and its saved buffers, by their names without wrappers.
 
-    For sharded ones it is the share of this `rank`, which waits for no other.
+    Sharded ones are this `rank`'s shards, so that no rank waits for another.
     """
     tensors = {name: _own(value, rank) for name, value in model.named_parameters() if value.requires_grad}
     for prefix, module in model.named_modules():
@@ -61,7 +61,7 @@ def first_names(names: list[str]) -> str:
 
 
 def not_finite_message(step: int, names: list[str]) -> str:
-    """Return that what `step` left is not finite, with the `names` on this rank, which may be none."""
+    """Return a message that `step` left non-finite values, with their `names` on this rank, if any."""
     return f"what step {step} left is not finite{f' ({first_names(names)})' if names else ''}"
 
 
@@ -76,7 +76,7 @@ def _own(parameter: nn.Parameter, rank: int) -> torch.Tensor:
 
 
 def _extremes(values: Iterable[torch.Tensor]) -> list[list[float]]:
-    """Return the least and largest number of each, NaN if there is one; reads each device once.
+    """Return the minimum and maximum of each tensor, or NaN; synchronises with each device once.
 
     Allocates nothing of a tensor's size.
     """

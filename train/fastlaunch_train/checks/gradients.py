@@ -1,6 +1,6 @@
-"""Whether a recipe's model goes backward as the native one does; seen in gradients, before training.
+"""Compare the gradients of a recipe's model with the native model's, before training.
 
-Outputs say nothing about a backward pass that is written by hand, as that of fused blocks is.
+Outputs say nothing about a hand-written backward pass, such as that of fused blocks.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("fastlaunch_train")
 
 #: Values of a tensor's gradient that are kept, at most.
 MOST_VALUES = 2**16
-#: By what an fp16 loss is multiplied: small gradients would be 0 in fp16.
+#: The loss scale in fp16, in which small gradients would be 0.
 FP16_SCALE = 2.0**12
 #: Only a tensor whose gradient has at least this share of the usual norm of a tensor's is judged by itself:
 #: the gradient of a key's bias is 0 but for rounding.
@@ -32,7 +32,7 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class GradientErrors:
-    """Relative errors: norms of differences over the norms of what they should be."""
+    """Relative errors: the norm of the difference over the norm of the reference."""
 
     total: float = 0.0  #: of all gradients together
     by_tensor: Mapping[str, float] = field(default_factory=dict)  #: of the tensors with LEAST_SHARE
@@ -59,7 +59,7 @@ def gradients_of(
         gradient = parameter.grad.detach()
         parameter.grad = None
         values = (gradient.to_dense() if gradient.is_sparse else gradient).flatten()
-        # An odd step meets every column of a matrix.
+        # An odd stride samples every column of a matrix.
         some = values[:: max(1, values.numel() // MOST_VALUES) | 1].float()
         gradients[name] = gradients.get(name, 0) + some * (
             (values.numel() / max(1, some.numel())) ** 0.5 / scale
@@ -72,7 +72,7 @@ def gradients_of(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
-    # What a loss draws, such as how it mixes samples, is the same each time.
+    # Fix the random draws of the loss, such as mixing of samples.
     torch.manual_seed(0)
     random.seed(0)
     if numpy_random := sys.modules.get("numpy.random"):
@@ -96,7 +96,7 @@ def gradients_of(
 def gradient_errors(
     gradients: Mapping[str, torch.Tensor], exact: Mapping[str, torch.Tensor]
 ) -> GradientErrors:
-    """Return how far `gradients` are off; one that is missing, or has another shape, counts as 0."""
+    """Return the errors of `gradients`. A missing one, or one of another shape, counts as 0."""
     sizes = {name: float(value.norm()) for name, value in exact.items()}
     differences = {
         name: float((gradients[name] - value).norm())

@@ -1,4 +1,4 @@
-"""Whether a recipe runs on this machine, found by asking the GPU and the installed software."""
+"""Whether a recipe runs on this machine, by its GPU and installed software."""
 
 import functools
 import importlib
@@ -28,7 +28,7 @@ from fastlaunch_train.recipes.requirements import (
 
 
 def this_machine(device: torch.device) -> Capabilities:
-    """Return what `device` and the installed software can do."""
+    """Return the abilities of `device` and the installed software."""
     has_gpu = device.type == "cuda"
     return Capabilities(
         compute_capability=torch.cuda.get_device_capability(device) if has_gpu else None,

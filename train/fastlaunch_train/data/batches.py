@@ -1,4 +1,4 @@
-"""Which samples are in which batch: shuffled anew each epoch to train on, once through to score; in parts."""
+"""Deal samples into batches, reshuffled each epoch for training, in one pass for scoring."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from fastlaunch_train.workloads.contract import Batch, DataRequest
 
 
 def seed_of(*parts: int | str) -> int:
-    """Return a seed of 63 bits for the random generator of what `parts` name."""
+    """Return a 63-bit seed for a random generator, derived from `parts`."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -44,8 +44,8 @@ def shuffled(num_samples: int, request: DataRequest) -> Iterator[list[tuple[int,
 def share(num_samples: int, request: DataRequest) -> Iterator[list[int | None]]:
     """Yield this rank's indices of `num_samples`, batch by batch; over all ranks each sample is there once.
 
-    Every rank has as many batches, all full, because sharded models are evaluated by all ranks together and
-    compiled ones for one shape. Missing samples are None, to be filled with a sample without a label.
+    All ranks have the same number of full batches, because sharded models are evaluated by all ranks together
+    and compiled ones for one shape. Missing samples are None, to be filled with unlabelled samples.
     """
     per_step = request.world_size * request.batch_size
     end = -(-num_samples // per_step) * per_step

@@ -1,4 +1,4 @@
-"""Batches of text: sequences of tokens, held in memory, that are read once and then dealt out."""
+"""Batches of text: token sequences that are read once, kept in memory and dealt into batches."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Sequences:
         )
 
 
-#: What to train on (`train`) and what is held out (`validation`, and `test` if there is one).
+#: The part to train on (`train`) and the held-out ones (`validation`, and `test` if there is one).
 Splits = Mapping[str, Sequences]
 
 
@@ -139,6 +139,6 @@ def batch_of(
 
 def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
-        # From pageable memory the copy would wait for the steps in the queue.
+        # A copy from pageable memory would wait for the queued steps.
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

@@ -26,14 +26,14 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?|[^\w\s]")
 
 
 class Tokenizer(Protocol):
-    """Turn text into token numbers below `vocabulary`."""
+    """Turns text into token ids below `vocabulary`."""
 
     vocabulary: int
-    padding: int  #: the number of padding
+    padding: int  #: the token id of padding
 
     @property
     def identity(self) -> str:
-        """The same for tokenizers that turn the same text into the same tokens; no name or path."""
+        """A digest that is equal for tokenizers that produce the same tokens; not a name or path."""
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """Return the tokens of each text, int32, at most `longest` of them."""

@@ -17,7 +17,7 @@ from fastlaunch_train.distributed.fabric import check_fabric
 from fastlaunch_train.distributed.parallel import Process, agree, barrier
 from fastlaunch_train.process.launch import LaunchSettings
 
-#: Large enough for EFA's full bandwidth; on a CPU only tests measure it.
+#: Bytes, enough for EFA's full bandwidth; on a CPU only tests measure it.
 MESSAGE_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
 NUM_WARMUPS = 3
 NUM_REPEATS = 5
@@ -66,7 +66,7 @@ def all_reduce_between_nodes(
 def slow_warning(bandwidth: Bandwidth, floor_gb_per_s: float) -> str | None:
     """Return a warning if the bandwidth is below the floor.
 
-    It fails no run: no floor is a measured one.
+    It fails no run, since the floors are not measured.
     """
     if bandwidth.bus_gb_per_s >= floor_gb_per_s:
         return None

@@ -1,4 +1,4 @@
-"""A rank among its peers: which one it is, the DDP wrapper, and small messages between ranks."""
+"""A rank and its peers: the process group, the DDP wrapper, and small messages between ranks."""
 
 import datetime
 import os
@@ -69,7 +69,7 @@ def stop_process() -> None:
 
 
 def join_group(process: Process) -> None:
-    """Make sure that there is a process group: sharding needs one in a world of one, too."""
+    """Create a process group if there is none: sharding needs one even in a world of one."""
     if dist.is_initialized():
         return
     assert process.world_size == 1
@@ -93,14 +93,14 @@ def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
         return model
     compiles_ddp = recipe.compile_mode != "none" and recipe.compile_scope == "wrapped"
     if recipe.compile_mode != "none":
-        # Cuts compiled regions where buckets end, which only DDP compiled with its model needs.
+        # Cutting compiled regions at bucket ends is needed only if DDP is compiled with its model.
         torch._dynamo.config.optimize_ddp = compiles_ddp
     wrapped = nn.parallel.DistributedDataParallel(
         model,
         device_ids=[process.local_rank] if process.device.type == "cuda" else None,
         bucket_cap_mb=recipe.ddp_bucket_mb,
         gradient_as_bucket_view=True,
-        # Where torch allows it: with one micro-batch, and DDP not compiled.
+        # torch allows it with one micro-batch and uncompiled DDP.
         static_graph=recipe.grad_accumulation == 1 and not compiles_ddp,
     )
     if recipe.wire_dtype == "bf16":
@@ -112,7 +112,7 @@ def sum_in_bf16(
     state: Any,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    # Not torch's hook itself, which DDP refuses without NCCL: gloo can do it, too.
+    # DDP refuses torch's own hook without NCCL, although gloo supports it.
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
     return bf16_compress_hook(state, bucket)

@@ -1,4 +1,4 @@
-"""Where the time of profiled steps went: from a profiler's events to seconds by part. Pure; no torch.
+"""Attribute the time of profiled steps: from a profiler's events to seconds by part. Pure, without torch.
 
 On a GPU the parts are of the device's time. A kernel or copy belongs to the phase in which the host launched
 it, found by the correlation id that both have. On which thread the host did that does not matter: while
@@ -23,11 +23,11 @@ _PRECEDENCE = ("forward", "backward", "optimizer", "other", "data")
 
 
 class ProfileError(ValueError):
-    """Events that do not say where the time went."""
+    """Events from which the time cannot be attributed."""
 
 
 class Event(NamedTuple):
-    """What a profiler saw."""
+    """An event of a profiler."""
 
     #: `phase`: a mark of steppers/phases.py. `launch`: a call of the host that gives the device work.
     #: `device`: that work. On the CPU, `exchange`: a collective, `operator`, and `wait`: one for other ranks.
@@ -40,7 +40,7 @@ class Event(NamedTuple):
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is a kernel that exchanges data between ranks."""
+        """Whether the event is a kernel that exchanges data between ranks."""
         return self.name.lower().startswith(("nccl", "rccl"))
 
 

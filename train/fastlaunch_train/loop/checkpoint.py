@@ -1,7 +1,7 @@
-"""Checkpoints: everything that makes the next step what it would have been without a stop.
+"""Checkpoints: the complete state, so that a resumed run takes the same next step.
 
-A checkpoint appears under its own name only when it is complete (written aside, synced, renamed), so the
-newest `step-*.pt` is always usable. The two newest are kept.
+A checkpoint gets its name only when it is complete (written aside, synced, renamed), so the newest
+`step-*.pt` is always usable. The two newest are kept.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ log = logging.getLogger("fastlaunch_train")
 
 #: How many of the newest checkpoints are kept.
 KEPT = 2
-#: A longer checkpoint is in danger on a spot instance, which EC2 takes two minutes after its notice.
+#: A longer save may not finish on a spot instance, which EC2 takes two minutes after its notice.
 LONG_CHECKPOINT_S = 60.0
 
 #: Key of each rank's Evaluations.state(), beside a Stepper's state.
@@ -57,7 +57,7 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a checkpoint belongs to; resuming anything else is refused."""
+    """The job of a checkpoint; no other job can resume from it."""
 
     workload: str
     recipe: str
@@ -74,7 +74,7 @@ class Identity:
     schedule_steps: int | None = None
 
     def differing(self, other: "Identity") -> list[str]:
-        """Return the names of the fields that differ; a digest that one does not know does not."""
+        """Return the names of the fields that differ. A missing digest does not differ."""
         names = [name for name, value in vars(self).items() if vars(other)[name] != value]
         if None in (self.data_digest, other.data_digest):
             names = [name for name in names if name != "data_digest"]
@@ -195,7 +195,7 @@ def _named_by_step(directory: Path, suffix: str) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     step: int
     #: A Stepper's.
@@ -214,7 +214,7 @@ def write_checkpoint(
 ) -> Path:
     """Write the checkpoint of `step` and remove all but the newest two; return its path. For rank 0.
 
-    Raises UnsavedError if the disk refuses: the checkpoints before are still there.
+    Raises UnsavedError if the disk refuses. Earlier checkpoints stay.
     """
     path = checkpoint_path(directory, step)
     partial = path.with_suffix(".partial")
@@ -241,7 +241,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
-    """Return what `path` holds, on the CPU. Raises RecipeError if it is of another job, or no checkpoint."""
+    """Return the contents of `path`, on the CPU. Raises RecipeError for another job's, or no, checkpoint."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         saved = Identity(**content.pop("identity"))

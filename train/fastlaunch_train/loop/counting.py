@@ -1,4 +1,4 @@
-"""How many samples are in the batch that came. Shapes and lengths alone are read: nothing waits for a GPU."""
+"""Count the samples of a batch from shapes and lengths alone, so that nothing waits for a GPU."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ class SampleCounter:
         self._is_ambiguous = False
 
     def count(self, batch: Any) -> int | None:
-        """Return the samples of `batch`; None if nothing says how many."""
+        """Return the number of samples in `batch`; None if it cannot be determined."""
         shapes = list(_shapes(batch))
         groups = list(_groups(batch)) if self._way is None else []
         ways: dict[int | str, int | None] = {at: shape[0] for at, shape in enumerate(shapes)}
@@ -38,7 +38,7 @@ class SampleCounter:
         return None if number > self._nominal or is_second else number
 
     def _undecided(self, batch: Any, groups: list[Any], ways: dict[int | str, int | None]) -> int | None:
-        """Return the samples of a batch of which no other has said what counts; decide if this one does."""
+        """Count the samples of a batch before it is decided which tensor counts; decide if possible."""
         full = [way for way, number in ways.items() if number is not None and number == self._nominal]
         group = groups[-1] if groups else ()
         is_pair = isinstance(group, tuple) and len(group) == 2  # (x, y), or the like

@@ -1,4 +1,4 @@
-"""What the model scores on held-out data while it trains, and the weights that scored best."""
+"""Score the model on held-out data during training, and keep the best weights."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ class Best:
 
 
 class Evaluations:
-    """When a model is evaluated, and its best weights so far.
+    """Evaluates a model when due, and keeps its best weights.
 
     On `validation` every `every` steps and after the last; then on `test`, if there is one, with the weights
     of the last step and with the best.
@@ -90,7 +90,7 @@ class Evaluations:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         best = state["best"]
         if best is not None and self.keep_best:
             self.best = Best(score=Eval(**best["score"]), weights=best["weights"])

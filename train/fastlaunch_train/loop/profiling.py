@@ -1,4 +1,4 @@
-"""A few steps under torch's profiler, after those that count: where their time goes."""
+"""Profile a few steps with torch's profiler, after the measured ones."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def profile_steps(
             started.start()
         except Exception as error:
             started, problem = None, _in_words(error)
-    # Whatever becomes of the profiler: the other ranks wait for this one's steps.
+    # Do the steps even if the profiler fails, since the other ranks wait for them.
     try:
         with marking():
             for _ in range(NUM_WARMUP_STEPS + NUM_STEPS):

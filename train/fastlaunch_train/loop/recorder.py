@@ -1,4 +1,4 @@
-"""`Recorder`: steps and the blocks that they make up on their way into the record, whoever makes the steps.
+"""`Recorder`: times steps and blocks of steps and writes them to the record, for every kind of loop.
 
 A block is about a second of steps between two synchronisations of all ranks. Within it nothing waits for the
 device: events are recorded and losses copied into a device buffer, and both are read when the block closes.
@@ -24,9 +24,9 @@ from fastlaunch_train.records.records import Block, RecordWriter, Step
 if TYPE_CHECKING:
     import torch
 
-#: Returns for each step of a block the fields of its line that the clock does not know.
+#: Returns, for each step of a block, the fields of its line other than times.
 Details = Callable[[], Sequence[Mapping[str, Any]]]
-#: Stands in the list for a loss that waits on the device; known by its identity.
+#: Placeholder in the list for a loss that is still on the device; compared by identity.
 _ON_DEVICE = float("nan")
 
 
@@ -127,7 +127,7 @@ class Recorder:
     def close_at_last_step(self, details: Details) -> tuple[ClosedBlock | None, float]:
         """Record the block up to its last step; return it, if it has one, and the seconds since that step.
 
-        For work after a step that nobody announced. The other ranks are not met. The next block begins now.
+        For unannounced work after a step. Does not meet the other ranks. The next block begins now.
         What was compiled since that step, and what was allocated since the block before, is the pause's.
         """
         self._synchronise()
@@ -149,7 +149,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
-        """A context whose compiles and memory do not count as the steps'."""
+        """A context whose compiles and memory are not counted for the steps."""
         compiles, reserved_gib = _num_compiles(), self._reserved_gib()
         try:
             yield

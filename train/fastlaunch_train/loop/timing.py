@@ -1,4 +1,4 @@
-"""Where blocks of steps end, and the seconds of phases, which are not steps. No torch without a GPU."""
+"""Decide where blocks of steps end, and time phases, which are not steps. No torch without a GPU."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastlaunch_train")
 
-#: A block ends here, so that the steps that warm up can be cut off.
+#: A block ends here, so that the warm-up steps can be cut off.
 WARMUP_STEPS = 10
 BLOCK_S = 1.0
 #: The most steps in a block, which bounds the loss buffer.
@@ -41,7 +41,7 @@ def next_block_steps(
 
 
 class PhaseClock:
-    """Times what is not a step and adds it to the record as a phase."""
+    """Times work other than steps and records it as a phase."""
 
     def __init__(self, writer: RecordWriter, device: "torch.device") -> None:
         self._writer = writer

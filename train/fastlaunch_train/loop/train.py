@@ -52,7 +52,7 @@ def train(
         return loop.last_done
     loop.begin()
     while not loop.finished:
-        # In one expression: neither the batch nor the loss outlives its use.
+        # In one expression, so that neither the batch nor the loss outlives its use.
         loop.after_step(training.stepper.step(loop.fetch()))
     if training.step_profile:
         profile = partial(profile_steps, training, loop.step_uncounted)
@@ -61,9 +61,9 @@ def train(
 
 
 class TrainingLoop:
-    """A training on its way from first_step to last_step, whoever makes its steps.
+    """A training from first_step to last_step, by our steps or another library's.
 
-    Who makes them calls `begin`, and until `finished` fetches a batch, trains on it and calls `after_step`.
+    The caller calls `begin`, then until `finished` fetches a batch, trains on it and calls `after_step`.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class TrainingLoop:
         return bool(stop)
 
     def _check_model(self, model_check: CompiledModelCheck) -> None:
-        """Record whether the compiled, wrapped model computes what it did before. No step counts the time."""
+        """Record whether the compiled, wrapped model computes the same as before. No step counts the time."""
         training = self.training
         check = model_check.check()
         if check is not None:
@@ -310,7 +310,7 @@ class TrainingLoop:
         step_time_s = block.wall_s / block.num_steps
         rate = metric = ""
         if self._block_samples is not None:
-            # As if the other ranks' batches were like this one's: their own records say.
+            # Assume that other ranks' batches are like this one's; their records have the exact counts.
             per_s = self._block_samples * training.process.world_size / block.wall_s
             rate, metric = f"  {per_s:.1f} {training.workload.sample_unit}/s", f" samples_per_s={per_s:.2f}"
         log.info(

@@ -16,7 +16,7 @@ from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained, on what, how long, and what is recorded of it."""
+    """The model, the data, the length and the records of a training."""
 
     workload: Workload
     recipe: Recipe
@@ -38,7 +38,7 @@ class Training:
     interrupts: Interrupts
     #: Whether to log a line a block for programs.
     print_metrics: bool = False
-    #: Looks at the first passes of the model; None if an earlier attempt did.
+    #: Checks the first passes of the model; None if an earlier attempt did.
     model_check: CompiledModelCheck | None = None
     #: Whether to profile a few steps after the last.
     step_profile: bool = False
