@@ -112,7 +112,7 @@ def test_an_account_becomes_ready_and_the_second_time_nothing_changes(
     assert changes(account)[2:] == ["CreateChangeSet", "DeleteChangeSet"]
     assert config(isolated).read_text() == text
     err = capsys.readouterr().err
-    assert "stack fastlaunch is up to date" in err and "says all of it already" in err
+    assert "stack fastlaunch is up to date" in err and "needs no change" in err
 
 
 def test_without_a_terminal_nothing_is_changed_unless_it_says_yes(
@@ -294,7 +294,7 @@ def test_the_stack_of_an_earlier_template_gets_a_versioned_bucket_and_keeps_what
     deploy(yaml.safe_dump(earlier), BUCKET)
     AWS.put_object(REGION, BUCKET, "fastlaunch/runs/r/log.txt", b"step 1")
     assert init("--yes") == 0
-    assert "2 resources of it would change" in capsys.readouterr().err
+    assert "this template would change 2 resources of it" in capsys.readouterr().err
     assert init("--yes", "--update") == 0
     changed = [line.split() for line in capsys.readouterr().err.splitlines() if "Modify" in line]
     assert [resource for _, _, resource in changed] == ["Bucket", "Repository"]

@@ -139,7 +139,7 @@ def test_what_nobody_measured_is_an_error_that_names_what_was() -> None:
     assert "bf16" in str(error.value.hint)
     with pytest.raises(UnknownName):
         estimate("p99.metal")
-    with pytest.raises(UserError, match="no NVIDIA GPU"):
+    with pytest.raises(UserError, match="not NVIDIA GPUs"):
         estimate("trn1.32xlarge")
     # What a CPU takes says nothing of a GPU.
     imported(measured(0.2, workload="vit-tiny", instance=None, device_name="cpu"))

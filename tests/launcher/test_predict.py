@@ -103,7 +103,7 @@ def test_eight_gpus_are_about_eight_times_one_and_the_unit_scales() -> None:
         ({"gpu": "Wonder 9"}, "no table of hardware"),
         ({"num_gpus": "0"}, "not above 0"),
         ({"num_gpus": "-8"}, "not above 0"),
-        ({"num_gpus": "many"}, "no number"),
+        ({"num_gpus": "many"}, "not a number"),
         ({"num_gpus": ""}, "num_gpus is missing"),
         ({"batch_per_gpu": "-1"}, "not above 0"),
         ({"params": "nan"}, "not above 0"),

@@ -1,4 +1,4 @@
-"""What `import fastlaunch` gives: typed functions over the rooms, which the command line calls too.
+"""The Python API: typed functions over the rooms, which the command line calls too.
 
 May import every room but cli.
 """

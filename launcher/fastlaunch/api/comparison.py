@@ -1,4 +1,4 @@
-"""`compare`: what a dollar bought, by the runs in the ledger."""
+"""`compare`: samples per dollar of the runs in the ledger."""
 
 import datetime
 import shlex
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
 
 
-#: The most warnings that are shown.
+#: The most warnings to show.
 _MOST = 8
 
 
@@ -38,17 +38,17 @@ def compare(
     with_shared: bool = False,
     context: World | None = None,
 ) -> Comparison:
-    """Compare runs: what a step takes, what a dollar bought, and whether a difference is one.
+    """Compare runs: step time, samples per dollar, and whether a difference is real.
 
-    selectors: ids of runs, or `field=glob`; without any, the runs of the last submission, sweep or import.
+    selectors: run ids, or `field=glob`; by default the runs of the last submission, sweep or import.
     baseline: a recipe, a run, or `NAME=TEXT` of a variant; bf16 by default, else the first row.
     prices_as_of: price every run as of this day. price_as: charge every run as these instance types, such as
-    `p5en.48xlarge:1/8` (or `price_share` of a single one). usd_per_hour: charge this for every machine.
-    prices: a file over the shipped prices. allow_unverified: rank also what fails a check. any_version: pool
-    runs of a script whatever its files were. with_shared: pool what others shared with your own runs; without
-    it their runs form rows of their own, which change no verdict of yours.
+    `p5en.48xlarge:1/8` (or `price_share` of a single type). usd_per_hour: charge this for every machine.
+    prices: a file over the shipped prices. allow_unverified: also rank rows that fail a check. any_version:
+    pool runs of all versions of a script. with_shared: pool runs that others shared with your own; otherwise
+    they form separate rows, which do not change your verdicts.
 
-    Raises UserError if there is nothing to compare, or what is named is not there.
+    Raises UserError if there is nothing to compare, or a named run or field does not exist.
     """
     from fastlaunch.analysis.pricing import ChargedAs, PriceRequest, parse_share
     from fastlaunch.catalog.load import load_catalogue
@@ -68,8 +68,8 @@ def compare(
     if price_share is not None:
         if len(charged) != 1 or charged[0].share is not None:
             raise UserError(
-                "--price-share is a share of one instance",
-                "name it: --price-as INSTANCE; of several each has its own: --price-as INSTANCE:1/8",
+                "--price-share needs exactly one instance type",
+                "name it: --price-as INSTANCE; give several their shares: --price-as INSTANCE:1/8",
             )
         share = parse_share(price_share) if isinstance(price_share, str) else price_share
         charged = (replace(charged[0], share=share),)
@@ -113,7 +113,7 @@ def compared(
     any_version: bool = False,
     with_shared: bool = False,
 ) -> Comparison:
-    """Return the comparison of the runs that measured something; its warnings name the others.
+    """Return the comparison of the measured runs; its warnings name the others.
 
     Raises UserError if there is nothing to compare.
     """
@@ -155,7 +155,7 @@ def _stored_runs(context: World, selectors: Sequence[str], *, every_run: bool) -
 
     if every_run and selectors:
         raise UserError(
-            "--every-run is all of them, and some are named", "leave out --every-run, or the names"
+            "--every-run selects all runs, and some are named", "leave out --every-run, or the names"
         )
     with open_ledger(context.settings, clock=context.now) as ledger:
         reconcile_here(ledger, context)
@@ -166,9 +166,9 @@ def _stored_runs(context: World, selectors: Sequence[str], *, every_run: bool) -
 
 
 def _as_made(runs: Sequence["Run"]) -> "list[Run]":
-    """Return the runs, a script's that were imported together in the order in which they were made.
+    """Return the runs, with a script's jointly imported runs in order of their start.
 
-    They come in that of their files' names, and a script's first row is the baseline.
+    An import orders them by file name, but a script's first row is the baseline.
     """
     from fastlaunch.ledger.ledger import IMPORT
 
@@ -187,12 +187,12 @@ def _as_made(runs: Sequence["Run"]) -> "list[Run]":
 
 
 def first_of(lines: Sequence[str]) -> list[str]:
-    """Return the first few of many warnings, and how many more there are."""
+    """Return the first few warnings, and the number of the others."""
     return [*lines[:_MOST], *([f"and {len(lines) - _MOST} more of these"] if len(lines) > _MOST else [])]
 
 
 def _unmeasured(runs: "Sequence[Run]") -> list[str]:
-    """Return a line for each kind of runs that measured nothing, as one interruption cancels many."""
+    """Return a line for each group of runs that measured nothing, since one interruption cancels many."""
     alike: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
         alike.setdefault((str(run.state), run.reason), []).append(run)

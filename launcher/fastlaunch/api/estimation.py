@@ -1,4 +1,4 @@
-"""`estimate`: what a training will take and cost before anything runs, from measurements like it."""
+"""`estimate`: the time and cost of a training before anything runs, from similar measurements."""
 
 import datetime
 import math
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastlaunch.measure.summary import Interval
     from fastlaunch_train.recipes.recipe import Recipe
 
-#: The recipe of `submit`, where none is given.
+#: The default recipe of `submit`.
 DEFAULT_RECIPE = "bf16"
 #: The most measured rows to name.
 _MOST_NAMED = 6
@@ -36,14 +36,14 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate:
-    """What a training will take and cost: `print(estimate)` says it in a sentence."""
+    """The time and cost of a training; `print(estimate)` gives them in a sentence."""
 
     workload: str
     recipe: str
     instance: str  # with `ml.` on SageMaker
     num_nodes: int
-    batch_size: int | None  # per GPU, at which it was measured; None where a script does not say
-    sequence_length: int | None  # tokens of a sample; None where it has none, or a script does not say
+    batch_size: int | None  # per GPU, as measured; None if a script does not record it
+    sequence_length: int | None  # tokens of a sample; None without tokens or for a script
     samples: "Interval"
     sample_unit: str
     rate: "Rate"
@@ -104,7 +104,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long to train: one of these."""
+    """The length of a training, in exactly one of these units."""
 
     samples: int | None = None
     epochs: float | None = None
@@ -115,7 +115,7 @@ class Length:
         given = [name for name, value in vars(self).items() if value is not None]
         if len(given) != 1:
             raise UserError(
-                f"how long to train is {'said twice' if given else 'not said'}",
+                f"the length of the training is {'given twice' if given else 'missing'}",
                 "give one of --samples, --epochs, --tokens and --target",
             )
         if self.target is None and not 0 < getattr(self, given[0]) < math.inf:
@@ -143,17 +143,17 @@ def estimate(
     with_shared: bool = False,
     context: World | None = None,
 ) -> Estimate:
-    """Return what a training will take and cost, from runs like it in the ledger, or those that are shipped.
+    """Return the time and cost of a training, from similar runs in the ledger or among the shipped runs.
 
-    workload: a workload of ours, or the name of a script. recipe: its label, or a script's variant; without
-    one, bf16, or the only one that was measured. instance: such as `p5.48xlarge`, or `ml.p5.48xlarge` on
-    SageMaker. Give one of samples (`100M`), epochs, tokens and target (`accuracy=0.9`). usd_per_hour: what an
-    hour of a machine costs, in place of its price. assume: `boot=300s` each; `fastlaunch estimate --assume
-    help` lists the names. spot_trace: a CSV of when spot could be had; without one, and without
-    `spot_losses_per_hour` assumed, your own runs on spot of this type in this region say how often it is
-    lost. steps_only: nothing but the steps. with_shared: count the runs that others shared, too.
+    workload: a workload of ours, or the name of a script. recipe: a label, or a script's variant; by default
+    bf16, or the only measured recipe. instance: such as `p5.48xlarge`, or `ml.p5.48xlarge` on SageMaker. Give
+    one of samples (`100M`), epochs, tokens and target (`accuracy=0.9`). usd_per_hour: replaces the price of a
+    machine. assume: texts such as `boot=300s`; `fastlaunch estimate --assume help` lists the names.
+    spot_trace: a CSV of spot capacity; without it and an assumed `spot_losses_per_hour`, the loss rate comes
+    from your runs on spot of this type in this region. steps_only: count only the steps. with_shared: also
+    count runs that others shared.
 
-    Raises UserError if nothing like it was measured, or a price or a number is not known.
+    Raises UserError if nothing similar was measured, or if a price or a number is unknown.
     """
     from fastlaunch.analysis.configurations import check_memory
     from fastlaunch.analysis.cost import cost_of, training_of
@@ -181,7 +181,7 @@ def estimate(
     kind = catalogue.instance(instance.removeprefix(ML))
     if catalogue.accelerators[kind.accelerator].compute_capability is None:
         raise UserError(
-            f"{kind.name} has {kind.accelerator}, which is no NVIDIA GPU: the workloads do not run on it",
+            f"{kind.name} has {kind.accelerator}, not NVIDIA GPUs: the workloads do not run on it",
             "take an instance type with NVIDIA GPUs, such as p5.48xlarge",
         )
     service, region = "sagemaker" if instance.startswith(ML) else "ec2", region or context.own_region()
@@ -208,7 +208,7 @@ def estimate(
         sequence_length=row.setup.sequence_length,
     )
     if batch_size is None and row.setup.micro_batch is not None:
-        # Parts as large as those of the row.
+        # Keep the micro-batch size of the row.
         query = replace(query, batch_size_per_gpu=row.setup.micro_batch * query.num_parts)
     count = _samples(context, length, known, row, query)
     subject = known.subject(row.setup)
@@ -254,12 +254,12 @@ def estimate(
 
 
 def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> None:
-    """Raise UserError if the row's recipe, one of ours, does not run on the GPUs of the instance type."""
+    """Raise UserError if the row's recipe, one of ours, does not run on the instance type's GPUs."""
     from fastlaunch.jobs.variants import gpu_problem
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
     recipe = row.setup.known_recipe
-    with suppress(WorkloadError):  # a script's
+    with suppress(WorkloadError):  # a script
         if recipe and (
             problem := gpu_problem(instance, recipe, workload_info(row.setup.workload), catalogue)
         ):
@@ -267,7 +267,7 @@ def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> No
 
 
 def _rate_notes(rate: "Rate") -> Iterator[str]:
-    """Yield what speaks against the rate, and the published figure beside it."""
+    """Yield doubts about the rate, and the published figure beside it."""
     if rate.published is not None:
         figure = rate.published
         yield (
@@ -286,7 +286,7 @@ def _price_note(price: Price, paid_usd_per_hour: float) -> str:
 
 
 def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumptions") -> Iterator[str]:
-    """Yield how often to write checkpoints, and between what nine of ten such trainings lie."""
+    """Yield how often to write checkpoints, and the range of nine of ten such trainings."""
     from fastlaunch.analysis.cost import spot_job
     from fastlaunch.analysis.spot import Fallback, forecast_spot, steps_between
 
@@ -295,7 +295,7 @@ def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumpti
     step_time_s = training.samples_per_step / training.rate.samples_per_s.value
     if job.every_s is not None:
         steps = steps_between(job.every_s, step_time_s)
-        yield f"to write checkpoints as often, submit with --checkpoint-every {steps}"
+        yield f"to write checkpoints this often, submit with --checkpoint-every {steps}"
     deadline_s = assumptions.deadline_s - assumptions.waiting_s
     fallback = Fallback(deadline_s=deadline_s, start_s=job.restart_s) if assumptions.deadline_s else None
     forecast = forecast_spot(job, bought.market, fallback=fallback)
@@ -314,7 +314,7 @@ def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumpti
 def _price(
     market: "Market", catalogue: Catalogue, offer: "Offer", instance: str, *, usd_per_hour: float | None
 ) -> Price:
-    """Return the price of one machine. usd_per_hour: given instead. Raises UserError if none is known."""
+    """Return the price of one machine. usd_per_hour: replaces it. Raises UserError if none is known."""
     if usd_per_hour is not None:
         return Price(
             **offer._asdict(),
@@ -343,9 +343,9 @@ def _most_like(
     num_nodes: int,
     batch_size: int | None,
 ) -> "Row":
-    """Return the row that says recipe and batch size where they are not given, the user's own first.
+    """Return the most similar row, preferring the user's own, for a missing recipe and batch size.
 
-    Without a recipe, bf16 counts, or else the only one that was measured. Raises UserError if there is none.
+    Without a recipe, use bf16, else the only measured one. Raises UserError if there is none.
     """
     from fastlaunch.analysis.pricing import accelerator_of
     from fastlaunch.analysis.rate import label_of, undivided, undivided_of
@@ -382,7 +382,7 @@ def _most_like(
 
 
 def _not_measured(known: "Known", recipe: "Recipe | str | None", instance: "InstanceType") -> UserError:
-    """Return that no row on a GPU is like what is asked for, and what to do."""
+    """Return the error that no row on a GPU is similar, with a hint."""
     from fastlaunch.analysis.rate import label_of
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
@@ -411,7 +411,7 @@ def _not_measured(known: "Known", recipe: "Recipe | str | None", instance: "Inst
 
 
 def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
-    """Return the rows if they share a recipe, else those of bf16. Raises UserError without it."""
+    """Return the rows if they share a recipe, else the bf16 rows. Raises UserError without bf16."""
     recipes = dict.fromkeys(row.setup.recipe for row in rows)
     if len(recipes) == 1:
         return [*rows]
@@ -424,7 +424,7 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
 
 
 def _samples(context: World, length: Length, known: "Known", row: "Row", query: "Query") -> "Interval":
-    """Return how many samples that is, with an interval where it is a target. Raises UserError."""
+    """Return the number of samples, with an interval for a target. Raises UserError if unknown."""
     from fastlaunch.measure.summary import Interval
 
     if length.samples is not None:
@@ -436,7 +436,7 @@ def _samples(context: World, length: Length, known: "Known", row: "Row", query: 
     assert length.target is not None
     if query.num_gpus != row.setup.num_gpus:
         raise UserError(
-            f"on {query.num_gpus} GPUs the batch is another than on the {row.setup.num_gpus} that reached"
+            f"the batch on {query.num_gpus} GPUs differs from that on the {row.setup.num_gpus} that reached"
             " the target, and may need more samples",
             "give --samples",
         )
@@ -454,7 +454,7 @@ def _tokens_of_sample(row: "Row") -> float:
 
 
 def _samples_of_epoch(context: World, row: "Row") -> float:
-    """Return the size of the data set, by runs of whole epochs. Raises UserError without one."""
+    """Return the size of the data set, from runs of whole epochs. Raises UserError without such runs."""
     from fastlaunch.analysis.pooling import samples_per_step
 
     if (context.settings.home / LEDGER_NAME).exists():
@@ -467,13 +467,13 @@ def _samples_of_epoch(context: World, row: "Row") -> float:
                 if epochs and run.summary and run.summary.status == "completed":
                     return run.summary.num_steps * samples_per_step(row.group) / int(epochs)
     raise UserError(
-        f"how many samples the data of {row.setup.workload} have is not known: no such run did whole epochs",
+        f"the number of samples in the data of {row.setup.workload} is not known: no run did whole epochs",
         "give --samples",
     )
 
 
 def _samples_to(target: str, known: "Known", row: "Row") -> "Interval":
-    """Return how many samples the row's seeds took to the target. Raises UserError unless all reached it."""
+    """Return the samples of the row's seeds to the target. Raises UserError unless all reached it."""
     from fastlaunch.analysis.rate import unit_of
     from fastlaunch.analysis.target import parse_target, to_target
 

@@ -1,4 +1,4 @@
-"""`init`: make an account ready for jobs in a region, by a stack, and write the config file."""
+"""`init`: prepare an account for jobs in a region with a stack, and write the config file."""
 
 import re
 import shlex
@@ -31,11 +31,11 @@ from fastlaunch.placement.account_network import (
 )
 
 T = TypeVar("T")
-#: Asks a question on the terminal, with the answer that counts if nothing is typed.
+#: Asks a question on the terminal, with a default answer.
 Prompt = Callable[[str, str | None], str]
-#: The budget, unless the user gives one.
+#: The default budget.
 DEFAULT_BUDGET_USD = 25.0
-#: docs.aws.amazon.com/AmazonS3, "Bucket naming rules"; with a dot TLS does not work.
+#: docs.aws.amazon.com/AmazonS3, "Bucket naming rules"; a dot breaks TLS.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _STACK = re.compile(r"[a-zA-Z][-a-zA-Z0-9]{0,127}")
 _DENIED = re.compile(r"Denied|Unauthorized|NotAuthorized|^403$")
@@ -43,7 +43,7 @@ _DENIED = re.compile(r"Denied|Unauthorized|NotAuthorized|^403$")
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
-    """What was typed; None for what `init` asks for or chooses."""
+    """The options as typed; None if `init` asks for or chooses the value."""
 
     region: str | None = None
     bucket: str | None = None
@@ -52,16 +52,16 @@ class InitOptions:
     subnets: tuple[str, ...] = ()
     budget_usd: float | None = None
     stack_name: str = "fastlaunch"
-    # Whether the stack takes over the account's bucket and repository of these names.
+    # Whether the stack takes over the account's existing bucket and repository.
     import_existing: bool = False
-    # Whether to change an existing stack to this version's template.
+    # Whether to update an existing stack to this version's template.
     update: bool = False
     yes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """What `init` ends with."""
+    """The result of `init`."""
 
     region: str
     stack: Stack
@@ -69,12 +69,12 @@ class Ready:
 
 
 def init(context: World, options: InitOptions, *, prompt: Prompt | None = None) -> Ready:
-    """Make the stack and write the config file, each after asking, unless they are there already.
+    """Create the stack and write the config file, asking before each, unless they exist.
 
-    prompt: None if there is nobody to ask. Raises UserError for what then has no safe default.
+    prompt: None without a terminal; values without a safe default then raise UserError.
     """
     if not _STACK.fullmatch(options.stack_name):
-        raise UserError(f"{options.stack_name!r} is no stack's name", "give letters, digits and -")
+        raise UserError(f"{options.stack_name!r} is not a valid stack name", "give letters, digits and -")
     with activity("asking AWS who you are"):
         identity = context.aws.identity()
     context.report(f"account {identity.account}, as {identity.arn}")
@@ -83,7 +83,7 @@ def init(context: World, options: InitOptions, *, prompt: Prompt | None = None) 
 
 
 def names_of_region(settings: Settings, region: str) -> dict[str, Any]:
-    """Return what template and policies take from a region's part of the config file."""
+    """Return the names for template and policies from a region's part of the config file."""
     here = settings.region_settings(region)
     return {
         "prefix": here.prefix or "fastlaunch",
@@ -119,7 +119,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class _Init:
-    """A call of `init`, when the region is known."""
+    """A call of `init` once the region is known."""
 
     context: World
     options: InitOptions
@@ -196,12 +196,12 @@ class _Init:
         return _answer(self.context, self.prompt, "bucket to make", default, _checked_bucket)
 
     def _import_existing(self, bucket: str) -> bool:
-        """Return whether the stack takes over what has its names. Raises UserError if it may not."""
+        """Return whether the stack takes over existing resources with its names. Raises UserError if not."""
         aws, region = self.context.aws, self.region
         is_own = aws.is_bucket_of(region, bucket, self.identity.account)
         if is_own is False:
             raise UserError(
-                f"the name {bucket} is taken by another account, or you may not look at that bucket",
+                f"another account has the bucket {bucket}, or you may not look at it",
                 "give another name, --bucket NAME, or ask for the right s3:ListBucket on it",
             )
         repository = self.context.settings.region_settings(region).repository or DEFAULT_REPOSITORY
@@ -216,7 +216,7 @@ class _Init:
         another = ", or name another: --bucket NAME" if is_own and len(existing) == 1 else ""
         raise UserError(there, f"let the stack take over: --import-existing{another}")
 
-    # A stack that is there
+    # An existing stack
 
     def _check_stack(self, stack: Stack) -> Mapping[str, str]:
         """Return the subnets by zone. Raises UserError if the stack is unusable or not as typed."""
@@ -244,7 +244,7 @@ class _Init:
         return {zone: subnet.id for zone, subnet in subnets.items()}
 
     def _compare(self, stack: Stack, subnets: Mapping[str, str]) -> Stack:
-        """Compare the stack with the template, change it if the user wants that, and return it."""
+        """Compare the stack with the template, update it if the user agrees, and return it."""
         aws, region = self.context.aws, self.region
         entries = stack_entries(stack.outputs["ConfigFile"], region)
         zones = list(entries.get("placement_groups") or ())
@@ -275,7 +275,7 @@ class _Init:
                 return stack
             if not self.options.update:
                 again = shlex.join(["fastlaunch", *self.context.argv, "--update"])
-                differing = f"{counted(len(changes), 'resource')} of it would change with this template"
+                differing = f"this template would change {counted(len(changes), 'resource')} of it"
                 self.context.report(f"{there}; {differing}: {again}")
                 return stack
             self.context.report(f"changes in stack {stack.name} in {region}:")
@@ -286,7 +286,7 @@ class _Init:
     # Both
 
     def _discard(self, change_set: str, *, is_new: bool) -> None:
-        """Delete a change set that the user did not want, and an empty stack. Ignore refusals."""
+        """Delete a declined change set, and its stack if empty. Ignore refusals."""
         with suppress(CloudRefused):
             self.context.aws.delete_change_set(self.region, change_set)
             if is_new:
@@ -309,12 +309,12 @@ class _Init:
         return stack
 
     def _write_config(self, entries: Mapping[str, Any], budget_usd: float) -> Path:
-        """Write the lines that the config file lacks, after asking; return its path."""
+        """Add missing lines to the config file, after asking; return its path."""
         path = config_path()
         text = read_text(path) if path.exists() else None
         change = config_change(text, region=self.region, entries=entries, max_cost_usd=budget_usd)
         if not change.lines:
-            self.context.report(f"{path} says all of it already")
+            self.context.report(f"{path} needs no change")
             return path
         self.context.report(_shown(change, path, is_new=text is None))
         if change.text is None and change.is_complete:
@@ -333,7 +333,7 @@ class _Init:
                     "to go on, write the lines above into it, or run the same again",
                 )
         try:
-            # Not in place of a link.
+            # Keep a link in place.
             replace_file(path.resolve(), change.text.encode())
         except OSError as error:
             hint = "write the lines above into it, or set FASTLAUNCH_CONFIG to another file"
@@ -353,7 +353,7 @@ class _Init:
 def _checked_bucket(name: str) -> str:
     if not _BUCKET.fullmatch(name):
         raise UserError(
-            f"{name!r} is no name for a bucket", "give 3 to 63 of a to z, 0 to 9 and -, such as acme-runs"
+            f"{name!r} is not a valid bucket name", "give 3 to 63 of a to z, 0 to 9 and -, such as acme-runs"
         )
     return name
 
@@ -377,7 +377,7 @@ def change_lines(changes: Sequence[StackChange]) -> list[str]:
 
 @contextmanager
 def _explained(identity: Identity, region: str) -> Iterator[None]:
-    """Add to a refusal who lacks the right, and how to go on without it."""
+    """Add to a refusal who lacks the right, and how to continue without it."""
     try:
         yield
     except NotAuthorised as error:
@@ -403,7 +403,7 @@ def _delete_command(name: str, region: str) -> str:
 
 
 def _failed(error: BadConfiguration, name: str, region: str) -> BadConfiguration:
-    """Return the error to raise for a stack that CloudFormation gave up."""
+    """Return the error for a stack that CloudFormation failed to deploy."""
     hints = []
     if "not authorized" in error.message:
         hints.append(f"ask for that right, or {_by_administrator(region)}")
@@ -417,7 +417,7 @@ def _failed(error: BadConfiguration, name: str, region: str) -> BadConfiguration
 
 
 def _unusable(stack: Stack) -> UserError:
-    """Return the error to raise for a stack that only its owner can mend."""
+    """Return the error for a stack that only its owner can repair."""
     state = f"stack {stack.name} in {stack.region} is {stack.status}"
     state += f": {stack.reason}" if stack.reason else ""
     if stack.status.startswith("UPDATE"):
@@ -431,7 +431,7 @@ def _unusable(stack: Stack) -> UserError:
 
 
 def _shown(change: ConfigChange, path: Path, *, is_new: bool) -> str:
-    """Return the lines for the config file, under a head that says what happens to them."""
+    """Return the lines for the config file, under a heading that says what happens to them."""
     if change.text is not None:
         head = f"{path}, a new file:" if is_new else f"to be added to {path}, which otherwise stays as it is:"
     else:

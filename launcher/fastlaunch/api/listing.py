@@ -24,8 +24,8 @@ MAX_MARKET_AGE = datetime.timedelta(hours=1)
 def runs(*selectors: str, context: World | None = None) -> Runs:
     """Return the runs in the ledger, the newest last.
 
-    selectors: ids of runs, or `field=glob` on workload, recipe, instance, state, submission, backend, commit
-    or version; all runs without any. Raises UserError for a selector that cannot be understood.
+    selectors: run ids, or `field=glob` on workload, recipe, instance, state, submission, backend, commit or
+    version; all runs by default. Raises UserError for an invalid selector.
     """
     from fastlaunch.ledger.ledger import open_ledger
 
@@ -50,13 +50,12 @@ def prices(
 ) -> Prices:
     """Return instance prices in USD per hour with their dates and sources, in the catalogue's order.
 
-    They are on demand and, for today, those of spot and capacity blocks that `prices update` has brought.
+    They are on-demand prices and, for today, also the spot and capacity-block prices of `prices update`.
 
     instance, region: globs, such as `p5*`; the region is the user's own by default. gpu: such as `H100`, or
     `H100:8`. service: `ec2` or `sagemaker`. purchase: `on-demand`, `spot` or `capacity-block`. as_of: the
-    prices in force on this day, today by default. prices: a file over the shipped prices. history: also the
-    prices that were in force before. quotas: ask AWS for the account's quotas; what it refuses is reported,
-    and stays unknown.
+    prices in force on this day, today by default. prices: a file over the shipped prices. history: include
+    earlier prices. quotas: query the account's quotas from AWS; a refusal is reported and the quota unknown.
 
     Raises UnknownName for an instance or a GPU that the catalogue lacks, and UserError if no price is known.
     """
@@ -102,14 +101,14 @@ def prices(
 
 
 def _matching(catalogue: "Catalogue", glob: str, gpu: str | None) -> list[str]:
-    """Return the names of the instance types that fit. gpu: `H100`, `H100:8`; all of them if None."""
+    """Return the names of matching instance types. gpu: `H100`, `H100:8`; None for all."""
     matching = [name for name in catalogue.instances if fnmatchcase(name, glob.lower())]
     if not matching:
         raise UnknownName("instance", glob, catalogue.instances)
     if gpu is None:
         return matching
     model, _, count = gpu.partition(":")
-    # `A100` is each of its sizes, and `L4` is no L40S.
+    # `A100` matches every memory size, and `L4` does not match L40S.
     models = [name for name in catalogue.accelerators if f"{name} ".lower().startswith(f"{model} ".lower())]
     if not models or (count and not count.isdecimal()):
         raise UnknownName("GPU", gpu, catalogue.accelerators)
@@ -126,13 +125,13 @@ def _matching(catalogue: "Catalogue", glob: str, gpu: str | None) -> list[str]:
 
 
 def _in_force(prices: "Iterable[Price]", day: datetime.date) -> "Collection[Price]":
-    """Return the last price up to the day of each instance, service, region and purchase option."""
+    """Return the latest price up to the day for each instance, service, region and purchase option."""
     by_date = sorted(prices, key=lambda price: price.as_of)
     return {price.key[:4]: price for price in by_date if price.as_of <= day}.values()
 
 
 def _quotas(prices: "Sequence[Price]", catalogue: "Catalogue", context: World) -> "dict[Price, int]":
-    """Return how many instances the account's quotas allow at a time, where that is known."""
+    """Return how many instances at a time the account's known quotas allow."""
     from fastlaunch.aws.quota_codes import quota_code
 
     quota_vcpus = cache(partial(_quota_vcpus, context))
@@ -145,7 +144,7 @@ def _quotas(prices: "Sequence[Price]", catalogue: "Catalogue", context: World) -
 
 
 def _quota_vcpus(context: World, region: str, code: str) -> float | None:
-    """Return the account's quota, or AWS's default; None, with a report, where AWS refuses to say."""
+    """Return the account's quota, else AWS's default; report a refusal and return None."""
     try:
         applied = context.aws.quota(region, "ec2", code)
         return applied if applied is not None else context.aws.default_quota(region, "ec2", code)
@@ -188,20 +187,20 @@ def _nothing_known(
 
 @dataclass(frozen=True, kw_only=True)
 class PriceAge:
-    """How old the prices of a service, or of a market, in a region are."""
+    """The age of the prices of a service, or of a market, in a region."""
 
     #: `ec2`, `sagemaker`, `spot`, `capacity-block`
     service: str
     region: str
     num_prices: int
-    #: When the oldest was given: a day, or of a market price the time.
+    #: The date of the oldest price, or for a market price the time.
     oldest: str
     age_hours: float
     is_old: bool
 
 
 def price_ages(*, context: World | None = None) -> list[PriceAge]:
-    """Return how old the prices in force are, those of AWS's markets after the listed ones."""
+    """Return the ages of the prices in force, first of listed prices, then of AWS's markets."""
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.catalog.prices import OLD_PRICE_DAYS, SERVICES
     from fastlaunch.catalog.updates import MARKET_PRICES, read_market

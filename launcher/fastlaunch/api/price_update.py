@@ -1,4 +1,4 @@
-"""`prices update`: read AWS's price lists, and lay them over the shipped prices."""
+"""`prices update`: read AWS's price lists and put them over the shipped prices."""
 
 import datetime
 import shlex
@@ -31,9 +31,9 @@ from fastlaunch.core.settings import UPDATED_PRICES
 from fastlaunch.core.units import is_region, utc_day
 from fastlaunch.lifecycle.world import World, default_context
 
-#: The days over which spot's median and 90th percentile are taken.
+#: The days for the median and 90th percentile of spot prices.
 SPOT_DAYS = 7
-#: The length of the capacity blocks that are asked for.
+#: The length of capacity blocks to query.
 BLOCK_HOURS = 24
 
 T = TypeVar("T")
@@ -41,13 +41,13 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class PriceUpdate:
-    """What an update changed. A price that it could not read stays, with its old date."""
+    """The changes of an update. A price that it could not read keeps its value and date."""
 
     changes: list[PriceChange] = field(default_factory=list)
-    #: On demand; and of spot and capacity blocks, which are new each time.
+    #: Unchanged on-demand prices; and prices of spot and capacity blocks, which are new each time.
     num_unchanged: int = 0
     num_market: int = 0
-    #: What was not updated, and why.
+    #: The reasons for prices that were not updated.
     failures: list[str] = field(default_factory=list)
 
 
@@ -56,9 +56,9 @@ def update_prices(
 ) -> PriceUpdate:
     """Update the prices of the regions: on demand, SageMaker training, spot, capacity blocks.
 
-    regions: by default the user's, and those under `aws` in the config file. accept: also take prices that
-    are more than tenfold the last one, or less than a tenth. Raises UserError for a wrong name. Failures hold
-    what AWS refused and what was not taken.
+    regions: by default the user's, and those under `aws` in the config file. accept: also take prices above
+    ten times the last one, or below a tenth. Refused queries and rejected prices are in `failures`. Raises
+    UserError for an invalid region.
     """
     context = context or default_context()
     settings = context.settings
@@ -75,7 +75,7 @@ def update_prices(
 def _update(context: World, regions: Sequence[str], *, accept: bool) -> PriceUpdate:
     path, market_path = (context.settings.home / name for name in (UPDATED_PRICES, MARKET_PRICES))
     try:
-        # Without the user's own prices, which are not AWS's.
+        # Leave out the user's own prices, which are not AWS's.
         known = load_catalogue(*((path,) if path.exists() else ()))
         before = read_catalogue(path, known).prices if path.exists() else ()
         market = read_market(market_path)
@@ -169,9 +169,9 @@ def _on_demand(
 def _doubt(
     known: Catalogue, instance: str, service: str, region: str, today: datetime.date, usd: float
 ) -> str | None:
-    """Return why a price needs --accept; None if it does not.
+    """Return the reason why a price needs --accept, or None.
 
-    If the region has no price yet, compare with the dearest and the cheapest elsewhere.
+    If the region has no price yet, compare with the highest and lowest elsewhere.
     """
     here = known.find_price(instance, service=service, region=region, on=today)
     elsewhere = [
@@ -199,7 +199,7 @@ def _believed(
     today: datetime.date,
     update: PriceUpdate,
 ) -> list[MarketPrice]:
-    """Return the prices within tenfold of their zone's last price, or else of the on-demand price."""
+    """Return the prices within ten times of their zone's last price, else of the on-demand price."""
     last = {(price.instance, price.zone, price.purchase): price.usd_per_hour for price in before}
     kept = []
     for price in prices:
@@ -242,7 +242,7 @@ def _blocks(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> 
     """Return the cheapest capacity block of each instance type and zone."""
     cheapest: dict[tuple[str, str], float] = {}
     for instance in _sold(known, "capacity-block"):
-        # EC2 refuses a type that the region does not have.
+        # EC2 refuses a type that the region lacks.
         offerings = (
             aws.block_offerings(region, instance, BLOCK_HOURS) if aws.zones_offering(region, instance) else ()
         )

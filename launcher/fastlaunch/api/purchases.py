@@ -1,7 +1,7 @@
-"""How machines are bought: at what price, what the account pays of it, and how often spot is lost.
+"""Purchases of machines: the price, the account's share of it, and the loss rate of spot.
 
-That is told by a trace of capacity or by one's own runs, never by Spot Advisor: its share of instances that
-were interrupted in a month says nothing of the hours that they ran, and a bucket such as `>20%` has no end.
+The loss rate comes from a capacity trace or the user's runs, never from Spot Advisor: its monthly share of
+interrupted instances ignores how long they ran, and a bucket such as `>20%` has no upper end.
 """
 
 import datetime
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.spot import SpotMarket
     from fastlaunch.ledger.rows import Attempt
 
-#: A job that gets its machines in another zone meanwhile has them at once.
+#: A job that gets its machines within this time, even in another zone, got them at once.
 _AT_ONCE = datetime.timedelta(minutes=5)
 
 
 def read_assumptions(assume: Mapping[str, Any] | Sequence[str]) -> Assumptions:
-    """Return what `boot=300s` each, or a mapping of these names, takes for granted. Raises UserError."""
+    """Read assumptions from texts such as `boot=300s`, or from a mapping. Raises UserError."""
     if isinstance(assume, Mapping):
         assume = [f"{name}={value}" for name, value in assume.items()]
     return parse_assumptions(assume)
 
 
 class Market:
-    """What can be bought on a day. In the cheapest zone, where several ask a price of their own."""
+    """The offers on a day, in the cheapest zone if zones have their own prices."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Market:
         as_of: datetime.date | None = None,
         trace: Path | str | None = None,
     ) -> None:
-        """as_of: the day, today by default. trace: a CSV of when spot could be had.
+        """as_of: the day, today by default. trace: a CSV of spot capacity.
 
-        Raises UserError if both a trace and an assumption say how spot is had.
+        Raises UserError if both a trace and an assumption give spot's availability.
         """
         self._context, self._catalogue, self._assumptions = context, catalogue, assumptions
         self._trace, self._as_of = trace, as_of
@@ -60,7 +60,7 @@ class Market:
             raise UserError(
                 f"--spot-trace and --assume {min(twice)} both say how spot is had", "give one of them"
             )
-        # No market price is known for a day in the past.
+        # Market prices of past days are unknown.
         path = context.settings.home / MARKET_PRICES
         self._zones = cheapest_zones(read_market(path) if self.day == context.today else [])
 
@@ -70,7 +70,7 @@ class Market:
         return zone.price if zone else self._catalogue.find_price(instance, **offer._asdict(), on=self.day)
 
     def purchase(self, price: Price, *, with_losses: bool = True) -> Purchase:
-        """Return how a machine is bought at the price. with_losses: on spot, say how often it is lost."""
+        """Return the purchase of a machine at the price. with_losses: include spot's loss rate."""
         settings, service, region = self._context.settings, price.service, price.region
         is_given, is_spot = price.basis == "given", price.purchase == SPOT
         on_demand = self._catalogue.find_price(price.instance, service=service, region=region, on=self.day)
@@ -83,7 +83,7 @@ class Market:
         )
 
     def age_notes(self, prices: Iterable[Price]) -> Iterator[str]:
-        """Yield that prices are old, and what to type; nothing where a day was asked for."""
+        """Yield a note if prices are old, with what to type; nothing if the user gave a day."""
         if self._as_of is not None:
             return
         paid = [*prices]
@@ -95,7 +95,7 @@ class Market:
             yield old
 
     def _losses(self, instance: str, region: str) -> "SpotMarket | None":
-        """Return how often spot is lost: by the trace, as given, or by one's own runs; None if none says."""
+        """Return spot's loss rate, by the trace, as given, or by the user's runs; None if unknown."""
         from fastlaunch.analysis.spot import market_of_rates, read_trace
 
         assumptions = self._assumptions
@@ -112,7 +112,7 @@ class Market:
 
 
 def market_of_own_runs(context: World, instance: str, region: str) -> "SpotMarket | None":
-    """Return how often spot of this type was lost and had, on EC2; None if no run says."""
+    """Return the loss rate and availability of EC2 spot of this type from the user's runs, or None."""
     from fastlaunch.ledger.ledger import open_ledger
 
     with open_ledger(context.settings, clock=context.now) as ledger:
@@ -120,10 +120,10 @@ def market_of_own_runs(context: World, instance: str, region: str) -> "SpotMarke
 
 
 def _of_attempts(attempts: Sequence["Attempt"], source: str) -> "SpotMarket | None":
-    """Return what attempts say, the oldest first."""
+    """Return the market that the attempts show, the oldest first."""
     from fastlaunch.analysis.spot import HOUR_S, market_of_runs
 
-    first_requests: dict[str, Attempt] = {}  # by run, the attempt with which its job first asked for machines
+    first_requests: dict[str, Attempt] = {}  # by run, the attempt that first requested machines
     at_once: set[int] = set()
     for attempt in attempts:
         lacks = attempt.ending is Ending.NO_CAPACITY

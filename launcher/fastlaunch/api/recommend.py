@@ -1,4 +1,4 @@
-"""`recommend`: what to train on, how and bought how, by the ledger, shipped measurements and predictions."""
+"""`recommend`: where and how to train, by the ledger, shipped measurements and predictions."""
 
 import datetime
 import math
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary, Setup
     from fastlaunch_train.recipes.recipe import Recipe
 
-#: Instance types of a first measurement.
+#: The number of instance types in a first measurement.
 _MOST_MEASURED = 3
-#: The most nodes of one job: every number of nodes up to it is worked out.
+#: The most nodes of one job: every number of nodes up to it is computed.
 _MOST_NODES = 512
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Recommendation(analysis.Recommendation):
-    """The pick and what speaks for it, as `fastlaunch recommend` prints it: `print(recommendation)`."""
+    """The pick and its evidence; `print(recommendation)` shows them as `fastlaunch recommend` does."""
 
-    reference: "Setup | None"  # of the row whose global batch the others keep; None if nothing is measured
+    reference: "Setup | None"  # of the row whose global batch the others keep; None if nothing was measured
     source: str  # of the measured rows: `ledger` or `shipped`
     prices_as_of: datetime.date
 
@@ -52,7 +52,7 @@ class Recommendation(analysis.Recommendation):
         return as_text(self, width=WIDTH)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `fastlaunch recommend --output json` writes; docs/reference.md describes it."""
+        """Return the data of `fastlaunch recommend --output json`; docs/reference.md describes it."""
         from fastlaunch.report.recommendation import to_json
 
         sources = {"measured": self.source, "prices_as_of": self.prices_as_of.isoformat()}
@@ -62,7 +62,7 @@ class Recommendation(analysis.Recommendation):
         return {**to_json(self), **sources, "reference": batch}
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with a row per choice, as `fastlaunch recommend --output csv` writes them."""
+        """Return a data frame of the choices, as `fastlaunch recommend --output csv` writes them."""
         from fastlaunch.report.recommendation import as_rows
 
         return data_frame(as_rows(self))
@@ -88,17 +88,17 @@ def recommend(
     with_shared: bool = False,
     context: World | None = None,
 ) -> Recommendation:
-    """Return what to train a workload on: instance, nodes, recipe, batch size and purchase option.
+    """Recommend instance, nodes, recipe, batch size and purchase option for a workload.
 
-    workload: a name, or that of a script that has runs. samples: how many, such as 100_000_000 or `100M`.
-    deadline: hours, or text such as `48h`. purchases: of `on-demand`, `spot`, `capacity-block`. regions: the
-    user's own by default. prices_as_of: the prices in force on this day. steps_only: without waiting, boot
-    or any other fixed part. measured_only: without predictions. batch_equivalent: take a sample to train as
-    much at any global batch. allow_unverified: also recipes that fail a check. assume: `boot=300s` each, as
-    for `estimate`; on spot `spot_losses_per_hour` and `spot_available` where none of your own runs was on
-    spot. prices: a file over the shipped prices. with_shared: count the runs that others shared, too.
+    workload: a name, or that of a script with runs. samples: a number, such as 100_000_000 or `100M`.
+    deadline: hours, or text such as `48h`. purchases: from `on-demand`, `spot`, `capacity-block`. regions:
+    the user's own by default. prices_as_of: use the prices of this day. steps_only: leave out waiting, boot
+    and other fixed parts. measured_only: make no predictions. batch_equivalent: assume that a sample trains
+    as much at any global batch. allow_unverified: include recipes that fail a check. assume: texts such as
+    `boot=300s`, as for `estimate`; spot needs `spot_losses_per_hour` and `spot_available` unless you have
+    runs on spot. prices: a file over the shipped prices. with_shared: also count runs that others shared.
 
-    Raises UserError for options that make no sense, and UnknownName for a workload that is none.
+    Raises UserError for invalid options, and UnknownName for an unknown workload.
     """
     from fastlaunch.analysis.configurations import Scope
     from fastlaunch.analysis.rate import Origin
@@ -110,7 +110,7 @@ def recommend(
     settings, today = context.settings, context.today
     number = parse_count(samples) if isinstance(samples, str) else samples
     if not _is_number(number) or number <= 0:
-        raise UserError(f"{number} samples are no job", "give more than 0, such as --samples 100M")
+        raise UserError(f"--samples is {number}", "give more than 0, such as --samples 100M")
     if not isinstance(max_nodes, int) or not 1 <= max_nodes <= _MOST_NODES:
         raise UserError(f"--max-nodes is {max_nodes}", f"give a whole number from 1 to {_MOST_NODES}")
     if budget_usd is not None and (not _is_number(budget_usd) or budget_usd < 0):
@@ -157,8 +157,8 @@ def recommend(
     late_warnings = [*known.warnings]
     if candidates.origin is Origin.SHIPPED and candidates.rows:
         late_warnings.append(
-            f"the ledger has no run of {workload} on a GPU: the published figures and measurements that"
-            " come with fastlaunch stand for it"
+            f"the ledger has no run of {workload} on a GPU: the answer uses the figures and measurements"
+            " that come with fastlaunch"
         )
     regions = regions or (context.own_region(),)
     market = Market(context, catalogue, assumptions, as_of=as_of)
@@ -220,7 +220,7 @@ def recommend(
 
 
 def _no_candidate(option: str, *, has_price: bool) -> str:
-    """Return the warning that nothing can be bought in a way that was asked for, with what to type."""
+    """Return the warning that a requested purchase option has no candidate, with what to type."""
     if not has_price:
         return f"no candidate is bought {option}: no such price is known; type `{UPDATE_COMMAND}`"
     known = (
@@ -234,7 +234,7 @@ def _is_number(value: object) -> bool:
 
 
 def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
-    """Return what AWS's images lack for the training and how to have it, as `submit` would say."""
+    """Return what AWS's images lack for the training and how to add it, as in `submit`."""
     from fastlaunch.jobs.variants import how_to_build, not_in_base_images
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
@@ -250,8 +250,9 @@ def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
 
 
 def _sweep_command(job: Task, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:
-    """Return the command that measures on the cheapest instance types of a few families; None for a script
-    whose own command is not known.
+    """Return the command to measure on the cheapest instance types of a few families.
+
+    None for a script whose command is unknown.
     """
     cheapest: dict[str, str] = {}
     for purchase in sorted(bought, key=lambda purchase: purchase.paid_usd_per_hour):
@@ -275,7 +276,7 @@ def _sweep_command(job: Task, bought: "Sequence[Purchase]", catalogue: Catalogue
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidates:
-    """The rows that are configurations as they are: the ledger's if any is on a GPU, else those shipped."""
+    """The rows that are configurations themselves: the ledger's if any is on a GPU, else the shipped rows."""
 
     rows: "tuple[Row, ...]"
     origin: "Origin"
@@ -284,7 +285,7 @@ class _Candidates:
 
 
 def _like(workload: str, rows: "Sequence[Row]") -> "RunSummary":
-    """Return a run of the workload, as far as there is one, from which a command takes what it can."""
+    """Return a run of the workload as the model for commands, or a made-up one without runs."""
     from fastlaunch.measure.summary import RunSummary, Setup
 
     measured = [row for row in rows if row.setup.kind != "published"]
@@ -330,7 +331,7 @@ def _purchases(
     regions: Sequence[str],
     left_out: "list[LeftOut]",
 ) -> "list[Purchase]":
-    """Return how each instance type can be bought; `left_out` gets how it cannot."""
+    """Return the purchases of each instance type; add impossible ones to `left_out`."""
     from fastlaunch.analysis.configurations import LeftOut
     from fastlaunch.analysis.pooling import Offer
 
@@ -356,7 +357,7 @@ def _purchases(
 
 
 def _check_workload_file(workload: str) -> None:
-    """Raise UserError if the workload is in a user's file that does not exist."""
+    """Raise UserError if the workload's file, one of the user's, does not exist."""
     path, separator, _ = workload.rpartition(".py:")
     if separator and not Path(f"{path}.py").is_file():
         raise UserError(f"there is no file {path}.py", "name the workload as FILE.py:FUNCTION")
@@ -371,7 +372,7 @@ def _configurations(
     warnings: list[str],
     bought: "Sequence[Purchase]",
 ) -> "list[Configuration]":
-    """Return the ways to train the workload, each with its rate."""
+    """Return the configurations of the workload, with their rates."""
     from fastlaunch.analysis.configurations import LeftOut, configurations
     from fastlaunch_train.workloads.registry import WorkloadError
 

@@ -1,4 +1,4 @@
-"""`report`: a comparison to send round, as a page, a chart, Markdown, CSV or JSON."""
+"""`report`: a comparison to share, as a page, a chart, Markdown, CSV or JSON."""
 
 import datetime
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from fastlaunch.api.compared import Comparison
     from fastlaunch.report.page.page import PageInput, Predicted
 
-#: The samples of a prediction: as many as in the charts.
+#: The samples of a prediction, as in the charts.
 _SAMPLES = 1_000_000
-#: Times the cheapest row: no dearer prediction is drawn.
+#: The most expensive prediction to draw, as a multiple of the cheapest row.
 _DEAR = 3.0
 
 
 class ReportOptions(TypedDict, total=False):
-    """What `compare` takes, too."""
+    """The options shared with `compare`."""
 
     baseline: str | None
     prices_as_of: datetime.date | str | None
@@ -38,7 +38,7 @@ class ReportOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
-    """A comparison to send round, as whichever is read there. A notebook shows it as Markdown."""
+    """A comparison to share, in several formats. A notebook shows it as Markdown."""
 
     comparison: "Comparison"
     context: World
@@ -46,7 +46,7 @@ class Report:
     with_shared: bool
 
     def page(self) -> str:
-        """Return one page of HTML that needs no network. Raises UserError if altair is not installed."""
+        """Return a self-contained HTML page. Raises UserError if altair is not installed."""
         from fastlaunch.report.page.charts import load_altair, vega_bundle
         from fastlaunch.report.page.page import as_html
 
@@ -56,7 +56,7 @@ class Report:
             return as_html(given, bundle())
 
     def chart(self) -> bytes:
-        """Return the chart of cost against time as a PNG, of a single workload.
+        """Return the chart of cost against time for a single workload, as a PNG.
 
         Raises UserError for several workloads, for runs without a price, and if altair is not installed.
         """
@@ -67,7 +67,7 @@ class Report:
         return picture(*cost_chart(self.page_input()))
 
     def markdown(self) -> str:
-        """Return the answer and a table of each workload."""
+        """Return the answer and a table for each workload."""
         from fastlaunch.report.markdown import as_markdown
 
         return as_markdown(self.comparison)
@@ -75,19 +75,19 @@ class Report:
     _repr_markdown_ = markdown
 
     def csv(self) -> str:
-        """Return what `fastlaunch compare --output csv` writes."""
+        """Return the text of `fastlaunch compare --output csv`."""
         from fastlaunch.report.data import as_csv
 
         return as_csv(self.comparison)
 
     def json(self) -> str:
-        """Return what `fastlaunch compare --output json` writes."""
+        """Return the text of `fastlaunch compare --output json`."""
         from fastlaunch.report.data import as_json
 
         return as_json(self.comparison)
 
     def page_input(self) -> "PageInput":
-        """Return what the page and the chart are made of."""
+        """Return the input of the page and the chart."""
         from fastlaunch.lifecycle.series import series_of
         from fastlaunch.report.page.page import PageInput
 
@@ -105,7 +105,7 @@ class Report:
     def _predicted(self) -> "Iterator[tuple[str, Sequence[Predicted]]]":
         for workload, rows in self.comparison.by_workload.items():
             costs = [row.cost.usd_per_million_samples for row in rows]
-            # Beside runs of which nobody knows what they cost a prediction has no place.
+            # Runs of unknown cost get no predictions beside them.
             if least := min((usd.value for usd in costs if usd), default=None):
                 yield workload, _predicted(workload, self, most_usd=_DEAR * least)
 
@@ -119,11 +119,11 @@ def report(
 ) -> Report:
     """Return a report on runs.
 
-    selectors: as of `compare`; without any and without a sweep, every run. sweep: the id of one, or its
-    beginning. predictions: draw beside the runs what other instance types would take and cost, as `recommend`
-    predicts it. options: as of `compare`.
+    selectors: as for `compare`; every run if neither selectors nor a sweep are given. sweep: its id, or the
+    beginning of it. predictions: also draw other instance types, as `recommend` predicts them. options: as
+    for `compare`.
 
-    Raises UserError if there is nothing to report on, or what is named is not there.
+    Raises UserError if there is nothing to report on, or a named run does not exist.
     """
     context = context or default_context()
     chosen = (*selectors, *([f"sweep={sweep}*"] if sweep else []))
@@ -133,9 +133,9 @@ def report(
 
 
 def _predicted(workload: str, made: Report, *, most_usd: float) -> "list[Predicted]":
-    """Return what `recommend` predicts where nothing was measured, up to a cost for a million samples.
+    """Return `recommend`'s predictions for unmeasured types, up to a cost per million samples.
 
-    Empty if it can predict nothing.
+    Empty without predictions.
     """
     from fastlaunch.api.recommend import recommend
     from fastlaunch.report.page.page import Predicted

@@ -1,4 +1,4 @@
-"""What the functions of the API return."""
+"""Return types of the API."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows of equal keys as a data frame. Raises UserError without pandas."""
+    """Return rows with equal keys as a data frame. Raises UserError without pandas."""
     try:
         import pandas
     except ImportError:
@@ -50,7 +50,7 @@ class _Rows(Sequence[Item], Generic[Item]):
         return f"<{type(self).__name__}: {len(self)}>"
 
 
-# What these import would make a dry run slow.
+# Importing these would slow down a dry run.
 if TYPE_CHECKING:
     _RunRows: TypeAlias = _Rows[Run]
     _PriceRows: TypeAlias = _Rows[Price]
@@ -62,7 +62,7 @@ class Runs(_RunRows):
     """Runs, the newest last."""
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with a row per run, as `fastlaunch runs list --output csv` writes them."""
+        """Return a data frame of the runs, as `fastlaunch runs list --output csv` writes them."""
         from fastlaunch.lifecycle.describe import run_to_dict
 
         return data_frame([run_to_dict(run) for run in self])
@@ -84,17 +84,17 @@ class Prices(_PriceRows):
     ) -> None:
         super().__init__(prices)
         self._catalogue, self._settings, self._quotas = catalogue, settings, quotas
-        #: A glob, and the day on which they were in force.
+        #: A glob for regions, and the day of the prices.
         self.region, self.as_of = region, as_of
-        #: Instance types of which no price is known there and then.
+        #: Instance types without a known price in the region on that day.
         self.unpriced = unpriced
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return a row per price, also per accelerator."""
+        """Return a row per price, with the price per accelerator too."""
         return [self._row(price) for price in self]
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with a row per price, as `fastlaunch prices --output csv` writes them."""
+        """Return a data frame of the prices, as `fastlaunch prices --output csv` writes them."""
         return data_frame(self.to_json())
 
     def _row(self, price: "Price") -> dict[str, Any]:
@@ -123,16 +123,16 @@ class Prices(_PriceRows):
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """What became of a submission."""
+    """The result of a submission."""
 
-    #: Ended; under way if it was detached.
+    #: Ended, or running if the submission was detached.
     runs: Runs
-    #: Whether somebody stopped it, by Ctrl-C for one.
+    #: Whether the user stopped it, for example by Ctrl-C.
     is_stopped: bool
 
     @property
     def exit_code(self) -> int:
-        """0 if every run completed, goes on by itself or is not needed; 130 if it was stopped; else 1."""
+        """0 if every run completed, continues by itself or is not needed; 130 if it was stopped; else 1."""
         if self.is_stopped:
             return EXIT_INTERRUPTED
         good = all(

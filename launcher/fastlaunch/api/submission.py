@@ -1,4 +1,4 @@
-"""`submit`: train a workload with a recipe, or run a script of the user's own, here or on AWS."""
+"""`submit`: train a workload with a recipe, or run the user's script, here or on AWS."""
 
 from typing import Any, Literal, Unpack, overload
 
@@ -43,17 +43,18 @@ def submit(
     context: World | None = None,
     **options: Unpack[SubmitArguments],
 ) -> DryRun | Submitted:
-    """Train a workload with a recipe, here or on AWS; or run `command`, a script of the user's own.
+    """Train a workload with a recipe, or run `command`, the user's script, here or on AWS.
 
-    Takes the options of `fastlaunch submit`, named as in `SubmitArguments`: one that may be repeated takes a
-    list, and NAME=VALUE a dict. Progress is shown on stderr. Returns when all runs have ended, unless
-    `detach`.
+    The keywords are the options of `fastlaunch submit`, as named in `SubmitArguments`: repeatable options
+    take a list, and NAME=VALUE options a dict. Show progress on stderr. Return when all runs have ended, or
+    with `detach` once they run.
 
-    dry_run: return the plan; start, write and ask nothing. yes: spend up to the ceiling without being asked;
-    on AWS it is needed where there is nobody to ask. context: what it acts on, looked up by default.
+    dry_run: return the plan without starting, writing or asking anything. yes: spend up to the ceiling
+    without asking; required on AWS without a terminal. context: the environment to act on, detected by
+    default.
 
-    Raises UserError for what cannot be, and its kinds where AWS refuses. A run that fails is no exception:
-    `Submitted.runs` say how each ended.
+    Raises UserError for an impossible request, and its kinds if AWS refuses. A failed run raises no
+    exception; `Submitted.runs` tells how each run ended.
     """
     check_truths("submit", dry_run=dry_run, yes=yes)
     given = arguments(options, function="submit")
@@ -66,7 +67,7 @@ def submit(
 
 
 def check_truths(function: str, **given: Any) -> None:
-    """Raise TypeError for one that is neither True nor False: a text such as `no` would count as yes."""
+    """Raise TypeError for an argument that is neither True nor False: a text such as `no` would be true."""
     for name, value in given.items():
         if not isinstance(value, bool):
             raise TypeError(f"{function}(): {name} is {value!r}, and takes bool")

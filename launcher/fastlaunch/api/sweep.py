@@ -77,13 +77,14 @@ def sweep(
 ) -> SweepPlan | Swept:
     """Measure recipes, or variants of a script, on several instance types, within one budget.
 
-    Takes the options of `fastlaunch sweep`, named as in `SweepArguments`; without `repeats` each cell runs
-    until its verdict is settled. resume: go on with this sweep, or the last one for an empty text, as it was
-    given, without other options. dry_run: return the plan; start, write and ask nothing. yes: spend up to
-    the ceiling without being asked; on AWS it is needed where there is nobody to ask. announce: shows the
-    plan before it starts, instead of its lines on stderr. context: what it acts on, looked up by default.
+    The keywords are the options of `fastlaunch sweep`, as named in `SweepArguments`; without `repeats` each
+    cell runs until its verdict is settled. resume: the id of a sweep to continue, or "" for the last one,
+    with its original options only. dry_run: return the plan without starting, writing or asking anything.
+    yes: spend up to the ceiling without asking; required on AWS without a terminal. announce: shows the plan
+    before the start; by default its lines go to stderr. context: the environment to act on, detected by
+    default.
 
-    Raises UserError for what cannot be, and its kinds where AWS refuses everything.
+    Raises UserError for an impossible request, and its kinds if AWS refuses everything.
     """
     check_truths("sweep", dry_run=dry_run, yes=yes)
     given = arguments(options, function="sweep")
@@ -99,7 +100,7 @@ def sweep(
 
 
 def _stored(world: World, name: str) -> "StoredSweep":
-    """Return the sweep to go on with. Raises UserError if there is none, or it is of another folder."""
+    """Return the sweep to continue. Raises UserError if there is none, or it belongs to another folder."""
     from fastlaunch.ledger.ledger import open_ledger
 
     with open_ledger(world.settings, clock=world.now) as ledger:
@@ -151,7 +152,7 @@ def _carry_out(
         world.report(f"{sweep_id}: to go on with it if it is stopped: fastlaunch sweep --resume")
         lock = ledger.launcher_lock(sweep_id)
         if locks.is_held(lock):
-            raise UserError(f"another fastlaunch carries out {sweep_id}", "look: fastlaunch status")
+            raise UserError(f"another fastlaunch is running {sweep_id}", "look: fastlaunch status")
         make_folder(lock.parent)
         carried_out = Sweep(
             id=sweep_id,
@@ -171,7 +172,7 @@ def _carry_out(
 
 @contextmanager
 def _open_beside(world: World, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
-    """Yield a launcher with a ledger of its own, whose lines begin with the name of its part."""
+    """Yield a launcher with its own ledger connection, whose lines begin with its part's name."""
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.display import PlainLines
     from fastlaunch.lifecycle.launcher import Launcher
@@ -189,7 +190,7 @@ def _open_beside(world: World, stop: "StopRequest", name: str) -> "Iterator[Laun
 
 
 def _result(world: World, carried_out: "Sweep", launcher: "Launcher", plan: SweepPlan) -> Swept:
-    """Return what became of the parts, what they measured and what was saved."""
+    """Return the parts' runs, their comparison and the saving."""
     from fastlaunch.api.comparison import compare_at_own_prices
     from fastlaunch.api.until_best import best_rows
     from fastlaunch.lifecycle.sweep import duration_s, saved, sweep_runs

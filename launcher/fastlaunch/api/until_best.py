@@ -1,4 +1,4 @@
-"""`sweep --until-best`: a sweep's cells as `analysis.elimination` takes them, by its plan and the ledger."""
+"""`sweep --until-best`: cells for `analysis.elimination`, from the sweep's plan and the ledger."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def until_best(plan: "SweepPlan", world: World) -> "UntilBest":
-    """Return what leaves out runs of the sweep, and says which part to start next."""
+    """Return the functions that drop runs of the sweep and choose the next part."""
     from fastlaunch.analysis.elimination import eliminate, next_places, predict_cells
     from fastlaunch.lifecycle.sweep import UntilBest
 
@@ -42,7 +42,7 @@ def until_best(plan: "SweepPlan", world: World) -> "UntilBest":
 
 
 def best_rows(runs: Sequence["Run"], plan: "SweepPlan", world: World) -> list[list["Row"]]:
-    """Return for each global batch the rows that may be best, the one that is by its figures first."""
+    """Return, for each global batch, the rows that may be best, ordered by their figures."""
     from fastlaunch.analysis.elimination import eliminate
 
     cells = SweptCells(runs, world)
@@ -63,7 +63,7 @@ def max_rounds(plan: "SweepPlan") -> int:
 
 
 class SweptCells:
-    """The cells that have runs in the ledger, made or planned, as elimination takes them."""
+    """The cells with runs in the ledger, made or planned, for elimination."""
 
     def __init__(self, runs: Sequence["Run"], world: World) -> None:
         from fastlaunch.analysis.compare import PriceRequest, compare
@@ -72,7 +72,7 @@ class SweptCells:
         by_spec: dict[Job, list[Run]] = {}
         for run in runs:
             by_spec.setdefault(run.job.without_seed, []).append(run)
-        #: For each cell, as are `rows` and `cells`.
+        #: An entry for each cell, like `rows` and `cells`.
         self.run_ids = [[run.id for run in alike] for alike in by_spec.values()]
         comparison = compare(
             [measured for run in runs if (measured := measured_run(run, self._region))],
@@ -80,12 +80,12 @@ class SweptCells:
             prices=PriceRequest(today=self._today, region=self._region),
         )
         rows = {id: row for row in comparison.rows if row.group.log_times for id in row.run_ids}
-        #: None of one that measured nothing yet.
+        #: None for a cell without measurements.
         self.rows = [
             max((rows[id] for id in ids if id in rows), key=lambda row: row.num_runs, default=None)
             for ids in self.run_ids
         ]
-        # Else by speed.
+        # Without prices, compare by speed.
         self._is_priced = all(row.price is not None for row in self.rows if row)
         self._batch_sizes = {
             spec.batch_size: row.setup.batch_size_per_gpu
@@ -99,9 +99,9 @@ class SweptCells:
         self._templates = [(spec, alike[0].backend) for spec, alike in by_spec.items()]
 
     def on(self, name: str, plan: "SweepPlan") -> Iterator["SweptCell"]:
-        """Yield the cells of a part that has no runs yet: as other parts have them, but on its instances.
+        """Yield the cells of a part without runs: another part's cells on its own instances.
 
-        While no part has runs, one that says what an hour costs.
+        Until a part has runs, yield one cell with the hourly price.
         """
         from fastlaunch.analysis.elimination import SweptCell
 

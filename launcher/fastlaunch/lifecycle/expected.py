@@ -1,4 +1,4 @@
-"""What a submission will probably take and cost, as `estimate` has it. No network."""
+"""The expected time and cost of a submission, as in `estimate`. No network."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | str":
-    """Return what the jobs will probably take at the site, or why that is not known.
+    """Return the jobs' expected time and cost at the site, or the reason why they are unknown.
 
-    It warns of batches that will probably not fit in the memory of the site's GPUs.
+    Warn of batches that probably do not fit in the memory of the site's GPUs.
     """
     from fastlaunch.analysis.configurations import check_memory
     from fastlaunch.analysis.cost import (
@@ -102,17 +102,17 @@ def _query(job: Job, site: "Site") -> "Query":
 
 
 def _reference(rows: "Known", job: Job) -> "Setup | None":
-    """Return what predictions take unit and length of a sample from."""
+    """Return the setup from which predictions take the unit and length of a sample."""
     alike = [row for _, row in rows.on_gpus if row.setup.recipe == job.recipe.label]
     return next((row.setup for row in alike or rows.rows), None)
 
 
 def _purchase(context: World, job: Job, site: "Site", catalogue: Catalogue) -> "Purchase":
-    """Return how the machine is bought: by the hour, spot at the most that it may cost and without a loss."""
+    """Return the purchase of the machine: by the hour, and spot at its price limit without losses."""
     from fastlaunch.analysis.cost import Purchase
 
     assert site.price
-    # The limit of spot may be the price on demand, which is not what this account pays for spot.
+    # The limit for spot may be the on-demand price, which differs from this account's spot price.
     is_on_demand = job.terms.purchase == "on-demand"
     paid = paid_usd_per_hour(site.price, context.settings) if is_on_demand else site.price.usd_per_hour
     volume = catalogue.find_volume_price(site.region, on=utc_day(context.now()))

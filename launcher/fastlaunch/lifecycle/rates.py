@@ -1,4 +1,4 @@
-"""What is known of how fast a workload trains: behind estimates, recommendations and dry runs."""
+"""The known speeds of a workload, for estimates, recommendations and dry runs."""
 
 import datetime
 import glob
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """The rows of a workload, in the user's ledger and as they come with fastlaunch."""
+    """The rows of a workload, from the user's ledger and as shipped."""
 
     workload: str
     comparisons: Mapping[Origin, Comparison]
@@ -37,7 +37,7 @@ class Known:
 
     @property
     def on_gpus(self) -> tuple[tuple[Origin, Row], ...]:
-        """The rows with a speed on a GPU, and whose they are."""
+        """The rows with a speed on a GPU, with their origin."""
         return tuple(
             (origin, row)
             for origin, comparison in self.comparisons.items()
@@ -46,11 +46,11 @@ class Known:
         )
 
     def subject(self, reference: "Setup | None") -> Subject:
-        """Return what is trained. reference: of the row that others have to train like."""
+        """Return the subject of predictions. reference: the setup that others must train like."""
         return subject_of(self.workload, self.rows, reference, self.catalogue)
 
     def finder(self, subject: Subject, *, scaling: float | None = None) -> Finder:
-        """Return what finds rates. scaling: as `Finder` takes it."""
+        """Return a finder of rates. scaling: as for `Finder`."""
         rows = {origin: comparison.rows for origin, comparison in self.comparisons.items()}
         return Finder(rows, subject, self.catalogue, published_anchors, scaling=scaling)
 
@@ -65,9 +65,9 @@ def known_rows(
     reconciles: bool = False,
     with_shared: bool = False,
 ) -> Known:
-    """Return what was measured of the workload. reconciles: bring the ledger's runs up to date before.
+    """Return the workload's measured rows. reconciles: first bring the ledger's runs up to date.
 
-    with_shared: count the runs that others shared.
+    with_shared: include runs that others shared.
     """
     day, settings = day or context.today, context.settings
     request = PriceRequest(today=day, as_of=day, region=settings.region)
@@ -88,7 +88,7 @@ def known_rows(
         measured, left_out = evidence_of(runs, settings.region, with_shared=with_shared)
         in_ledger, older = of_newest_version(measured)
         left_out += [older] if older else []
-    # What was imported from the shipped records counts once.
+    # Count runs that were imported from the shipped records once.
     imported = {_identity(run.summary) for run in in_ledger}
     shipped = [
         MeasuredRun(run_id=id, summary=summary)
@@ -104,5 +104,5 @@ def known_rows(
 
 
 def _identity(summary: "RunSummary") -> "Hashable":
-    """Return what only a run and its copy share."""
+    """Return a key that only a run and its copies share."""
     return summary.setup.recipe, summary.setup.num_gpus, summary.timing, summary.figures
