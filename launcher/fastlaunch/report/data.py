@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
-from fastlaunch.analysis.compare import Comparison, Row, Speed, UnitCost
+from fastlaunch.analysis.compare import Comparison, Overhead, Row, Speed, UnitCost
 from fastlaunch.analysis.convergence import UNKNOWN, Convergence, HeldOut, LossDifference
 from fastlaunch.core.terminal import printable
 from fastlaunch.measure.summary import Interval
@@ -23,9 +23,15 @@ SCHEMA = 2
 _FORMULA = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 
-#: The measured quantities of a row, each `{"value", "low", "high"}` or null.
+_QUANTITY = ("value", "low", "high")
+#: The quantities of a row, each `{"value", "low", "high"}` or null.
 QUANTITIES = (
-    *(of.name for of in (*fields(Speed), *fields(UnitCost))),
+    *(
+        of.name
+        for topic in (Speed, UnitCost, Overhead)
+        for of in fields(topic)
+        if Interval in get_args(of.type)
+    ),
     *("ratio_to_baseline", "speed_ratio_to_baseline", "ratio_in_batch"),
 )
 
@@ -116,7 +122,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
             flat |= {f"held_out_{figure}": number for figure, number in figures.items()}
         elif name == "convergence":
             flat |= _flat_convergence(value)
-        elif name in QUANTITIES:
+        elif name in QUANTITIES or (isinstance(value, dict) and value.keys() == {*_QUANTITY}):
             flat |= _flat_quantity(name, value)
         elif isinstance(value, list):
             flat[name] = " ".join(value) if name == "run_ids" else "; ".join(value)
@@ -193,5 +199,5 @@ def _flat_convergence(convergence: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat_quantity(name: str, quantity: Mapping[str, float | None] | None) -> dict[str, float | None]:
-    quantity = quantity or {"value": None, "low": None, "high": None}
+    quantity = quantity or dict.fromkeys(_QUANTITY)
     return {name: quantity["value"], f"{name}_low": quantity["low"], f"{name}_high": quantity["high"]}
