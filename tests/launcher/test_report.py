@@ -5,9 +5,10 @@ import datetime
 import io
 import json
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fake_summaries
 import pytest
@@ -16,6 +17,7 @@ from fake_summaries import TODAY, compared
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.measure.published import read_published, shipped_figures
+from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import columns_of
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
 from fastlaunch.report.markdown import as_markdown
@@ -84,7 +86,10 @@ def test_a_column_is_listed_once_and_one_without_a_key_is_shown_somewhere() -> N
     columns = columns_of(compared(TWO, usd_per_hour=2.0).rows)
     keys = [column.key for column in columns if column.key]
     assert len(keys) == len({*keys})
-    assert all(column.key or (column.name and (column.part or column.is_summary)) for column in columns)
+    assert all(
+        column.key or (column.name and (column.part or column.in_overview or column.is_summary))
+        for column in columns
+    )
 
 
 def test_a_prorated_price_is_marked_in_markdown_too() -> None:
@@ -128,6 +133,20 @@ def test_csv_is_flat() -> None:
         assert flat["run_ids"] == " ".join(row["run_ids"])
         assert flat["derived"] == "false"
     assert as_csv(compared([])) == ""
+
+
+def test_a_quantity_of_any_topic_has_its_limits_in_csv() -> None:
+    comparison = compared(TWO)
+    watts = Interval(value=777.0, low=770.0, high=784.0)
+    # In the place of a number, as a new quantity of `Overhead` would be.
+    rows = [
+        replace(row, overhead=replace(row.overhead, peak_memory_gib=cast("Any", of)))
+        for row, of in zip(comparison.rows, (None, watts), strict=True)
+    ]
+    first, second = csv.DictReader(io.StringIO(as_csv(replace(comparison, rows=tuple(rows)))))
+    names = ("peak_memory_gib", "peak_memory_gib_low", "peak_memory_gib_high")
+    assert [first[name] for name in names] == ["", "", ""]
+    assert [second[name] for name in names] == ["777.0", "770.0", "784.0"]
 
 
 def test_the_table_of_the_published_experiment() -> None:

@@ -45,6 +45,11 @@ def ratio_of(row: Row, *, is_priced: bool) -> Interval | None:
     return row.verdict.ratio if is_priced else row.verdict.speed_ratio
 
 
+def all_priced(rows: Sequence[Row]) -> bool:
+    """Return whether dollars compare all rows that speed compares."""
+    return all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
+
+
 def at_home(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the baseline's owner; all rows if none is a baseline."""
     home = next((row.side for row in rows if row.is_baseline), None)

@@ -7,17 +7,20 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from fastlaunch.analysis.best import all_priced, ratio_of
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.convergence import REFERENCE, LossDifference
 from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.validity import percent
 from fastlaunch.core.tables import KEPT, Column
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.text import dollars, limits, name_of, rate_of, rate_text, which, with_range
+from fastlaunch.report.text import dollars, limits, name_of, number, rate_of, rate_text, which, with_range
 from fastlaunch_train.records.records import STEP_PARTS
 
 #: A cell that does not apply to its row.
 NOTHING = "-"
+#: The heading of the ratio to the baseline, before which the overview draws its bar.
+RATIO = "x base"
 _PRECISIONS_WITH_OWN_PEAK = ("fp32", "tf32", "fp16")
 
 
@@ -37,8 +40,12 @@ class RowColumn(Column[Row]):
     """A column of a comparison."""
 
     key: str | None = None  # its name in JSON and CSV; None: it is for people
-    part: Part | None = None  # None: in no text table
+    part: Part | None = None  # None: in no table of `compare --all`
+    in_overview: bool = False  # on the screen of plain `compare`
     is_summary: bool = False  # in Markdown and on the page, where a row has its name in a cell
+    # The name of what report.js writes at a price typed on the page, `n/a` where its `AT_PRICE` has no such
+    # name. None: the cell does not depend on the price.
+    at_price: str | None = None
 
 
 def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]:
@@ -52,13 +59,25 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
     # The heading says `prorated` if all prices are, else the cells do.
     prorated = bool(prices) and all(price.hypothetical for price in prices)
     in_dollars = any(row.verdict.ratio for row in rows) and (not only or "x per $" in only)
+    is_priced = all_priced(rows)
+    # The overview shows what samples cost if all rows have a price, else the rate.
+    amount = RowColumn(rate, lambda row: rate_of(row)[0], format=number, align="right", in_overview=True)
+    if is_priced and any(row.cost.usd_per_million_samples for row in rows):
+        amount = RowColumn(
+            f"$/M {rate.partition('/')[0]}",
+            lambda row: row.cost.usd_per_million_samples and row.cost.usd_per_million_samples.value,
+            format=dollars,
+            align="right",
+            in_overview=True,
+        )
     speed: dict[str, Any] = {"align": "right", "part": Part.SPEED}
     cost: dict[str, Any] = {"align": "right", "part": Part.COST}
     start: dict[str, Any] = {"align": "right", "part": Part.START, "format": "{:.1f}".format}
-    number: dict[str, Any] = {**speed, "format": _number}
+    quantity: dict[str, Any] = {**speed, "format": _without_range}
     money: dict[str, Any] = {**cost, "format": partial(with_range, format_value=dollars)}
     return [
         RowColumn("row", lambda row: name_of(row, rows), is_summary=True),
+        RowColumn("recipe", lambda row: name_of(row, rows), in_overview=True),
         RowColumn("instance", lambda row: row.place, part=Part.IDENTITY),
         *map(
             _data,
@@ -87,9 +106,10 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
         ),
         _data("speed.total_time_s", "total s", **speed, format=with_range),
         # All their intervals are that of the step time.
-        _data("speed.samples_per_s", f"{unit}/s", importance=40, **number),
+        _data("speed.samples_per_s", f"{unit}/s", importance=40, **quantity),
         RowColumn(rate, rate_text, align="right", is_summary=True),
-        _data("speed.tokens_per_s", "" if unit == "tokens" else "tokens/s", importance=20, **number),
+        amount,
+        _data("speed.tokens_per_s", "" if unit == "tokens" else "tokens/s", importance=20, **quantity),
         RowColumn(
             "padding",
             lambda row: row.overhead.padding_fraction or None,
@@ -97,10 +117,10 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
             format="{:.0%}".format,
             importance=10,
         ),
-        _data("speed.tflops_per_gpu", "TFLOP/s", importance=5, **number),
+        _data("speed.tflops_per_gpu", "TFLOP/s", importance=5, **quantity),
         *map(_data, ("speed.percent_of_peak", "speed.percent_of_bf16_peak")),
         RowColumn("% peak", _percent_of_peak, importance=15, **speed),
-        _data("speed.percent_of_fp8_peak", "% fp8 peak", importance=4, **number),
+        _data("speed.percent_of_fp8_peak", "% fp8 peak", importance=4, **quantity),
         _data("overhead.build_s", "build s", **start),
         _data("overhead.compile_s", "compile s", **start),
         _data("overhead.warmup_s", "warm-up s", **start),
@@ -113,6 +133,7 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
             **cost,
             importance=20,
             is_summary=True,
+            at_price="usd_per_hour",
         ),
         _of_price("usd_per_hour", lambda price: price.usd_per_hour),
         _of_price("price_as_of", lambda price: None if price.basis == "given" else price.as_of.isoformat()),
@@ -120,7 +141,7 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
         _of_price("price_inferred", lambda price: price.inferred),
         _of_price("price_charged_as", lambda price: price.instance if price.basis == "named" else None),
         _of_price("price_hypothetical", lambda price: price.hypothetical),
-        _data("cost.usd_per_million_samples", f"$/M {unit}", **money, is_summary=True),
+        _data("cost.usd_per_million_samples", f"$/M {unit}", **money, is_summary=True, at_price="usd"),
         _data("cost.usd_per_billion_tokens", "$/B tokens", importance=10, **money),
         _data("cost.samples_per_usd"),
         _data("verdict.ratio", "x per $", key="ratio_to_baseline", **cost, format=_ratio_text),
@@ -134,15 +155,32 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
             format=partial(_ratio_text, bounds=not in_dollars),
         ),
         RowColumn(
-            "x base",
+            RATIO,
             lambda row: row.verdict.ratio or row.verdict.speed_ratio,
             format=_ratio_text,
             align="right",
             is_summary=True,
+            at_price="ratio",
+        ),
+        RowColumn(
+            RATIO,
+            lambda row: ratio_of(row, is_priced=is_priced),
+            format=lambda ratio: f"{ratio.value:.3f}",
+            align="right",
+            in_overview=True,
+        ),
+        RowColumn(
+            "95% interval",
+            lambda row: ratio_of(row, is_priced=is_priced),
+            format=interval_text,
+            align="right",
+            in_overview=True,
         ),
         _data("verdict.comparable_as"),
         _data("verdict.kind", key="verdict"),
-        RowColumn("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
+        RowColumn(
+            "verdict", lambda row: row.verdict.words, part=Part.COST, in_overview=True, is_summary=True
+        ),
         _of_batch("verdict_in_batch", lambda verdict: verdict.kind),
         _of_batch("ratio_in_batch", lambda verdict: verdict.ratio or verdict.speed_ratio),
         RowColumn("", lambda row: "; ".join(row.verdict.reasons) or None, key="reason"),
@@ -221,16 +259,16 @@ def _gpus(row: Row) -> str:
     return f"{row.setup.num_nodes} x {per_node}" if row.setup.num_nodes > 1 else str(row.setup.num_gpus)
 
 
-def _number(quantity: Interval | None) -> str | None:
+def _without_range(quantity: Interval | None) -> str | None:
     return with_range(quantity and Interval(value=quantity.value))
 
 
 def _percent_of_peak(row: Row) -> str | None:
     """Return the percentage of the bf16 peak; of fp32, tf32 and fp16, that of their own peak."""
     if row.setup.precision in _PRECISIONS_WITH_OWN_PEAK:
-        percent_text = _number(row.speed.percent_of_peak)
+        percent_text = _without_range(row.speed.percent_of_peak)
         return percent_text and f"{percent_text} ({row.setup.precision})"
-    return _number(row.speed.percent_of_bf16_peak)
+    return _without_range(row.speed.percent_of_bf16_peak)
 
 
 def step_parts_s(row: Row) -> dict[str, float]:
@@ -256,6 +294,11 @@ def _ratio_text(ratio: Interval, *, bounds: bool = True) -> str:
     # The baseline's ratio to itself is exactly 1.
     has_limits = bounds and ratio.low != ratio.high
     return text(ratio.value) + (limits(ratio, 1.0, text) if has_limits else "")
+
+
+def interval_text(ratio: Interval) -> str | None:
+    """Return `1.650 to 1.696`; nothing without an interval, or for the baseline beside itself."""
+    return None if ratio.low == ratio.high else ratio.range_text("{:.3f}".format) or None
 
 
 def _beside_reference(row: Row, text: str | None) -> str | None:

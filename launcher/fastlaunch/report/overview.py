@@ -9,13 +9,12 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, RANKED, TRAINING
 from fastlaunch.core.errors import UnknownName
-from fastlaunch.core.tables import GAP, WIDTH, Column, table
+from fastlaunch.core.tables import GAP, WIDTH, table
 from fastlaunch.core.units import counted
-from fastlaunch.measure.summary import Interval
-from fastlaunch.report.columns import NOTHING
+from fastlaunch.report.columns import NOTHING, RATIO, RowColumn, columns_of, interval_text
 from fastlaunch.report.notes import bulleted, decisive_notes
 from fastlaunch.report.table import heading
-from fastlaunch.report.text import between, dollars, name_of, number, rate_of, what_counts
+from fastlaunch.report.text import between, name_of, what_counts
 
 #: Verdicts by what they mean for the order, and what is said above such rows; nothing above the ranked.
 _SECTIONS = {
@@ -62,7 +61,7 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
         head = f"{row.setup.workload}, {names[id(row)]}: {kind}, {counted(row.num_runs, 'run')}"
         if ratio and ratio.low != ratio.high:
             what = what_counts(row, priced=row.verdict.ratio is not None)
-            head += f", {ratio.value:.3f}x {what} ({_interval(ratio) or NOTHING})"
+            head += f", {ratio.value:.3f}x {what} ({interval_text(ratio) or NOTHING})"
         reasons: list[str] = [*row.verdict.reasons]
         if in_batch := row.verdict.in_batch:
             ratio = in_batch.ratio or in_batch.speed_ratio
@@ -75,12 +74,10 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
 
 
 def _section(rows: Sequence[Row], width: int) -> str:
-    priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
-
-    def ratio_of(row: Row) -> Interval | None:
-        return row.verdict.ratio if priced else row.verdict.speed_ratio
-
-    shares = {id(row): ratio.value for row in rows if (ratio := ratio_of(row))}
+    columns = [column for column in columns_of(rows) if column.in_overview]
+    name, *others = columns
+    ratio = next(column for column in columns if column.name == RATIO)
+    shares = {id(row): value.value for row in rows if (value := ratio.value(row))}
     chosen: list[Row] = []
     titles: dict[int, str] = {}
     for title, kinds in _SECTIONS.items():
@@ -91,32 +88,17 @@ def _section(rows: Sequence[Row], width: int) -> str:
             num_hidden = len(alike) - len(shown)
             titles[len(chosen)] = f"{title} ({num_hidden} more with --all)" if num_hidden else title
             chosen += shown
-    unit = rate_of(rows[0])[1]
-    amount: Column[Row] = Column(unit, lambda row: rate_of(row)[0], format=number, align="right")
-    if priced and any(row.cost.usd_per_million_samples for row in rows):
-        samples = unit.partition("/")[0]
-        amount = Column(
-            f"$/M {samples}",
-            lambda row: row.cost.usd_per_million_samples and row.cost.usd_per_million_samples.value,
-            format=dollars,
-            align="right",
-        )
-    name: Column[Row] = Column("recipe", lambda row: name_of(row, rows))
-    columns: list[Column[Row]] = [
-        Column("x base", ratio_of, format=lambda ratio: f"{ratio.value:.3f}", align="right"),
-        Column("95% interval", lambda row: _interval(ratio_of(row)), align="right"),
-        Column("verdict", lambda row: row.verdict.words),
-    ]
-    text = table(chosen, [amount, *columns], rule=True, missing=NOTHING)
+    text = table(chosen, others, rule=True, missing=NOTHING)
     # The bar takes the room that is left.
     named = min(_LONG_NAME, max(len(name.text(row)) for row in chosen))
     room = min(_BAR, width - named - max(map(len, text.splitlines())) - 2 * GAP)
-    best = max(shares.values(), default=1.0)
-    bar: Column[Row] = Column("", lambda row: _bar(shares.get(id(row), 0.0) / best, room))
-    drawn = [name, amount, *([bar] if room >= _LEAST_BAR else []), *columns]
+    if room >= _LEAST_BAR:
+        best = max(shares.values(), default=1.0)
+        bar = RowColumn("", lambda row: _bar(shares.get(id(row), 0.0) / best, room))
+        columns.insert(columns.index(ratio), bar)
     parts = [
         heading(rows, width),
-        table(chosen, drawn, width, rule=True, missing=NOTHING, titles=titles),
+        table(chosen, columns, width, rule=True, missing=NOTHING, titles=titles),
         "\n".join(_short(note, width) for note in decisive_notes(chosen, rows)[:_MOST_NOTES]),
     ]
     return "\n\n".join(filter(None, parts))
@@ -145,13 +127,6 @@ def _short(note: str, width: int) -> str:
         return "\n".join(lines)
     last = textwrap.shorten(" ".join(lines[1:]), width - 2, placeholder=" ...", break_on_hyphens=False)
     return f"{lines[0]}\n  {last}"
-
-
-def _interval(ratio: Interval | None) -> str | None:
-    """Return `1.650 to 1.696`; nothing without an interval, or for the baseline beside itself."""
-    if ratio is None or ratio.low == ratio.high:
-        return None
-    return ratio.range_text("{:.3f}".format) or None
 
 
 def _bar(share: float, room: int) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastlaunch.analysis.best import Best, at_home, best_of, ratio_of
+from fastlaunch.analysis.best import Best, all_priced, at_home, best_of, ratio_of
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.pricing import reciprocal
@@ -110,8 +110,8 @@ def _beside(rows: Sequence[Row]) -> str:
     kinds = {*_WHY_LEFT_OUT} if best.second else {NOT_RANKED}
     # By figures it has compared those without an interval, too.
     kinds -= {NO_INTERVAL} if best.kind == NO_INTERVAL else set()
-    is_priced = all(row.verdict.ratio is not None for row in rows if row.verdict.speed_ratio is not None)
-    other, clause = _shows_more([row for row in rows if row.verdict.kind in kinds], best, rows, is_priced)
+    left_out = [row for row in rows if row.verdict.kind in kinds]
+    other, clause = _shows_more(left_out, best, rows, all_priced(rows))
     return f"{clauses}{clause}, but {_WHY_LEFT_OUT[other.verdict.kind]}" if other else clauses
 
 

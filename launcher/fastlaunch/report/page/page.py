@@ -38,11 +38,6 @@ _MOST_LABELS = 14
 #: Digits of what is drawn.
 _DIGITS = 4
 _S_PER_HOUR = 3600.0
-#: Cells that the script writes anew for other prices: their names for it, by column.
-_CELLS = {
-    **{"$/h": "usd_per_hour", "prorated $/h": "usd_per_hour"},
-    **{"usd_per_million_samples": "usd", "x base": "ratio"},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +226,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     return {
         "workload": workload,
         "unit": unit,
-        "columns": [(column.name, _CELLS.get(column.key or column.name)) for column in columns],
+        "columns": [(column.name, column.at_price) for column in columns],
         "answer": sentence_of(rows),
         "groups": [
             (heading, [_row_text(row, columns, numbers[id(row)]) for row in of_group])

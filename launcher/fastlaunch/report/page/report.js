@@ -172,14 +172,10 @@ class Section {
     const base = rows.find((row) => row.number === this.data.base);
     for (const row of rows) {
       const line = this.element.querySelector(`.rows [data-row="${row.number}"]`);
-      const isTyped = row.isTyped || base?.isTyped;
-      // The range of the ratio is that of the verdict, which has its own prices.
-      const ratio = isTyped && row.usd && base?.usd ? (base.usd[0] / row.usd[0]).toFixed(3) : "n/a";
-      fill(line, "ratio", isTyped ? ratio : null);
-      fillCosts(line, { ...row, usdPerHour: row.usdPerHour && row.usdPerHour * row.numNodes });
+      fillCells(line, { ...row, usdPerHour: row.usdPerHour && row.usdPerHour * row.numNodes }, base);
       line.parentElement.append(line);
     }
-    this.predicted().forEach((of, at) => fillCosts(this.element.querySelector(`[data-predicted-row="${at}"]`), of));
+    this.predicted().forEach((of, at) => fillCells(this.element.querySelector(`[data-predicted-row="${at}"]`), of));
   }
 
   tell(rows) {
@@ -243,19 +239,24 @@ class Section {
   }
 }
 
-// A cell as it was printed, unless there is another text.
-function fill(line, name, text) {
-  const cell = line.querySelector(`[data-cell="${name}"]`);
-  cell.dataset.printed ??= cell.textContent;
-  cell.textContent = text ?? cell.dataset.printed;
-  return cell.dataset.printed;
-}
-
-function fillCosts(line, { isTyped, usdPerHour, usd }) {
-  fill(line, "usd_per_hour", isTyped ? (usdPerHour ? money(usdPerHour) : "n/a") : null);
+// What a cell shows at typed prices, by the name that its column has for it (`at_price` of report/columns.py).
+const AT_PRICE = {
+  usd_per_hour: ({ usdPerHour }) => (usdPerHour ? money(usdPerHour) : null),
   // Its range is in percent, and stays.
-  const range = fill(line, "usd", null).match(/ ±.*/)?.[0] ?? "";
-  if (isTyped) fill(line, "usd", usd?.[0] ? money(usd[0]) + range : "n/a");
+  usd: ({ usd }, base, printed) => (usd?.[0] ? money(usd[0]) + (printed.match(/ ±.*/)?.[0] ?? "") : null),
+  // The range of the ratio is that of the verdict, which has its own prices.
+  ratio: ({ usd }, base) => (usd && base?.usd ? (base.usd[0] / usd[0]).toFixed(3) : null),
+};
+const OF_THE_ROW = ["usd_per_hour", "usd"];
+
+// Cells are as they were printed until a price that they depend on is typed.
+function fillCells(line, row, base) {
+  for (const cell of line.querySelectorAll("[data-cell]")) {
+    const name = cell.dataset.cell;
+    const printed = (cell.dataset.printed ??= cell.textContent);
+    const isTyped = row.isTyped || (base?.isTyped && !OF_THE_ROW.includes(name));
+    cell.textContent = isTyped ? AT_PRICE[name]?.(row, base, printed) ?? "n/a" : printed;
+  }
 }
 
 function point(name, colour, kind, [hours, hoursLow, hoursHigh], [usd, usdLow, usdHigh], ranked) {
