@@ -3,6 +3,7 @@
 To write them anew after a change of the options: python tests/launcher/test_declared_options.py
 """
 
+import ast
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -13,6 +14,7 @@ import pytest
 
 from fastlaunch.cli.job_file import job_schema
 from fastlaunch.cli.main import fastlaunch as group
+from fastlaunch.core.settings import RegionSettings
 from fastlaunch.jobs.options import HEADINGS, OPTIONS, PLACES, Option, Options, options_of
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +117,22 @@ def test_a_command_has_its_options(command: str) -> None:
         assert (param.opts, param.nargs, param.multiple) == ([option.flag], 1, option.repeated)  # type: ignore[attr-defined]
         assert option.repeated or param.default is option.default
     assert not params.keys() - options_of(command).keys() & OPTIONS.keys()
+
+
+def test_every_option_is_read() -> None:
+    room = ROOT / "launcher" / "fastlaunch"
+    # `settings_with` puts the options of a region in the place of the config file's.
+    read = {field.name for field in fields(RegionSettings)}
+    for path in {*room.rglob("*.py")} - {room / "jobs" / "options.py", room / "api" / "keywords.py"}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(value=ast.Name(id="options") | ast.Attribute(attr="options"), attr=name):
+                    read.add(name)
+                case ast.Call(args=args):
+                    # Such as `given_pairs(options, "tags")`.
+                    parts = [part for argument in args for part in ast.walk(argument)]
+                    read |= {part.value for part in parts if isinstance(part, ast.Constant)}
+    assert {*OPTIONS} - read == set()
 
 
 def test_a_declaration_says_one_thing() -> None:
