@@ -4,7 +4,8 @@ import glob
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -19,6 +20,7 @@ from fastlaunch.cli.follow import go_on, states_text
 from fastlaunch.cli.options import SECONDS, examples, next_command, profile_option
 from fastlaunch.cli.render import STATE_COLOURS, print_table
 from fastlaunch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_JOB_FAILED, UserError
+from fastlaunch.core.tables import Column, table
 from fastlaunch.core.terminal import as_warning, printable, raw_output, report_line
 from fastlaunch.core.units import counted, duration_text, in_ms, rounded
 
@@ -26,33 +28,9 @@ if TYPE_CHECKING:
     from fastlaunch.backends.protocol import CloudBackend
     from fastlaunch.lifecycle.follow import LiveRun, View
 
-_UNKNOWN = "n/a"
-_GAP = "  "
-#: Column -> heading. Before a run takes steps, the step column shows what it waits for.
-_HEADERS: Mapping[str, str] = {
-    "run": "run",
-    "recipe": "recipe",
-    "instance": "instance",
-    "state": "state",
-    "step": "step",
-    "step_time": "step time",
-    "samples_per_s": "samples/s",
-    "loss": "loss",
-    "gpu_use": "GPU use",
-    "cost": "cost",
-    "projected": "projected",
-    "ceiling": "ceiling",
-    "time_left": "time left",
-}
-_WORDS = ("run", "recipe", "instance", "state", "step")
-#: Columns to drop, in order, on a narrow terminal. The others always stay.
-_DROPPED = (
-    *("ceiling", "samples_per_s", "gpu_use", "projected", "instance", "loss", "time_left", "recipe"),
-    "step_time",
-)
-#: Columns are dropped until this many characters are left for what a run waits for.
-_LEAST_NOTE = 30
-#: How long ended runs on AWS are shown beside those under way.
+#: Characters of what a run waits for, or of how it ended.
+_LONGEST_NOTE = 80
+#: What ended on AWS is shown for so long beside what is under way.
 _LATELY = timedelta(hours=1)
 #: How often local files are read on a terminal.
 _TICK_S = 1.0
@@ -234,11 +212,8 @@ def screen_lines(view: "View", width: int, height: int) -> list[str]:
     above = [head, *problem_lines(view), ""]
     alarms = [f"ALARM: {live.run.id}: {live.alarm}" for live in view.runs if live.alarm]
     below = ["", summary_line(view), *alarms]
-    table = table_lines(view.runs, width)
-    room = max(2, height - len(above) - len(below) - 1)
-    if len(table) > room:
-        table = [*table[: room - 1], f"and {counted(len(table) - room + 1, 'run')} more"]
-    return [_cut(line, width) for line in [*above, *table, *below]]
+    lines = table_lines(view.runs, width, max(2, height - len(above) - len(below) - 1))
+    return [_cut(line, width) for line in [*above, *lines, *below]]
 
 
 def problem_lines(view: "View") -> list[str]:
@@ -265,63 +240,60 @@ def summary_line(view: "View") -> str:
     return f"{counted(len(view.runs), 'run')}: {states}.{cost}{more if view.num_interrupted else ''}"
 
 
-def table_lines(runs: "Sequence[LiveRun]", width: int) -> list[str]:
-    """Return a table with a line per run and the columns that fit `width`.
+def table_lines(runs: "Sequence[LiveRun]", width: int, height: int | None = None) -> list[str]:
+    """Return a table of as many runs as `height` lines have room for, and how many more there are."""
 
-    Columns without a value for any run are dropped first.
-    """
-    rows = [cells(live) for live in runs]
-    widths = {key: max(map(len, (text, *(row[key] for row in rows)))) for key, text in _HEADERS.items()}
-    step_width = widths.pop("step")
-    nothing = [key for key in _DROPPED if all(row[key] in ("", _UNKNOWN) for row in rows)]
-    for key in dict.fromkeys((*nothing, *_DROPPED)):
-        room = width - sum(widths.values()) - len(_GAP) * len(widths)
-        if room >= min(step_width, _LEAST_NOTE):
-            break
-        del widths[key]
-    room = width - sum(widths.values()) - len(_GAP) * len(widths)
-    widths["step"] = max(len(_HEADERS["step"]), min(step_width, room))
-    lines = []
-    for row in (_HEADERS, *rows):
-        parts = [(key, _cut(row[key], widths[key])) for key in _HEADERS if key in widths]
-        texts = (text.ljust(widths[key]) if key in _WORDS else text.rjust(widths[key]) for key, text in parts)
-        lines.append(_cut(_GAP.join(texts).rstrip(), width))
-    return lines
+    def lines_of(num_runs: int) -> list[str]:
+        lines = table(runs[:num_runs], COLUMNS, width, missing="n/a").splitlines()
+        num_more = len(runs) - num_runs
+        return [*lines, f"and {counted(num_more, 'run')} more"] if num_more else lines
+
+    if height is None:
+        return lines_of(len(runs))
+    return lines_of(max(1, bisect_right(range(1, len(runs) + 1), height, key=lambda num: len(lines_of(num)))))
 
 
-def cells(live: "LiveRun") -> dict[str, str]:
-    """Return the run as texts by column, `n/a` for what is not known.
-
-    The step column shows how a run ended or what it waits for only if it has no step.
-    """
-    run, num_steps = live.run, live.progress and live.progress.num_steps
-    of = f"/{num_steps:,}" if num_steps else ""
-    again = live.attempts[-1].n if live.attempts else 1
-    details = [run.purchase if run.purchase == "spot" else "", f"attempt {again}" if again > 1 else ""]
+def _state(live: "LiveRun") -> str:
+    run, attempt = live.run, live.attempts[-1].n if live.attempts else 1
+    details = ["spot" if run.purchase == "spot" else "", f"attempt {attempt}" if attempt > 1 else ""]
     detail = ", ".join(filter(None, details))
-    return {
-        "run": printable(run.id),
-        "recipe": printable(run.recipe),
-        "instance": run.instance or "local",
-        "state": f"{run.state} ({detail})" if detail else str(run.state),
-        "step": printable(live.note or _UNKNOWN) if live.step is None else f"{live.step:,}{of}",
-        "step_time": _known(live.step_time_s, in_ms),
-        "samples_per_s": _known(live.samples_per_s, rounded),
-        "loss": _known(live.loss, "{:.3f}".format),
-        "gpu_use": _known(live.gpu_use, "{:.0%}".format),
-        "cost": _known(live.cost_usd, _usd),
-        "projected": _known(live.projected_usd, _usd),
-        "ceiling": _known(live.max_cost_usd, _usd),
-        "time_left": "" if run.state.is_final else _known(live.time_left_s, duration_text),
-    }
+    return f"{run.state} ({detail})" if detail else str(run.state)
 
 
-def _known(value: float | None, text: Callable[[float], str]) -> str:
-    return _UNKNOWN if value is None else text(value)
+def _step(live: "LiveRun") -> str | None:
+    """Return the step; before the first one what the run waits for, or how it ended."""
+    if live.step is None:
+        return live.note and _cut(printable(live.note), _LONGEST_NOTE)
+    num_steps = live.progress and live.progress.num_steps
+    return f"{live.step:,}/{num_steps:,}" if num_steps else f"{live.step:,}"
 
 
 def _usd(value: float) -> str:
     return f"${value:,.2f}"
+
+
+#: The columns of the screen. The least important leave first where there is no room.
+COLUMNS: "Sequence[Column[LiveRun]]" = (
+    Column("run", lambda live: live.run.id),
+    Column("recipe", lambda live: live.run.recipe, importance=80),
+    Column("instance", lambda live: live.run.instance or "local", importance=50),
+    Column("state", _state),
+    Column("step", _step, align="left"),
+    Column("step time", lambda live: live.step_time_s, format=in_ms, align="right", importance=90),
+    Column("samples/s", lambda live: live.samples_per_s, format=rounded, align="right", importance=20),
+    Column("loss", lambda live: live.loss, format="{:.3f}".format, align="right", importance=60),
+    Column("GPU use", lambda live: live.gpu_use, format="{:.0%}".format, align="right", importance=30),
+    Column("cost", lambda live: live.cost_usd, format=_usd, align="right"),
+    Column("projected", lambda live: live.projected_usd, format=_usd, align="right", importance=40),
+    Column("ceiling", lambda live: live.max_cost_usd, format=_usd, align="right", importance=10),
+    Column(
+        "time left",
+        lambda live: None if live.run.state.is_final else live.time_left_s,
+        format=duration_text,
+        align="right",
+        importance=70,
+    ),
+)
 
 
 def _cut(text: str, width: int) -> str:
