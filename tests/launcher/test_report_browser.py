@@ -172,8 +172,14 @@ def test_a_price_ranks_anew_and_goes_back(browser: Browser, tmp_path: Path) -> N
     printed = cell.inner_text()
     ratio = page.locator("tr", has_text="tf32 on p5.4xlarge").locator('[data-cell="ratio"]')
     printed_ratio = ratio.inner_text()
+    # As the cell of a column that depends on the price, and has no formula on the page.
+    unknown = line.locator("td.number:not([data-cell])").first
+    unknown.evaluate("cell => { cell.dataset.unknown = ''; cell.dataset.cell = 'unknown'; }")
+    unknown = line.locator("[data-unknown]")
+    printed_unknown = unknown.inner_text()
 
     box.fill("0.01")
+    assert unknown.inner_text() == "n/a" != printed_unknown
     # The cost of its baseline, on a p4d, over its own.
     assert float(ratio.inner_text()) < 0.1 < float(printed_ratio.split()[0])
     assert "p4d.24xlarge" in names(page)[0] and names(page) != before
@@ -186,7 +192,7 @@ def test_a_price_ranks_anew_and_goes_back(browser: Browser, tmp_path: Path) -> N
     box.fill("0.01")
     page.get_by_role("button", name="Back to these prices").click()
     assert names(page) == before and cell.inner_text() == printed
-    assert ratio.inner_text() == printed_ratio
+    assert (ratio.inner_text(), unknown.inner_text()) == (printed_ratio, printed_unknown)
     assert page.get_by_role("status").count() == 0
     assert problems == []
 
