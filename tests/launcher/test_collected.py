@@ -13,6 +13,7 @@ from fake_summaries import PLAIN
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.types import StoredObject
+from fastlaunch.backends import s3_sync
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.data import to_data
 from fastlaunch.core.plan import RunState
@@ -201,6 +202,10 @@ def test_what_a_run_is_doing(tmp_path: Path) -> None:
     assert does(tmp_path, run(), attempt()) == "waiting for the machine to boot"
     say(tmp_path, "boot")
     assert does(tmp_path, run(), attempt()) == "pulling the image and starting"
+    log = s3_sync.node_log_path(tmp_path, attempt().token)
+    log.write_bytes(b"pulling\nlayer 3\x1b[2J\n\n")
+    assert does(tmp_path, run(), attempt()) == r"layer 3\x1b[2J"
+    log.unlink()
     write_run(tmp_path / "runs" / FIRST, steps=20, status=None)
     assert does(tmp_path, run(), attempt()).startswith("step ")
     assert does(tmp_path, run(SECOND), attempt()) == "waiting for its turn on the machine"

@@ -29,7 +29,7 @@ from fastlaunch_train.records.records import (
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-#: Samples/s and the time left come from so many of the last blocks, of about a second each.
+#: Number of last blocks, of about a second each, that samples/s and the time left come from.
 _NUM_BLOCKS = 10
 _PLAIN_INTERVAL_S = 5.0
 #: How a run ended, in colours that dark and light terminals show.
@@ -38,7 +38,7 @@ _COLOURS = {"completed": "green", "failed": "red", "lost": "red"}
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is; None is not known yet, or by nobody before a script's end."""
+    """How far a run is. None is not known yet; for a script, perhaps not before its end."""
 
     step: int
     num_steps: int | None
@@ -47,13 +47,13 @@ class Progress:
     samples_per_s: float | None = None
     #: Over the last blocks.
     step_time_s: float | None = None
-    #: Where the samples are not known.
+    #: Only if the number of samples is unknown.
     steps_per_s: float | None = None
     loss: float | None = None
-    #: Whether it records losses, so that None is one that is not finite. A script need not.
+    #: Whether it records losses, so that a loss of None is not finite. A script need not record any.
     has_loss: bool = True
     seconds_left: float | None = None
-    #: What it does before its steps, or last did: `compiling; build took 5.1 s`.
+    #: The phase before its first step: `compiling; build took 5.1 s`.
     phase: str | None = None
 
 
@@ -83,7 +83,7 @@ class RecordTail:
         if self._path is not None:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                # One that is too long comes in pieces, which are no lines.
+                # A line that is too long comes in pieces, which are skipped.
                 while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n") or len(line) == MAX_LINE_BYTES:
                     self._offset += len(line)
                     self._take(line)
@@ -98,7 +98,7 @@ class RecordTail:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             problem = "no line of a record"
         if problem:
-            # Collecting the run will report it; following goes on.
+            # Following goes on; collecting the run reports the damaged line.
             return
         if kind == "header":
             self._header = data
@@ -107,7 +107,7 @@ class RecordTail:
             num_samples = data["num_samples"]
             is_known = self._num_samples is not None and num_samples is not None
             self._num_samples = self._num_samples + num_samples if is_known else None
-        # That of a whole script is no phase before its steps.
+        # The phase of a whole script is not one before its steps.
         elif kind == "phase" and data["name"] != SCRIPT_PHASE:
             self._phase = self._after(data["name"], data["detail"], data["seconds"])
         elif kind == "block":
@@ -116,7 +116,7 @@ class RecordTail:
             self._num_samples = 0
 
     def _after(self, name: str, detail: str | None, seconds: float) -> str:
-        """Return what a run does after this phase, which is recorded when it is over."""
+        """Return what a run does after this phase. A phase is recorded when it is over."""
         compiles = False
         with suppress(LookupError, TypeError):  # a script's
             compiles = Recipe.from_record(self._header["recipe"]).compiles
@@ -159,12 +159,12 @@ class RecordTail:
 
 def newest_record(paths: Iterable[Path]) -> Path | None:
     """Return the record of the last attempt among those of one rank."""
-    # By length first: attempt 10 comes after attempt 9.
+    # Sort by length first: attempt 10 comes after attempt 9.
     return max(paths, key=lambda path: (len(path.name), path.name), default=None)
 
 
 class Display(ABC):
-    """Shows the progress of one run after another. As a context manager it is on show."""
+    """Shows the progress of one run after another, inside a `with` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -176,7 +176,7 @@ class Display(ABC):
 
     @abstractmethod
     def start(self, label: str, num_steps: int | None) -> None:
-        """Go on with another run. num_steps: None where only its record will tell."""
+        """Show another run. num_steps: None if only its record will have it."""
 
     @abstractmethod
     def show(self, progress: Progress) -> None: ...
@@ -233,10 +233,10 @@ class ProgressBar(Display):
         self._bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None, style="bright_black", complete_style="green", pulse_style="green"),
-            # It goes on where nothing else moves, as while a machine boots.
+            # The clock moves while nothing else does, as while a machine boots.
             TimeElapsedColumn(),
             TextColumn("{task.fields[status]}", markup=False),
-            # It steers the terminal itself. rich's yellow cannot be read on a light one.
+            # The bar steers the terminal itself. rich's yellow cannot be read on a light one.
             console=Console(file=raw_output(stream), theme=Theme({"progress.elapsed": "none"})),
             expand=True,
         )

@@ -30,9 +30,9 @@ from fastlaunch_train.node.protocol import GPU_USE_QUERY, mean_gpu_use
 if TYPE_CHECKING:
     from fastlaunch.lifecycle.world import World
 
-#: After looks that failed the next one waits twice as long each time, up to this.
+#: The wait doubles after each look that failed, up to this.
 _MAX_WAIT_S = 300.0
-#: To fetch from more machines that nobody follows takes too long for one look.
+#: Most machines to fetch from within one look: more take too long.
 _MAX_FETCHED = 16
 
 
@@ -49,7 +49,7 @@ class LiveRun:
     doing: str | None = None
     #: Mean over the GPUs, from 0 to 1.
     gpu_use: float | None = None
-    #: That of its machines, which other runs may share.
+    #: The cost of its machines, which other runs may share.
     cost: Cost | None = None
     projected_usd: float | None = None
     max_cost_usd: float | None = None
@@ -71,7 +71,7 @@ class LiveRun:
 
     @property
     def step_time_s(self) -> float | None:
-        """The one it is compared with once it has ended, until then that of its last blocks."""
+        """The measured step time once the run has ended; until then, that of its last blocks."""
         measured = self.run.summary.timing.step_time_s if self.run.summary else None
         if measured:
             return measured.value
@@ -135,7 +135,7 @@ class LiveRun:
         last = self.attempts[-1]
         nodes = f" on {last.num_nodes} nodes" if last.num_nodes > 1 else ""
         place = f"attempt {last.n} in {last.zone or last.region}{nodes}"
-        # SageMaker tells how much less it bills for spot when the job has ended.
+        # SageMaker reports its discount for spot when the job has ended.
         is_discounted = last.backend == "sagemaker" and self.run.purchase == "spot"
         spot = " before spot's discount" if is_discounted and last.ended_at is None else ""
         ceiling = self.max_cost_usd
@@ -153,13 +153,13 @@ class View:
 
     now: datetime
     runs: Sequence[LiveRun]
-    #: That of all their machines together; None where a price is not known.
+    #: The cost of all their machines together; None if a price is not known.
     cost_usd: float | None = None
-    #: What failed at the last look at AWS.
+    #: Errors of the last look at AWS.
     problems: Sequence[str] = ()
     #: Until the next look; None while AWS is asked.
     next_look_s: float | None = None
-    #: Interrupted runs that `status` and `watch` go on with.
+    #: Number of interrupted runs that `status` and `watch` resume.
     num_interrupted: int = 0
 
     @property
@@ -169,13 +169,13 @@ class View:
 
 
 def at_once(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
-    """Ask; return what returns the answer."""
+    """Ask, wait, and return a function that gives the answer."""
     problems = ask()
     return lambda: problems
 
 
 def in_thread(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
-    """Ask in a thread, for which nobody waits; return what returns the answer, None until it is there."""
+    """Ask in a thread; return a function that gives the answer, None until it is there."""
     answers: list[list[str]] = []
     errors: list[BaseException] = []
 
@@ -248,9 +248,9 @@ class Follower:
                 left_s -= tick_s
 
     def question(self) -> Callable[[], list[str]]:
-        """Return what brings the ledger up to what is true and fetches what is new, in any thread.
+        """Return a function that reconciles the ledger with AWS and fetches what is new, in any thread.
 
-        It returns what failed, in words.
+        The function returns what failed, in words.
         """
         runs = self._runs()
         is_here = any(run.backend not in CLOUD_BACKENDS and not run.state.is_final for run in runs)
@@ -269,7 +269,7 @@ class Follower:
         return ask
 
     def read(self) -> View:
-        """Return what is known here, asking nobody."""
+        """Return what is known on this machine, without asking AWS."""
         now, runs = self.world.now(), self._runs()
         attempts = {run.id: self.ledger.attempts_of(run.id) for run in runs}
         unfinished = {run.id for run in runs if not run.state.is_final}
@@ -311,11 +311,11 @@ class Follower:
         )
 
     def _progress(self, run: Run, attempts: Sequence[Attempt]) -> Progress | None:
-        """Return how far the run is by its record, of which only what is new is read."""
+        """Return how far the run is by its record. Only what is new is read."""
         if run.directory is None or not run.directory.is_dir():
             return None
         if run.state.is_final and run.directory not in self._tails:
-            # Its summary says it, and its record may be long.
+            # The summary has it, and the record may be long.
             return None
         is_cloud, home = run.backend in CLOUD_BACKENDS, self.world.settings.home
         if is_cloud and not (attempts and has_record(run.id, attempts[-1], home)):
@@ -336,7 +336,7 @@ def live_run(
     gpu_use: float | None = None,
     seen_s: float | None = None,
 ) -> LiveRun:
-    """Return where the run stands. attempts: those on AWS. waiting: ids of other runs to be done."""
+    """Return where the run stands. attempts: at it, on AWS. waiting: ids of other runs to be done."""
     last = attempts[-1] if attempts else None
     cost = total_cost(attempts, now) if attempts else None
     ceiling = ceiling_usd(attempts) if attempts else None
@@ -390,7 +390,7 @@ def projected_usd(
 
 
 def _time_left_s(attempt: Attempt, now: datetime) -> float | None:
-    """Return how long the machines may take yet; None before they are there."""
+    """Return the time left to the machines; None before they are there."""
     if attempt.launched_at is None or attempt.max_minutes is None:
         return None
     ends_at = datetime.fromisoformat(attempt.launched_at) + timedelta(minutes=attempt.max_minutes)
@@ -398,7 +398,7 @@ def _time_left_s(attempt: Attempt, now: datetime) -> float | None:
 
 
 def gpu_use_here() -> float | None:
-    """Return the mean use of this machine's GPUs, from 0 to 1; None if nvidia-smi does not tell."""
+    """Return the mean use of this machine's GPUs, from 0 to 1; None without an answer of nvidia-smi."""
     try:
         answer = subprocess.run(GPU_USE_QUERY, capture_output=True, text=True, timeout=2, check=False)
     except (OSError, subprocess.TimeoutExpired):

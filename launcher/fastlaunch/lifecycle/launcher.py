@@ -1,8 +1,8 @@
-"""Carries out submissions: rows first, then attempts, each started, followed and finished.
+"""Carries out runs: rows in the ledger first, then attempts, each started, followed and finished.
 
-What differs is the backend. On this machine an attempt does one run, and starts at once. On AWS it does all
-runs of the submission, on machines that have to be had first; another attempt goes on where AWS takes them
-away, or where one of them is faulty.
+The runs are new ones of a submission, or earlier ones that go on; `_carry_out` does the same with both. The
+backends differ: on this machine an attempt does one run, and starts at once. On AWS it does all the runs, on
+machines that have to be had first; another attempt goes on if AWS takes them away or one of them is faulty.
 """
 
 import os
@@ -55,9 +55,9 @@ from fastlaunch.lifecycle.rounds import Elimination, PlannedLooks, Verdicts
 from fastlaunch.lifecycle.sight import check_account
 from fastlaunch.lifecycle.stop_request import StopRequest
 
-#: What must fit on the disk before anything starts: more than the records of a few hundred steps.
+#: Free disk space needed before anything starts: more than the records of a few hundred steps take.
 _PROBE_BYTES = 2**20
-#: Between two looks at whether a request whose answer nobody heard started a machine.
+#: Between two looks at whether an unanswered request started a machine.
 _SETTLE_INTERVAL_S = 30.0
 
 
@@ -65,16 +65,16 @@ _SETTLE_INTERVAL_S = 30.0
 class Submission:
     """Jobs to run, and where."""
 
-    #: The jobs as they are at a site, which is None on this machine.
+    #: Returns the jobs as they are at a site, or on this machine for None.
     jobs_at: Callable[[Any], tuple[Job, ...]]
     #: Where on AWS, in the order to try, all of one backend; empty on this machine.
     placements: tuple[Site, ...] = ()
     #: How long all attempts may take, how often a machine is replaced, whether it is followed, and what it
     #: adds runs to. On this machine there is no limit.
     options: Options = field(default_factory=Options)
-    #: For rows that are to run no longer than until they are settled; None to run all jobs.
+    #: Ends rows as soon as they are settled; None to run all jobs.
     verdicts: Verdicts | None = None
-    #: Instead of verdicts: what leaves out runs before they begin, the first ones too.
+    #: Instead of verdicts: leaves out runs before they begin, the first ones too.
     elimination: Elimination | None = None
 
 
@@ -85,7 +85,7 @@ class _Work:
     run_ids: Sequence[str]
     #: Where on AWS, in the order to try; empty on this machine.
     sites: Sequence[Site]
-    #: The jobs by run id, as they are at a site.
+    #: Returns the jobs at a site, by run id.
     jobs_at: Callable[[Site], Mapping[str, Job]]
     options: Options
     #: What leaves out runs that are not needed; None if all are to be done.
@@ -96,7 +96,7 @@ class _Work:
 
 @dataclass(kw_only=True)
 class _Leftover:
-    """What to do with runs that no attempt holds when the launcher ends."""
+    """Why runs that no attempt holds when the launcher ends do not go on."""
 
     why: str = "its launcher could not go on"
     #: Attempts that have let go of their runs, though their machine may be shutting down.
@@ -105,9 +105,9 @@ class _Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Carries out submissions, and goes on with runs of earlier ones."""
+    """Carries out submissions, and resumes runs of earlier ones."""
 
-    #: By name. Those for AWS sleep, and tell the time.
+    #: By name. The backends for AWS have a clock and a sleep of their own.
     backends: Mapping[str, Backend | CloudBackend]
     ledger: Ledger
     settings: Settings
@@ -213,7 +213,7 @@ class Launcher:
         return [attempts[id] for id in sorted(attempts)]
 
     def _reopen_undone(self, run_ids: Sequence[str]) -> list[str]:
-        """Make the runs `planned` again that are not done, nor were ended by the user; return their ids."""
+        """Reopen the runs that neither completed nor were ended by the user; return their ids."""
         undone = []
         with self.ledger.transaction():
             for run_id in run_ids:
@@ -245,7 +245,7 @@ class Launcher:
         return self.ledger.get(run.id)
 
     def go_on(self) -> bool:
-        """Go on, detached, with detached runs whose machine EC2 took, or had a faulty GPU.
+        """Resume, detached, the detached runs whose machine EC2 took back or had a faulty GPU.
 
         They go on as the submission agreed: from the last checkpoint, in the minutes that are left. What
         cannot go on is reported. Returns whether any still waits.
@@ -270,7 +270,7 @@ class Launcher:
         return is_waiting
 
     def _go_on(self, runs: Sequence[Run]) -> None:
-        """Go on with the runs that one attempt left, unless another command does so meanwhile."""
+        """Resume the runs that one attempt left, unless another command does so meanwhile."""
         first, run_ids = runs[0], [run.id for run in runs]
         agreed = Options(**self.ledger.goes_on().get(first.id, {}), detach=True)
         attempts = [attempt for attempt in self.ledger.attempts_of(first.id) if attempt.handle]
@@ -281,7 +281,7 @@ class Launcher:
         plan = self._resumable(first, account_timer=agreed.account_timer)
         with self._launching(first.submission_id):
             with self.ledger.transaction():
-                # Another command may have gone on with them, or cancelled them, before this one got the lock.
+                # Another command may have resumed or cancelled them before this one got the lock.
                 if not self.ledger.goes_on().keys() >= set(run_ids):
                     return
                 for run_id in run_ids:
@@ -296,7 +296,7 @@ class Launcher:
             )
 
     def _resumable(self, run: Run, *, account_timer: bool) -> Resumable:
-        """Return how the run would be resumed. Raises UserError's kinds where that is impossible."""
+        """Return how the run would be resumed. Raises UserError's kinds if that is impossible."""
         plan = resumable(run, backends=self.cloud_backends, ledger=self.ledger)
         if plan.placements:
             check_timers(self.settings, plan.placements, account_timer=account_timer)
@@ -340,7 +340,7 @@ class Launcher:
 
     @contextmanager
     def _settling(self, run_ids: Sequence[str]) -> Iterator[_Leftover]:
-        """At the end, settle the runs that no attempt holds: nobody would start them."""
+        """Settle, at the end, the runs that no attempt holds: nobody would start them."""
         leftover = _Leftover()
         try:
             yield leftover
@@ -540,7 +540,7 @@ class Launcher:
         )
 
     def _protect(self, attempt: Attempt, *, account_timer: bool) -> str | None:
-        """Make the timer in the account that ends the attempt's machines; return what to say of it.
+        """Make the timer in the account that ends the attempt's machines; return its state in words.
 
         What went wrong is reported, and tried again by the next command that looks.
         """
@@ -556,7 +556,7 @@ class Launcher:
         except UserError as error:
             timer = f"no timer in the account was noted ({error.message})"
         except KeyboardInterrupt:
-            # Asked twice to stop: it is followed to its end, and a third signal ends it at once.
+            # The second request to stop: the attempt is followed to its end; a third signal ends it at once.
             timer = "a timer in the account may have been made"
         return timer
 

@@ -1,4 +1,4 @@
-"""Follows an attempt on AWS until it has ended: brings home what it uploads, and ends what hangs."""
+"""Follows an attempt on AWS until it has ended: downloads and shows its progress, ends machines that hang."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,9 +29,9 @@ from fastlaunch.measure.outcome import outcome_of, read_records
 
 LOOK_INTERVAL_S = 10.0
 SYNC_INTERVAL = timedelta(seconds=20)
-#: After the node's last word: shutting down takes a minute, and a spot interruption two.
+#: Time to shut down after the node's last word: usually a minute, after a spot interruption two.
 LINGER_LIMIT = timedelta(minutes=4)
-#: After one of several machines ended before they began: the others wait for it in vain.
+#: Time after one of several machines ended before they began: the others wait for it in vain.
 _LOST_LIMIT = timedelta(minutes=2)
 #: Large machines take many minutes to terminate, unbilled.
 SHUTDOWN_WAIT = timedelta(minutes=1)
@@ -63,7 +63,7 @@ class AttemptDisplay:
         self._show_start(self.runs[0])
 
     def update(self, aws_status: AttemptStatus) -> None:
-        """Show what is known now, by AWS and by what is here."""
+        """Show what is known now, from AWS and from the downloaded records."""
         for run in self.runs[self.runs.index(self.current) + 1 :]:
             if has_record(run.id, self.attempt, self.home):
                 self.display.finish(self._outcome())
@@ -107,7 +107,7 @@ class AttemptMonitor:
     #: Called with a line for the user.
     report: Callable[[str], None]
     advice: Advice
-    #: What ends rows that are settled; None if all runs are to be done.
+    #: Ends rows that are settled; None if all runs are to be done.
     looks: PlannedLooks | None = None
     #: Why this monitor ended the machines, if it did.
     _why: str | None = None
@@ -181,7 +181,7 @@ class AttemptMonitor:
         while True:
             if self.stop.by and not self._is_stopping:
                 self._stop()
-            # What cannot be seen for a moment is as it was.
+            # A machine out of sight for a moment is taken to be as before.
             last = self._see() or last
             note_machines(self.ledger, self.backend, [(self.ledger.attempt(self.attempt.id), last)])
             if last.has_ended:
@@ -216,7 +216,7 @@ class AttemptMonitor:
         return aws_status
 
     def _sync(self) -> None:
-        """Bring home what is new. What prevents that, such as a full disk, ends no machine."""
+        """Download what is new. An error here, such as a full disk, ends no machine."""
         now = self.backend.now()
         # A clock that was set back must not make it wait for long.
         if self._synced_at is not None and timedelta() <= now - self._synced_at < SYNC_INTERVAL:
@@ -272,7 +272,7 @@ class AttemptMonitor:
         elif now > self._ends_at():
             self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
         elif self._done_since and now - self._done_since > LINGER_LIMIT:
-            # Its last word told how its runs ended; only the machine hangs.
+            # The results are known by its last word; only the machine hangs.
             self._terminate("its machine did not turn itself off")
 
     def _is_one_lost(self, aws_status: AttemptStatus) -> bool:
@@ -314,7 +314,7 @@ class AttemptMonitor:
             self.ledger.note_stop(self.attempt.id, str(self.stop.by))
 
     def _kill(self) -> None:
-        """End the machine at once; where that fails, say what may be running."""
+        """End the machine at once; if that fails, report what may be running."""
         if self.stop.by:
             self._note_stop()
         try:

@@ -1,6 +1,6 @@
-"""What a run on AWS goes on with after its machine is gone: a checkpoint, the minutes left, placements.
+"""Decides what another attempt at a run can go on with: a checkpoint, the minutes left, sites.
 
-And whether its checkpoints are quick enough for spot.
+Also warns where checkpoints are too slow for spot.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,12 +23,12 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints
 from fastlaunch.lifecycle.local import check_has_stopped, newest_checkpoint
 
-#: A part of the two minutes between EC2's notice and its end: the rest is for the step under way and the
-#: upload.
+#: The longest time for a checkpoint on spot. EC2 gives two minutes; the rest is for the step under way and
+#: the upload.
 LONGEST_S = 60.0
-#: After a request that got no machine.
+#: How long to wait after a request that got no machine.
 _RETRY_AFTER = timedelta(minutes=10)
-#: What becomes of a slower checkpoint. SageMaker documents 120 s between SIGTERM and the end for jobs that
+#: The consequence of a slower checkpoint. SageMaker documents 120 s between SIGTERM and the end for jobs that
 #: are stopped (API_StoppingCondition), but for jobs that lose their spot machine only that they start again
 #: from what had been copied to S3 (model-checkpoints).
 _CONSEQUENCES = {
@@ -44,14 +44,14 @@ _CONSEQUENCES = {
 class Resumable:
     """How another attempt can go on with a run."""
 
-    #: Name of the one that it goes on from; None where there was none before a machine was found faulty, or
-    #: a script's was taken.
+    #: Name of the checkpoint to go on from; None to begin anew, if a faulty GPU or the spot interruption of a
+    #: script came before the first one.
     checkpoint: str | None
     #: Where on AWS; empty on this machine, which has no limit either.
     placements: tuple[Site, ...] = ()
-    #: Machines that it takes.
+    #: Machines per attempt.
     num_nodes: int = 1
-    #: Over all attempts, and what is left of it.
+    #: Limit over all attempts, and what is left of it.
     max_minutes: int = 0
     minutes_left: int = 0
 
@@ -90,7 +90,7 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
     placements = tuple(
         site for site in stored if can_go_on(last, site) or (is_fresh and site.instance.name == last.instance)
     )
-    # Whether a script saves anything is not known before: on spot it starts anew if it has not.
+    # Nobody knows beforehand whether a script saves anything: without a checkpoint it begins anew on spot.
     is_anew = last.ending is Ending.FAULTY_GPU or (
         spec.script is not None and last.ending is Ending.RECLAIMED
     )
@@ -122,7 +122,7 @@ def jobs_of(runs: Iterable[Run]) -> Callable[[Site], dict[str, Job]]:
 
 
 def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
-    """Return the runs to go on with, by attempt, whose machine was taken or faulty while nobody followed."""
+    """Return the runs to resume, by attempt, whose machine was taken or faulty while nobody followed it."""
     by_attempt: dict[int, list[Run]] = {}
     for run in map(ledger.get, ledger.goes_on()):
         attempts = ledger.attempts_of(run.id)
@@ -139,11 +139,11 @@ def is_too_soon(attempt: Attempt, now: datetime) -> bool:
 
 
 def is_undone(run: Run, attempts: Sequence[Attempt]) -> bool:
-    """Whether the run ended before it was done, and neither by a failure of its own nor by `cancel`."""
+    """Whether the run ended before it was done, and neither failed by itself nor was cancelled."""
     if run.ending in (Ending.CANCELLED, Ending.NOT_NEEDED, Ending.EARLIER_FAILED):
         return False
     if run.state is RunState.FAILED:
-        # On AWS: no place had a machine for it, or its request was never sent.
+        # On AWS, no site had a machine for it, or its request was never sent.
         return run.backend != "local" and not any(attempt.handle for attempt in attempts)
     return run.state in (RunState.CANCELLED, RunState.INTERRUPTED, RunState.LOST)
 
