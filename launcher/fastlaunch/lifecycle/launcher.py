@@ -423,8 +423,7 @@ class Launcher:
                 # Another command may have cancelled and removed it while it waited for its turn.
                 if not self.ledger.existing([run_id]) or self.ledger.get(run_id).state.is_final:
                     continue
-                is_resumed = bool(self.ledger.attempts_of(run_id))
-                if runner.run(run_id, label, is_resumed=is_resumed) in (RunState.FAILED, RunState.LOST):
+                if runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
                     why = f"an earlier run of this {'variant' if job.script else 'recipe'} failed"
                     alike = [id for id, other in jobs.items() if other.without_seed == job.without_seed]
                     for other_id in self.ledger.existing(alike):

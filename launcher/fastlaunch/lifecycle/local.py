@@ -43,13 +43,14 @@ class LocalRunner:
     #: Called with a line for the user.
     report: Callable[[str], None]
 
-    def run(self, run_id: str, label: str, *, is_resumed: bool = False) -> RunState:
+    def run(self, run_id: str, label: str) -> RunState:
         """Return the run's final state. Raises UserError, with the run failed, where it cannot be started.
 
-        is_resumed: it goes on from its last checkpoint; a script, from its output folder.
+        After an earlier attempt it goes on from its last checkpoint; a script, from its output folder.
         """
         run = self.ledger.get(run_id)
         assert run.plan is not None and run.spec is not None and run.directory is not None
+        is_resumed = bool(self.ledger.attempts_of(run_id))
         # Claimed before it is started: whoever cancels it meanwhile finds it planned or running, not between.
         if not self.ledger.set_state(run_id, RunState.RUNNING):
             return self.ledger.get(run_id).state
