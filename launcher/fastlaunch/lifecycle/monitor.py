@@ -1,6 +1,6 @@
 """Follows an attempt on AWS until it has ended: downloads and shows its progress, ends machines that hang."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.attempt_price import note_machines
-from fastlaunch.lifecycle.collect import doing, has_record
+from fastlaunch.lifecycle.collect import doing
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
 from fastlaunch.lifecycle.display import Display, Progress, RecordTail
@@ -62,30 +62,30 @@ class AttemptDisplay:
         """Show the first run."""
         self._show_start(self.runs[0])
 
-    def update(self, aws_status: AttemptStatus) -> None:
-        """Show what is known now, from AWS and from the downloaded records."""
+    def update(self, aws_status: AttemptStatus, files: Collection[Path]) -> None:
+        """Show what is known now, from AWS and from the files that the attempt uploaded."""
         for run in self.runs[self.runs.index(self.current) + 1 :]:
-            if has_record(run.id, self.attempt, self.home):
-                self.display.finish(self._outcome())
+            if self._has_begun(run, files):
+                records, _ = read_records(self._records(self.current, files))
+                # The node's last word on the run comes later.
+                self.display.finish(str(outcome_of(records).state) if records else "ended without a record")
                 self._show_start(run)
         # Records of earlier attempts are not this one's progress.
-        is_begun = has_record(self.current.id, self.attempt, self.home)
-        progress = self._tail.read() if is_begun else None
+        progress = self._tail.read() if self._has_begun(self.current, files) else None
         if progress is None:
             num_steps, stage = self.current.job.steps or 0, self._stage(aws_status)
             progress = Progress(step=0, num_steps=num_steps, phase=stage)
         self.display.show(progress)
 
+    def _records(self, run: Run, files: Collection[Path]) -> list[Path]:
+        return [path for path in s3_sync.record_paths(self.home, run.id) if path in files]
+
+    def _has_begun(self, run: Run, files: Collection[Path]) -> bool:
+        return any(path.name.startswith("rank-00000-") for path in self._records(run, files))
+
     def _show_start(self, run: Run) -> None:
         self.current, self._tail = run, RecordTail(s3_sync.run_folder(self.home, run.id))
         self.display.start(self.labels[run.id], run.job.steps)
-
-    def _outcome(self) -> str:
-        """Return how the current run ended by its records; the node's last word comes later."""
-        if not has_record(self.current.id, self.attempt, self.home):
-            return "ended without a record"
-        records, _ = read_records(s3_sync.record_paths(self.home, self.current.id))
-        return str(outcome_of(records).state)
 
     def _stage(self, aws_status: AttemptStatus) -> str:
         if not aws_status.is_seen or (aws_status.is_live and not aws_status.is_up):
@@ -188,7 +188,7 @@ class AttemptMonitor:
                 return last
             self._sync()
             with self.advice.guard(PROGRESS):
-                self.shown.update(last)
+                self.shown.update(last, set(self._synced.files))
             if self._is_down(last):
                 return last
             self._end_what_hangs(last)
