@@ -105,7 +105,7 @@ def test_a_machine_is_started_by_exactly_the_plan(
     assert all(run.id in str(run_list.text) for run in stored)
     # Known answer: (2 h + 10 min) at $1.006.
     assert "at most $2.28 of instance time and volumes: (2 h + 10 min) x ($1.006 + $0.046)/h" in err
-    assert "--detach: nobody will follow it; only its own timer, and one in the account, end" in err
+    assert "--detach: nobody will follow it." in err
     assert "without capacity there: g5.xlarge in us-east-1b" in err
     assert err.splitlines()[-1] == f"next: fastlaunch logs -f {stored[0].id}"
 
@@ -137,7 +137,7 @@ def test_a_scripts_files_are_stored_before_its_machine_is_started(
     assert own == {"user/train.py", "user/.fastlaunchignore"}
     err = capsys.readouterr().err
     assert (
-        "travels: 2 files" in err
+        "travels  2 files" in err
         and "fl.checkpoint_due()" in err
         and "FASTLAUNCH_COMMIT" not in listed["environment"]
     )
@@ -195,7 +195,7 @@ def test_a_terminal_is_asked_after_the_ceiling_was_shown(region: MotoServer, ans
     os.close(ours)
     os.close(theirs)
     assert process.returncode == code, err
-    assert err.index("expected: ") < err.index("at most $2.28") < err.index("Start it? [y/N]")
+    assert max(map(err.index, ("expected: ", "at most $2.28"))) < err.index("Start it? [y/N]")
     assert changes(region) == (["PutObject", "PutObject", "RunInstances"] if code == 0 else [])
     assert len(runs()) == (1 if code == 0 else 0)
 

@@ -69,7 +69,7 @@ def test_two_nodes_are_one_request_in_their_placement_group(
     account: MotoServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fastlaunch(*SUBMIT, "--instance", "p5.48xlarge", "--num-nodes", "2") == 0
-    err = capsys.readouterr().err
+    err = " ".join(capsys.readouterr().err.split())
     (sent,) = account.sent("RunInstances")
     assert (sent.parameters["MinCount"], sent.parameters["MaxCount"]) == ("2", "2")
     assert sent.parameters["Placement.GroupName"] == "close"
@@ -92,7 +92,7 @@ def test_nodes_that_cannot_reach_each_other_are_not_started(
     config = yaml.safe_load((isolated.parent / "config.yaml").read_text())
     configure(isolated, **{**config["aws"]["us-east-1"], "security_groups": [default]})
     assert fastlaunch(*SUBMIT, "--instance", "p5.48xlarge", "--num-nodes", "2") == 3
-    err = capsys.readouterr().err
+    err = " ".join(capsys.readouterr().err.split())
     assert f"aws ec2 authorize-security-group-egress --region us-east-1 --group-id {default}" in err
     assert account.sent("RunInstances") == []
 
@@ -124,7 +124,7 @@ def test_a_block_is_used_and_none_is_bought(account: MotoServer, capsys: pytest.
     block(account)
     account.quotas.clear()
     assert fastlaunch(*SUBMIT, *IN_BLOCK) == 0
-    err = capsys.readouterr().err
+    err = " ".join(capsys.readouterr().err.split())
     (sent,) = account.sent("RunInstances")
     target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
     assert sent.parameters["InstanceMarketOptions.MarketType"] == "capacity-block"
@@ -175,7 +175,7 @@ def test_a_training_job_is_one_request(account: MotoServer, capsys: pytest.Captu
     assert account.training_jobs.live() == []
     account.quotas[quota] = 2
     assert fastlaunch(*argv) == 0
-    err = capsys.readouterr().err
+    err = " ".join(capsys.readouterr().err.split())
     (job,) = account.training_jobs.live()
     assert job.request["ResourceConfig"]["InstanceCount"] == 2
     (stored,) = runs()
@@ -197,7 +197,7 @@ def test_of_two_types_the_one_with_room_is_taken_and_is_the_ceiling(
     assert fastlaunch(*SUBMIT, "--backend", "sagemaker", "--instance", "p5.48xlarge,p4d.24xlarge") == 0
     (job,) = account.training_jobs.live()
     assert job.request["ResourceConfig"]["InstanceType"] == "ml.p4d.24xlarge"
-    err = capsys.readouterr().err
+    err = " ".join(capsys.readouterr().err.split())
     assert "left out: ml.p5.48xlarge in us-east-1: not enough quota" in err
     # Known answer: 130 min at $25.251286.
     assert "at most $54.71 of SageMaker instance time: (2 h + 10 min) x $25.2513/h, ml.p4d.24xlarge" in err

@@ -3,10 +3,8 @@
 import json
 import math
 import shlex
-import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,29 +14,22 @@ from fastlaunch.cli.options import next_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason, counted
-from fastlaunch.jobs.job import Job
-from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.working_directory import shown
 from fastlaunch.lifecycle.announcement import (
-    MOST,
+    INDENT,
     expected_json,
-    expected_text,
-    in_words,
-    needs_text,
-    some,
-    spot_text,
-    travels_text,
+    followed_jobs,
+    layout,
+    topics_of,
+    wrapped,
 )
 from fastlaunch.lifecycle.submit import DryRun
 from fastlaunch.placement.config_checks import setup_command
-from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 
 if TYPE_CHECKING:
     from fastlaunch.backends.site import Site
 
 _USER_DATA = "UserData"
-#: Longer lines are hard to read.
-_WIDEST = 100
 #: Placeholders that AWS cannot fill, and the options that do.
 _TO_BE_GIVEN = {
     "bucket": "--bucket",
@@ -47,8 +38,6 @@ _TO_BE_GIVEN = {
     "subnet-id": "--subnet",
     "security-group-id": "--security-group",
 }
-#: The column of the texts, beside their names.
-_INDENT = 9
 
 
 def print_dry_run(dry_run: DryRun, *, argv: Sequence[str], output: str, show: str | None) -> None:
@@ -82,66 +71,19 @@ def print_dry_run(dry_run: DryRun, *, argv: Sequence[str], output: str, show: st
 
 def plan_text(dry_run: DryRun) -> str:
     """Return what would be done at the first site, what it costs, what ends it and what is missing."""
-    (plan,), jobs, placement = dry_run.plans, dry_run.jobs, dry_run.placement
-    options, directory = placement.options, placement.directory
-    travels = [*(travels_text(directory) if directory else []), *needs_text(options)]
-    site, *others = placement.sites
-    where = [f"left out: {reason}" for reason in by_reason(placement.skipped)[:MOST]]
-    if others:
-        where.insert(0, f"without capacity there: {some([other.name for other in others], ', then ')}")
-        if len({other.instance.name for other in placement.sites}) > 1:
-            where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
-    width = min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns)
-    ends = _ends(site, options, lacks_scheduler=dry_run.lacks_scheduler)
-    old = [f"{dry_run.old_prices}."] if dry_run.old_prices else []
-    expected = expected_text(dry_run.expected, jobs, max_minutes=options.max_minutes)
-    cost = [f"{placement.ceiling}.", *old, expected, NOT_COUNTED]
-    lines = [
-        *_topic("plan", [in_words(_as_followed(jobs, options), site)], width),
-        *_topic("where", where, width),
-        *_topic("travels", travels, width),
-        *_topic("cost", cost, width),
-        *_topic("ends", [ends, *spot_text(jobs)], width),
-        *_missing(plan, site, width, lacks_scheduler=dry_run.lacks_scheduler),
-    ]
+    (plan,), placement = dry_run.plans, dry_run.placement
+    topics = topics_of(
+        placement,
+        dry_run.expected,
+        old_prices=dry_run.old_prices,
+        lacks_scheduler=dry_run.lacks_scheduler,
+    )
     user_data = ", and `--show user-data` its script" if _USER_DATA in plan.request else ""
     request = f"{plan.operation} in {plan.region}: `--show request` prints all of it{user_data}."
-    most = "at most " if _as_followed(jobs, options)[0].max_rounds else ""
-    lines += _topic("request", [request], width)
-    return "\n".join([*lines, "", f"Planned, not started: {most}{counted(len(jobs), 'run')}."])
-
-
-def _as_followed(jobs: Sequence[Job], options: Options) -> Sequence[Job]:
-    """Return the jobs that are run: all rounds where nobody looks in between."""
-    return [replace(job, max_rounds=None) for job in jobs] if options.detach else jobs
-
-
-def _topic(name: str, texts: Sequence[str], width: int) -> list[str]:
-    """Return the texts, wrapped and indented; the name stands before the first."""
-    lines = [line for text in texts for line in _wrapped(text, width)]
-    return [f"{name:<{_INDENT}}{lines[0].lstrip()}", *lines[1:]] if lines else []
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Return lines in the column of the texts."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=" " * _INDENT,
-        subsequent_indent=" " * _INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _ends(site: "Site", options: Options, *, lacks_scheduler: bool) -> str:
-    hours = hours_text(options.max_minutes)
-    if site.backend == "sagemaker":
-        return f"with its last run, or by SageMaker {hours} after it began to train."
-    timers = [f"its own timer after {hours}"]
-    if options.account_timer:
-        timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
-    return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
+    missing = _missing(plan, placement.sites[0], lacks_scheduler=dry_run.lacks_scheduler)
+    most = "at most " if followed_jobs(placement)[0].max_rounds else ""
+    planned = f"Planned, not started: {most}{counted(len(dry_run.jobs), 'run')}."
+    return "\n".join([*layout(topics), *missing, *layout({"request": [request]}), "", planned])
 
 
 def to_be_given(plan: Plan) -> list[str]:
@@ -149,15 +91,15 @@ def to_be_given(plan: Plan) -> list[str]:
     return [name for name in plan.placeholders if name in _TO_BE_GIVEN]
 
 
-def _missing(plan: Plan, site: "Site", width: int, *, lacks_scheduler: bool) -> list[str]:
+def _missing(plan: Plan, site: "Site", *, lacks_scheduler: bool) -> list[str]:
     """Return which names are missing, how to give them, and the commands that create them."""
     rows = [f"{name:<18} {_TO_BE_GIVEN[name]}" for name in to_be_given(plan)]
     rows += [f"{'scheduler-role':<18} or --no-account-timer"] * lacks_scheduler
     if not rows:
-        return _topic("missing", ["nothing: the config file and the options name all."], width)
-    lines = [f"{'' if number else 'missing':<{_INDENT}}{row}" for number, row in enumerate(rows)]
-    lines += _wrapped(f"or as entries under `aws: {site.region}:` in the config file. To make them:", width)
-    return [*lines, *_wrapped(setup_command(site.region), width)]
+        return layout({"missing": ["nothing: the config file and the options name all."]})
+    lines = [f"{'' if number else 'missing':<{INDENT}}{row}" for number, row in enumerate(rows)]
+    lines += wrapped(f"or as entries under `aws: {site.region}:` in the config file. To make them:")
+    return [*lines, *wrapped(setup_command(site.region))]
 
 
 def request_text(plan: Plan) -> str:

@@ -1,9 +1,12 @@
-"""A submission for AWS in words, before it starts."""
+"""A submission for AWS in words: before it starts, and as a dry run prints it."""
 
 import re
 import shlex
+import shutil
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.working_directory import IGNORE_FILE, WorkingDirectory, shown
-from fastlaunch.placement.cost_ceiling import NOT_COUNTED
+from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
 from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:
@@ -27,42 +30,98 @@ if TYPE_CHECKING:
 
 #: The most entries to show of a long list.
 MOST = 4
+#: The column of the sentences, beside the names of their topics.
+INDENT = 9
+#: Longer lines are hard to read.
+_WIDEST = 100
 #: Names of files that are probably sent by mistake.
 _PRIVATE = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|ed25519|ecdsa)|.*\.(pem|key)|credentials")
 
 
-def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected | str") -> list[str]:
-    """Return lines on what will be done, warnings about it, and finally its cost."""
+def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected | str") -> str:
+    """Return what will be done, warnings about it, and finally its cost."""
     from fastlaunch.lifecycle.resume import slow_checkpoint
 
-    options, jobs = placement.options, placement.jobs_at()
-    first, *others = placement.sites
-    lines = [in_words(jobs, first)]
-    if placement.directory:
-        lines.append(f"travels: {' '.join(travels_text(placement.directory))}")
-    lines += needs_text(options, num_bytes=len(placement.wheels.data) if placement.wheels else None)
-    lines += spot_text(jobs)
-    if others:
-        lines.append(f"without capacity there: {', then '.join(other.name for other in others)}")
-    lines += [f"left out: {reason}" for reason in by_reason(placement.skipped)]
-    lines += [*placement.changes, *warnings_of(placement)]
-    if slow := slow_checkpoint(ledger, jobs, backend=first.backend):
-        lines.append(as_warning(slow))
+    options, site = placement.options, placement.sites[0]
+    topics = topics_of(placement, expected)
+    cost = topics.pop("cost")
+    notes = [*placement.changes, *warnings_of(placement)]
+    if slow := slow_checkpoint(ledger, placement.jobs_at(), backend=site.backend):
+        notes.append(as_warning(slow))
     if options.detach and options.until_resolved:
-        lines.append("--until-resolved looks while it follows: with --detach all rounds are run")
-    if options.detach:
-        timers = "only its own timer ends what hangs or is forgotten"
-        if first.backend == "sagemaker":
-            timers = "SageMaker ends it at its limit"
-        elif options.account_timer:
-            timers = "only its own timer, and one in the account, end what hangs or is forgotten"
-        lines.append(f"--detach: nobody will follow it; {timers}")
-        if first.backend == "ec2" and options.purchase == "spot":
-            lines.append(
-                "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
-            )
+        notes.append("--until-resolved looks while it follows: with --detach all rounds are run")
+    if options.detach and site.backend == "ec2" and options.purchase == "spot":
+        notes.append(
+            "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
+        )
+    return "\n".join([*layout(topics), *notes, *layout({"cost": cost})])
+
+
+def topics_of(
+    placement: "Placement",
+    expected: "Expected | str",
+    *,
+    old_prices: str | None = None,
+    lacks_scheduler: bool = False,
+) -> dict[str, list[str]]:
+    """Return what a submission does, where, with what, what it costs and what ends it: sentences by topic."""
+    options, jobs = placement.options, followed_jobs(placement)
+    site, *others = placement.sites
+    where = [f"left out: {reason}" for reason in by_reason(placement.skipped)]
+    if others:
+        where.insert(0, f"without capacity there: {some([other.name for other in others], ', then ')}")
+        if len({other.instance.name for other in placement.sites}) > 1:
+            where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
+    travels = travels_text(placement.directory) if placement.directory else []
+    wheels = placement.wheels
     cost = expected_text(expected, jobs, max_minutes=options.max_minutes)
-    return [*lines, cost, str(placement.ceiling), NOT_COUNTED]
+    ends = [_ends(site, options, lacks_scheduler=lacks_scheduler)]
+    if options.detach:
+        ends.append("--detach: nobody will follow it.")
+    return {
+        "plan": [in_words(jobs, site)],
+        "where": where,
+        "travels": [*travels, *needs_text(options, num_bytes=len(wheels.data) if wheels else None)],
+        "cost": [f"{placement.ceiling}.", *([f"{old_prices}."] if old_prices else []), cost, NOT_COUNTED],
+        "ends": [*ends, *spot_text(jobs)],
+    }
+
+
+def followed_jobs(placement: "Placement") -> Sequence[Job]:
+    """Return the jobs that are run: all rounds where nobody looks in between."""
+    jobs = placement.jobs_at()
+    return [replace(job, max_rounds=None) for job in jobs] if placement.options.detach else jobs
+
+
+def layout(topics: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the sentences, wrapped and indented; a topic's name stands before its first."""
+    lines = []
+    for name, texts in topics.items():
+        column = [line for text in texts for line in wrapped(text)]
+        lines += [f"{name:<{INDENT}}{column[0].lstrip()}", *column[1:]] if column else []
+    return lines
+
+
+def wrapped(text: str) -> list[str]:
+    """Return lines in the column of the sentences."""
+    return textwrap.wrap(
+        text,
+        min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns),
+        initial_indent=" " * INDENT,
+        subsequent_indent=" " * INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _ends(site: Site, options: Options, *, lacks_scheduler: bool) -> str:
+    hours = hours_text(options.max_minutes)
+    if site.backend == "sagemaker":
+        return f"with its last run, or by SageMaker {hours} after it began to train."
+    timers = [f"its own timer after {hours}"]
+    if options.account_timer:
+        timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
+    return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
 
 
 def warnings_of(placement: "Placement") -> list[str]:

@@ -85,7 +85,7 @@ def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryR
     expected = expected_of(placement, world)
     with launching(placement, world) as launcher:
         if placement.sites:
-            world.report("\n".join(announcement(placement, launcher.ledger, expected)))
+            world.report(announcement(placement, launcher.ledger, expected))
             world.confirm("Start it?", yes=yes)
             upload_code(placement, world.aws)
         submission = submission_of(placement, world)
