@@ -1,4 +1,4 @@
-"""The columns of a comparison: one list, from which data, tables, Markdown and the page are written."""
+"""The columns of a comparison: one list for data, tables, Markdown and the page."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.text import dollars, limits, name_of, number, rate_of, rate_text, which, with_range
 from fastlaunch_train.records.records import STEP_PARTS
 
-#: A cell that does not apply to its row.
+#: The text of a cell that does not apply to its row.
 NOTHING = "-"
 #: The heading of the ratio to the baseline, before which the overview draws its bar.
 RATIO = "x base"
@@ -27,7 +27,7 @@ _PRECISIONS_WITH_OWN_PEAK = ("fp32", "tf32", "fp16")
 class Part(StrEnum):
     """The table that a column is in."""
 
-    IDENTITY = "identity"  # in each of them: it tells rows apart
+    IDENTITY = "identity"  # in every table, to tell rows apart
     SPEED = "speed"
     COST = "cost"
     START = "start"  # before the measured steps
@@ -49,14 +49,14 @@ class RowColumn(Column[Row]):
 
 
 def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]:
-    """Return the columns of `rows`, which for the headings are of one workload, in the order of JSON.
+    """Return the columns of `rows`, in the order of JSON. Headings need rows of one workload.
 
-    only: the headings that are shown, if not all are.
+    only: the headings to show; empty for all.
     """
     unit = rows[0].setup.sample_unit if rows else "samples"
     rate = rate_of(rows[0])[1] if rows else f"{unit}/s"
     prices = [row.price for row in rows if row.price]
-    # The heading says `prorated` if all prices are, else the cells do.
+    # The heading says `prorated` if all prices are prorated, else the cells do.
     prorated = bool(prices) and all(price.hypothetical for price in prices)
     in_dollars = any(row.verdict.ratio for row in rows) and (not only or "x per $" in only)
     is_priced = all_priced(rows)
@@ -90,7 +90,7 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
         _data("setup.batch_size_per_gpu", "batch", format=str, part=Part.IDENTITY, is_summary=True),
         _data("setup.data"),
         _data("setup.sequence_length", "tokens each", format=str, part=Part.IDENTITY),
-        # `synthetic`, or `file 0123456789abcdef` if the record says which.
+        # `synthetic`, or `file 0123456789abcdef` if the record has the digest.
         RowColumn(
             "data",
             lambda row: f"{row.setup.data} {row.setup.fingerprint.get('data', '')}".strip(),
@@ -145,7 +145,7 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
         _data("cost.usd_per_billion_tokens", "$/B tokens", importance=10, **money),
         _data("cost.samples_per_usd"),
         _data("verdict.ratio", "x per $", key="ratio_to_baseline", **cost, format=_ratio_text),
-        # It is shown with its interval where it decides.
+        # Show the interval if it decides.
         _data(
             "verdict.speed_ratio",
             "x speed",
@@ -194,7 +194,7 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
 
 
 def _data(path: str, name: str = "", *, key: str | None = None, **options: Any) -> RowColumn:
-    """Return a column of data, by where a row has it; with a name it is shown, too."""
+    """Return a column for the attribute path of a row. name: its heading, if tables show it."""
     return RowColumn(name, attrgetter(path), key=key or path.rpartition(".")[2], **options)
 
 
@@ -210,14 +210,15 @@ def _of_price(key: str, value: Callable[[Any], object]) -> RowColumn:
 
 
 def _of_batch(key: str, value: Callable[[Any], object]) -> RowColumn:
-    """Return what the row is beside the baseline of its own batch."""
+    """Return a column of the row's verdict beside the baseline of its own batch."""
     return RowColumn("", lambda row: value(row.verdict.in_batch) if row.verdict.in_batch else None, key=key)
 
 
 def _loss_columns(rows: Sequence[Row]) -> list[RowColumn]:
     """Return the columns of held-out losses.
 
-    `test` is the metric on test data of the last weights, `test, best` of those best on validation data.
+    `test` is the metric on test data with the last weights, `test, best` with the best weights on validation
+    data.
     """
     figures = [row.validity.held_out for row in rows if row.validity.held_out]
     metric = next((held_out.metric for held_out in figures if held_out.metric), None)
@@ -242,7 +243,7 @@ def _loss_columns(rows: Sequence[Row]) -> list[RowColumn]:
 
 
 def whose(row: Row, rows: Sequence[Row]) -> str | None:
-    """Return whose runs the row holds, `yours` or `yours, ann`; None if others shared no run of `rows`."""
+    """Return the owners of the row's runs, `yours` or `yours, ann`; None if no run of `rows` was shared."""
     if not any(other.shared_by for other in rows):
         return None
     mine = "yours" if any(run.owner is None for run in row.runs) else None
@@ -250,7 +251,7 @@ def whose(row: Row, rows: Sequence[Row]) -> str | None:
 
 
 def _which(row: Row, rows: Sequence[Row]) -> str | None:
-    """Return what else tells the row from others; None if no row needs it."""
+    """Return what else distinguishes the row; None if no row needs it."""
     return which(row, rows) or (NOTHING if any(which(other, rows) for other in rows) else None)
 
 
@@ -264,7 +265,7 @@ def _without_range(quantity: Interval | None) -> str | None:
 
 
 def _percent_of_peak(row: Row) -> str | None:
-    """Return the percentage of the bf16 peak; of fp32, tf32 and fp16, that of their own peak."""
+    """Return the percentage of the bf16 peak; for fp32, tf32 and fp16, of their own peak."""
     if row.setup.precision in _PRECISIONS_WITH_OWN_PEAK:
         percent_text = _without_range(row.speed.percent_of_peak)
         return percent_text and f"{percent_text} ({row.setup.precision})"
@@ -272,14 +273,14 @@ def _percent_of_peak(row: Row) -> str | None:
 
 
 def step_parts_s(row: Row) -> dict[str, float]:
-    """Return the seconds of a step by its parts, as means over the row's profiled runs; empty without any."""
+    """Return the seconds of a step by part, as means over the row's profiled runs; empty without any."""
     profiles = [run.summary.profile.parts_s for run in row.runs if run.summary.profile]
     means = {part: mean_of([parts.get(part) for parts in profiles]) for part in STEP_PARTS}
     return {part: seconds for part, seconds in means.items() if seconds is not None}
 
 
 def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
-    """Return the price of an hour of all nodes. mark: mark a prorated price."""
+    """Return the hourly price of all nodes. mark: whether to mark a prorated price."""
     if row.price is None:
         return None
     hypothetical = "prorated " if mark and row.price.hypothetical else ""
@@ -306,7 +307,7 @@ def _beside_reference(row: Row, text: str | None) -> str | None:
 
 
 def _difference(row: Row) -> str | None:
-    """Return `+0.4% (-0.1 to +0.9)`, of the reference's loss."""
+    """Return the difference to the reference's loss: `+0.4% (-0.1 to +0.9)`."""
     end: LossDifference | None = row.validity.convergence.end
     if end is None or (mean := percent(end, end.mean)) is None:
         return None

@@ -1,4 +1,4 @@
-"""What a training takes and costs, as a sentence, as rows of a table and as plain data."""
+"""The time and cost of a training as a sentence, table rows and plain data."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def sentence(
 
 
 def rate_to_json(rate: Rate) -> dict[str, Any]:
-    """Return how fast it is and how that is known, as plain data."""
+    """Return the rate and its evidence as plain data."""
     return {
         "samples_per_s": quantity_to_json(rate.samples_per_s),
         "evidence": rate.evidence,
@@ -41,7 +41,7 @@ def rate_to_json(rate: Rate) -> dict[str, Any]:
 
 
 def volume_prices(comparison: Comparison, catalogue: Catalogue) -> Callable[[str], VolumePrice | None]:
-    """Return what gives a region's price of volumes, of the day of the rows' newest price."""
+    """Return a function from region to volume price, on the day of the rows' newest price."""
     day = max((row.price.as_of for row in comparison.rows if row.price), default=None)
     return lambda region: catalogue.find_volume_price(region, on=day) if day else None
 
@@ -55,7 +55,7 @@ def _usd(quantity: Interval) -> str:
 
 
 def part_rows(cost: Cost) -> list[dict[str, Any]]:
-    """Return a row for each part and one for the total, as numbers."""
+    """Return a row of numbers for each part and the total."""
     rows = [
         {
             "part": WORDS.get(part.name, part.name),
@@ -77,7 +77,7 @@ def _limited(name: str, quantity: Interval | None) -> dict[str, float | None]:
 
 
 def cells(cost: Cost) -> list[dict[str, str]]:
-    """Return the rows as words, without the parts that take nothing."""
+    """Return the rows as text, without parts that take neither time nor money."""
     return [
         {
             "part": row["part"],
@@ -92,7 +92,7 @@ def cells(cost: Cost) -> list[dict[str, str]]:
 
 
 def notes(cost: Cost) -> Iterator[str]:
-    """Yield what the table leaves out: parts of which none is taken for granted, intervals."""
+    """Yield notes on what the table leaves out: parts assumed to be absent, and intervals."""
     none = [
         WORDS.get(part.name, part.name)
         for part in cost.parts
@@ -101,7 +101,7 @@ def notes(cost: Cost) -> Iterator[str]:
     if none:
         yield f"nothing is counted for {', '.join(none)}; see `fastlaunch estimate --assume help`"
     if cost.hours.low is None and any(part.name == "restarts" for part in cost.parts):
-        yield "hours and dollars vary by the luck on spot, and besides by the speed, which has no interval"
+        yield "hours and dollars vary by the luck on spot, and also by the speed, which has no interval"
     elif cost.hours.low is None:
         yield "there is no interval: the speed has none"
     else:
@@ -109,7 +109,7 @@ def notes(cost: Cost) -> Iterator[str]:
 
 
 def cost_to_json(cost: Cost) -> dict[str, Any]:
-    """Return plain data: hours and dollars, and the parts, each with its interval."""
+    """Return hours, dollars and parts, with their intervals, as plain data."""
     return {
         "hours": quantity_to_json(cost.hours),
         "usd": quantity_to_json(cost.usd),

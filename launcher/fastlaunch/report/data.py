@@ -1,4 +1,4 @@
-"""A comparison as JSON and CSV. The shape is an interface, described in docs/reference.md."""
+"""A comparison as JSON and CSV. docs/reference.md describes the shape, which is an interface."""
 
 import csv
 import io
@@ -16,10 +16,10 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import columns_of
 from fastlaunch.report.text import answer_to_json
 
-#: Counts changes to the shape that a reader would notice: a field gone, or of another meaning. Not additions.
+#: The version of the shape: raise it when a field disappears or changes its meaning, not for additions.
 SCHEMA = 2
 
-#: How a formula of a spreadsheet begins, and what begins so and is none.
+#: The beginnings of spreadsheet formulas, and numbers that begin like one.
 _FORMULA = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 
@@ -66,7 +66,7 @@ def rows_to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _plain(value: object) -> object:
     if isinstance(value, Interval):
-        # An absurd record makes a quantity 0.
+        # An absurd record may make a quantity 0.
         return quantity_to_json(value) if value.value > 0 else None
     if isinstance(value, Convergence):
         return convergence_to_json(value)
@@ -78,12 +78,12 @@ def _plain(value: object) -> object:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return the rows as CSV: a quantity x becomes x, x_low and x_high; lists are joined by blanks.
+    """Return the rows as CSV: a quantity x becomes x, x_low and x_high; blanks join the items of lists.
 
-    A variant becomes a column for each of its names.
+    A variant becomes a column per name.
     """
     rows = as_rows(comparison)
-    # Not every row has the same columns of a variant.
+    # Rows may have different names of variants.
     widest = max(rows, key=len, default={})
     columns = dict.fromkeys(name for row in (widest, *rows) for name in row)
     return csv_text(rows, columns).rstrip("\n")
@@ -92,7 +92,7 @@ def as_csv(comparison: Comparison) -> str:
 def csv_text(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
     """Return rows as CSV under their columns; empty without columns.
 
-    A text that a spreadsheet would run as a formula begins with an apostrophe.
+    An apostrophe protects text that a spreadsheet would run as a formula.
     """
     text = io.StringIO()
     if names := list(columns):
@@ -109,12 +109,12 @@ def _csv_cell(value: object) -> object:
 
 
 def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the rows as CSV has them, each by the names of its columns."""
+    """Return the rows for CSV, as cells by column."""
     return [_flat(row) for row in rows_to_json(comparison.rows)]
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of JSON as columns: nested names are joined by `_`."""
+    """Return a JSON row as columns, joining nested names by `_`."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if name == "held_out":
@@ -136,7 +136,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | None:
-    """Return a quantity as plain data; None if it is unknown or not finite. A bound may be open."""
+    """Return a quantity as plain data; None if it is unknown or not finite. A limit may be open."""
     if quantity is None or not math.isfinite(quantity.value):
         return None
     bounds = {"low": quantity.low, "high": quantity.high}
@@ -147,7 +147,7 @@ def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | Non
 
 
 def place_to_json(row: Row) -> dict[str, str | int | None]:
-    """Return what tells a row from the others, as plain data."""
+    """Return what distinguishes a row, as plain data."""
     names = (
         *("recipe", "instance", "device_name", "num_nodes", "num_gpus"),
         *("batch_size_per_gpu", "sequence_length", "data"),

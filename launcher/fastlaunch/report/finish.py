@@ -1,4 +1,4 @@
-"""What a job costs to its end on each row of a comparison, as a table and as plain data."""
+"""The cost of a whole job on each row of a comparison, as a table and plain data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,15 +14,15 @@ from fastlaunch.report.data import place_to_json
 from fastlaunch.report.notes import bulleted
 from fastlaunch.report.text import UNKNOWN, about, dollars, name_of, number, with_range
 
-#: What to know of dollars that are no run's bill.
+#: Notes on dollars that nobody was billed.
 HOW_COSTS_ARE_KNOWN = (
-    "boot and what else no run of a row tells are assumed, as `fastlaunch estimate` lists them",
+    "boot and other parts that no run of a row shows are assumed, as `fastlaunch estimate` lists them",
     "ranges and ± hold 90%, on any machine of the type; parts that come once have none",
 )
 
 
 def finish_table(comparison: Comparison, steps: float, catalogue: Catalogue, *, width: int = WIDTH) -> str:
-    """Return what jobs of `steps` steps of the baseline take and cost, workload by workload."""
+    """Return the time and cost of jobs as long as `steps` steps of the baseline, by workload."""
     return "\n\n".join(
         _section(workload, finishes, width) for workload, finishes in _finishes(comparison, steps, catalogue)
     )
@@ -78,9 +78,9 @@ def _usd(finish: Finish) -> str | None:
 
 
 def _cheapest(finishes: list[Finish]) -> str | None:
-    """Return which of the rows that train alike, and are ranked, costs least; None if none has a price.
+    """Return a sentence on the cheapest ranked row that trains like the baseline; None without prices.
 
-    It names the rows whose ranges reach into that of the cheapest.
+    It names the rows whose ranges overlap with the cheapest's.
     """
     ranked = [
         (finish.cost.usd, finish)

@@ -10,7 +10,7 @@ from fastlaunch.report.notes import decisive_notes
 from fastlaunch.report.overview import in_order
 from fastlaunch.report.text import UNKNOWN, sentence_of
 
-#: Tears apart what becomes a link, or tells somebody, by itself.
+#: Breaks up automatic links and mentions.
 _NOTHING = "<!-- -->"
 _ESCAPES = str.maketrans(
     {
@@ -18,7 +18,7 @@ _ESCAPES = str.maketrans(
         **{"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": f"@{_NOTHING}"},
     }
 )
-#: What begins a list where it begins a line, and the middle of an address.
+#: The beginning of a list at the start of a line, and the middle of an address.
 _LIST = re.compile(r"^(\d*)([-+.)])(?= )")
 _ADDRESS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
 
@@ -48,6 +48,6 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text in which Markdown and HTML find nothing of theirs."""
+    """Return the text with everything escaped that Markdown or HTML would interpret."""
     escaped = " ".join(printable(text).translate(_ESCAPES).split())
     return _ADDRESS.sub(_NOTHING, _LIST.sub(r"\1\\\2", escaped))

@@ -1,4 +1,4 @@
-"""What stands under the tables of a comparison: prices with their dates, and what to know of its rows."""
+"""The notes under the tables of a comparison: prices with their dates, and remarks on rows."""
 
 import re
 import textwrap
@@ -10,9 +10,9 @@ from fastlaunch.core.tables import WIDTH
 from fastlaunch.core.units import first_names
 from fastlaunch.report.text import name_of
 
-#: A note may end with a command, which begins here.
+#: The beginning of a command at the end of a note.
 _COMMAND = re.compile(r"(?<=[;,]) run fastlaunch ")
-#: Names of rows that a decisive note has.
+#: The most row names in a decisive note.
 _MOST_NAMES = 2
 _BRIEF = (NoteKind.BAR, NoteKind.COMMITS_APART)
 
@@ -24,15 +24,15 @@ def all_notes(comparison: Comparison, *, width: int = WIDTH) -> str:
 
 
 def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
-    """Return the prices with their dates, then the reasons with their rows; and how many were left out.
+    """Return the notes on prices, then the reasons with their rows, and the number of notes left out.
 
-    brief: leave out all reasons but those that bar a row, or would without --allow-unverified, and that
-    commits differ in speed.
+    brief: keep only reasons that bar a row, or would without --allow-unverified, and notes on commits that
+    differ in speed.
     """
     by_note = _by_note({id(row): row.verdict.reasons for row in rows}, rows, without=(NoteKind.BATCH,))
     shown = {note: of for note, of in by_note.items() if not brief or note.kind in _BRIEF}
     compared = [row for row in rows if not row.is_baseline]
-    # What the baseline may have too names no rows only if it does.
+    # The baseline may have these notes too. Omit row names only if it does.
     notes = [
         _named(note, of, rows, everyone=rows if note.is_of_runs and compared else compared)
         for note, of in shown.items()
@@ -41,9 +41,9 @@ def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
 
 
 def decisive_notes(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    """Return the notes on prices, and those that change a decision, of the rows in their order.
+    """Return the notes on prices, then the notes that matter for a decision, in order of the rows.
 
-    A note on all that are ranked against the baseline names none.
+    A note on all rows that are ranked against the baseline names no row.
     """
     by_note = _by_note({id(row): row.verdict.decisive for row in shown}, shown)
     ranked = [row for row in shown if row.verdict.is_ranked and not row.is_baseline]
@@ -57,7 +57,7 @@ def decisive_notes(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
 def _by_note(
     notes: Mapping[int, Sequence[Note]], rows: Sequence[Row], without: Container[NoteKind] = ()
 ) -> dict[Note, list[Row]]:
-    """Return each note with the rows that have it."""
+    """Return the rows by note."""
     by_note: dict[Note, list[Row]] = {}
     for row in rows:
         for note in notes[id(row)]:
@@ -74,9 +74,9 @@ def _named(
     everyone: Sequence[Row],
     most: int | None = None,
 ) -> str:
-    """Return the note with the names of its rows; without them if it is on `everyone`.
+    """Return the note with the names of its rows, or without names if it is about `everyone`.
 
-    most: give no more names than so many, unless one more is all.
+    most: the largest number of names, unless one more completes the list.
     """
     if (
         everyone
@@ -89,7 +89,7 @@ def _named(
 
 
 def price_notes(rows: Sequence[Row]) -> list[str]:
-    """Return what rows are charged, as of when, and by whom it was published."""
+    """Return the rows' prices with dates and sources."""
     notes: dict[str, None] = {}
     for row in rows:
         price = row.price
@@ -105,12 +105,12 @@ def price_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def bulleted(notes: Sequence[str], width: int) -> str:
-    """Return the notes as a list. A command at the end of one has a line of its own, to be copied."""
+    """Return the notes as a list. A command at the end gets its own line for copying."""
     lines = []
     for note in notes:
         text, *command = _COMMAND.split(note, maxsplit=1)
         words = f"{text} run" if command else text
-        # An option must not be broken at its hyphens.
+        # Do not break an option at its hyphens.
         lines.append(
             textwrap.fill(words, width, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
         )

@@ -1,4 +1,4 @@
-"""A comparison on a screen: rows by value with a bar, interval and verdict, and the notes that decide."""
+"""A comparison for the terminal: rows by value with a bar, interval and verdict, and decisive notes."""
 
 import math
 import textwrap
@@ -16,7 +16,7 @@ from fastlaunch.report.notes import bulleted, decisive_notes
 from fastlaunch.report.table import heading
 from fastlaunch.report.text import between, name_of, what_counts
 
-#: Verdicts by what they mean for the order, and what is said above such rows; nothing above the ranked.
+#: Verdicts by the title above their rows; ranked rows have none.
 _SECTIONS = {
     "": RANKED,
     "no interval, so in no order with the others:": (NO_INTERVAL,),
@@ -24,7 +24,7 @@ _SECTIONS = {
     "another batch: throughput, not training progress:": (OTHER_BATCH,),
 }
 _IN_WORDS = {TIE: "the same within 2%", UNRESOLVED: "not settled"}
-#: Arguments of `click.style`: what is not settled yet looks as what is still running.
+#: Arguments of `click.style`: unsettled rows look like running runs.
 VERDICT_COLOURS: Mapping[str, Mapping[str, Any]] = {
     BETTER: {"fg": "green"},
     WORSE: {"fg": "red"},
@@ -32,10 +32,10 @@ VERDICT_COLOURS: Mapping[str, Mapping[str, Any]] = {
     TIE: {"dim": True},
 }
 _BAR, _LEAST_BAR = 16, 4
-#: Names that are longer wrap to make room for the bar.
+#: Longer names wrap to make room for the bar.
 _LONG_NAME = 60
 _PARTS = " ▏▎▍▌▋▊▉█"
-#: Rows of a section but the first, where there are many in all; notes; lines of a note.
+#: The most rows of a further section if there are many rows; notes; lines of a note.
 _MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_LINES = 16, 4, 5, 2
 
 
@@ -45,7 +45,7 @@ def as_overview(comparison: Comparison, *, width: int = WIDTH) -> str:
 
 
 def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
-    """Return all that is to be said of the rows whose name, recipe or run this is. Raises UnknownName."""
+    """Return all notes on the rows with this name, recipe or run. Raises UnknownName."""
     names = {id(row): name_of(row, rows) for rows in comparison.by_workload.values() for row in rows}
     chosen = [
         row
@@ -105,7 +105,7 @@ def _section(rows: Sequence[Row], width: int) -> str:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with what is ranked first, and the cheapest of that, or without prices the fastest."""
+    """Return the rows, ranked ones first, by dollars, or by speed without prices."""
 
     def key(row: Row) -> tuple[bool, bool, float, float]:
         usd, rate = row.cost.usd_per_million_samples, row.speed.samples_per_s
@@ -116,7 +116,7 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def is_comparable(row: Row) -> bool:
-    """Return whether the row trains as the baseline does: only such rows are ranked against each other."""
+    """Return whether the row trains like the baseline; only such rows are ranked against each other."""
     return row.verdict.comparable_as == TRAINING
 
 
@@ -130,6 +130,6 @@ def _short(note: str, width: int) -> str:
 
 
 def _bar(share: float, room: int) -> str:
-    """Return a bar of `room` characters at most."""
+    """Return a bar of at most `room` characters."""
     eighths = round(8 * room * max(0.0, min(1.0, share)))
     return _PARTS[8] * (eighths // 8) + _PARTS[eighths % 8].strip()

@@ -1,4 +1,4 @@
-"""A recommendation in words, as a table, as plain data."""
+"""A recommendation as text, a table and plain data."""
 
 import math
 import textwrap
@@ -14,15 +14,15 @@ from fastlaunch.report.cost import rate_to_json
 from fastlaunch.report.notes import bulleted
 from fastlaunch.report.text import dollars, number
 
-#: Lines of the table, and reasons, that a screen shows.
+#: The most table lines, and the most reasons, on a screen.
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 8, 5, 5, 3
-#: A screen shows what of the front is faster by this part; times that differ by less are the same.
+#: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
 _BOUGHT = {"on-demand": "on demand", "spot": "as spot", "capacity-block": "in a capacity block"}
 
 
 def as_text(recommendation: Recommendation, *, width: int) -> str:
-    """Return the recommendation for people: the pick, why, the choices beside it, what to measure next."""
+    """Return the recommendation as text: the pick, the reasons, other choices, what to measure next."""
     parts = [
         _filled(sentence(recommendation), width),
         *(_filled(text, width) for text in why(recommendation)),
@@ -33,7 +33,7 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
         parts.append(_filled(_experiment(recommendation), width))
     if notes := _notes(recommendation, lines):
         parts.append(bulleted(notes, width))
-    # A command is left whole, to be copied.
+    # Keep a command on one line for copying.
     commands = {
         "measure": recommendation.experiment and recommendation.experiment.command,
         "train": recommendation.command,
@@ -48,7 +48,7 @@ def _filled(text: str, width: int) -> str:
 
 
 def sentence(recommendation: Recommendation) -> str:
-    """Return the pick in a sentence; why there is none if there is none."""
+    """Return the pick in a sentence, or the reason why there is none."""
     pick, job = recommendation.pick, recommendation.job
     if pick is not None:
         what = f"{job.samples:,.0f} {_unit(recommendation)} of {job.workload}"
@@ -70,7 +70,7 @@ def sentence(recommendation: Recommendation) -> str:
 
 
 def why(recommendation: Recommendation) -> Iterator[str]:
-    """Yield what the pick is better than, and at which price that changes."""
+    """Yield what the pick is better than, and the price at which that changes."""
     pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
     if pick is None:
         return
@@ -128,7 +128,7 @@ def _named(choice: Choice, recommendation: Recommendation) -> str:
 
 
 def _costs(choice: Choice) -> str:
-    """Return `$577 in 5.9 h`, with its ranges if it has any."""
+    """Return `$577 in 5.9 h`, with ranges if it has any."""
     usd, hours = choice.total.usd, choice.total.hours
     if usd.low is None:
         return f"${dollars(usd.value)} in {_hours(hours.value)}"
@@ -149,7 +149,7 @@ def _evidence(choice: Choice) -> str:
 
 
 def _lines(recommendation: Recommendation) -> list[Choice]:
-    """Return the choices of the table: front, runner-up, and the cheapest of each family of instances."""
+    """Return the choices of the table: front, runner-up, and the cheapest of each instance family."""
     families: dict[str, Choice] = {}
     for choice in recommendation.by_instance:
         families.setdefault(choice.instance.partition(".")[0], choice)
@@ -170,7 +170,7 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
 
 
 def _thinned(front: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield the choices of the front that are clearly faster than the one before."""
+    """Yield the choices of the front that are clearly faster than the previous one."""
     hours = math.inf
     for choice in front:
         if choice.hours <= (1 - _CLEARLY) * hours:
@@ -179,7 +179,7 @@ def _thinned(front: Sequence[Choice]) -> Iterator[Choice]:
 
 
 def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) -> str:
-    """Return the table, without the columns that are the same in every line."""
+    """Return the table, without columns that are the same in every line."""
     front = {id(choice) for choice in recommendation.front}
 
     def note(choice: Choice) -> str:
@@ -233,7 +233,7 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
     if len(batches := {choice.configuration.global_batch for choice in lines}) == 1 and len(lines) > 1:
         notes.append(f"all train with a global batch of {batches.pop():,}, over all GPUs of a line")
     if any(not recommendation.limits.allow(choice) for choice in lines):
-        notes.append("over: it is not surely done within the deadline and the budget")
+        notes.append("over: it may exceed the deadline or the budget")
     if any(choice.configuration.query.num_parts > 1 for choice in lines):
         notes.append(
             "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
@@ -247,8 +247,8 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
     )
     if lines and not recommendation.job.steps_only:
         notes.append(
-            "boot, image pull and start-up are as measured where runs on the instance type say it, and else"
-            " assumed: fastlaunch estimate lists them"
+            "boot, image pull and start-up are as measured if runs on the instance type have them, else"
+            " assumed: `fastlaunch estimate` lists them"
         )
     reasons = by_reason(
         (
@@ -294,7 +294,7 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def as_rows(recommendation: Recommendation) -> list[dict[str, Any]]:
-    """Return a row for each choice of the front, and the cheapest on each instance type; cheapest first."""
+    """Return a row for each choice of the front and the cheapest on each type, the cheapest first."""
     front = {id(choice) for choice in recommendation.front}
     chosen = {id(choice): choice for choice in (*recommendation.front, *recommendation.by_instance)}
     if recommendation.runner_up is not None:

@@ -1,4 +1,4 @@
-"""A comparison as tables for people: a section for each workload, what the columns leave out underneath."""
+"""A comparison as text tables: a section for each workload, with notes underneath."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from fastlaunch.report.columns import Part, RowColumn, columns_of
 from fastlaunch.report.notes import bulleted, notes_of
 from fastlaunch.report.text import UNKNOWN, name_of
 
-#: The heading of rows that do not train like the baseline. It replaces their notes of that kind.
+#: The heading of rows that do not train like the baseline; it replaces their notes of that kind.
 _THROUGHPUT = "throughput, not training progress"
-#: What the heading of a workload says of all its rows, where it is the same for all of them.
+#: Columns that move into a workload's heading if they are the same in all rows.
 _SHARED = ("instance", "batch", "GPUs", "tokens each", "data", "runs")
-#: The parts of the table of speed and cost, and those of the tables under it with their headings.
+#: The parts of the table of speed and cost, and the headings of the tables under it.
 _MAIN = (Part.SPEED, Part.COST)
 _FURTHER = {
     Part.START: "time before the measured steps, not included above:",
@@ -30,9 +30,9 @@ def as_table(
 ) -> str:
     """Return the comparison as text of up to `width` characters a line, without the answer.
 
-    only: show just the columns with these headings, and those that identify a row. brief: leave out the times
-    before the steps, the kernels, and the notes that `notes_of` leaves out. Raises UnknownName for a heading
-    that no workload has.
+    only: show only the columns with these headings, and columns that identify a row. brief: leave out times
+    before the steps, kernels, and the notes that `notes_of` leaves out. Raises UnknownName for a heading that
+    no workload has.
     """
     sections = comparison.by_workload.values()
     columns = [
@@ -57,7 +57,7 @@ def _section(
     def grid(of: Sequence[Row], *parts: Part, width: int | None = width) -> str:
         chosen = [column for column in columns if column.part in (Part.IDENTITY, *parts)]
         if only and parts[0] in _MAIN:
-            # What was asked for by name does not leave.
+            # Keep columns that the user named.
             chosen = [
                 replace(column, importance=KEPT)
                 for column in chosen
@@ -66,7 +66,7 @@ def _section(
         return table(of, chosen, width, rule=True, missing=UNKNOWN)
 
     def grids(of: Sequence[Row]) -> list[str]:
-        """Return one table; if all columns would be too wide, a table of the speed and one of the cost."""
+        """Return one table, or if it would be too wide, a table of the speed and one of the cost."""
         fits = max(map(len, grid(of, *_MAIN, width=None).splitlines())) <= width
         return [grid(of, *_MAIN)] if fits or only else [grid(of, part) for part in _MAIN]
 
@@ -102,7 +102,7 @@ def _section(
 
 
 def _kernels(rows: Sequence[Row], width: int) -> Iterator[str]:
-    """Yield the kernels of one forward pass, if that was looked at, with the rows that ran them."""
+    """Yield the recorded kernels of one forward pass, with the rows that ran them."""
     by_kernels: dict[str, list[str]] = {}
     for row in rows:
         for kernels in row.kernels:
@@ -113,7 +113,7 @@ def _kernels(rows: Sequence[Row], width: int) -> Iterator[str]:
 
 
 def _shared(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the columns that are the same in every row, by name: they go into the heading."""
+    """Return the cells that are the same in every row, by column: they go into the heading."""
     columns = [column for column in columns_of(rows) if column.name in _SHARED]
     texts = {column.name: {column.text(row) for row in rows} for column in columns}
     return {name: next(iter(values)) for name, values in texts.items() if len(values) == 1}
@@ -137,7 +137,7 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:
         f"{gpus} {one if gpus == '1' else several}" if gpus else "",
         f"batch {shared['batch']} each" if shared.get("batch") else "",
         f"{shared['tokens each']} tokens a sample" if shared.get("tokens each") else "",
-        # What a script reads nobody knows.
+        # A script's data are unknown.
         f"data {shared['data']}" if "data" in shared and not setups[0].is_script else "",
         f"{runs} run{'' if runs == '1' else 's'} a row" if runs not in ("", "0") else "",
     ]

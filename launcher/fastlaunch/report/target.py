@@ -1,4 +1,4 @@
-"""What it costs to train to a target, as a table for people and as plain data for programs."""
+"""The cost of training to a target, as a text table and plain data."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,9 +27,9 @@ from fastlaunch.report.text import UNKNOWN, about, between, dollars, name_of, nu
 
 
 def target_table(comparison: Comparison, target: str, catalogue: Catalogue, *, width: int = WIDTH) -> str:
-    """Return which seeds of each row reached `target`, such as `loss=2.5`, when, and what that costs.
+    """Return a table of the seeds that reached `target`, such as `loss=2.5`, with times and costs.
 
-    Raises UserError for a target that cannot be read, where no run was evaluated, and for an unknown metric.
+    Raises UserError for an invalid target, an unknown metric, or if no run was evaluated.
     """
     goal = parse_target(target)
     results = _by_workload(comparison, goal, catalogue)
@@ -47,7 +47,7 @@ def target_json(comparison: Comparison, target: str, catalogue: Catalogue) -> di
     }
 
 
-#: A row on its way, and what as many samples cost there; None where there is no mean, or no price.
+#: A row's way to the target, and the rate and cost of as many samples; None without a mean or a price.
 _Priced = tuple[RowToTarget, tuple[Rate, Cost] | None]
 
 
@@ -100,9 +100,7 @@ def _columns(rows: Sequence[Row]) -> list[Column[_Priced]]:
 
 
 def notes(results: Sequence[_Priced], target: Target) -> Iterator[str]:
-    """Yield which row gets there for the least and by how much, why others have no mean, and what the times
-    leave out.
-    """
+    """Yield the cheapest row and its margin, why other rows have no mean, and what the times leave out."""
     rows = [result.row for result, _ in results]
     yield from _ranking(results, target, rows)
     for result, _ in results:
@@ -151,7 +149,7 @@ def _behind(margin: Margin, rows: Sequence[Row], verb: str) -> str:
 
 
 def _why_not(result: RowToTarget) -> str:
-    """Return how runs ended that stopped before their last step and before the target."""
+    """Return the statuses of runs that stopped before both their last step and the target."""
     ended = dict.fromkeys(run.status for run in result.runs if run.step is None and run.status != "completed")
     return f" (others ended as {', '.join(ended)})" if ended else ""
 

@@ -1,4 +1,4 @@
-"""A comparison in one sentence: what bought the most, by how much, and whether that is established."""
+"""A comparison in one sentence: the best row, its margin, and whether that is settled."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from fastlaunch.measure.summary import VERSION, Interval
 
 NONE = "none"
 UNKNOWN = "n/a"
-#: Half an interval that reads as the same on both sides.
+#: The widest half-interval to show as symmetric.
 _EVEN = 0.25
-#: Why a row with a higher figure than the best is not the answer.
+#: Reasons why a row with a higher figure than the best is not the answer.
 _WHY_LEFT_OUT = {
     NO_INTERVAL: "has no interval",
     NOT_RANKED: "is not ranked",
@@ -25,7 +25,7 @@ _WHY_LEFT_OUT = {
 
 
 def answer_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the answer as plain data; of several workloads, an object from workload to answer."""
+    """Return the answer as plain data; for several workloads, answers by workload."""
     answers = {workload: _answer_of(rows) for workload, rows in comparison.by_workload.items()}
     return next(iter(answers.values())) if len(answers) == 1 else answers
 
@@ -51,7 +51,7 @@ def sentence_of(rows: Sequence[Row]) -> str:
 
 
 def answer(comparison: Comparison) -> str:
-    """Return the answer, a sentence and a line for each workload."""
+    """Return the answer, with a sentence on its own line for each workload."""
     sentences = {workload: sentence_of(rows) for workload, rows in comparison.by_workload.items()}
     if len(sentences) == 1:
         return next(iter(sentences.values()))
@@ -80,7 +80,7 @@ def _clause(rows: Sequence[Row]) -> str:
         return f"{named(first, rows)} and {named(second, rows)} give the same {what} within 2%"
     if best.kind == UNRESOLVED:
         what = f"gives more {what_counts(second, priced)} than {named(second, rows)}"
-        # What would settle it comes first.
+        # First say what would settle it.
         outlook = "".join(f"; {reason}" for reason in first.verdict.reasons[:1])
         return f"it is not settled whether {named(first, rows)} {what}{between(ratio)}{outlook}"
     return f"{says}, {_more(first, second, priced)} more than {beside}, by figures without an interval"
@@ -99,16 +99,16 @@ def _unbarred(rows: Sequence[Row]) -> list[Row]:
 
 
 def _beside(rows: Sequence[Row]) -> str:
-    """Return clauses on the rows that may be best beside it, and on the best figure that is left out."""
+    """Return clauses on the other rows that may be best, and on the best figure without a rank."""
     best = best_of(rows)
     if best is None:
         return ""
     judged = [name_of(row, rows) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
     is_one_of = best.kind in (BETTER, WORSE) and len(judged) > 1
     clauses = f"; best is one of: {', '.join(judged)}" if is_one_of else ""
-    # If a row stands alone, the sentence itself goes on to the others.
+    # If a row stands alone, the sentence itself mentions the others.
     kinds = {*_WHY_LEFT_OUT} if best.second else {NOT_RANKED}
-    # By figures it has compared those without an interval, too.
+    # A comparison by figures already includes rows without an interval.
     kinds -= {NO_INTERVAL} if best.kind == NO_INTERVAL else set()
     left_out = [row for row in rows if row.verdict.kind in kinds]
     other, clause = _shows_more(left_out, best, rows, all_priced(rows))
@@ -116,7 +116,7 @@ def _beside(rows: Sequence[Row]) -> str:
 
 
 def _of_others(rows: Sequence[Row]) -> str:
-    """Return a clause on the best figure among rows that others shared, if it is above the answer's."""
+    """Return a clause on the best figure among shared rows, if it is above the answer's."""
     best = best_of(rows)
     if best is None:
         return ""
@@ -128,7 +128,7 @@ def _of_others(rows: Sequence[Row]) -> str:
 def _shows_more(
     others: Sequence[Row], best: Best, rows: Sequence[Row], is_priced: bool
 ) -> tuple[Row | None, str]:
-    """Return the row with the best figure, and a clause on it; None if it is not above the best."""
+    """Return the row with the best figure and a clause on it; None if it is not above the best row's."""
     answer = best.row or best.first
     known = [row for row in others if _ratio(row, is_priced)]
     other = max(known, key=lambda row: _value(row, is_priced), default=None)
@@ -145,14 +145,14 @@ def _throughput(rows: Sequence[Row]) -> str:
 
 
 def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
-    """Return the row's name. After the name of `beside`, a row of the same recipe, its place is enough."""
+    """Return the row's name, or only its place if `beside` has the same recipe."""
     if beside is not None and beside.setup.recipe == row.setup.recipe and beside.place != row.place:
         return name_of(row, rows).removeprefix(f"{row.setup.recipe} ")
     return name_of(row, rows)
 
 
 def what_counts(row: Row, priced: bool) -> str:
-    """Return `images per dollar`; where not all rows have a price `images/s`."""
+    """Return `images per dollar`, or `images/s` if some row has no price."""
     unit = rate_of(row)[1]
     return f"{unit.partition('/')[0]} per dollar" if priced else unit
 
@@ -166,7 +166,7 @@ def _gives(row: Row, priced: bool) -> str:
 
 
 def rate_of(row: Row) -> tuple[float | None, str]:
-    """Return `625, "images/s"`; without samples that are known `"steps/s"`, and without steps `"runs/h"`."""
+    """Return `625, "images/s"`; `"steps/s"` if samples are unknown, `"runs/h"` without steps."""
     speed = row.speed
     if row.group.measure == BARE_STEP and speed.step_time_s:
         return 1 / speed.step_time_s.value, "steps/s"
@@ -176,7 +176,7 @@ def rate_of(row: Row) -> tuple[float | None, str]:
 
 
 def rate_text(row: Row) -> str | None:
-    """Return what `rate_of` counts, with its range; None if the row has no rate."""
+    """Return the rate of `rate_of` with its range; None without a rate."""
     rate, _ = rate_of(row)
     return with_range(row.speed.samples_per_s) or (None if rate is None else f"{rate:.3g}")
 
@@ -196,7 +196,7 @@ def _more(row: Row, other: Row, priced: bool) -> str:
 
 
 def between(ratio: Interval | None) -> str:
-    """Return ` (between +1.2% and +3.4%)`; nothing without an interval."""
+    """Return ` (between +1.2% and +3.4%)`; empty without an interval."""
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
     if ratio.is_boundless and ratio.low > 1:
@@ -211,7 +211,7 @@ def _percent(part: float) -> str:
 
 
 def name_of(row: Row, rows: Sequence[Row]) -> str:
-    """Return the row's recipe, with as much more as tells it from the other rows."""
+    """Return the row's recipe, with enough detail to distinguish it from the other rows."""
     name = row.setup.recipe
     if len({other.place for other in rows}) > 1:
         name += f" on {row.place}"
@@ -240,7 +240,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
 
 
 def which(row: Row, rows: Sequence[Row]) -> str:
-    """Return `spot, torch 2.6.0`: what tells the row from others with the same columns."""
+    """Return `spot, torch 2.6.0`: what distinguishes the row from others with the same columns."""
     same = [other for other in rows if _columns(other) == _columns(row)]
     return ", ".join([*_terms(row, same), *_versions(row, same)])
 
@@ -254,13 +254,13 @@ def _setup_of(row: Row) -> tuple[object, ...]:
 
 
 def _terms(row: Row, same: Sequence[Row]) -> list[str]:
-    """Return `sagemaker`, `us-west-2`, `spot`: how its machine was rented, as far as that differs."""
+    """Return `sagemaker`, `us-west-2`, `spot`: the terms of its machine that differ."""
     offers = zip(row.offer, *(other.offer for other in same), strict=True)
     return [term for term, *others in offers if len(set(others)) > 1]
 
 
 def _versions(row: Row, same: Sequence[Row]) -> list[str]:
-    """Return `torch 2.6.0`: the versions by which the row differs from others of the same setup."""
+    """Return `torch 2.6.0`: the versions in which the row differs from others of the same setup."""
     versions, others = row.setup.fingerprint, [other.setup.fingerprint for other in same]
     names = dict.fromkeys(name for of in others for name in sorted(of) if name != "data")
     differing = [name for name in names if len({of.get(name) for of in others}) > 1]
@@ -275,7 +275,7 @@ def dollars(value: float) -> str:
 def number(value: float) -> str:
     """Return three digits or more, thousands grouped: `1,249`, `156`, `41.6`, `7.29`, `0.0123`.
 
-    What is not finite follows from an absurd record, and says nothing: `n/a`.
+    A value that is not finite comes from an absurd record: `n/a`.
     """
     if not math.isfinite(value):
         return UNKNOWN
@@ -304,9 +304,9 @@ def with_range(
 
 
 def limits(quantity: Interval, factor: float, format_value: Callable[[float], str]) -> str:
-    """Return ` ±0.8%`, half the interval in percent of the value; nothing without an interval.
+    """Return ` ±0.8%`, half the interval in percent of the value; empty without an interval.
 
-    A wide one is no longer the same on both sides: ` (1.02 to 1.89)`.
+    Show a wide, asymmetric interval by its limits: ` (1.02 to 1.89)`.
     """
     if quantity.low is None or quantity.high is None:
         return ""
@@ -317,7 +317,7 @@ def limits(quantity: Interval, factor: float, format_value: Callable[[float], st
 
 
 def span(values: Sequence[float], format_value: Callable[[float], str]) -> str | None:
-    """Return `100 to 300`, the least and the greatest value; one of them if they read alike."""
+    """Return `100 to 300`, the smallest and largest value, or one text if both read alike."""
     if not values:
         return None
     low, high = format_value(min(values)), format_value(max(values))

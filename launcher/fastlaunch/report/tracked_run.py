@@ -1,4 +1,4 @@
-"""A run as experiment trackers take it: parameters, tags, figures of the whole, and metrics by step. Pure."""
+"""A run for experiment trackers: parameters, tags, figures and metrics by step. Pure."""
 
 import math
 import shlex
@@ -17,7 +17,7 @@ from fastlaunch_train.records.records import RankRecord, Step
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What was measured in a step, or after it on held-out data."""
+    """The metrics of a step, or of held-out data after it."""
 
     step: int
     at_s: float  # when it ended, in seconds since 1970, as if an attempt did nothing but its steps
@@ -26,7 +26,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """A run for a tracker. Times are seconds since 1970; what is not known has no key."""
+    """A run for a tracker. Times are seconds since 1970; unknown values have no key."""
 
     id: str
     name: str  # the recipe's label, or the script's variant
@@ -143,7 +143,7 @@ def _steps(records: Sequence[RankRecord]) -> Iterator[Point]:
 
 
 def _metrics(steps: Sequence[Step], step_time_s: float) -> dict[str, float]:
-    """Return the metrics of one step of all ranks. step_time_s: wall time of the slowest."""
+    """Return the metrics of one step over all ranks. step_time_s: wall time of the slowest rank."""
     losses = [step.loss for step in steps if step.loss is not None]
     samples = [step.num_samples for step in steps if step.num_samples is not None]
     metrics = {"step_time_s": step_time_s, "data_wait_s": max(step.data_wait_s for step in steps)}

@@ -1,4 +1,4 @@
-"""Write runs to MLflow, to offline files of Weights & Biases, and to TensorBoard, each by its own library.
+"""Write runs to MLflow, to offline files of Weights & Biases, and to TensorBoard, by their libraries.
 
 A run that is there already, by its id, is replaced: it is then as the ledger has it now.
 """
@@ -17,15 +17,15 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.report.tracked_run import Point, TrackedRun
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
-#: The experiment, or project, that holds the runs.
+#: The experiment or project of the runs.
 EXPERIMENT = "fastlaunch"
 #: By a run's status; any other is MLflow's FAILED.
 _MLFLOW_STATUSES = {"completed": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
-#: The most that MLflow takes at once.
+#: The most entries per call of MLflow.
 _MAX_METRICS, _MAX_PARAMS, _MAX_PARAM_LENGTH = 1000, 100, 6000
-#: The longest tag that W&B takes.
+#: The longest tag of W&B.
 _MAX_TAG_LENGTH = 64
-#: The length of a label in the name of a folder.
+#: The most characters of a label in a folder's name.
 _MAX_LABEL_LENGTH = 80
 
 
@@ -44,10 +44,10 @@ def write_mlflow(runs: Iterable[TrackedRun], destination: str) -> None:
             experiment_id = experiment.experiment_id
         else:
             is_folder = "://" not in destination
-            # Where it keeps files; its own default is the current directory.
+            # Set the folder for files; MLflow's default is the current directory.
             artifacts = (_made(destination) / "artifacts").as_uri() if is_folder else None
             experiment_id = client.create_experiment(EXPERIMENT, artifact_location=artifacts)
-        # It prints where to see a run, which is no data of ours.
+        # MLflow prints where to see a run, which is not our output.
         with redirect_stdout(sys.stderr):
             for run in runs:
                 replaced = client.search_runs([experiment_id], f"tags.`{EXPERIMENT}.run_id` = '{run.id}'")
@@ -65,7 +65,7 @@ def _add_to_mlflow(client: Any, experiment_id: str, run: TrackedRun) -> None:
     from mlflow.entities import Metric, Param
 
     def key(name: str) -> str:
-        """Return the name as MLflow takes it: letters, digits and _-. :/ alone."""
+        """Return the name in MLflow's alphabet: letters, digits and _-. :/."""
         return re.sub(r"[^\w\-. :/]", "_", name)[:250]
 
     tags = {f"{EXPERIMENT}.{name}": text for name, text in run.tags.items()}
@@ -97,7 +97,7 @@ def write_wandb(runs: Iterable[TrackedRun], destination: str) -> None:
         import wandb
 
     def write(run: TrackedRun, temporary: Path) -> tuple[Path, str]:
-        # What it says of this machine and this process is not the run's.
+        # Do not record this machine and process, which are not the run's.
         settings = wandb.Settings(
             console="off",
             silent=True,
@@ -163,8 +163,8 @@ def _write_folders(
 ) -> None:
     """Write each run into `folder`, whole or not at all, in place of what is there of it.
 
-    pattern: of a run's folder, by its id. write: writes into a temporary folder, and returns what to keep of
-    it, and how to name that.
+    pattern: a glob for a run's folder, by its id. write: writes into a temporary folder, and returns the path
+    to keep and its final name.
     """
     folder.mkdir(exist_ok=True)
     for run in runs:
@@ -185,7 +185,7 @@ TRACKERS: Mapping[str, Callable[[Iterable[TrackedRun], str], None]] = {
 
 @contextmanager
 def _needs(package: str, name: str) -> Iterator[None]:
-    """Enter a context in which what is imported may be missing. Raises UserError."""
+    """Turn a failed import within the context into a UserError."""
     try:
         yield
     except ImportError as error:
@@ -195,9 +195,9 @@ def _needs(package: str, name: str) -> Iterator[None]:
 
 
 def _made(folder: str) -> Path:
-    """Return the absolute path of a folder, made if need be. Raises UserError for one that cannot be."""
+    """Return the absolute path of a folder, creating it if needed. Raises UserError if that fails."""
     if "://" in folder:
-        raise UserError(f"{folder} is no folder", "give one with --to; only MLflow takes a server's URI")
+        raise UserError(f"{folder} is not a folder", "give one with --to; only MLflow takes a server's URI")
     path = Path(folder).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
