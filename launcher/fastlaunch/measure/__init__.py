@@ -1,4 +1,4 @@
-"""What was measured: step records -> `RunSummary`, and published figures.
+"""Measurements: step records -> `RunSummary`, and published figures.
 
 May import core, catalog and jobs.
 """

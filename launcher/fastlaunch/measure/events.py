@@ -1,7 +1,7 @@
-"""What the records of a run say beside its steps: evaluations, checks, checkpoints, padding.
+"""The events in a run's records beside its steps: evaluations, checks, checkpoints, padding.
 
-A run may have been carried out in several attempts, each going on from a checkpoint of the one before. What
-an attempt did after that checkpoint was done again, and counts once, as the later attempt did it.
+A run may have several attempts, each starting from a checkpoint of the one before. Work after that checkpoint
+was repeated, and only the later attempt's counts.
 """
 
 import math
@@ -21,7 +21,7 @@ from fastlaunch_train.records.records import (
     RankRecord,
 )
 
-#: Name of the phase whose detail is read here; `fastlaunch_train.distributed.all_reduce` writes it.
+#: The phase whose detail is read here; `fastlaunch_train.distributed.all_reduce` writes it.
 PHASE = "all-reduce"
 
 #: The records of each attempt's ranks, by the attempt's number, in order.
@@ -29,7 +29,7 @@ Attempts = Mapping[int, Sequence[RankRecord]]
 
 
 def batch_size_of(record: RankRecord) -> int | None:
-    """Return the samples of a rank's full step: the header's, unless a script has found another since."""
+    """Return the samples of a rank's full step, from the header unless a script recorded another number."""
     if "script" in record.header:
         for phase in reversed(record.phases):
             text = phase.detail or ""
@@ -40,9 +40,7 @@ def batch_size_of(record: RankRecord) -> int | None:
 
 
 def evals_of(attempts: Attempts) -> tuple[Eval, ...]:
-    """Return every evaluation of the run once, by step. Ranks score together: the slowest sets the
-    seconds.
-    """
+    """Return every evaluation of the run once, by step, with the seconds of the slowest rank."""
     by_key: dict[tuple[int, str, str], Eval] = {}
     for ranks, last_step in _chain(attempts):
         of_attempt: dict[tuple[int, str, str], Eval] = {}
@@ -59,9 +57,7 @@ def _place(line: Eval) -> tuple[int, bool, bool]:
 
 
 def checks_of(records: Iterable[RankRecord]) -> tuple[Check, ...]:
-    """Return every check of the run once, by name: of several, a failed one, else that of the largest
-    value.
-    """
+    """Return every check of the run once, by name; prefer a failed one, then the largest value."""
     by_name: dict[str, Check] = {}
     for check in (check for record in records for check in record.checks):
         known = by_name.setdefault(check.name, check)
@@ -75,7 +71,7 @@ def _badness(check: Check) -> tuple[bool, float]:
 
 
 def checkpoints_of(attempts: Attempts) -> Checkpoints:
-    """Return what the checkpoints of the run took; those that were done again count once in the total."""
+    """Return the time of the run's checkpoints; a repeated checkpoint counts once in the total."""
     longest_s = -math.inf
     seconds: dict[int, float] = {}
     for ranks, last_step in _chain(attempts):
@@ -101,7 +97,7 @@ def checkpoints_of(attempts: Attempts) -> Checkpoints:
 
 
 def padding_fraction(records: Sequence[RankRecord]) -> float | None:
-    """Return the share of tokens that are padding; None without tokens, and for older records."""
+    """Return the share of padding tokens; None without tokens and for older records."""
     if any(record.header["schema"] < 2 for record in records):
         return None
     num_tokens = sum(max(0, number) for record in records for number in record.steps.column("num_tokens"))
@@ -111,7 +107,7 @@ def padding_fraction(records: Sequence[RankRecord]) -> float | None:
 
 def skipped_fraction(attempts: Attempts) -> float | None:
     """Return the share of the run's steps that the loss scaler skipped; None without loss scaling."""
-    # The first of equal steps counts, so the last attempt comes first.
+    # Of equal steps the first counts, so put the last attempt first.
     steps, skipped = (
         np.concatenate([ranks[0].steps.column(name) for _, ranks in sorted(attempts.items(), reverse=True)])
         for name in ("step", "skipped")
@@ -131,21 +127,21 @@ def script_wall_s(ranks: Sequence[RankRecord]) -> float | None:
 
 
 def _chain(attempts: Attempts) -> list[tuple[Sequence[RankRecord], float]]:
-    """Return each attempt's records, with the last of its steps that no later attempt did again."""
+    """Return each attempt's records, with its last step that no later attempt repeated."""
     chain: list[tuple[Sequence[RankRecord], float]] = []
     last_step = math.inf
     for _, ranks in sorted(attempts.items(), reverse=True):
         chain.append((ranks, last_step))
-        # One that did no step may have ended before it knew which would be its first.
+        # An attempt without steps may have ended before it knew its first step.
         begun = [record.header["first_step"] for record in ranks if record.steps]
         last_step = min([last_step, *(first - 1 for first in begun)])
     return chain[::-1]
 
 
 def all_reduce_of(records: Sequence[RankRecord]) -> AllReduce | None:
-    """Return what the ranks of one attempt measured; None if they did not, or if it cannot be read.
+    """Return the all-reduce that the ranks of one attempt measured; None if absent or unreadable.
 
-    All ranks measured the same; where the nodes took different networks, the one that is not EFA is told.
+    All ranks measured the same. If nodes used different networks, return one that is not EFA.
     """
     results = [
         result
@@ -157,7 +153,7 @@ def all_reduce_of(records: Sequence[RankRecord]) -> AllReduce | None:
 
 
 def profile_of(attempts: Attempts) -> StepProfile | None:
-    """Return the last profile that was recorded; None without one."""
+    """Return the last recorded profile, or None."""
     lines = [line for _, ranks in sorted(attempts.items()) for record in ranks for line in record.profiles]
     return next((profile for line in reversed(lines) if (profile := _profile(line))), None)
 

@@ -1,4 +1,4 @@
-"""What the headers of a run's records say: whether they contradict each other, and what the run is."""
+"""Read the headers of a run's records: contradictions between them, and the identity of the run."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,16 +12,16 @@ from fastlaunch_train.records.contents import version_of
 from fastlaunch_train.records.records import SILENT, RankRecord
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-#: Fields of a recipe that replace a workload's own, which headers hold beside its name.
+#: Fields of a recipe that override the workload's, which headers record too.
 _OF_WORKLOADS = ("optimizer", "learning_rate")
 
-#: What all records of one run share, and what the ranks of one attempt share besides.
+#: Fields that all records of a run share, and further fields that the ranks of an attempt share.
 _SHARED_BY_RUN = ("run_id", "workload", "recipe", "batch_size_per_gpu", "seed", "data", "data_identity")
 _SHARED_BY_RANKS = (
     *("world_size", "num_nodes", "steps", "first_step", "versions", "attention_backend"),
     *("image_digest", "commit", "instance"),
 )
-#: What a rank may have failed to look at, as on a disk over the network: it trained all the same.
+#: Fields that a rank may have failed to read, as on a network disk, although it trained.
 _MAY_BE_UNKNOWN = ("data_identity", "model_identity")
 _MOST_NAMED = 4
 #: Packages whose versions count whatever the recipe is.
@@ -29,9 +29,9 @@ _ALWAYS_PACKAGES = ("torch", "cuda", "cudnn", "timm", "transformer_engine")
 
 
 def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
-    """Return what the records of one run say against each other, in sentences.
+    """Return the contradictions between the records of one run, as sentences.
 
-    A rank that did no step may have ended before it knew what its header should say: it is not held to it.
+    A rank without steps is not checked: it may have ended before its header was complete.
     """
     problems = []
     first: Mapping[str, Any] | None = None
@@ -66,12 +66,13 @@ def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
 
 
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
-    """Return whether two headers disagree in `key`. Older records are read as they are meant today, and
-    what they lack of workload and data is no disagreement.
+    """Return whether two headers disagree in `key`.
+
+    Older records are read by today's meaning, and workload and data fields that they lack do not count.
     """
     ours, theirs = one.get(key), other.get(key)
     if key == "batch_size_per_gpu" and "script" in one:
-        return False  # what a rank told its first step; its samples are counted
+        return False  # a rank sets it at its first step; its samples are counted
     if key == "recipe":
         return resolved_record(one[key]) != resolved_record(other[key])
     if key in _MAY_BE_UNKNOWN:
@@ -101,18 +102,18 @@ def mixed_schemas(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
 
 
 def variant_of(header: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return a script's variant, text by name; None for what is no script."""
+    """Return a script's variant, as text by name; None for a workload."""
     script = header.get("script")
     return None if script is None else {str(name): str(text) for name, text in script["variant"].items()}
 
 
 def is_silent(record: RankRecord) -> bool:
-    """Whether a script's rank never called us: what started it wrote its record, and knows its end alone."""
+    """Return whether a script's rank never called us: the wrapper wrote its record and knows only its end."""
     return (record.header.get("script") or {}).get(SILENT) is True
 
 
 def files_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of a script's files by path; none of what is no script, and of older records."""
+    """Return the digests of a script's files by path; empty for workloads and older records."""
     files = header.get("files")
     return {str(name): str(digest) for name, digest in files.items()} if isinstance(files, Mapping) else {}
 
@@ -124,13 +125,13 @@ def changed_files(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def recipe_schema(header: Mapping[str, Any]) -> int:
-    """Return the version of the recipe's fields; the first did not say."""
+    """Return the version of the recipe's fields; 1 if it is not recorded."""
     schema = header["recipe"].get("schema", 1)
     return schema if isinstance(schema, int) else 1
 
 
 def power_limit_of(header: Mapping[str, Any]) -> float | None:
-    """Return the watts that the GPU may draw; None without one, or if the driver did not say."""
+    """Return the GPU's power limit in watts; None without a GPU or if the driver gives none."""
     watts = header["machine"].get("power_limit_w")
     is_number = isinstance(watts, int | float) and not isinstance(watts, bool)
     return float(watts) if is_number and 0 < watts < 1e6 else None
@@ -141,7 +142,7 @@ def _listed(items: Sequence[object]) -> str:
 
 
 def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
-    """Return what repeats of a run share besides their options, as text."""
+    """Return what repeats of a run share besides their options, as texts by name."""
     machine, versions, workload = header["machine"], header["versions"], header["workload"]
     packages = (*_ALWAYS_PACKAGES, *_packages_used(header))
     values = {
@@ -156,7 +157,7 @@ def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
         **_stated(workload),
         **_model_read(header),
         **_data_read(header),
-        # None of a run that loads its data itself, and of older records, which did not say.
+        # None for runs that load their data themselves, and for older records.
         "num_data_workers": header.get("num_data_workers") or None,
         "num_gpus_per_node": header["world_size"] // num_nodes,
     }
@@ -164,7 +165,7 @@ def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
 
 
 def _stated(workload: Mapping[str, Any]) -> dict[str, object]:
-    """Return what a workload was built with, and what it states of its steps, as far as it does."""
+    """Return a workload's build arguments, and its statements about its steps."""
     arguments = workload.get("arguments")
     stated: dict[str, object] = {name: workload.get(name) for name in ("weight_decay", "max_grad_norm")}
     if workload.get("lr_schedule") != "constant":
@@ -185,9 +186,9 @@ def _model_read(header: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _data_read(header: Mapping[str, Any]) -> dict[str, object]:
-    """Return what was trained on: the digest of the data or the generator's name, and the tokenizer.
+    """Return the digest of the data or the generator's name, and the tokenizer.
 
-    Nothing for older records, nor for what a first version of ours made up: that is what those hold too.
+    Return nothing for older records, or for the placeholder values that they contain.
     """
     identity = header.get("data_identity") or {}
     digest, made_by, version = (identity.get(name) for name in ("digest", "generator", "generator_version"))
@@ -196,7 +197,7 @@ def _data_read(header: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _packages_used(header: Mapping[str, Any]) -> Iterator[str]:
-    """Packages that the run computed with only because its recipe or its workload asks for them."""
+    """Yield packages that the run used because its recipe or workload asks for them."""
     recipe = header["recipe"]
     if str(recipe.get("parallelism")).startswith("zero"):
         yield "deepspeed"
@@ -220,9 +221,9 @@ def _is_of_text(workload: str) -> bool:
 
 
 def num_nodes_of(ranks: Sequence[RankRecord]) -> int:
-    """Return how many machines one attempt ran on: as the headers say, or the hosts that were seen, if more.
+    """Return the number of machines of one attempt: the headers' number, or the number of hosts if larger.
 
-    What starts the ranks need not tell them on how many nodes they run.
+    A launcher need not tell the ranks the number of nodes.
     """
     hosts = {host for record in ranks if (host := record.header["machine"]["host_id"])}
     world_size: int = ranks[0].header["world_size"]
@@ -230,7 +231,7 @@ def num_nodes_of(ranks: Sequence[RankRecord]) -> int:
 
 
 def resolved_record(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a header's recipe with today's fields; as it stands if it cannot be read."""
+    """Return a header's recipe with today's fields; unchanged if it cannot be read."""
     try:
         known: Mapping[str, Any] = Recipe.from_record(recipe).to_record()
     except (RecipeError, TypeError, ValueError, KeyError, AttributeError):
@@ -240,10 +241,10 @@ def resolved_record(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def label_of(header: Mapping[str, Any]) -> str:
-    """Return a header's recipe label, without overrides that ask for what the workload does by itself.
+    """Return a header's recipe label, without overrides that equal the workload's own settings.
 
-    Runs that train alike have equal labels, as `resolve_recipe` sees to where the recipe does it by itself.
-    Records of before the workload's own optimizer was kept have their label as it was.
+    So runs that train alike have equal labels; `resolve_recipe` does the same for the recipe's own settings.
+    Records from before the workload's optimizer was recorded keep their label.
     """
     recipe, workload = header["recipe"], header["workload"]
     by_itself = {field for field in _OF_WORKLOADS if workload.get(field, ...) == recipe.get(field)}

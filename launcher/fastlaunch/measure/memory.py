@@ -1,4 +1,4 @@
-"""What a batch takes of a GPU's memory, by the peaks of runs."""
+"""The GPU memory of a batch, from the peaks of runs."""
 
 from collections.abc import Iterable, Mapping
 
@@ -19,10 +19,10 @@ def peaks_by_batch(runs: Iterable[tuple[int | None, float | None]]) -> dict[int,
 
 
 def memory_line(peaks_gib: Mapping[int, float], num_parameters: float | None) -> tuple[float, float]:
-    """Return GiB that are there anyhow, and GiB that each sample of a GPU's batch adds.
+    """Return the fixed GiB, and the GiB per sample of a GPU's batch.
 
-    peaks_gib: by batch size per GPU. Two batches give a line. One gives a line through what the model's
-    parameters take, with gradients and momentum; num_parameters: None if it is not known.
+    peaks_gib: by batch size per GPU. Two batches give a line. With one, the fixed part is the memory of
+    parameters, gradients and momentum; num_parameters: None if unknown.
     """
     least, most = min(peaks_gib), max(peaks_gib)
     if most > least and peaks_gib[most] > peaks_gib[least]:

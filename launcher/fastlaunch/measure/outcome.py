@@ -1,4 +1,4 @@
-"""How a run ended, as its record files tell it, and whether they are of the run that was asked for."""
+"""How a run ended by its record files, and whether they belong to the requested run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,28 +20,28 @@ from fastlaunch_train.records.records import (
     read_record,
 )
 
-#: What is read of a run, in files and in memory: a million steps of eight ranks, each in a block of its own.
+#: Limits on reading a run, in files and in memory: a million steps of eight ranks, each in its own block.
 MAX_RUN_BYTES = 2**32
 MAX_RUN_MEMORY = 5 * 2**28
 
-#: End statuses that are failures, the most telling first: other ranks fail in the wake of one.
+#: End statuses of failures, the most informative first: other ranks fail in the wake of one.
 _FAILURES = {"out_of_memory": "out of memory", "nan_loss": "the loss is not a number", "failed": "failed"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A final state and, unless the run completed, why."""
+    """A final state and, unless the run completed, the reason."""
 
     state: RunState
-    #: What ended the attempt, where that ended the run too.
+    #: What ended the attempt, if that also ended the run.
     ending: Ending | None = None
     reason: str | None = None
 
 
 def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[BadFile]]:
-    """Return the readable records among `paths`, which are of one run, and what is wrong with the others.
+    """Return the readable records among one run's `paths`, and the problems of the others.
 
-    A run that goes beyond what is read of one has no records.
+    A run beyond the limits has no records.
     """
     records: list[RankRecord] = []
     problems = []
@@ -65,16 +65,16 @@ def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[BadFile]
 
 
 def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -> Outcome:
-    """Return how a job that is no longer alive ended, by the end lines of all ranks of its last attempt.
+    """Return how a job that has ended did so, by the end lines of all ranks of its last attempt.
 
-    exit_code: of the process that was started; None if nobody waited for it. A job without an end line has
-    failed if there is an exit code, else it is lost.
+    exit_code: of the started process; None if nobody waited for it. A job without an end line has failed if
+    there is an exit code, else it is lost.
     """
     ranks = _last_attempt(records)
     if not ranks:
         return _without_end("it ended before its first record", exit_code)
-    # The lowest rank decides, but one that only lost its peer, or of which only the exit code is known, gives
-    # way to one with a reason of its own.
+    # The lowest rank decides, unless it only lost its peer or has only an exit code, and another rank has its
+    # own reason.
     ended = sorted(
         (rank for rank in ranks if rank.end is not None), key=lambda rank: (_is_echo(rank), is_silent(rank))
     )
@@ -83,7 +83,7 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
     missing = next((rank for rank in range(ranks[0].header["world_size"]) if rank not in there), None)
     is_one_lost = missing is not None or len(ended) < len(ranks)
     for status, words in _FAILURES.items():
-        # If all that failed had lost a peer, the silent rank tells more.
+        # If all failed ranks had lost a peer, the silent rank is more informative.
         if status in by_status and not (is_one_lost and _is_echo(by_status[status])):
             rank = by_status[status]
             is_known = rank.header["world_size"] > 1 and not is_silent(rank)
@@ -105,23 +105,23 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
 
 
 def contradictions(job: Job, records: Iterable[RankRecord]) -> tuple[str, ...]:
-    """Return in what the headers differ from `job`; empty if in nothing."""
+    """Return the differences between the headers and `job`."""
     differences = (
         _difference(what, requested, recorded)
         for record in records
         for what, requested, recorded in _compared(job, record.header)
-        # What was left to the entrypoint to choose may be anything.
+        # The entrypoint may choose any value that the job leaves open.
         if requested is not None and requested != recorded
     )
     return tuple(dict.fromkeys(differences))
 
 
 def _compared(job: Job, header: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what a header has to say as `job` does: its name, as requested, and as recorded."""
+    """Yield what a header must share with `job`: name, requested value, recorded value."""
     workload, inputs = header["workload"], job.inputs
     yield "workload", job.workload, workload["name"]
     if job.script:
-        # All else is the script's own to choose.
+        # The script chooses everything else.
         yield "variant", job.script.label, header["recipe"]["label"]
         yield "number of ranks", job.num_gpus if job.script.nproc else None, header["world_size"]
         return
@@ -131,7 +131,7 @@ def _compared(job: Job, header: Mapping[str, Any]) -> Iterator[tuple[str, Any, A
     yield "data", inputs.data.partition(":")[0], header["data"].partition(":")[0]
     yield "steps", job.steps, header["steps"]
     yield "batch size", job.batch_size, header["batch_size_per_gpu"]
-    # Records of version 1, and of workloads that could not be built, do not say these two.
+    # Records of version 1, and of workloads that could not be built, lack these two.
     yield "sequence length", inputs.sequence_length, workload.get("sequence_length") or inputs.sequence_length
     yield "model", inputs.model, workload.get("model") or inputs.model
 

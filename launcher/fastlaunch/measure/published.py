@@ -1,14 +1,14 @@
-"""What was measured before: summaries that come with fastlaunch, and published figures.
+"""Earlier measurements: summaries that come with fastlaunch, and published figures.
 
-These are in a CSV, a row for each experiment that others ran, all rows or none.
+Figures are in a CSV with a row for each experiment that others ran. Either all rows are read or none.
 
     workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source
 
 and optionally `total_time_s,num_samples,metric,value,derived,seed,host,round`. `num_gpus` is over all nodes.
-`instance` is `unknown` where it was not said, and `measured_on` (YYYY-MM-DD) empty. `step_time_s` is empty
-for what was published as a total (`total_time_s`) or as a figure of its own (`metric` and `value`). `derived`
-is `yes` for what was worked out from published percentages. `seed`, `host` and `round` tell repeats of one
-row apart. A row has no interval of its own.
+An unstated `instance` is `unknown`, and an unstated `measured_on` (YYYY-MM-DD) empty. `step_time_s` is empty
+if a total (`total_time_s`) or another figure (`metric` and `value`) was published. `derived` is `yes` for
+figures computed from published percentages. `seed`, `host` and `round` distinguish repeats of a row. A single
+row has no interval.
 """
 
 import csv
@@ -33,16 +33,16 @@ REQUIRED_COLUMNS = (
     *("workload", "instance", "num_nodes", "recipe", "batch_size_per_gpu", "num_gpus"),
     *("step_time_s", "measured_on", "source"),
 )
-#: What `RunSummary.data` holds for a published row: how the data were fed is not a column.
+#: The `data` of a published row, since no column says how data were fed.
 DATA = "published"
 
-#: The file beside the shipped records that sums them up.
+#: The file with the summaries of the shipped records.
 SUMMARIES = "summaries.json"
 
 _Count = Annotated[int, Meta(ge=1, le=10**15, description="a whole number of 1 or more")]
 _Seed = Annotated[int, Meta(ge=0, le=10**15, description="a whole number of 0 or more")]
 _Number = Annotated[float, Meta(ge=-1e300, le=1e300, description="a number")]
-#: Times outside these are slips; what is computed from them would overflow.
+#: Times outside these limits are typing errors and would overflow.
 _Seconds = Annotated[float, Meta(ge=1e-9, le=1e12, description="a number of seconds, more than 0")]
 _Date = Annotated[date, Meta(description="a date as YYYY-MM-DD")]
 _Flag = Annotated[Literal["yes"], Meta(description="`yes`, or empty")]
@@ -50,7 +50,7 @@ _Flag = Annotated[Literal["yes"], Meta(description="`yes`, or empty")]
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """The cells of one row; one that is empty is None."""
+    """The cells of one row; an empty cell is None."""
 
     workload: str
     instance: str
@@ -77,16 +77,16 @@ def shipped_figures() -> tuple[Path, ...]:
 
 
 def shipped_summaries(workload: str | None = None) -> dict[str, RunSummary]:
-    """Return the summaries that come with fastlaunch, by run id. workload: None for those of all workloads.
+    """Return the shipped summaries by run id. workload: None for all workloads.
 
-    They lie in measurements/summaries.json beside the records, since reading those takes seconds;
-    `fastlaunch demo --summarise train/measurements` writes it anew.
+    They are in measurements/summaries.json beside the records, which would take seconds to read;
+    `fastlaunch demo --summarise train/measurements` rewrites the file.
     """
     return read_summaries(shipped("measurements") / SUMMARIES, workload)
 
 
 def shipped_runs(workload: str) -> dict[str, RunSummary]:
-    """Return what comes with fastlaunch of the workload by run id: measured summaries, and published rows."""
+    """Return the workload's shipped summaries and published rows by run id."""
     figures = {
         f"{path.stem}-{number}": row
         for path in shipped_figures()
@@ -97,9 +97,9 @@ def shipped_runs(workload: str) -> dict[str, RunSummary]:
 
 
 def read_summaries(path: Path, workload: str | None = None) -> dict[str, RunSummary]:
-    """Return the summaries in a JSON file by run id, in order; of one workload, or of all.
+    """Return the summaries in a JSON file by run id, in order. workload: None for all.
 
-    Raises BadFile if there is none, or it is something else.
+    Raises BadFile if the file is missing or has another form.
     """
     try:
         data = json.loads(path.read_bytes())
@@ -115,7 +115,7 @@ def read_summaries(path: Path, workload: str | None = None) -> dict[str, RunSumm
 def read_published(path: Path) -> tuple[RunSummary, ...]:
     """Return the rows of a CSV of published figures, in order.
 
-    Raises BadFile, with line and column, if anything in it is wrong; then none of it is returned.
+    Raises BadFile, with line and column, for any fault.
     """
     columns: list[str] = []
     summaries = []
@@ -161,7 +161,7 @@ def _summary(path: Path, line: int, cells: Mapping[str, str]) -> RunSummary:
     try:
         row = convert({column: text for column, text in cells.items() if text}, _Row, strict=False)
     except ValidationError as error:
-        # It ends with the path of a value, or with the name of a field that is missing.
+        # The message ends with the path of a value, or with the name of a missing field.
         column = str(error).split("`")[-2].removeprefix("$.")
         if not cells[column]:
             raise bad(column, "empty") from None
@@ -215,7 +215,7 @@ def _summary(path: Path, line: int, cells: Mapping[str, str]) -> RunSummary:
 
 
 def _of_workload(name: str) -> tuple[str, int | None]:
-    """Return sample unit and training FLOPs per sample of a workload that may be unknown here."""
+    """Return sample unit and training FLOPs per sample of a workload, which may be unknown."""
     try:
         info = workload_info(name)
     except WorkloadError:

@@ -1,4 +1,4 @@
-"""The steps of a run as a chart draws them: thinned, with their extremes, each rank by itself."""
+"""The steps of a run for charts: thinned with their extremes, by rank."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ NUM_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class RankSeries:
-    """One rank's steps in one attempt: two series, thinned apart, as each has its own extremes."""
+    """One rank's steps: two series, thinned separately since each has its own extremes."""
 
     rank: int
     steps: Sequence[int]
     step_times_s: Sequence[float]  # synchronised wall time, as in the step time
     loss_steps: Sequence[int]
-    losses: Sequence[float]  # of training; steps whose loss is no number are left out
+    losses: Sequence[float]  # of training, without steps whose loss is not a number
 
 
 def read_series(files: Iterable[Path], num_points: int = NUM_POINTS) -> tuple[RankSeries, ...]:
-    """Return the series of each rank by the record files of its attempts, in order of the ranks.
+    """Return each rank's series from the record files of its attempts, in order of rank.
 
-    A step that a later attempt did again is the later one's. Files that cannot be read are left out, since
-    the run's summary is there without them.
+    If attempts repeat a step, the last one counts. Unreadable files are left out, since the run's summary
+    exists without them.
     """
     records, _ = read_records(files)
     by_rank: dict[int, list[RankRecord]] = {}
-    # The first of equal steps counts, so the last attempt comes first.
+    # Of equal steps the first counts, so put the last attempt first.
     for record in sorted(records, key=lambda record: record.header["attempt"], reverse=True):
         by_rank.setdefault(record.header["rank"], []).append(record)
     return tuple(_series(rank, attempts, num_points) for rank, attempts in sorted(by_rank.items()))
@@ -64,11 +64,11 @@ def _series(rank: int, attempts: Sequence[RankRecord], num_points: int) -> RankS
 
 
 def thin(values: Array, num_points: int) -> NDArray[np.intp]:
-    """Return the places of at most `num_points` values, 4 or more: the ends, and extremes of equal parts."""
+    """Return the positions of at most `num_points` (4 or more) values: ends, and extremes of equal parts."""
     number = len(values)
     if number <= num_points:
         return np.arange(number)
-    # In rows of equal length; the last value fills up the last of them.
+    # Use rows of equal length, and pad the last row with the last value.
     num_parts = (num_points - 2) // 2
     length = -(-number // num_parts)
     parts = np.pad(values, (0, num_parts * length - number), mode="edge").reshape(num_parts, length)

@@ -1,4 +1,4 @@
-"""The step time of one attempt from its ranks' records: what is warm-up, and what is left.
+"""The step time of one attempt from its ranks' records, after warm-up.
 
 docs/method.md describes the rule:
 
@@ -25,15 +25,15 @@ from fastlaunch_train.records.records import Block, Eval, Phase, RankRecord
 Array: TypeAlias = NDArray[np.float64]
 
 MIN_WARMUP_STEPS = 10
-#: Steps that must be left after the first cut, so that a tenth of them is a step.
+#: The least steps after the first cut, so that a tenth of them is a step.
 MIN_TIMED_STEPS = 10
-#: Without it, a compilation in the last step would make all of a run its warm-up.
+#: A limit, since a compilation in the last step would otherwise make the whole run its warm-up.
 MAX_WARMUP_SHARE = 0.25
 COMPILED_LATE = "it compiled after its warm-up, too: those steps are billed, and count"
 
 
 class NoTiming(ValueError):
-    """Why the records of an attempt yield no step time, in words."""
+    """The reason why the records of an attempt yield no step time."""
 
 
 @np.errstate(all="ignore")  # absurd numbers in a foreign file show in the result
@@ -77,20 +77,20 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
 
 
 def _of_steps(ranks: Sequence[RankRecord], name: str, steps: slice) -> NDArray[Any]:
-    """Return a field of the ranks' `steps`, None as `Columns` has it. Shape: (ranks, steps)."""
+    """Return a field of the ranks' `steps`, with `Columns`' value for None. Shape: (ranks, steps)."""
     return np.stack([np.asarray(rank.steps.column(name))[steps] for rank in ranks])
 
 
 def _growth(values: Array) -> np.floating:
-    """Return the log of the mean of the last half over that of all. Shape: (steps,)."""
+    """Return the log of the ratio of the last half's mean to the mean of all values. Shape: (steps,)."""
     growth: np.floating = np.log(values[values.size // 2 :].mean() / values.mean())
     return growth
 
 
 def _samples_of_steps(samples: Array) -> Array:
-    """Return the samples of each step over all ranks, which an epoch's last batch may have fewer of.
+    """Return the samples of each step over all ranks; an epoch's last batch may have fewer.
 
-    Ones where they are not known. Shapes: (ranks, steps), (steps,).
+    Return ones if they are unknown. Shapes: (ranks, steps), (steps,).
     """
     if (samples <= 0).any():
         return np.ones(samples.shape[1])
@@ -103,7 +103,7 @@ def _finite(value: np.floating) -> float | None:
 
 
 def _utilization(ranks: Sequence[RankRecord], cut: int) -> float | None:
-    """Return the mean after `cut` steps of the GPU that computed least; None without samples."""
+    """Return the mean utilization after `cut` steps of the least busy GPU; None without samples."""
     samples = [
         [
             block.utilization
@@ -116,10 +116,10 @@ def _utilization(ranks: Sequence[RankRecord], cut: int) -> float | None:
 
 
 def _waits_for_paused_s(ranks: Sequence[RankRecord], walls: Array) -> Array:
-    """Return how long in each step a rank of a script waited for one that paused before it, as to evaluate.
+    """Return how long each step of a script's rank waited for a rank that paused before it, as to evaluate.
 
-    The pause is no step's time on the rank that made it. Another one that meets that rank in a collective
-    takes longer for the step, by the pause at most; without a collective it does not. Shapes: (ranks, steps).
+    A pause is not part of a step on its own rank. A rank that meets it in a collective takes longer for the
+    step, at most by the pause. Shapes: (ranks, steps).
     """
     pauses = np.zeros_like(walls)
     for row, rank in zip(pauses, ranks, strict=True):
@@ -159,8 +159,8 @@ def compiled_late(ranks: Sequence[RankRecord], num_warmup_steps: int) -> bool:
 
 
 def _steps_until_warm(ranks: Sequence[RankRecord], most: int) -> int:
-    """Return the steps through the last compile, graph capture or allocator growth before MIN_WARMUP_STEPS
-    in a row have none on any rank; `most` where it may have been later.
+    """Return the number of steps through the last compile, graph capture or allocator growth before
+    MIN_WARMUP_STEPS consecutive steps without any on all ranks; `most` if it may have been later.
     """
     warm = 0
     for first, last in sorted(span for rank in ranks for span in _warmup_spans(rank)):
@@ -171,9 +171,9 @@ def _steps_until_warm(ranks: Sequence[RankRecord], most: int) -> int:
 
 
 def _warmup_spans(rank: RankRecord) -> Iterator[tuple[int, int]]:
-    """Yield first and last step, from 1 in each attempt, among which the rank compiled or allocated.
+    """Yield first and last step, from 1 in each attempt, of spans in which the rank compiled or allocated.
 
-    What the allocator holds after the first block is where its growth is measured from.
+    Growth of the allocator counts from its size after the first block.
     """
     before_first: int = rank.header["first_step"] - 1
     compiled = [(phase.step, phase.step) for phase in rank.phases if phase.name == "compile"]
@@ -189,7 +189,7 @@ def _warmup_spans(rank: RankRecord) -> Iterator[tuple[int, int]]:
 
 
 def _compiling_blocks(rank: RankRecord) -> list[Block]:
-    """Return the blocks in which the count of compiled graphs, 0 at first, has risen."""
+    """Return the blocks in which the count of compiled graphs, at first 0, rose."""
     counts = [0, *(block.num_compiles for block in rank.blocks)]
     return [
         block

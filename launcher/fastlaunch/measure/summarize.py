@@ -45,9 +45,9 @@ from fastlaunch.measure.summary import (
 )
 from fastlaunch_train.records.records import FROM_CACHE, UNRECORDED_PHASE, RankRecord
 
-#: From best to worst; of several ranks, the one that says most about the cause counts.
+#: Statuses from best to worst; of several ranks, the one closest to the cause counts.
 _STATUSES = ("completed", "interrupted", "killed", "failed", "nan_loss", "out_of_memory")
-#: Statuses after which the steps before may still be used: nothing was wrong with them.
+#: Statuses with usable steps.
 _STOPPED = ("interrupted", "killed")
 NUM_LOSS_STEPS = 10
 DRIFT_WORTH_TELLING = 0.02
@@ -55,12 +55,12 @@ SKIPPED_WORTH_TELLING = 0.01
 
 
 def summarize(records: Sequence[RankRecord]) -> RunSummary:
-    """Return the summary of one run by the record files of all its ranks and attempts, in any order.
+    """Return the summary of one run from the records of all its ranks and attempts, in any order.
 
-    Timing is of the attempt with the most retained steps, status and loss of the last one. What makes the
-    run unfit to compare (ranks missing or contradicting each other, a failure, too few steps) is said in
-    `problems`; what is only worth knowing (a stop before the end with enough steps) in `warnings`. A script's
-    ranks without steps are not timed, which `uncounted` says.
+    The timing is of the attempt with the most retained steps, status and loss of the last one. `problems`
+    says what makes the run unfit to compare (missing or contradictory ranks, a failure, too few steps);
+    `warnings` what is only worth knowing (a stop before the end with enough steps). `uncounted` names a
+    script's ranks without steps, which are not timed.
     """
     assert records
     attempts: dict[int, list[RankRecord]] = {}
@@ -83,7 +83,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     problems = contradictions(attempts)
     warnings = [text for record in records for text in record.header["warnings"]]
     warnings += mixed_schemas(attempts)
-    # Without the compression, so that a record says the same after it was compressed.
+    # Drop the compression suffix, so that compressing a record does not change the text.
     cut = [record.path.name.removesuffix(".xz").removesuffix(".gz") for record in records if record.truncated]
     warnings += [f"{name}: the last line is cut" for name in cut]
     warnings += [
@@ -126,7 +126,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
     ends = [record.end for record in timed if record.end]
     peaks = [end.peak_memory_gib for end in ends]
     if timing is None:
-        # For steps it is what their process allocated.
+        # For steps it is the memory that their process allocated.
         peaks += [line.memory_gib for record in attempted for line in record.devices]
     evals = evals_of(attempts)
     summary = RunSummary(
@@ -154,7 +154,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         startup=Startup(
             build_s=_phase_s(timed, "build"),
             compile_s=_phase_s(timed, "compile"),
-            # In a first run on a machine some ranks may find what others have just put there; one does not.
+            # In a first run on a machine, some ranks may find what another rank has just compiled.
             compile_cached=all(
                 any(phase.name == "compile" and phase.detail == FROM_CACHE for phase in record.phases)
                 for record in timed
@@ -174,7 +174,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         kernels=next((text for text in kernels if text), None),
         profile=profile_of(attempts),
         environment=Environment(
-            # None on EC2 and without an instance, and in older records.
+            # None on EC2, without an instance, and in older records.
             service="sagemaker" if header["instance"] and machine.get("service") == "sagemaker" else None,
             host_id=",".join(sorted({r.header["machine"]["host_id"] or "" for r in attempted})) or None,
             started_at=min(record.header["started_at"] for record in records),
@@ -193,19 +193,19 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         uncounted=tuple(dict.fromkeys(_uncounted(attempted))),
         problems=tuple(problems),
     )
-    # As it comes back from the ledger: what a record names may hold anything.
+    # Return the form that the ledger gives back, since names in a record may hold anything.
     return read_summary(to_data(summary))
 
 
 def _recorded(ranks: Sequence[RankRecord]) -> Sequence[RankRecord]:
-    """Return the ranks of a script that recorded steps; all of them if none did, and of what is no script."""
+    """Return the ranks of a script that recorded steps, or all ranks if none did or for a workload."""
     if variant_of(ranks[0].header) is None:
         return ranks
     return [record for record in ranks if record.steps] or ranks
 
 
 def _uncounted(ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Yield what of a script's attempt is in none of the figures."""
+    """Yield the parts of a script's attempt that no figure includes."""
     for record in ranks:
         for phase in record.phases:
             if phase.name == UNRECORDED_PHASE:
@@ -221,7 +221,7 @@ def _uncounted(ranks: Sequence[RankRecord]) -> Iterator[str]:
             f"only rank{'s' if len(recorded) > 1 else ''} {names}{more} of {len(ranks)} recorded steps: "
             "the samples are those counted there"
         )
-    # Ranks that were killed had not all recorded as much.
+    # Killed ranks may have recorded different numbers of steps.
     numbers = {len(record.steps) for record in recorded if _status(record) == "completed"}
     if len(numbers) > 1:
         yield (
@@ -231,7 +231,7 @@ def _uncounted(ranks: Sequence[RankRecord]) -> Iterator[str]:
 
 
 def _other_attempts(timings: Mapping[int, Timing], longest: int | None) -> Iterator[str]:
-    """Yield in words which attempts' steps took another time than those of the longest, which counts."""
+    """Yield a note on each attempt whose steps took another time than the longest attempt's, which count."""
     times_s = {attempt: timing.step_time_s.value for attempt, timing in timings.items() if timing.step_time_s}
     if longest not in times_s:
         return
@@ -245,7 +245,7 @@ def _other_attempts(timings: Mapping[int, Timing], longest: int | None) -> Itera
 
 
 def _with_devices(timing: Timing, ranks: Sequence[RankRecord]) -> Timing:
-    """Return `timing` with the mean utilization of the least busy GPU, if only device lines have it."""
+    """Return `timing` with the mean utilization of the least busy GPU, if it is only in device lines."""
     by_gpu: dict[tuple[int, int], list[float]] = {}
     for record in ranks:
         for line in record.devices:
@@ -261,7 +261,7 @@ def _status(record: RankRecord) -> str:
 
 
 def _final_loss(attempts: Iterable[Sequence[RankRecord]]) -> float | None:
-    """Return the mean loss of the last steps of the last attempt that did any; None if one was not finite."""
+    """Return the mean loss of the last steps of the last attempt with steps; None if one is not finite."""
     losses: list[float | None] = []
     for ranks in attempts:
         losses = [step.loss for r in ranks for step in r.steps[-NUM_LOSS_STEPS:]] or losses
@@ -273,7 +273,7 @@ def _final_loss(attempts: Iterable[Sequence[RankRecord]]) -> float | None:
 
 
 def _phase_s(ranks: Sequence[RankRecord], name: str) -> float | None:
-    """Return seconds in phases called `name`, on the rank that took longest; None without such phases."""
+    """Return the seconds in phases called `name` on the slowest rank; None without such phases."""
     totals = [sum(p.seconds for p in record.phases if p.name == name) for record in ranks]
     recorded = any(p.name == name for record in ranks for p in record.phases)
     return max(totals) if recorded and math.isfinite(max(totals)) else None

@@ -1,4 +1,4 @@
-"""What is kept of a run: its `RunSummary`, made by `summarize` when the run is collected.
+"""`RunSummary`, which `summarize` makes when a run is collected.
 
 It is stored with the run, so that comparing never reads step files.
 """
@@ -15,11 +15,11 @@ from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import recipe_of
 from fastlaunch_train.records.records import Check, Eval
 
-#: What is said of limits that say nothing.
+#: The text for useless limits.
 BOUNDLESS = "wider than 100x"
-#: What headers and fingerprints call the digest of the words that started a script, where these are not told.
+#: The key of headers and fingerprints for the digest of a script's command, if the command is not recorded.
 WORDS = "words"
-#: What a fingerprint calls the digest of a script's files.
+#: The key of a fingerprint for the digest of a script's files.
 VERSION = "version"
 
 
@@ -33,13 +33,13 @@ class Interval:
 
     @property
     def is_boundless(self) -> bool:
-        """Whether the limits, of a quantity above 0, say nothing: they are more than 10 x apart each way."""
+        """Whether the limits of a positive quantity are useless: more than 10 x apart each way."""
         if self.low is None or self.high is None:
             return False
         return not (self.low > 0 and self.high <= 100 * self.low and math.isfinite(self.high))
 
     def range_text(self, format_value: Callable[[float], str]) -> str | None:
-        """Return `1.02 to 1.89`; in words where the limits say nothing, and None without limits."""
+        """Return `1.02 to 1.89`; BOUNDLESS for useless limits, None without limits."""
         if self.low is None or self.high is None:
             return None
         return BOUNDLESS if self.is_boundless else f"{format_value(self.low)} to {format_value(self.high)}"
@@ -68,43 +68,43 @@ class Setup:
 
     @property
     def version(self) -> str | None:
-        """The digest of a script's files; None of what is no script, or where it is not known."""
+        """The digest of a script's files; None for a workload or if unknown."""
         return self.fingerprint.get(VERSION)
 
     @property
     def read_data(self) -> str | None:
-        """What was trained on, without the digest of the workload's own file, of which `version` is, too."""
+        """The data, without the digest of the workload's own file, which `version` covers."""
         data = self.fingerprint.get("data")
         return data.partition("own ")[0].strip() or None if data and self.version else data
 
     @property
     def is_script(self) -> bool:
-        """Whether it was a command of the user's own, of which only that much is known."""
+        """Whether it was the user's own command."""
         return self.precision == SCRIPT_RECIPE.precision
 
     @property
     def known_recipe(self) -> Recipe | None:
-        """The recipe that the label names; None for a script's variant, and a published name that is none."""
+        """The recipe that the label names; None for a script's variant or an unknown published name."""
         return None if self.is_script else recipe_of(self.recipe)
 
     @property
     def num_parts(self) -> int:
-        """How many micro-batches a GPU's batch is taken in."""
+        """The number of micro-batches in a GPU's batch."""
         recipe = self.known_recipe
         return recipe.grad_accumulation if recipe else 1
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples that a GPU computes at once; None where a script does not say."""
+        """The samples that a GPU computes at once; None if a script does not record them."""
         return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu // self.num_parts
 
     def is_named(self, text: str) -> bool:
-        """Return whether `text` is the recipe's label; or of a script its variant, or a part of that."""
+        """Return whether `text` is the recipe's label, or a script's variant or part of it."""
         return text == self.recipe or (self.is_script and names_variant(text, self.variant))
 
     @property
     def global_batch(self) -> int | None:
-        """Samples per optimizer step over all GPUs, as requested; None where a script does not say."""
+        """Samples per optimizer step over all GPUs, as requested; None if a script does not record them."""
         return None if self.batch_size_per_gpu is None else self.batch_size_per_gpu * self.num_gpus
 
 
@@ -151,7 +151,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What the training reached, and whether it computes what it should."""
+    """The losses and evaluations of the training, and the checks of its numerics."""
 
     final_loss: float | None = None  # of training, a mean over the last steps
     evals: tuple[Eval, ...] = ()  # on held-out data, by step
@@ -178,22 +178,22 @@ class AllReduce:
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """Where a step's time went, by the profiler, in a few steps after those that count.
+    """The parts of a step's time by the profiler, in a few steps after the counted ones.
 
-    The profiler slows a step down: `step_time_s` is not the run's step time, which `Timing` has.
+    The profiler slows steps down, so `step_time_s` differs from the run's step time in `Timing`.
     """
 
     num_steps: int
     step_time_s: float  # their mean
-    #: Seconds of a step by STEP_PARTS, less the parts that its steps do not have; they add up to step_time_s.
-    #: Communication is what no computation hides.
+    #: Seconds of a step by part of STEP_PARTS, without absent parts; they add up to step_time_s.
+    #: Communication is the part that no computation hides.
     parts_s: Mapping[str, float]
     overlapped_communication_s: float = 0.0  # hidden under computation, so in none of the parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """On which machine, when, and by which versions a run was recorded."""
+    """Machine, date and versions of a run."""
 
     service: str | None = None  # `sagemaker` if the instance was SageMaker's
     host_id: str | None = None  # of several nodes, theirs joined by commas
@@ -212,7 +212,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What only a published row has, but for the total time."""
+    """Fields that only a published row has, except the total time."""
 
     source: str | None = None
     derived: bool = False  # worked out from published percentages
@@ -224,9 +224,9 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run as the analysis sees it, recorded step by step or published as a total.
+    """One run for the analysis, recorded step by step or published as a total.
 
-    None is for what is not known; older records know less than new ones.
+    Unknown fields are None; older records have more of them.
     """
 
     setup: Setup
@@ -251,10 +251,10 @@ class RunSummary:
 
     @property
     def pair_number(self) -> int | None:
-        """What it shares with the runs that it is paired with: its seed; of a script, its round."""
+        """The number that paired runs share: the seed, or for a script the round."""
         return self.environment.round if self.setup.is_script else self.seed
 
 
 def read_summary(data: Any) -> RunSummary:
-    """Return the summary of which these are the `to_data`, its texts `printable`. Raises UserError."""
+    """Return the summary from its `to_data`, with printable texts. Raises UserError."""
     return read(RunSummary, printable_data(data), "run summary")
