@@ -247,7 +247,7 @@ def _names(runs: "Sequence[Run]") -> list[str]:
 
 
 def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
-    from fastlaunch.lifecycle.local import is_worth_resuming
+    from fastlaunch.lifecycle.resume import is_worth_resuming
 
     for run in runs:
         if not run.state.is_final:

@@ -20,10 +20,7 @@ from fastlaunch.lifecycle.contents import edited_since, script_now
 from fastlaunch.lifecycle.display import Display, RecordTail
 from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
-from fastlaunch_train.node.protocol import CHECKPOINT
 
-#: Subfolder of a run's folder for what a script writes: its $FASTLAUNCH_OUTPUT.
-OUTPUT = "output"
 #: Between two looks at a running job: at first, and once it has run for a second.
 _FIRST_LOOK_S, LOOK_INTERVAL_S = 0.02, 0.2
 
@@ -122,54 +119,6 @@ def _resuming(plan: Plan, *, number: str, is_script: bool) -> Plan:
     if is_script:
         return replace(plan, request={**request, "env": {**request["env"], "FASTLAUNCH_ATTEMPT": number}})
     return replace(plan, request={**request, "argv": [*request["argv"], "--resume"]})
-
-
-def newest_checkpoint(run: Run, ledger: Ledger) -> str:
-    """Return the name of the checkpoint that a run of this machine goes on from; for a script, its output's.
-
-    Raises UserError if it cannot go on.
-    """
-    check_has_stopped(run, ledger)
-    if run.plan is None or run.directory is None or run.spec is None:
-        raise UserError(f"run {run.id} was imported", "submit it again")
-    if run.spec.get("allow_tcp"):
-        raise UserError(f"run {run.id} was a rehearsal in containers", "submit it again")
-    newest = _newest_saved(run)
-    if newest is None and "script" in run.spec:
-        raise UserError(
-            f"run {run.id} wrote nothing to $FASTLAUNCH_OUTPUT that it could go on from",
-            "submit it again; a script goes on that saves its checkpoints there, and looks for them",
-        )
-    if newest is None:
-        raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
-    return newest
-
-
-def _newest_saved(run: Run) -> str | None:
-    assert run.directory is not None
-    if "script" in (run.spec or {}):
-        return OUTPUT if any(run.directory.glob(f"{OUTPUT}/*")) else None
-    names = (path.name for path in run.directory.glob("checkpoints/*"))
-    return max(filter(CHECKPOINT.fullmatch, names), default=None)
-
-
-def is_worth_resuming(run: Run) -> bool:
-    """Whether the run was interrupted after it saved a checkpoint; on AWS, after it was to save some."""
-    if run.state is not RunState.INTERRUPTED or run.spec is None or run.directory is None:
-        return False
-    if run.backend == "local":
-        return not run.spec.get("allow_tcp") and _newest_saved(run) is not None
-    return "script" in run.spec or bool(run.spec.get("checkpoint_every"))
-
-
-def check_has_stopped(run: Run, ledger: Ledger) -> None:
-    """Raise UserError unless the run is one that may go on, and nobody follows it."""
-    if run.state not in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST):
-        raise UserError(f"run {run.id} is {run.state}", "only an interrupted, failed or lost run can go on")
-    if ledger.launcher_lives(run):
-        raise UserError(
-            f"another fastlaunch follows runs of run {run.id}'s submission", "resume it when that has ended"
-        )
 
 
 def finish_run(

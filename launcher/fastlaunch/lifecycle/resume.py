@@ -21,8 +21,10 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints
-from fastlaunch.lifecycle.local import check_has_stopped, newest_checkpoint
+from fastlaunch_train.node.protocol import CHECKPOINT
 
+#: Subfolder of a run's folder for what a script writes: its $FASTLAUNCH_OUTPUT.
+OUTPUT = "output"
 #: The longest time for a checkpoint on spot. EC2 gives two minutes; the rest is for the step under way and
 #: the upload.
 LONGEST_S = 60.0
@@ -63,11 +65,17 @@ class Resumable:
 
 def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger) -> Resumable:
     """Return what it takes to go on with `run`. Raises UserError if that is impossible."""
-    if run.backend == "local":
-        return Resumable(checkpoint=newest_checkpoint(run, ledger))
-    if run.backend not in backends or run.spec is None:
+    is_local = run.backend == "local"
+    if run.spec is None or (run.plan is None if is_local else run.backend not in backends):
         raise UserError(f"run {run.id} was imported", "submit it again")
-    check_has_stopped(run, ledger)
+    if run.state not in (RunState.INTERRUPTED, RunState.FAILED, RunState.LOST):
+        raise UserError(f"run {run.id} is {run.state}", "only an interrupted, failed or lost run can go on")
+    if ledger.launcher_lives(run):
+        raise UserError(
+            f"another fastlaunch follows runs of run {run.id}'s submission", "resume it when that has ended"
+        )
+    if is_local:
+        return Resumable(checkpoint=_checkpoint_here(run))
     attempts = [attempt for attempt in ledger.attempts_of(run.id) if attempt.handle]
     if any(attempt.ended_at is None for attempt in attempts):
         raise UserError(f"run {run.id} still has a machine", f"look again: fastlaunch status {run.id}")
@@ -108,6 +116,41 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         minutes_left=minutes,
         checkpoint=newest.rpartition("/")[2] if newest else None,
     )
+
+
+def _checkpoint_here(run: Run) -> str:
+    """Return the name of the checkpoint that a run of this machine goes on from; for a script, its output's.
+
+    Raises UserError if there is none.
+    """
+    if run.job.allow_tcp:
+        raise UserError(f"run {run.id} was a rehearsal in containers", "submit it again")
+    newest = _newest_saved(run)
+    if newest is None and run.job.script:
+        raise UserError(
+            f"run {run.id} wrote nothing to $FASTLAUNCH_OUTPUT that it could go on from",
+            "submit it again; a script goes on that saves its checkpoints there, and looks for them",
+        )
+    if newest is None:
+        raise UserError(f"run {run.id} saved no checkpoint", "submit it again, with --checkpoint-every")
+    return newest
+
+
+def _newest_saved(run: Run) -> str | None:
+    assert run.directory is not None
+    if "script" in (run.spec or {}):
+        return OUTPUT if any(run.directory.glob(f"{OUTPUT}/*")) else None
+    names = (path.name for path in run.directory.glob("checkpoints/*"))
+    return max(filter(CHECKPOINT.fullmatch, names), default=None)
+
+
+def is_worth_resuming(run: Run) -> bool:
+    """Whether the run was interrupted after it saved a checkpoint; on AWS, after it was to save some."""
+    if run.state is not RunState.INTERRUPTED or run.spec is None or run.directory is None:
+        return False
+    if run.backend == "local":
+        return not run.spec.get("allow_tcp") and _newest_saved(run) is not None
+    return "script" in run.spec or bool(run.spec.get("checkpoint_every"))
 
 
 def jobs_of(runs: Iterable[Run]) -> Callable[[Site], dict[str, Job]]:
