@@ -107,7 +107,7 @@ def padding_fraction(records: Sequence[RankRecord]) -> float | None:
 
 def skipped_fraction(attempts: Attempts) -> float | None:
     """Return the share of the run's steps that the loss scaler skipped; None without loss scaling."""
-    # Of equal steps the first counts, so put the last attempt first.
+    # The first of equal steps counts, so the last attempt comes first.
     steps, skipped = (
         np.concatenate([ranks[0].steps.column(name) for _, ranks in sorted(attempts.items(), reverse=True)])
         for name in ("step", "skipped")

@@ -37,7 +37,7 @@ def read_series(files: Iterable[Path], num_points: int = NUM_POINTS) -> tuple[Ra
     """
     records, _ = read_records(files)
     by_rank: dict[int, list[RankRecord]] = {}
-    # Of equal steps the first counts, so put the last attempt first.
+    # The first of equal steps counts, so the last attempt comes first.
     for record in sorted(records, key=lambda record: record.header["attempt"], reverse=True):
         by_rank.setdefault(record.header["rank"], []).append(record)
     return tuple(_series(rank, attempts, num_points) for rank, attempts in sorted(by_rank.items()))
