@@ -116,9 +116,13 @@ class Rate:
 
 
 def rate_of_row(row: Row) -> Rate | None:
-    """Return a row's rate where it ran; None if it gives no speed."""
-    speed = rate_on_type(row.group, 1 - IN_RANGE)
-    evidence = Evidence.PUBLISHED if row.setup.kind == "published" else Evidence.MEASURED
+    """Return a row's rate on the machine that it is charged as; None if it gives no speed."""
+    price = row.price
+    is_other_type = price is not None and price.basis == "named" and price.instance != row.setup.instance
+    speed = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=is_other_type)
+    evidence = Evidence.SAME_GPU if is_other_type else Evidence.MEASURED
+    if row.setup.kind == "published":
+        evidence = Evidence.PUBLISHED
     return Rate(samples_per_s=speed, evidence=evidence, row=row, origin=Origin.LEDGER) if speed else None
 
 

@@ -82,7 +82,8 @@ def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | s
         return f"no speed of {' or '.join(unknown[:2])} is{more}"
     return Expected(
         hours=together([cost.hours for cost in totals]),
-        usd=together([cost.usd for cost in totals]),
+        # A capacity block is paid as a whole, whatever the jobs use of it.
+        usd=together([cost.effective_usd for cost in totals]),
         jobs=tuple(named),
     )
 

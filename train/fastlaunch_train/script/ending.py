@@ -143,7 +143,9 @@ def _unrecorded(directory: Path) -> Phase | None:
         path.unlink()
     except OSError:  # none, as a rule
         return None
-    detail = ", ".join(f"{number} of {script}" for script, number in numbers.items())
+    detail = ", ".join(
+        f"{number} process{'es' if number > 1 else ''} of {script}" for script, number in numbers.items()
+    )
     return Phase(name=UNRECORDED_PHASE, seconds=0.0, step=0, detail=detail)
 
 
