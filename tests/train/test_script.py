@@ -483,7 +483,7 @@ def test_a_second_script_of_a_command_is_not_recorded_and_the_run_warns_of_it(tm
     assert code == 0 and "this process is not recorded" in output
     summary = summarize([record(tmp_path)])
     assert summary.problems == ()
-    assert len(summary.uncounted) == 1 and "1 of second.py" in summary.uncounted[0]
+    assert len(summary.uncounted) == 1 and "1 process of second.py" in summary.uncounted[0]
     assert [path for path in (tmp_path / "run").iterdir() if path.is_file()] == [record(tmp_path).path]
 
 

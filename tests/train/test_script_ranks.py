@@ -129,7 +129,7 @@ def test_processes_without_a_rank_of_their_own_are_told(
     found = record(tmp_path)
     assert found.end is not None and (found.end.status, found.end.num_steps) == ("completed", num_steps)
     (uncounted,) = summarize([found]).uncounted
-    assert f"{num_uncounted} of train.py" in uncounted
+    assert f"{num_uncounted} process" in uncounted and " of train.py" in uncounted
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
