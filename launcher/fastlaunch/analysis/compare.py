@@ -38,7 +38,16 @@ from fastlaunch.analysis.pricing import (
 )
 from fastlaunch.analysis.statistics import LEVEL, Variance, half_width, mean_of, summed
 from fastlaunch.analysis.validity import Validity, judge_validity
-from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH, PricedGroup, Verdict, exp, judge
+from fastlaunch.analysis.verdicts import (
+    BASELINE,
+    NO_INTERVAL,
+    OTHER_BATCH,
+    UNJUDGED,
+    PricedGroup,
+    Verdict,
+    exp,
+    judge,
+)
 from fastlaunch.catalog.prices import Catalogue, Price, age_note
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.measure.summary import Interval, Setup
@@ -194,11 +203,12 @@ def compare(
     baseline: str | None = None,
     allow_unverified: bool = False,
     any_version: bool = False,
+    judges: bool = True,
 ) -> Comparison:
     """Compare `candidates`. baseline: a recipe's label, or a run's id, or a prefix or last part of it.
 
     allow_unverified: also rank rows that fail a numerics check or train to a worse loss. any_version: pool
-    runs of all versions of a script.
+    runs of all versions of a script. judges: without it no row is ranked; enough, and quicker, for speeds.
 
     Raises UnknownName for an unknown baseline, and UserError for a baseline that is not ranked or a price
     that cannot be charged.
@@ -242,7 +252,9 @@ def compare(
         for side in dict.fromkeys(group.side for group in of_workload):
             items = beside(home, side)
             (own_base,) = [item for item in items if item.group is base.group]
-            verdicts = _with_batches(items, judge(items, own_base), baseline, home=home)
+            verdicts = [UNJUDGED] * len(items)
+            if judges:
+                verdicts = _with_batches(items, judge(items, own_base), baseline, home=home)
             pairs = [pair for pair in zip(items, verdicts, strict=True) if pair[0].group.side == side]
             warnings += _ranked_unverified([item for item, _ in pairs])
             judged |= {id(item.group): _row(item, verdict, catalogue) for item, verdict in pairs}

@@ -63,6 +63,10 @@ class Verdict:
         return f"{self.in_batch.kind} in its batch" if self.in_batch else self.kind
 
 
+#: The verdict on a row that nobody asked to judge.
+UNJUDGED = Verdict(ratio=None, speed_ratio=None, kind=NOT_RANKED, reasons=(), comparable_as=TRAINING)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
     """A row and its baseline. Quantities are logarithms; more is better."""

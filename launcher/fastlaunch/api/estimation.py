@@ -191,7 +191,7 @@ def estimate(
     market = Market(context, catalogue, assumptions, as_of=as_of, trace=spot_trace)
     price = _price(market, catalogue, Offer(service, region, purchase), kind.name, usd_per_hour=usd_per_hour)
     bought = market.purchase(price, with_losses=not steps_only)
-    known = known_rows(context, workload, catalogue, with_shared=with_shared)
+    known = known_rows(context, workload, catalogue, with_shared=with_shared, judges=False)
     for warning in known.warnings:
         context.report(as_warning(warning))
     wanted_recipe = recipe and (recipe_of(recipe) or recipe)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.tables import WIDTH
 from fastlaunch.core.terminal import plain, printable, raw_output
 from fastlaunch.core.units import (
     above_zero,
@@ -199,4 +198,6 @@ def next_command(text: str) -> None:
 
 def output_width() -> int:
     """Return how wide tables of measurements are: as the terminal from 80 columns on, 120 without one."""
+    from fastlaunch.core.tables import WIDTH
+
     return max(80, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns)

@@ -40,7 +40,8 @@ def expected(context: World, jobs: Sequence[Job], site: "Site") -> "Expected | s
     catalogue = context.catalogue
     bought = _purchase(context, jobs[0], site, catalogue)
     known = {
-        name: known_rows(context, name, catalogue) for name in dict.fromkeys(job.workload for job in jobs)
+        name: known_rows(context, name, catalogue, judges=False)
+        for name in dict.fromkeys(job.workload for job in jobs)
     }
     first = Assumptions()
     totals: list[Cost] = []

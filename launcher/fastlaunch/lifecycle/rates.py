@@ -64,16 +64,19 @@ def known_rows(
     allow_unverified: bool = False,
     reconciles: bool = False,
     with_shared: bool = False,
+    judges: bool = True,
 ) -> Known:
     """Return the workload's measured rows. reconciles: first bring the ledger's runs up to date.
 
-    with_shared: include runs that others shared.
+    with_shared: include runs that others shared. judges: see `compare`.
     """
     day, settings = day or context.today, context.settings
     request = PriceRequest(today=day, as_of=day, region=settings.region)
 
     def compared(runs: Sequence[MeasuredRun]) -> Comparison:
-        return compare(runs, catalogue=catalogue, prices=request, allow_unverified=allow_unverified)
+        return compare(
+            runs, catalogue=catalogue, prices=request, allow_unverified=allow_unverified, judges=judges
+        )
 
     left_out: list[str] = []
     in_ledger: list[MeasuredRun] = []
