@@ -24,8 +24,8 @@ def read(kind: type[T], data: Any, where: str) -> T:
         value = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise UserError(f"{where}: {error}") from None
-    if unknown := _complete(value, data, "$"):
-        raise UserError(f"{where}: unknown field `{unknown[0]}`")
+    if unknown := _complete(value, data):
+        raise UserError(f"{where}: unknown field `${unknown[0]}`")
     return value
 
 
@@ -46,28 +46,31 @@ def to_data(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime.date) else value
 
 
-def _complete(value: Any, data: Any, at: str) -> list[str]:
-    """Set every field of the dataclasses in `value`; return the paths in its `data` that none of them has."""
+def _complete(value: Any, data: Any) -> list[str]:
+    """Set every field of the dataclasses in `value`; return the paths in its `data` that none of them has.
+
+    Thousands of runs are read at once, so only what is a dict or list of `data` is looked at again.
+    """
     unknown: list[str] = []
-    if not is_dataclass(value):
-        items = enumerate(data) if isinstance(data, list) else data.items()
-        parts = [(value[key], item, f"{at}[{key!r}]") for key, item in items if isinstance(item, dict | list)]
-    else:
+    kind: Any = type(value)
+    names = _names_of(kind)
+    parts: Any = value
+    if names:
         # msgspec leaves defaults on the class, where `vars` does not see them.
-        known = vars(value)
-        kind: Any = type(value)
-        for name in _names_of(kind):
-            if name not in known:
-                known[name] = getattr(value, name)
-        unknown = [f"{at}.{name}" for name in data if name not in known]
-        parts = [
-            (known[name], item, f"{at}.{name}")
-            for name, item in data.items()
-            if isinstance(item, dict | list) and name in known
-        ]
-    return [*unknown, *(path for part in parts for path in _complete(*part))]
+        parts = vars(value)
+        if len(parts) < len(names):
+            for name in names:
+                if name not in parts:
+                    parts[name] = getattr(value, name)
+        if not data.keys() <= parts.keys():
+            unknown = [f".{name}" for name in data if name not in parts]
+    for key, item in enumerate(data) if isinstance(data, list) else data.items():
+        if (type(item) is dict or type(item) is list) and (not names or key in parts):
+            at = f".{key}" if names else f"[{key!r}]"
+            unknown += [at + path for path in _complete(parts[key], item)]
+    return unknown
 
 
 @functools.cache
 def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(of.name for of in fields(kind))
+    return tuple(of.name for of in fields(kind)) if is_dataclass(kind) else ()

@@ -4,6 +4,7 @@ Names from elsewhere, such as a recipe's or a machine's owner, become `printable
 they cannot break a line. `plain` is for whole texts, such as logs.
 """
 
+import json
 import re
 import shutil
 import sys
@@ -45,6 +46,13 @@ def printable_data(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {printable_data(name): printable_data(value) for name, value in data.items()}
     return [printable_data(item) for item in data] if isinstance(data, list | tuple) else data
+
+
+def printable_json(text: str) -> Any:
+    """Return the data of a JSON text, its texts `printable`."""
+    data = json.loads(text)
+    # A text without escapes that is printable holds nothing else.
+    return data if text.isprintable() and "\\" not in text else printable_data(data)
 
 
 class WarningLine(str):

@@ -11,10 +11,10 @@ from fastlaunch.core.data import read
 from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.core.terminal import printable, printable_data
+from fastlaunch.core.terminal import printable, printable_json
 from fastlaunch.jobs.job import Job, Script
 from fastlaunch.ledger.db import LedgerFile, damaged
-from fastlaunch.measure.summary import RunSummary, read_summary
+from fastlaunch.measure.summary import RunSummary
 
 _COLUMNS = (
     *("id", "token", "n", "backend", "region", "handle", "state", "ending", "reason"),
@@ -130,11 +130,11 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
         directory, script = columns["directory"], columns["script"]
         try:
             if price not in prices:
-                prices[price] = read(Price, printable_data(json.loads(price)), "price")
+                prices[price] = read(Price, printable_json(price), "price")
             columns["state"] = RunState(columns["state"])
             columns["ending"] = columns["ending"] and Ending(columns["ending"])
             columns["price"] = prices[price]
-            columns["summary"] = read_summary(json.loads(summary)) if summary else None
+            columns["summary"] = read(RunSummary, printable_json(summary), "run summary") if summary else None
             columns["script"] = script and Script.from_json(json.loads(script))
             columns["directory"] = Path(directory) if directory else None
             for name in selected.keys() & {"spec", "plan"}:
