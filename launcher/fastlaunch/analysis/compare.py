@@ -246,11 +246,12 @@ def compare(
 
         warnings += [*schema_warnings(of_workload), *script_warnings(of_workload)]
         home = _home(of_workload, baseline)
-        base = _baseline(beside(home, home), baseline)
+        at_home = beside(home, home)
+        base = _baseline(at_home, baseline)
         baselines[workload] = base.group.setup.recipe
         judged: dict[int, Row] = {}
         for side in dict.fromkeys(group.side for group in of_workload):
-            items = beside(home, side)
+            items = at_home if side == home else beside(home, side)
             (own_base,) = [item for item in items if item.group is base.group]
             verdicts = [UNJUDGED] * len(items)
             if judges:
