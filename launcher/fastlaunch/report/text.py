@@ -46,8 +46,12 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
 def sentence_of(rows: Sequence[Row]) -> str:
     """Return the answer for one workload."""
     home = at_home(rows)
-    of_batches = (f"; at global batch {batch}, {_clause(of)}" for batch, of in batches_of(home).items())
-    return f"{_clause(home)}{_beside(home)}{_of_others(rows)}{''.join(of_batches)}."
+    best = best_of(home)
+    clauses = (
+        f"; at global batch {batch}, {_clause(of, best_of(of))}" for batch, of in batches_of(home).items()
+    )
+    others = _of_others(rows) if len(home) < len(rows) else ""
+    return f"{_clause(home, best)}{_beside(home, best)}{others}{''.join(clauses)}."
 
 
 def answer(comparison: Comparison) -> str:
@@ -58,9 +62,8 @@ def answer(comparison: Comparison) -> str:
     return "\n".join(f"{workload}: {sentence}" for workload, sentence in sentences.items())
 
 
-def _clause(rows: Sequence[Row]) -> str:
+def _clause(rows: Sequence[Row], best: Best | None) -> str:
     """Return which row is best."""
-    best = best_of(rows)
     if best is None:
         return _why_none(rows)
     first, second, priced = best.first, best.second, best.is_priced
@@ -98,9 +101,8 @@ def _unbarred(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.is_barred]
 
 
-def _beside(rows: Sequence[Row]) -> str:
+def _beside(rows: Sequence[Row], best: Best | None) -> str:
     """Return clauses on the other rows that may be best, and on the best figure without a rank."""
-    best = best_of(rows)
     if best is None:
         return ""
     judged = [name_of(row, rows) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
