@@ -384,6 +384,15 @@ def test_what_is_left_out_does_not_spoil_the_object(capsys: pytest.CaptureFixtur
     assert err.startswith("left out: p5.48xlarge in eu-north-1: ")
 
 
+def test_jobs_in_a_block_are_expected_to_cost_the_part_that_they_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    block = ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee")
+    usd = [plan_of(capsys, *block, fee)["expected"]["usd"]["value"] for fee in ("500", "5000")]
+    assert 0 < usd[0] < 50 and 0 < usd[1] < 500
+    assert usd[0] < usd[1]
+
+
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [

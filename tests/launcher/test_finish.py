@@ -11,6 +11,7 @@ from fake_summaries import CATALOGUE, PLAIN, changed, compared
 from fastlaunch.analysis.account import Account, account_of_row, account_of_run
 from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import Finish, to_finish
+from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.analysis.rate import Evidence
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summarize import summarize
@@ -102,6 +103,19 @@ def test_every_part_of_a_job_has_its_own_number() -> None:
     assert finish.cost.hours.value * 3600 == pytest.approx(1727)
     assert finish.cost.usd.value == pytest.approx(1727)
     assert finish.rate.evidence is Evidence.MEASURED
+
+
+def test_a_row_that_is_charged_as_another_type_has_the_range_of_another_machine() -> None:
+    here = three(
+        "bf16", 0.1, by=0.01, instance="p5.48xlarge", device_name="NVIDIA H100 80GB HBM3", num_gpus=8
+    )
+    elsewhere = [changed(summary, instance=None) for summary in here]
+    charge = (ChargedAs(instance="p5.48xlarge"),)
+    rates = [finish_of(compared(*runs, price_as=charge)).rate for runs in (here, elsewhere)]
+    measured, same_gpu = rates
+    assert measured and same_gpu and measured.samples_per_s.low and same_gpu.samples_per_s.low
+    assert (measured.evidence, same_gpu.evidence) == (Evidence.MEASURED, Evidence.SAME_GPU)
+    assert same_gpu.samples_per_s.low < measured.samples_per_s.low
 
 
 def test_for_as_many_steps_as_a_run_did_a_job_takes_what_the_run_took(tmp_path: Path) -> None:
