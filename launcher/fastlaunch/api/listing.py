@@ -2,11 +2,10 @@
 
 import datetime
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlaunch.api.results import Prices, Runs
 from fastlaunch.core.errors import CloudRefused, UnknownName, UserError
@@ -185,27 +184,12 @@ def _nothing_known(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PriceAge:
-    """The age of the prices of a service, or of a market, in a region."""
-
-    #: `ec2`, `sagemaker`, `spot`, `capacity-block`
-    service: str
-    region: str
-    num_prices: int
-    #: The date of the oldest price, or for a market price the time.
-    oldest: str
-    age_hours: float
-    is_old: bool
-
-
-def price_ages(*, context: World | None = None) -> list[PriceAge]:
-    """Return the ages of the prices in force, first of listed prices, then of AWS's markets."""
+def price_ages(*, context: World) -> list[dict[str, Any]]:
+    """Return a row per service or market and region: how old the prices in force are, listed prices first."""
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.catalog.prices import OLD_PRICE_DAYS, SERVICES
     from fastlaunch.catalog.updates import MARKET_PRICES, read_market
 
-    context = context or default_context()
     settings, now = context.settings, context.now()
     dates: dict[tuple[str, str], dict[str, datetime.datetime]] = {}
     for price in sorted(load_catalogue(*settings.price_files()).prices, key=lambda price: price.as_of):
@@ -222,13 +206,13 @@ def price_ages(*, context: World | None = None) -> list[PriceAge]:
         age = now - oldest
         limit = datetime.timedelta(days=OLD_PRICE_DAYS + 1) if is_listed else MAX_MARKET_AGE
         ages.append(
-            PriceAge(
-                service=service,
-                region=region,
-                num_prices=len(given),
-                oldest=utc_day(oldest).isoformat() if is_listed else oldest.isoformat(timespec="minutes"),
-                age_hours=round(age / datetime.timedelta(hours=1), 1),
-                is_old=age >= limit if is_listed else age > limit,
-            )
+            {
+                "service": service,  # `ec2` or `sagemaker`, or of a market `spot` or `capacity-block`
+                "region": region,
+                "prices": len(given),
+                "oldest": utc_day(oldest).isoformat() if is_listed else oldest.isoformat(timespec="minutes"),
+                "age_hours": round(age / datetime.timedelta(hours=1), 1),
+                "old": age >= limit if is_listed else age > limit,
+            }
         )
     return ages

@@ -2,9 +2,7 @@
 
 import math
 import shlex
-import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,10 +20,13 @@ from fastlaunch.cli.options import (
     next_command,
     output_option,
     output_width,
+    price_file_option,
     print_coloured,
     profile_option,
+    with_filters,
     with_options,
     with_shared_option,
+    wrapped,
 )
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.terminal import as_warning, report_line
@@ -51,32 +52,29 @@ comparison_options = with_options(
         metavar="RUN|RECIPE|NAME=A",
         help="Compare with this.  [default: bf16, else the first row]",
     ),
-    click.option("--prices-as-of", type=DATE, metavar="DATE", help="Price every run as of this day."),
+    click.option(
+        "--prices-as-of",
+        type=DATE,
+        metavar="DATE",
+        help="Price every run as of this day.  [default: as it was billed, else today]",
+    ),
     click.option(
         "--price-as",
         type=Quantity("instance", ChargedAs.parse),
         metavar="INSTANCE[:SHARE]",
         multiple=True,
-        help="Charge every run at this instance type's price; of several, at that of the one with its GPUs.",
+        help="Charge every run at this instance type's price; if repeated, that of the type with its GPUs.",
     ),
     click.option(
         "--price-share",
         type=Quantity("share", parse_share),
         metavar="SHARE",
-        help="Charge this share of that instance, such as 1/8: a prorated price.",
+        help="Charge this share of that price, such as 1/8.",
     ),
     click.option(
-        "--usd-per-hour",
-        type=float,
-        metavar="X",
-        help="Charge every run at this price for an hour of a machine.",
+        "--usd-per-hour", type=float, metavar="X", help="Charge every run at this price of a machine."
     ),
-    click.option(
-        "--prices",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Read prices from this file too.",
-    ),
+    price_file_option,
     click.option(
         "--allow-unverified",
         is_flag=True,
@@ -89,6 +87,12 @@ comparison_options = with_options(
 
 @click.command(
     short_help="What a dollar bought: runs side by side, with intervals and verdicts.",
+    help=with_filters("""What a dollar bought: runs side by side, with intervals and verdicts.
+
+    Without arguments it compares the runs of the last submit, sweep or import. Repeats of a run become one
+    row. Runs of an edited script are another row; so are runs that others shared, which change no verdict on
+    yours. A run is priced as it was billed, else by the price of its instance today. A row that fails a check
+    of its numerics, or trains to a worse held-out loss than its reference, is shown and not ranked."""),
     epilog=examples(
         ("your finished runs against bf16", "fastlaunch compare"),
         (
@@ -99,32 +103,31 @@ comparison_options = with_options(
 )
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
 @comparison_options
-@click.option("--every-run", "every_run", is_flag=True, help="Compare every run in the ledger.")
+@click.option("--every-run", is_flag=True, help="Compare every run in the ledger.")
 @click.option(
     "--finish",
     type=POSITIVE_COUNT,
     metavar="STEPS",
-    help="Also show the time and cost of a job of STEPS steps.",
+    help="Also show the time and cost of a job of this many steps.",
 )
 @click.option(
     "--target", metavar="METRIC=VALUE", help="Also show what it cost to reach this on held-out data."
 )
 @click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
-@click.option(
-    "--why", metavar="ROW", help="Show instead what there is to know of a row: its recipe, or a run."
-)
-@click.option("--notes", is_flag=True, help="Show instead all notes.")
+@click.option("--why", metavar="ROW", help="Show only what is known of this row: give its recipe, or a run.")
+@click.option("--notes", is_flag=True, help="Show only the notes, all of them.")
 @click.option(
     "--fail-if-worse",
     type=Quantity("percent", _parse_percent),
     metavar="PERCENT",
-    help="Exit with 1 if a row is surely worse than the baseline, by more than this, or cannot be judged.",
+    help="Exit with 1 if a row is surely worse than the baseline by more than this, or cannot be judged.",
 )
 @click.option(
     "--columns",
     type=NAMES,
+    default="",
     metavar="NAMES",
-    help="Show only the columns with these headings, separated by commas: 'step ms,verdict'.",
+    help="Show only the columns with these headings, such as 'step ms,verdict'.",
 )
 @click.option(
     "--brief",
@@ -143,29 +146,28 @@ def compare(
     why: str | None,
     notes: bool,
     fail_if_worse: float | None,
-    columns: tuple[str, ...] | None,
+    columns: tuple[str, ...],
     brief: bool,
     output: str,
     **options: Any,
 ) -> int:
-    """What a dollar bought: runs side by side, with intervals and verdicts.
-
-    Without arguments: the runs of the last submit, sweep or import. RUN is a run's id, or the beginning or
-    last part of it, or a submission's; FILTER is field=glob, such as 'recipe=te-*', on workload, recipe,
-    instance, state, submission, sweep, backend, owner, commit (of the training code or a script) or version
-    (of a script). Runs that are repeats of each other become one row; an edited script is another one, and so
-    are runs that others shared, which change no verdict on yours. A run is priced as it was billed, else by
-    the price of its instance today. A row that fails a check of its numerics, or trains to a worse held-out
-    loss than its reference, is shown and not ranked.
-    """
     comparison = api.compare(*selectors, every_run=every_run, context=app_context(), **options)
     print_warnings(comparison.warnings)
     if why is not None or notes:
-        _print_instead(comparison, output, why)
+        if output != "table":
+            hint = f"leave out --output {output}: JSON has each row's reason"
+            raise UserError("--why and --notes are texts", hint)
+        from fastlaunch.report.notes import all_notes
+        from fastlaunch.report.overview import why as all_of_row
+
+        width = output_width()
+        click.echo(
+            all_notes(comparison, width=width) if why is None else all_of_row(comparison, why, width=width)
+        )
         return EXIT_DONE
     in_full = in_full or bool(columns) or brief
     text = comparison_text(
-        comparison, output, finish=finish, target=target, columns=columns or (), brief=brief, in_full=in_full
+        comparison, output, finish=finish, target=target, columns=columns, brief=brief, in_full=in_full
     )
     show(text, output)
     next_command(_next(comparison, output))
@@ -200,19 +202,6 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
     if missing := comparison.unmeasured:
         click.echo(f"not measured, so it may be worse than the baseline: {', '.join(missing)}", err=True)
     return bool(worse or unjudged or missing)
-
-
-def _print_instead(comparison: "Comparison", output: str, name: str | None) -> None:
-    """Print the details of a row, or all notes. Raises UserError for an --output other than table."""
-    from fastlaunch.report.notes import all_notes
-    from fastlaunch.report.overview import why
-
-    if output != "table":
-        raise UserError(
-            "--why and --notes are texts", f"leave out --output {output}: JSON has each row's reason"
-        )
-    width = output_width()
-    click.echo(all_notes(comparison, width=width) if name is None else why(comparison, name, width=width))
 
 
 def show(text: str, output: str) -> None:
@@ -262,8 +251,7 @@ def comparison_text(
         }
         return as_json(comparison, further)
     width = output_width()
-    lines = answer(comparison).splitlines()
-    parts = ["\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)]
+    parts = ["\n".join(map(wrapped, answer(comparison).splitlines()))]
     if in_full:
         parts.append(as_table(comparison, only=columns, brief=brief, width=width))
     else:

@@ -1,6 +1,5 @@
 """`fastlaunch doctor`: check what a job on AWS needs, before it costs anything."""
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option
+from fastlaunch.cli.options import examples, next_command, print_json, profile_option, table_or_json_option
 from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.activity import activity
@@ -154,7 +153,7 @@ def _print_json(results: Sequence["Check"]) -> None:
         }
         for check in results
     ]
-    click.echo(json.dumps({"ok": _exit_code(results) == EXIT_DONE, "checks": shown}, indent=2))
+    print_json({"ok": _exit_code(results) == EXIT_DONE, "checks": shown})
 
 
 def _next(context: World, results: Sequence["Check"], job: "CheckContext") -> str:

@@ -1,11 +1,13 @@
-"""Shared by several commands: options, quantities as people write them, the next command to type."""
+"""Shared by several commands: options, quantities as people write them, output, the next command to type."""
 
+import json
 import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -67,9 +69,9 @@ def examples(*lines: tuple[str, str]) -> str:
 
 
 _FILTERS_HELP = """
-    RUN is a run's id, or the beginning or last part of it; FILTER is field=glob, such as 'recipe=te-*', on
-    workload, recipe, instance, state, submission, sweep, backend, owner, commit (of the training code or
-    a script) or version (of a script).
+    RUN is the id of a run, the beginning or end of it, or the id of a submission. FILTER is field=glob, such
+    as 'recipe=te-*', on workload, recipe, instance, state, submission, sweep, backend, owner, commit (of the
+    training code or a script) or version (of a script).
 """
 
 
@@ -131,6 +133,26 @@ profile_option = click.option(
 )
 
 
+#: Options of commands that price a training, as parameters of the same names.
+price_file_option = click.option(
+    "--prices",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Put the prices in this file over those that ship.",
+)
+prices_as_of_option = click.option(
+    "--prices-as-of", type=DATE, metavar="DATE", help="Use the prices of this day.  [default: today]"
+)
+steps_only_option = click.option(
+    "--steps-only", is_flag=True, help="Count the steps alone, without waiting, boot and other fixed parts."
+)
+assume_option = click.option(
+    "--assume",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Assume this instead of the measured or default value, such as boot=5min; may be repeated. "
+    "`fastlaunch estimate --assume help` lists the names.",
+)
 #: `--with-shared`, for commands that read runs from the ledger.
 with_shared_option = click.option(
     "--with-shared", is_flag=True, help="Count runs that others shared (`runs pull`) as your own."
@@ -157,6 +179,16 @@ def with_options(*options: Decorator) -> Decorator:
         return command
 
     return decorate
+
+
+def print_json(data: object) -> None:
+    """Print one JSON document on stdout."""
+    click.echo(json.dumps(data, indent=2))
+
+
+def wrapped(text: str) -> str:
+    """Return sentences wrapped to the width of tables of measurements."""
+    return textwrap.fill(text, output_width(), break_on_hyphens=False)
 
 
 def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:
@@ -201,3 +233,8 @@ def output_width() -> int:
     from fastlaunch.core.tables import WIDTH
 
     return max(80, shutil.get_terminal_size(fallback=(WIDTH, 1)).columns)
+
+
+def terminal_width() -> int | None:
+    """Return the terminal's width; None without a terminal."""
+    return shutil.get_terminal_size(fallback=(0, 1)).columns or None

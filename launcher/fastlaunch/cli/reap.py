@@ -1,23 +1,40 @@
 """`fastlaunch reap`: end what is over its time, found by tags and names, and update the ledger."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from fastlaunch.catalog.prices import paid_usd_per_hour
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
-from fastlaunch.cli.render import plain_table
+from fastlaunch.cli.options import (
+    examples,
+    next_command,
+    print_json,
+    profile_option,
+    table_or_json_option,
+    terminal_width,
+    yes_option,
+)
 from fastlaunch.core.activity import activity
-from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, Throttled, Unreachable, UserError
+from fastlaunch.core.errors import (
+    EXIT_CLOUD_REFUSED,
+    EXIT_DONE,
+    CloudRefused,
+    Throttled,
+    Unreachable,
+    UserError,
+)
 from fastlaunch.core.ownership import RUN_ID
+from fastlaunch.core.tables import SPARE, Column, table
 from fastlaunch.core.terminal import as_warning, report_line
+from fastlaunch.core.units import counted
 from fastlaunch.lifecycle.deadline_schedule import schedule_token
 from fastlaunch.lifecycle.reap import (
     Inventory,
@@ -37,9 +54,11 @@ from fastlaunch.lifecycle.reap import (
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
+    from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.ledger.ledger import Ledger
 
 T = TypeVar("T")
+Row = Mapping[str, Any]
 
 
 class _Words(NamedTuple):
@@ -52,9 +71,6 @@ _WORDS: Mapping[Kind, _Words] = {
     "instance": _Words("instance", "to terminate", "terminated"),
     "job": _Words("training job", "to stop", "stopped"),
     "schedule": _Words("schedule", "to delete", "deleted"),
-}
-_MACHINE_HEADERS = {
-    **{"run": "run", "owner": "owner", "type": "type", "zone": "zone", "hours": "hours", "cost": "cost"}
 }
 
 
@@ -119,16 +135,17 @@ def reap(
                 refused += end(context.aws, [schedule for schedule in schedules if schedule.must_go])
         with activity("asking AWS what runs are doing"):
             ended_runs = (None if dry_run else _ask(ledger, lambda ledger: _reconcile(context, ledger))) or []
+    prices = _price_list(context) if machines else None
+    refusals = {(refusal.kind, refusal.id): refusal.error for refusal in refused}
+    rows: dict[Kind, list[Row]] = {kind: [] for kind in _WORDS}
+    for orphan in (*machines, *schedules):
+        refusal = refusals.get((orphan.kind, orphan.id))
+        usd_per_hour = _usd_per_hour(context, orphan, prices)
+        rows[orphan.kind].append(_row(orphan, refusal, dry_run=dry_run, usd_per_hour=usd_per_hour))
     report = _Report(
-        regions=in_regions,
-        scope=scope,
-        orphans=[*machines, *schedules],
-        refused=refused,
-        ended_runs=ended_runs,
-        prices=_usd_per_hour(context, machines),
-        dry_run=dry_run,
+        regions=in_regions, scope=scope, rows=rows, refused=refused, ended_runs=ended_runs, dry_run=dry_run
     )
-    (_print_json if output == "json" else _print)(report)
+    (report.print_json if output == "json" else report.print)()
     return EXIT_CLOUD_REFUSED if refused else EXIT_DONE
 
 
@@ -165,12 +182,11 @@ def _scope(context: World, *, run_id: str | None, mine: bool, at_once: bool) -> 
 
 
 def _judge_machines(context: World, inventory: Inventory, ledger: "Ledger | None") -> list[Orphan]:
-    now = context.now()
-    listed = (inventory.instances, inventory.jobs)
-    known = _ask(ledger, lambda ledger: known_attempts(ledger, context.cloud_backends, *listed)) or {}
+    now, instances, jobs = context.now(), inventory.instances, inventory.jobs
+    known = _ask(ledger, lambda ledger: known_attempts(ledger, context.cloud_backends, instances, jobs)) or {}
     return [
-        *(judge_instance(instance, known.get(instance.id), now=now) for instance in inventory.instances),
-        *(judge_job(job, known.get(job.name), now=now) for job in inventory.jobs),
+        *(judge_instance(instance, known.get(instance.id), now=now) for instance in instances),
+        *(judge_job(job, known.get(job.name), now=now) for job in jobs),
     ]
 
 
@@ -185,19 +201,15 @@ def _judge_schedules(
     refused_ids = {refusal.id for refusal in refused}
     gone = {machine.id for machine in machines if machine.must_go and machine.id not in refused_ids}
     unlisted = {refusal.region for refusal in refused if refusal.kind == "instance" and refusal.id is None}
-    live = [instance for instance in inventory.instances if instance.id not in gone]
-    ended = Counter(
-        (instance.region, instance.token) for instance in inventory.instances if instance.id in gone
-    )
+    attempt_of = {instance.id: (instance.region, instance.token) for instance in inventory.instances}
+    live = {attempt for id, attempt in attempt_of.items() if id not in gone}
+    ended = Counter(attempt for id, attempt in attempt_of.items() if id in gone)
+    in_scope = {attempt_of[machine.id] for machine in machines if machine.id in attempt_of}
     attempts = [(schedule.region, schedule_token(schedule.name)) for schedule in inventory.schedules]
-    ids = {machine.id for machine in machines}
-    in_scope = {(instance.region, instance.token) for instance in inventory.instances if instance.id in ids}
     return [
         judge_schedule(
             schedule,
-            live_tokens=[
-                instance.token for instance in live if instance.token and instance.region == schedule.region
-            ],
+            live_tokens=[token for region, token in live if token and region == schedule.region],
             is_known=schedule.region not in unlisted,
             # Each machine has its own schedule. If machines are fewer, AWS does not show one yet.
             is_ended=ended[attempt] >= attempts.count(attempt),
@@ -285,39 +297,69 @@ def _reconcile(context: World, ledger: "Ledger") -> list[dict[str, str | None]]:
     return [{"run": run.id, "state": str(run.state), "reason": run.reason} for run in ended]
 
 
-def _usd_per_hour(context: World, machines: Sequence[Orphan]) -> dict[str, float]:
-    """Return the hourly price of each machine by its id, if it is known."""
-    prices = {
-        machine.id: machine.known.usd_per_hour
-        for machine in machines
-        if machine.known and machine.known.usd_per_hour and not (machine.kind == "job" and machine.is_spot)
-    }
-    # The cost of a spot job is known at its end, and that of someone else's spot instance only to them.
-    listed = [
-        (machine, machine.instance_type)
-        for machine in machines
-        if machine.id not in prices and not machine.is_spot and machine.instance_type
-    ]
-    if listed:
-        from fastlaunch.catalog.load import load_catalogue
-        from fastlaunch.catalog.prices import paid_usd_per_hour
+def _price_list(context: World) -> "Catalogue | None":
+    try:
+        return context.catalogue
+    except UserError as error:
+        # The machines are gone by now; only their cost is unknown.
+        report_line(as_warning(f"prices are not known: {error.message}"))
+        return None
 
-        today = context.today
-        try:
-            catalogue = load_catalogue(*context.settings.price_files())
-        except UserError as error:
-            # The machines are gone by now; only their cost is unknown.
-            report_line(as_warning(f"prices are not known: {error.message}"))
-            return prices
-        for machine, name in listed:
-            service = "ec2" if machine.kind == "instance" else "sagemaker"
-            try:
-                price = catalogue.price(name, region=machine.region, service=service, on=today)
-            except UserError:
-                continue
-            paid = paid_usd_per_hour(price, context.settings)
-            prices[machine.id] = price.usd_per_hour if paid is None else paid
-    return prices
+
+def _usd_per_hour(context: World, machine: Orphan, price_list: "Catalogue | None") -> float | None:
+    """Return the hourly price of one machine, if it is known."""
+    # What a spot job costs is known at its end, and somebody else's spot instance only to them.
+    if machine.known and machine.known.usd_per_hour and not (machine.kind == "job" and machine.is_spot):
+        return machine.known.usd_per_hour
+    if machine.is_spot or not machine.instance_type or price_list is None:
+        return None
+    service = "ec2" if machine.kind == "instance" else "sagemaker"
+    price = price_list.find_price(
+        machine.instance_type, service=service, region=machine.region, on=context.today
+    )
+    return paid_usd_per_hour(price, context.settings)
+
+
+def _row(orphan: Orphan, refusal: CloudRefused | None, *, dry_run: bool, usd_per_hour: float | None) -> Row:
+    """Return what there is to say of an orphan, and what was done with it."""
+    words = _WORDS[orphan.kind]
+    done = (words.to_do if dry_run else words.done) if orphan.must_go else "left"
+    outcome = {"done": "refused" if refusal else done, "why": str(refusal) if refusal else orphan.why}
+    if orphan.kind == "schedule":
+        created_at = orphan.began_at.isoformat()
+        return {"schedule": orphan.id, "region": orphan.region, "created_at": created_at, **outcome}
+    cost_usd = None if usd_per_hour is None else orphan.hours * orphan.num_machines * usd_per_hour
+    return {
+        orphan.kind: orphan.id,
+        "run": orphan.run_id,
+        "owner": orphan.owner,
+        "region": orphan.region,
+        "type": orphan.instance_type,
+        "num_machines": orphan.num_machines,
+        "zone": orphan.zone,
+        "is_spot": orphan.is_spot,
+        "state": orphan.state,
+        "launched_at": orphan.began_at.isoformat(),
+        "ends_at": orphan.ends_at.isoformat() if orphan.ends_at else None,
+        "hours": round(orphan.hours, 3),
+        "cost_usd": None if cost_usd is None else round(cost_usd, 2),
+        **outcome,
+    }
+
+
+def _type_text(row: Row) -> str:
+    count = f"{row['num_machines']} x " if row["num_machines"] > 1 else ""
+    return f"{count}{row['type'] or 'n/a'}"
+
+
+_MACHINE_COLUMNS: Sequence[Column[Row]] = (
+    Column("run", itemgetter("run")),
+    Column("owner", lambda row: row["owner"] or "n/a", importance=SPARE + 2),
+    Column("type", _type_text, importance=SPARE + 4),
+    Column("zone", lambda row: row["zone"] or row["region"], importance=SPARE + 3),
+    Column("hours", itemgetter("hours"), format="{:.1f}".format, importance=SPARE + 1),
+    Column("cost", lambda row: "n/a" if row["cost_usd"] is None else f"${row['cost_usd']:,.2f}"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,132 +369,75 @@ class _Report:
     #: Where it looked, and which machines it may end.
     regions: Sequence[str]
     scope: _Scope
-    orphans: Sequence["Orphan"]
-    refused: Sequence["Refusal"]
+    #: By kind, each the oldest first.
+    rows: Mapping[Kind, Sequence[Row]]
+    refused: Sequence[Refusal]
     #: Runs that turned out to have ended.
     ended_runs: Sequence[Mapping[str, str | None]]
-    #: USD per hour of one machine, by its id.
-    prices: Mapping[str, float]
     dry_run: bool
 
-    def rows(self, kind: "Kind") -> list[dict[str, Any]]:
-        """Return a row for each orphan of a kind, oldest first."""
-        refusals = {refusal.id: str(refusal.error) for refusal in self.refused if refusal.kind == kind}
-        return [self._row(orphan, refusals.get(orphan.id)) for orphan in self.orphans if orphan.kind == kind]
-
-    def _row(self, orphan: "Orphan", refusal: str | None) -> dict[str, Any]:
-        done = "left"
-        if orphan.must_go:
-            words = _WORDS[orphan.kind]
-            done = words.to_do if self.dry_run else words.done
-        if refusal:
-            done = "refused"
-        row: dict[str, Any] = {orphan.kind: orphan.id}
-        if orphan.kind == "schedule":
-            row |= {"region": orphan.region, "created_at": orphan.began_at.isoformat()}
-        else:
-            rate = self.prices.get(orphan.id)
-            cost_usd = round(orphan.hours * orphan.num_machines * rate, 2) if rate is not None else None
-            row |= {
-                "run": orphan.run_id,
-                "owner": orphan.owner,
-                "region": orphan.region,
-                "type": orphan.instance_type,
-                "num_machines": orphan.num_machines,
-                "zone": orphan.zone,
-                "is_spot": orphan.is_spot,
-                "state": orphan.state,
-                "launched_at": orphan.began_at.isoformat(),
-                "ends_at": orphan.ends_at.isoformat() if orphan.ends_at else None,
-                "hours": round(orphan.hours, 3),
-                "cost_usd": cost_usd,
+    def print_json(self) -> None:
+        unlisted = [
+            {"region": refusal.region, "what": f"{_WORDS[refusal.kind].noun}s", "reason": str(refusal.error)}
+            for refusal in self.refused
+            if refusal.id is None
+        ]
+        print_json(
+            {
+                "dry_run": self.dry_run,
+                "regions": list(self.regions),
+                **{f"{kind}s": rows for kind, rows in self.rows.items()},
+                "refused_regions": unlisted,
+                "ended_runs": list(self.ended_runs),
             }
-        return {**row, "done": done, "why": refusal or orphan.why}
+        )
 
-    def unlisted(self, kind: "Kind") -> list[str]:
-        """Return the regions in which AWS refused to list a kind."""
-        return [refusal.region for refusal in self.refused if refusal.kind == kind and refusal.id is None]
+    def print(self) -> None:
+        """Print a table and a sentence for each kind that was found."""
+        for kind, rows in self.rows.items():
+            of_schedule: list[Column[Row]] = [Column("region", itemgetter("region"))]
+            columns: list[Column[Row]] = [
+                Column(_WORDS[kind].noun, itemgetter(kind)),
+                *(of_schedule if kind == "schedule" else _MACHINE_COLUMNS),
+                Column("", itemgetter("done")),
+                Column("why", itemgetter("why")),
+            ]
+            if rows:
+                click.echo(table(rows, columns, terminal_width()) + "\n")
+        for refusal in self.refused:
+            subject = refusal.id or f"{_WORDS[refusal.kind].noun}s"
+            click.echo(f"error: {subject} in {refusal.region}: {refusal.error.message}", err=True)
+        # Print each hint once.
+        for hint in dict.fromkeys(refusal.error.hint for refusal in self.refused if refusal.error.hint):
+            click.echo(f"  {hint}", err=True)
+        for run in self.ended_runs:
+            reason = f": {run['reason']}" if run["reason"] else ""
+            click.echo(f"run {run['run']} is {run['state']}{reason}")
+        # Mention kinds other than instances only if some exist, or may exist.
+        refused_kinds = {refusal.kind for refusal in self.refused}
+        for kind, rows in self.rows.items():
+            if rows or kind == "instance" or kind in refused_kinds:
+                click.echo(self._sentence(kind))
+        next_command("fastlaunch status")
 
-
-def _print_json(report: _Report) -> None:
-    """Print the report as one JSON object."""
-    unlisted = [
-        {"region": refusal.region, "what": f"{_WORDS[refusal.kind].noun}s", "reason": str(refusal.error)}
-        for refusal in report.refused
-        if refusal.id is None
-    ]
-    data = {
-        "dry_run": report.dry_run,
-        "regions": list(report.regions),
-        **{f"{kind}s": report.rows(kind) for kind in _WORDS},
-        "refused_regions": unlisted,
-        "ended_runs": list(report.ended_runs),
-    }
-    click.echo(json.dumps(data, indent=2))
-
-
-def _print(report: _Report) -> None:
-    """Print a table and a sentence for each kind that was found."""
-    for kind, words in _WORDS.items():
-        if rows := report.rows(kind):
-            columns = {"region": "region"} if kind == "schedule" else _MACHINE_HEADERS
-            headers = {kind: words.noun, **columns, "done": "", "why": "why"}
-            optional = ("hours", "owner", "zone", "type")
-            click.echo(plain_table([_cells(row) for row in rows], headers, optional=optional) + "\n")
-    for refusal in report.refused:
-        subject = refusal.id or f"{_WORDS[refusal.kind].noun}s"
-        click.echo(f"error: {subject} in {refusal.region}: {refusal.error.message}", err=True)
-    # Print each hint once.
-    for hint in dict.fromkeys(refusal.error.hint for refusal in report.refused if refusal.error.hint):
-        click.echo(f"  {hint}", err=True)
-    for run in report.ended_runs:
-        click.echo(f"run {run['run']} is {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
-    # Mention kinds other than instances only if some exist, or may exist.
-    kinds = {
-        "instance",
-        *(orphan.kind for orphan in report.orphans),
-        *(refusal.kind for refusal in report.refused),
-    }
-    for kind in _WORDS:
-        if kind in kinds:
-            click.echo(_sentence(report, kind))
-    next_command("fastlaunch status")
-
-
-def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
-    cells = dict(row)
-    if "cost_usd" in row:
-        count = f"{row['num_machines']} x " if row["num_machines"] > 1 else ""
-        cells |= {
-            "owner": row["owner"] or "n/a",
-            "type": f"{count}{row['type'] or 'n/a'}",
-            "zone": row["zone"] or row["region"],
-            "hours": f"{row['hours']:.1f}",
-            "cost": f"${row['cost_usd']:,.2f}" if row["cost_usd"] is not None else "n/a",
-        }
-    return cells
-
-
-def _sentence(report: _Report, kind: "Kind") -> str:
-    words = _WORDS[kind]
-    rows, unlisted = report.rows(kind), report.unlisted(kind)
-    regions = [region for region in report.regions if region not in unlisted]
-    where = f"{len(regions)} regions" if len(regions) > 3 else ", ".join(regions)
-    if not regions:
-        article = "an" if words.noun[0] in "aeiou" else "a"
-        what = f"whether {article} {words.noun} {report.scope} lives"
-        return f"No region could be looked at: {what} is not known."
-    if not rows:
-        return f"No {words.noun} {report.scope} lives in {where}."
-    counts = Counter(row["done"] for row in rows)
-    parts = [
-        f"{counts[done]} {done}" for done in (words.done, words.to_do, "refused", "left") if counts[done]
-    ]
-    sentence = f"{len(rows)} {words.noun}{'s' if len(rows) > 1 else ''} in {where}: {', '.join(parts)}"
-    if kind == "schedule":
+    def _sentence(self, kind: Kind) -> str:
+        """Return how many of a kind there are and what was done with them, with their cost."""
+        words, rows = _WORDS[kind], self.rows[kind]
+        unlisted = {refusal.region for refusal in self.refused if (refusal.kind, refusal.id) == (kind, None)}
+        regions = [region for region in self.regions if region not in unlisted]
+        where = f"{len(regions)} regions" if len(regions) > 3 else ", ".join(regions)
+        if not regions:
+            unknown = f"whether {words.noun}s {self.scope} live is not known"
+            return f"No region could be looked at: {unknown}."
+        if not rows:
+            return f"No {words.noun} {self.scope} lives in {where}."
+        counts = Counter(row["done"] for row in rows)
+        ended = (words.done, words.to_do)
+        parts = [f"{counts[done]} {done}" for done in (*ended, "refused", "left") if counts[done]]
+        sentence = f"{counted(len(rows), words.noun)} in {where}: {', '.join(parts)}"
+        costs = [row["cost_usd"] for row in rows if row["done"] in ended and kind != "schedule"]
+        if known := sum(cost or 0 for cost in costs):
+            sentence += f"; cost so far about ${known:,.2f}"
+        if num_unknown := costs.count(None):
+            sentence += f" (the price of {num_unknown} is not known)"
         return f"{sentence}."
-    costs = [row["cost_usd"] for row in rows if row["done"] in (words.done, words.to_do)]
-    known = sum(cost or 0 for cost in costs)
-    sentence += f"; cost so far about ${known:,.2f}" if known else ""
-    num_unknown = costs.count(None)
-    return f"{sentence} (of {num_unknown} the price is not known)." if num_unknown else f"{sentence}."

@@ -1,6 +1,5 @@
 """`fastlaunch runs`: list, show, import, export, share and remove runs."""
 
-import json
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from fastlaunch.cli.options import (
     examples,
     next_command,
     output_option,
+    print_json,
     profile_option,
     table_or_json_option,
     with_filters,
@@ -129,7 +129,7 @@ def show(name: str, output: str) -> None:
         run = ledger.get(name)
         data = all_to_dict(ledger, run, home=context.settings.home, now=context.now())
     if output == "json":
-        click.echo(json.dumps(data, indent=2))
+        print_json(data)
         return
     for line in as_lines({**for_people(run, data), "files": _files(run)}):
         # Keep a command on one line, so that it can be copied.

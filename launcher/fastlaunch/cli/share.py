@@ -1,6 +1,5 @@
 """`fastlaunch runs push` and `pull`: runs shared with a team through a folder of S3."""
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,14 @@ import click
 
 from fastlaunch.backends.s3_sync import split_uri
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, with_filters
+from fastlaunch.cli.options import (
+    examples,
+    next_command,
+    print_json,
+    profile_option,
+    table_or_json_option,
+    with_filters,
+)
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, BadConfiguration, UserError
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
@@ -164,7 +170,7 @@ def _counter(context: World, done: str) -> Callable[[int, int], None]:
 
 def _print_transfer(done: "Transfer", verb: str, where: str, output: str) -> None:
     if output == "json":
-        click.echo(json.dumps(done.to_json(), indent=2))
+        print_json(done.to_json())
         return
     for run_id, why in done.left_out.items():
         report_line(as_warning(f"run {run_id} is left out: {why}"))

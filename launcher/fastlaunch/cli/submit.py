@@ -1,6 +1,5 @@
 """`fastlaunch submit`: make jobs from options and plans from jobs, and run them here or on AWS."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +10,7 @@ import click
 from fastlaunch.api import submission as api
 from fastlaunch.api.results import Submitted
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, table_or_json_option, yes_option
+from fastlaunch.cli.options import examples, print_json, table_or_json_option, yes_option
 from fastlaunch.cli.render import answer_of, print_runs
 from fastlaunch.cli.submit_options import (
     GroupedCommand,
@@ -87,7 +86,7 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
         raise _show_is_for_aws()
     elif output == "json":
         shown = [asdict(plan) for plan in result.plans]
-        click.echo(json.dumps(shown[0] if len(shown) == 1 else {"plans": shown}, indent=2))
+        print_json(shown[0] if len(shown) == 1 else {"plans": shown})
     else:
         click.echo(_plans_text(result.plans, result.jobs))
     return EXIT_DONE

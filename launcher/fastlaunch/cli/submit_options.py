@@ -1,12 +1,11 @@
 """The options of `submit` and `sweep` on the command line, made from `jobs.options.Options`; a job file."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fastlaunch.cli.options import PROFILE_HELP, Decorator, Quantity, use_profile, with_options
+from fastlaunch.cli.options import PROFILE_HELP, Decorator, Quantity, print_json, use_profile, with_options
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.options import HEADINGS, OPTIONS, SPEND, WHERE, Option, options_of
 
@@ -35,7 +34,7 @@ def _print_job_schema(ctx: click.Context, param: click.Parameter, is_given: bool
     if is_given:
         from fastlaunch.cli.job_file import job_schema
 
-        click.echo(json.dumps(job_schema(), indent=2))
+        print_json(job_schema())
         ctx.exit()
 
 

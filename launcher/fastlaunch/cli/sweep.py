@@ -11,7 +11,7 @@ import click
 from fastlaunch.api import sweep as api
 from fastlaunch.api.compared import Swept
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, table_or_json_option, yes_option
+from fastlaunch.cli.options import examples, next_command, print_json, table_or_json_option, yes_option
 from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import GroupedCommand, declared_options, training_profile_option
 from fastlaunch.core.errors import EXIT_DONE
@@ -124,7 +124,7 @@ def _print_plan(plan: SweepPlan, *, output: str) -> None:
             "max_cost_usd": plan.max_cost_usd,
             **files,
         }
-        click.echo(json.dumps(data, indent=2))
+        print_json(data)
         return
     click.echo(f"{_plan_text(plan)}\n\nPlanned, not started: at most {counted(plan.num_runs, 'run')}.")
 
