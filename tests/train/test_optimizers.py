@@ -344,22 +344,31 @@ def test_small_updates_are_not_lost() -> None:
         alone.step()
     # 2e-4 is less than half of bf16's step below 1, 3.9e-3.
     assert plain.tolist() == [1.0, 1.0]
-    optimizer = MasterWeights([mine, *others], SGD)
+    optimizer = MasterWeights([mine, *others], [mine, *others], SGD)
     steps(optimizer, mine, 100)
     assert mine.dtype == torch.bfloat16
     assert mine.tolist() == pytest.approx([0.98, 0.98], abs=2e-3)
     assert all(torch.equal(other, torch.ones_like(other)) for other in others)
 
 
+def test_masters_start_at_the_values_before_rounding() -> None:
+    exact = torch.linspace(1, 2, 10_001)
+    mine = nn.Parameter(exact.bfloat16())
+    steps(MasterWeights([mine], [exact], SGD), mine, 5)
+    # 8e-4 in all, a tenth of bf16's step of 7.8e-3 between 1 and 2: one parameter in ten moves by that.
+    moved = (exact.bfloat16().float() - mine.detach().float()).mean().item()
+    assert moved == pytest.approx(8.1e-4, rel=0.05)
+
+
 def test_masters_come_back_from_a_file() -> None:
     mine, *others = bf16_weights()
-    optimizer = MasterWeights([mine, *others], SGD)
+    optimizer = MasterWeights([mine, *others], [mine, *others], SGD)
     steps(optimizer, mine, 3)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     again, *rest = bf16_weights()
-    other = MasterWeights([again, *rest], SGD)
+    other = MasterWeights([again, *rest], [again, *rest], SGD)
     other.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(again, mine)
     steps(optimizer, mine, 30)
@@ -371,7 +380,7 @@ def test_masters_come_back_from_a_file() -> None:
 
 def test_gradients_are_freed_or_zeroed() -> None:
     mine, *_ = bf16_weights()
-    optimizer = MasterWeights([mine], SGD)
+    optimizer = MasterWeights([mine], [mine], SGD)
     mine.grad = torch.ones_like(mine)
     optimizer.zero_grad(set_to_none=False)
     assert mine.grad.tolist() == [0.0, 0.0]

@@ -81,6 +81,15 @@ def scatter(value: Any, process: Process) -> Any:
     return tree_map(sharded, value, is_leaf=is_gathered)
 
 
+def shard_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Return `value`, the same on every rank, sharded as `parameter` is; all ranks call it."""
+    if not _is_sharded(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
+
+
 def reshard(model: nn.Module) -> None:
     """Turn parameters back into shards: an evaluation leaves those of the root gathered."""
     from torch.distributed.fsdp import FSDPModule

@@ -124,16 +124,22 @@ class MasterWeights:
     A step adds to the masters and rounds them into the parameters, so that an update too small for bf16 is
     not lost. Gradients are bf16, as the model computes them; those of the masters are clipped to
     `max_grad_norm`. Parameters may be sharded (DTensor): the masters are sharded alike.
+
+    exact: the fp32 values that the parameters were rounded from, at which the masters start. Masters that
+    started at the rounded values would all lie half a rounding step from the next, and the first hundreds of
+    small updates would move no parameter.
     """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
+        exact: Iterable[torch.Tensor],
         build: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         max_grad_norm: float | None = None,
     ) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._masters = [nn.Parameter(parameter.detach().float()) for parameter in self._parameters]
+        trained = [pair for pair in zip(parameters, exact, strict=True) if pair[0].requires_grad]
+        self._parameters = [parameter for parameter, _ in trained]
+        self._masters = [nn.Parameter(value.detach().to(torch.float32, copy=True)) for _, value in trained]
         self.optimizer = build(self._masters)
         self._max_grad_norm = max_grad_norm
 

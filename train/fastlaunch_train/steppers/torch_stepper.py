@@ -47,6 +47,9 @@ class TorchStepper:
         self._process = process
         # The state has its names, whatever wraps it.
         self._native = model
+        masters = recipe.parameter_dtype == "bf16-master"
+        # Rounding gives a parameter other storage, and leaves this.
+        exact = {name: parameter.detach() for name, parameter in model.named_parameters() if masters}
         prepared = prepare_model(workload, recipe, model)
         scalings = delayed_scalings(model, recipe) if process.world_size > 1 else []
         #: The magnitudes that FP8 scales will follow, as this rank has recorded them.
@@ -62,10 +65,11 @@ class TorchStepper:
         self._loss_scale: torch.Tensor | None = None
         # After sharding, which replaces the model's parameters.
         parameters = dict(model.named_parameters())
-        if recipe.parameter_dtype == "bf16-master":
+        if masters:
             trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
             self.optimizer = MasterWeights(
                 parameters.values(),
+                [fsdp.shard_like(exact[name], parameter) for name, parameter in parameters.items()],
                 lambda masters: build_optimizer(workload, recipe, dict(zip(trained, masters, strict=True))),
                 workload.max_grad_norm,
             )
