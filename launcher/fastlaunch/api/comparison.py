@@ -1,27 +1,78 @@
 """`compare`: samples per dollar of the runs in the ledger."""
 
 import datetime
-import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastlaunch.api.compared import Comparison
-from fastlaunch.api.results import Runs
+from fastlaunch.analysis import compare as analysis
+from fastlaunch.api.listing import no_run_fits
+from fastlaunch.api.results import Runs, data_frame
+from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import parse_date
 from fastlaunch.lifecycle.world import World, default_context, reconcile_here
 
 if TYPE_CHECKING:
+    import pandas
+
     from fastlaunch.analysis.pricing import ChargedAs, PriceRequest
-    from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.ledger.ledger import Run
 
 
 #: The most warnings to show.
 _MOST = 8
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Comparison(analysis.Comparison):
+    """Rows beside their baselines, as `fastlaunch compare` prints them: `print(comparison)`."""
+
+    #: All selected runs, measured or not.
+    runs: Runs = field(repr=False)
+    request: "PriceRequest" = field(repr=False)
+    catalogue: Catalogue = field(repr=False)
+
+    @property
+    def answer(self) -> str:
+        """The answer in a sentence, with a clause for each workload."""
+        from fastlaunch.report.text import answer
+
+        return answer(self)
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """Each `RECIPE on WORKLOAD` that has runs but no row, unless it was settled without these runs."""
+        measured = {id for row in self.rows for id in row.run_ids}
+        known: set[tuple[str, str, str | None]] = set()
+        # Shared runs do not stand for the user's own.
+        runs = [run for run in self.runs if run.owner is None] or self.runs
+        for run in runs:
+            if run.id in measured or run.is_unneeded:
+                # A run without a machine has no instance, and any row of its recipe stands for it.
+                known |= {(run.recipe, run.workload, run.instance), (run.recipe, run.workload, None)}
+        missing = [run for run in runs if (run.recipe, run.workload, run.instance) not in known]
+        return [*dict.fromkeys(f"{run.recipe} on {run.workload}" for run in missing)]
+
+    def __repr__(self) -> str:
+        from fastlaunch.core.tables import WIDTH
+        from fastlaunch.report.overview import as_overview
+
+        return f"{self.answer}\n\n{as_overview(self, width=WIDTH)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the data of `fastlaunch compare --output json`; docs/reference.md describes it."""
+        from fastlaunch.report.data import to_json
+
+        return to_json(self)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a data frame of the rows, as `fastlaunch compare --output csv` writes them."""
+        from fastlaunch.report.data import as_rows
+
+        return data_frame(as_rows(self))
 
 
 def compare(
@@ -106,7 +157,7 @@ def compare_at_own_prices(context: "World", runs: "Sequence[Run]", baseline: str
 def compared(
     runs: Sequence["Run"],
     request: "PriceRequest",
-    catalogue: "Catalogue",
+    catalogue: Catalogue,
     baseline: str | None = None,
     *,
     allow_unverified: bool = False,
@@ -117,7 +168,6 @@ def compared(
 
     Raises UserError if there is nothing to compare.
     """
-    from fastlaunch.analysis.compare import compare as compare_runs
     from fastlaunch.lifecycle.measured import measured_runs
 
     if not runs:
@@ -126,7 +176,7 @@ def compared(
             "make some: fastlaunch submit --local --recipe fp32,bf16 --until-resolved",
         )
     measured, again = measured_runs(_as_made(runs), request.region, with_shared=with_shared)
-    comparison = compare_runs(
+    comparison = analysis.compare(
         measured,
         catalogue=catalogue,
         prices=request,
@@ -140,14 +190,13 @@ def compared(
         *comparison.warnings,
     )
     if not comparison.rows:
+        lines = ["there is nothing to compare: no run of these has a step time", *first_of(warnings)]
         raise UserError(
-            "\n  ".join(
-                ["there is nothing to compare: no run of these has a step time", *first_of(warnings)]
-            ),
+            "\n  ".join(lines),
             "`fastlaunch runs list` shows why; to compare all there are: fastlaunch compare --every-run",
         )
-    of_all = {**vars(comparison), "warnings": warnings}
-    return Comparison(**of_all, runs=Runs(runs), request=request, catalogue=catalogue)
+    fields = {**vars(comparison), "warnings": warnings}
+    return Comparison(**fields, runs=Runs(runs), request=request, catalogue=catalogue)
 
 
 def _stored_runs(context: World, selectors: Sequence[str], *, every_run: bool) -> list["Run"]:
@@ -161,7 +210,7 @@ def _stored_runs(context: World, selectors: Sequence[str], *, every_run: bool) -
         reconcile_here(ledger, context)
         runs = ledger.fetch_comparable(selectors, all_runs=every_run)
     if selectors and not runs:
-        raise UserError(f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is")
+        raise no_run_fits(selectors)
     return runs
 
 
@@ -196,14 +245,12 @@ def _unmeasured(runs: "Sequence[Run]") -> list[str]:
     alike: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
         alike.setdefault((str(run.state), run.reason), []).append(run)
-    return [
-        f"{_named(of)} left out: {'it is' if len(of) == 1 else 'they are'} {state} and "
-        f"{'has' if len(of) == 1 else 'have'} measured nothing{f': {reason}' if reason else ''}"
-        for (state, reason), of in alike.items()
-    ]
-
-
-def _named(runs: "Sequence[Run]") -> str:
-    if len(runs) == 1:
-        return f"{runs[0].id} ({runs[0].recipe}) is"
-    return f"{len(runs)} runs ({', '.join(dict.fromkeys(run.recipe for run in runs))}) are"
+    lines = []
+    for (state, reason), group in alike.items():
+        recipes = ", ".join(dict.fromkeys(run.recipe for run in group))
+        if len(group) == 1:
+            text = f"{group[0].id} ({recipes}) is left out: it is {state} and has measured nothing"
+        else:
+            text = f"{len(group)} runs ({recipes}) are left out: they are {state} and have measured nothing"
+        lines.append(f"{text}: {reason}" if reason else text)
+    return lines

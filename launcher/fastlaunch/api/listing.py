@@ -1,6 +1,7 @@
 """`runs` and `prices`: what the ledger and the price files hold."""
 
 import datetime
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -32,6 +33,11 @@ def runs(*selectors: str, context: World | None = None) -> Runs:
     with open_ledger(context.settings, clock=context.now) as ledger:
         reconcile_here(ledger, context)
         return Runs(ledger.fetch_comparable(selectors, all_runs=True))
+
+
+def no_run_fits(selectors: Sequence[str]) -> UserError:
+    """Return the error that selectors pick no run."""
+    return UserError(f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is")
 
 
 def prices(

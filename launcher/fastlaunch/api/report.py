@@ -7,13 +7,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from fastlaunch.api.comparison import compare
+from fastlaunch.api.comparison import Comparison, compare
 from fastlaunch.core.errors import UserError
 from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.pricing import ChargedAs
-    from fastlaunch.api.compared import Comparison
     from fastlaunch.report.page.page import PageInput, Predicted
 
 #: The samples of a prediction, as in the charts.
@@ -40,7 +39,7 @@ class ReportOptions(TypedDict, total=False):
 class Report:
     """A comparison to share, in several formats. A notebook shows it as Markdown."""
 
-    comparison: "Comparison"
+    comparison: Comparison
     context: World
     predictions: bool
     with_shared: bool
@@ -103,11 +102,43 @@ class Report:
         )
 
     def _predicted(self) -> "Iterator[tuple[str, Sequence[Predicted]]]":
+        """Yield predictions for unmeasured types, up to a multiple of the cheapest row's cost."""
+        from fastlaunch.api.recommend import recommend
+        from fastlaunch.report.page.page import Predicted
+
         for workload, rows in self.comparison.by_workload.items():
-            costs = [row.cost.usd_per_million_samples for row in rows]
+            costs = [usd.value for row in rows if (usd := row.cost.usd_per_million_samples)]
             # Runs of unknown cost get no predictions beside them.
-            if least := min((usd.value for usd in costs if usd), default=None):
-                yield workload, _predicted(workload, self, most_usd=_DEAR * least)
+            if not costs:
+                continue
+            try:
+                result = recommend(
+                    workload,
+                    _SAMPLES,
+                    steps_only=True,
+                    prices_as_of=self.comparison.request.as_of,
+                    with_shared=self.with_shared,
+                    context=self.context,
+                )
+            except UserError:
+                continue
+            measured_on = {row.setup.instance for row in rows}
+            yield (
+                workload,
+                [
+                    Predicted(
+                        name=f"{choice.configuration.recipe} on {choice.instance}",
+                        recipe=choice.configuration.query.recipe,
+                        instance=choice.instance,
+                        usd_per_hour=choice.usd / choice.hours,
+                        hours=choice.total.hours,
+                    )
+                    for choice in result.by_instance
+                    if choice.configuration.rate.row is None
+                    and choice.instance not in measured_on
+                    and choice.usd <= _DEAR * min(costs)
+                ],
+            )
 
 
 def report(
@@ -130,38 +161,3 @@ def report(
     comparison = compare(*chosen, every_run=not chosen, context=context, **options)
     with_shared = options.get("with_shared", False)
     return Report(comparison=comparison, context=context, predictions=predictions, with_shared=with_shared)
-
-
-def _predicted(workload: str, made: Report, *, most_usd: float) -> "list[Predicted]":
-    """Return `recommend`'s predictions for unmeasured types, up to a cost per million samples.
-
-    Empty without predictions.
-    """
-    from fastlaunch.api.recommend import recommend
-    from fastlaunch.report.page.page import Predicted
-
-    try:
-        result = recommend(
-            workload,
-            _SAMPLES,
-            steps_only=True,
-            prices_as_of=made.comparison.request.as_of,
-            with_shared=made.with_shared,
-            context=made.context,
-        )
-    except UserError:
-        return []
-    measured_on = {row.setup.instance for row in made.comparison.by_workload[workload]}
-    return [
-        Predicted(
-            name=f"{choice.configuration.recipe} on {choice.instance}",
-            recipe=choice.configuration.query.recipe,
-            instance=choice.instance,
-            usd_per_hour=choice.usd / choice.hours,
-            hours=choice.total.hours,
-        )
-        for choice in result.by_instance
-        if choice.configuration.rate.row is None
-        and choice.instance not in measured_on
-        and choice.usd <= most_usd
-    ]

@@ -1,16 +1,15 @@
 """`sweep`: recipes and batch sizes, or a script's variants, on several instance types, within one budget."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from fastlaunch.api.compared import Swept
 from fastlaunch.api.keywords import SweepArguments
-from fastlaunch.api.results import Runs
+from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.api.submission import check_truths
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import as_warning, report_line
@@ -21,13 +20,39 @@ from fastlaunch.lifecycle.world import World, default_context, open_launcher
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
+    from fastlaunch.api.comparison import Comparison
     from fastlaunch.ledger.rows import Sweep as StoredSweep
     from fastlaunch.lifecycle.launcher import Launcher
     from fastlaunch.lifecycle.stop_request import StopRequest
-    from fastlaunch.lifecycle.sweep import Sweep
+    from fastlaunch.lifecycle.sweep import Saved, Sweep
 
 #: Shows a sweep's plan before it starts.
 Announce = Callable[[SweepPlan], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept(Submitted):
+    """The result of a sweep; `runs` holds the runs of all cells."""
+
+    #: The argument of `sweep(resume=id)`.
+    id: str
+    #: The runs by instance type, or of this machine.
+    by_part: Mapping[str, Runs]
+    #: The reasons by part that was not started or not completed.
+    left_out: Mapping[str, UserError]
+    #: The saving of stopping early against the full matrix; None if it could not be computed.
+    saved: "Saved | None"
+    #: None if nothing was measured or could be compared.
+    comparison: "Comparison | None" = field(repr=False)
+    #: With `until_best`, the rows that may be best for each global batch, ordered by their figures.
+    best: "Sequence[Sequence[Row]]" = field(default=(), repr=False)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the first failed part, else as for a submission."""
+        code = super().exit_code
+        codes = () if self.is_stopped else (error.exit_code for error in self.left_out.values())
+        return next(filter(None, codes), code)
 
 
 @overload

@@ -3,11 +3,12 @@
 import tempfile
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from fastlaunch.aws.types import RegistryLogin
 from fastlaunch.catalog.container_images import (
     FLAVOURS,
     BaseImage,
@@ -46,24 +47,8 @@ from fastlaunch.jobs.image_build import (
 from fastlaunch.jobs.wheels import fetch_wheels, packages_of, wanted_pins, wheel_folder, with_extras
 from fastlaunch.lifecycle.world import World
 
-_OWN_ACCOUNT = "<account>"
 #: The most lines to show of what docker printed before it failed.
 _NUM_LINES = 40
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildOptions:
-    """What to build, and where to push it."""
-
-    # None for the ORTModule image, whose base is fixed.
-    base: BaseImage | None
-    # Packages that pip installs in it.
-    extras: tuple[str, ...]
-    push: bool
-    region: str
-    # In the account's registry in the region.
-    repository: str
-    yes: bool
 
 
 @click.command(
@@ -124,153 +109,145 @@ def build(
     the image's name, with --push by its digest.
     """
     context = app_context()
-    where = region or context.own_region()
-    registry(where)
-    name = repository or context.settings.region_settings(where).repository or DEFAULT_REPOSITORY
-    check_repository(name)
+    region = region or context.own_region()
+    registry(region)
+    repository = repository or context.settings.region_settings(region).repository or DEFAULT_REPOSITORY
+    check_repository(repository)
     if ort and (base or extras or flavour != "ec2"):
         raise UserError("--ort is an image of its own", "leave out --base, --flavour and --with")
-    options = BuildOptions(
-        base=None if ort else find_base_image(base, flavour=flavour, today=context.today),
-        extras=packages_of([name for given in extras for name in split_names(given)]),
-        push=push,
-        region=where,
-        repository=name,
-        yes=yes,
-    )
-    for doubt in options.base.doubts(context.today) if options.base else ():
+    image = None if ort else find_base_image(base, flavour=flavour, today=context.today)
+    packages = packages_of([name for given in extras for name in split_names(given)])
+    for doubt in image.doubts(context.today) if image else ():
         report_line(as_warning(doubt))
-    click.echo(_dry_run(context, options) if dry_run else _build(context, options))
-
-
-def _with_extras(files: Mapping[str, bytes], options: BuildOptions) -> dict[str, bytes]:
-    """Return the context with a Dockerfile in which pip installs the extras."""
-    if options.extras:
-        report_line(f"pip installs in the image, from the network: {', '.join(options.extras)}")
-    return {**files, "Dockerfile": with_extras(files["Dockerfile"], options.extras)}
-
-
-def _dry_run(context: World, options: BuildOptions) -> str:
-    """Return the context's files with sizes, and the commands, with placeholders for what only AWS knows."""
-    files = context_files(wheel_folder(context.settings)) if options.base else ort_context()
     builder = find_builder()
-    if builder is None:
-        report_line(as_warning(f"{no_builder().message}; the commands are docker's with buildx"))
-    reference = ort_base()
-    if options.base:
-        uri = image_uri(options.base, options.region, "<base-digest>")
-        reference = BaseReference(uri=uri, digest="<base-digest>")
-    build = ImageBuild(
-        base=options.base,
-        reference=reference,
-        files=_with_extras(files or context_without_wheels(), options),
-        commit=context.commit,
-    )
-    name = f"{_registry_name(options, _OWN_ACCOUNT)}:{build.kind}-<content>"
-    logins, building, pushing = _commands(builder or "buildx", options, build, name, "<context>")
-    if options.push and files is not None:
-        report_line(_upload(build))
-    lines = ["context:", *_listing(build.files, fetched=files is not None), "commands:"]
-    return "\n".join([*lines, *(f"  {command}" for command in (*logins, building, *pushing))])
-
-
-def _listing(files: Mapping[str, bytes], *, fetched: bool) -> list[str]:
-    """Return the sizes of the context's top folders and files."""
-    sizes: dict[str, list[int]] = {}
-    for name, content in sorted(files.items()):
-        top, slash, _ = name.partition("/")
-        sizes.setdefault(top + slash, []).append(len(content))
-    lines = [
-        f"  {top:<14} {size_text(sum(of_top)):>9}" + (f"  {len(of_top)} files" if top.endswith("/") else "")
-        for top, of_top in sizes.items()
-    ]
-    if not fetched:
-        lines.append(f"  site/          {' and '.join(map(str, wanted_pins()))}, not fetched yet")
-    return lines
-
-
-def _upload(build: ImageBuild) -> str:
-    """Return a sentence on how much will be uploaded."""
-    return (
-        f"to upload: about {size_text(build.upload_size)} of its own, and the base's layers, 10 GB or more,"
+    if builder is None and not dry_run:
+        raise no_builder()
+    made = _image_build(context, image, region, dry_run=dry_run, push=push)
+    if packages:
+        report_line(f"pip installs in the image, from the network: {', '.join(packages)}")
+        dockerfile = with_extras(made.files["Dockerfile"], packages)
+        made = replace(made, files={**made.files, "Dockerfile": dockerfile})
+    size = (
+        f"to upload: about {size_text(made.upload_size)} of its own, and the base's layers, 10 GB or more,"
         " unless an earlier push has brought them to this repository"
     )
-
-
-def _build(context: World, options: BuildOptions) -> str:
-    """Build the image; return its name, by digest in ECR or by tag on this machine."""
-    builder = find_builder()
-    if builder is None:
-        raise no_builder()
-    if options.base is None:
-        reference, files = ort_base(), ort_context()
-    else:
-        wheels = wheel_folder(context.settings)
-        with activity("fetching wheels"):
-            fetch_wheels(wanted_pins(), wheels, python=options.base.python)
-        whole = context_files(wheels)
-        assert whole is not None, "the wheels have just been fetched"
-        reference, files = _reference(context, options, options.base), whole
-    build = ImageBuild(
-        base=options.base, reference=reference, files=_with_extras(files, options), commit=context.commit
-    )
-    if not options.push:
-        name = f"{options.repository}:{build.tag}"
-        report_line(f"building {name}: {size_text(build.size)} over {reference.uri}")
-        _carry_out(context, options, builder, build, name)
+    if dry_run:
+        if builder is None:
+            report_line(as_warning(f"{no_builder().message}; the commands are docker's with buildx"))
+        lacks_wheels = image is not None and not any(name.startswith("site/") for name in made.files)
+        if push and not lacks_wheels:
+            report_line(size)
+        host = f"{registry_host('<account>', region)}/" if push else ""
+        name = f"{host}{repository}:{made.kind}-<content>"
+        logins, building, pushing = _commands(builder or "buildx", made, name, "<context>", push=push)
+        listing = _listing(made.files)
+        if lacks_wheels:
+            listing.append(f"  site/          {' and '.join(map(str, wanted_pins()))}, not fetched yet")
+        commands = [f"  {command}" for command in (*logins, building, *pushing)]
+        click.echo("\n".join(["context:", *listing, "commands:", *commands]))
+        return
+    assert builder is not None
+    content = f"{made.tag}: {size_text(made.size)} over {made.reference.uri}"
+    if not push:
+        report_line(f"building {repository}:{content}")
+        _carry_out(context, builder, made, f"{repository}:{made.tag}", region)
         next_command("fastlaunch build --push")
-        return name
+        click.echo(f"{repository}:{made.tag}")
+        return
     account = context.aws.identity().account
-    repository = _registry_name(options, account)
-    digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
+    place = f"{registry_host(account, region)}/{repository}"
+    digest = context.aws.image_digest(region, account, repository, made.tag)
     if digest is None:
-        report_line(f"building {repository}:{build.tag}: {size_text(build.size)} over {reference.uri}")
-        report_line(_upload(build))
-        context.confirm("Build and upload?", yes=options.yes)
-        _carry_out(context, options, builder, build, f"{repository}:{build.tag}")
-        digest = context.aws.image_digest(options.region, account, options.repository, build.tag)
+        report_line(f"building {place}:{content}")
+        report_line(size)
+        context.confirm("Build and upload?", yes=yes)
+        _carry_out(context, builder, made, f"{place}:{made.tag}", region, push_to=repository)
+        digest = context.aws.image_digest(region, account, repository, made.tag)
         if digest is None:
-            raise UserError(f"{repository} has no {build.tag} after the push", "try again")
+            raise UserError(f"{place} has no {made.tag} after the push", "try again")
     else:
-        report_line(f"{build.tag} exists already: nothing to build")
-    recipe = "te-fp8" if options.base else "ort --workload gpt2-xsmall"
-    next_command(f"fastlaunch submit --image {repository}@{digest} --instance p5.48xlarge --recipe {recipe}")
-    return f"{repository}@{digest}"
+        report_line(f"{made.tag} exists already: nothing to build")
+    recipe = "te-fp8" if image else "ort --workload gpt2-xsmall"
+    next_command(f"fastlaunch submit --image {place}@{digest} --instance p5.48xlarge --recipe {recipe}")
+    click.echo(f"{place}@{digest}")
 
 
-def _reference(context: World, options: BuildOptions, base: BaseImage) -> BaseReference:
+def _image_build(
+    context: World, base: BaseImage | None, region: str, *, dry_run: bool, push: bool
+) -> ImageBuild:
+    """Return the base with the context's files. A dry run asks AWS nothing and fetches no wheels."""
+    if base is None:
+        return ImageBuild(base=None, reference=ort_base(), files=ort_context(), commit=context.commit)
+    wheels = wheel_folder(context.settings)
+    if dry_run:
+        reference = BaseReference(uri=image_uri(base, region, "<base-digest>"), digest="<base-digest>")
+    else:
+        with activity("fetching wheels"):
+            fetch_wheels(wanted_pins(), wheels, python=base.python)
+        reference = _reference(context, base, region, push=push)
+    files = context_files(wheels)
+    assert files is not None or dry_run, "the wheels have just been fetched"
+    return ImageBuild(
+        base=base, reference=reference, files=files or context_without_wheels(), commit=context.commit
+    )
+
+
+def _reference(context: World, base: BaseImage, region: str, *, push: bool) -> BaseReference:
     """Return the base image by digest; by tag in AWS's gallery, with a warning, without access to AWS."""
-    region = options.region
     try:
         digest = context.aws.image_digest(region, registry(region).account, base.repository, base.tag)
     except CloudRefused as error:
-        if options.push:
+        if push:
             raise
         report_line(as_warning(f"{base.name} is taken by its tag, which may move: its digest is not known"))
         report_line(f"  {error.message}")
         return BaseReference(uri=public_uri(base), digest=None)
     if digest is None:
-        raise UserError(
-            f"{region} has no base image {base.name}", "name another one by --base, or another --region"
-        )
+        hint = "name another one by --base, or another --region"
+        raise UserError(f"{region} has no base image {base.name}", hint)
     return BaseReference(uri=image_uri(base, region, digest), digest=digest)
 
 
-def _carry_out(context: World, options: BuildOptions, builder: str, build: ImageBuild, name: str) -> None:
-    """Log in where needed, build, and push if asked to."""
+def _listing(files: Mapping[str, bytes]) -> list[str]:
+    """Return the sizes of the context's top folders and files."""
+    sizes: dict[str, list[int]] = {}
+    for name, content in sorted(files.items()):
+        top, slash, _ = name.partition("/")
+        sizes.setdefault(top + slash, []).append(len(content))
+    return [
+        f"  {top:<14} {size_text(sum(of_top)):>9}" + (f"  {len(of_top)} files" if top.endswith("/") else "")
+        for top, of_top in sizes.items()
+    ]
+
+
+def _commands(
+    builder: str, build: ImageBuild, name: str, folder: str, *, push: bool, login: RegistryLogin | None = None
+) -> tuple[list[Command], Command, list[Command]]:
+    """Return the commands that log in, build and push, in this order. login: None only to show them."""
+    hosts = [build.reference.host] if build.reference.digest else []
+    hosts += [name.partition("/")[0]] if push else []
+    user, password = (login.user, login.password) if login else ("AWS", None)
+    logins = [login_command(builder, host, user=user, password=password) for host in hosts]
+    building = build_command(builder, folder, tag=name, build_args=build.build_args)
+    return logins, building, [push_command(builder, name)] if push else []
+
+
+def _carry_out(
+    context: World, builder: str, build: ImageBuild, name: str, region: str, *, push_to: str | None = None
+) -> None:
+    """Log in where needed, and build. push_to: a repository to push to, which is made if need be."""
     with tempfile.TemporaryDirectory(prefix="fastlaunch-build-") as folder:
         write_context(build.files, Path(folder))
-        logins, building, pushing = _commands(builder, options, build, name, folder)
-        if logins:
-            login = context.aws.registry_login(options.region)
-            for command in logins:
-                host = command.argv[-1]
-                run_command(
-                    login_command(builder, host, user=login.user, password=login.password), lambda line: None
-                )
+        needs_login = push_to is not None or build.reference.digest is not None
+        login = context.aws.registry_login(region) if needs_login else None
+        logins, building, pushing = _commands(
+            builder, build, name, folder, push=push_to is not None, login=login
+        )
+        for command in logins:
+            run_command(command, lambda line: None)
         _run(building, f"building {name}")
-    if pushing:
-        context.aws.ensure_repository(options.region, options.repository)
+    if push_to is not None:
+        context.aws.ensure_repository(region, push_to)
     for command in pushing:
         _run(command, f"pushing {name}")
 
@@ -289,21 +266,3 @@ def _run(command: Command, what: str) -> None:
     except UserError:
         report_line("\n".join(lines))
         raise
-
-
-def _commands(
-    builder: str, options: BuildOptions, build: ImageBuild, name: str, folder: str
-) -> tuple[list[Command], Command, list[Command]]:
-    """Return the commands that log in, build and push, in this order."""
-    hosts = [build.reference.host] if build.reference.digest else []
-    hosts += [name.partition("/")[0]] if options.push else []
-    logins = [login_command(builder, host, user="AWS") for host in hosts]
-    building = build_command(builder, folder, tag=name, build_args=build.build_args)
-    return logins, building, [push_command(builder, name)] if options.push else []
-
-
-def _registry_name(options: BuildOptions, account: str) -> str:
-    """Return the repository with its registry, or without it for an image that is not pushed."""
-    if not options.push:
-        return options.repository
-    return f"{registry_host(account, options.region)}/{options.repository}"

@@ -32,7 +32,7 @@ from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.terminal import as_warning, report_line
 
 if TYPE_CHECKING:
-    from fastlaunch.api.compared import Comparison
+    from fastlaunch.api.comparison import Comparison
 
 
 def _parse_percent(text: str) -> float:

@@ -3,10 +3,11 @@
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -20,35 +21,36 @@ from fastlaunch.cli.options import (
     print_json,
     profile_option,
     table_or_json_option,
+    terminal_width,
     with_filters,
     yes_option,
 )
-from fastlaunch.cli.render import print_rows, print_text
+from fastlaunch.cli.render import print_rows, print_table, print_text
 from fastlaunch.cli.share import pull, push
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.tables import SPARE, Column, table
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted, in_ms
 from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.describe import all_to_dict, as_lines, for_people, measured, run_to_dict
-from fastlaunch.lifecycle.world import World, reconcile_here
+from fastlaunch.lifecycle.world import reconcile_here
 
-if TYPE_CHECKING:
-    from fastlaunch.report.tracked_run import TrackedRun
-
-_HEADERS = {
-    "id": "run",
-    "when": "when",
-    "backend": "backend",
-    "owner": "owner",
-    "workload": "workload",
-    "recipe": "recipe",
-    "instance": "instance",
-    "state": "state",
-    "step": "step time",
-    "loss": "loss",
-}
+#: The first to give way on a narrow terminal are the least important.
+_COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
+    Column("run", itemgetter("id")),
+    # A long id begins with the workload, any other with the day.
+    Column("when", itemgetter("when"), importance=SPARE - 5),
+    Column("backend", itemgetter("backend"), importance=SPARE - 3),
+    Column("owner", itemgetter("owner"), importance=SPARE - 2),
+    Column("workload", itemgetter("workload"), importance=SPARE - 1),
+    Column("recipe", itemgetter("recipe")),
+    Column("instance", itemgetter("instance"), importance=SPARE),
+    Column("state", itemgetter("state")),
+    Column("step time", itemgetter("step_time_s"), format=in_ms),
+    Column("loss", itemgetter("final_loss"), format="{:.3f}".format, importance=SPARE - 4),
+)
 
 
 @click.group(
@@ -92,18 +94,21 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
         print_rows(rows, output=output)
         return
     if rows:
-        cells = [_cells(run) for run in shown]
-        headers = {key: text for key, text in _HEADERS.items() if _tells(key, cells)}
-        print_rows(
-            cells,
-            output=output,
-            headers=headers,
-            # A long id begins with the workload, any other with the day.
-            spare=("when", "loss", "backend", "owner", "workload", "instance"),
-        )
+        # If all runs were made here, the column says nothing.
+        is_local = all(run.backend == "local" for run in shown)
+        columns = [column for column in _COLUMNS if not (is_local and column.name == "backend")]
+        cells = [{**row, "when": _day_of(run)} for row, run in zip(rows, shown, strict=True)]
+        print_table(table(cells, columns, terminal_width()))
     only = f", the last {limit} shown" if len(shown) < len(selected) else ""
     click.echo(f"{counted(len(selected), 'run')}{only}.")
     next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
+
+
+def _day_of(run: Run) -> str | None:
+    """Return when the run was made; of an imported one, when it was measured."""
+    if run.backend == IMPORT:
+        return run.summary.environment.measured_on if run.summary else None
+    return run.created_at[:10]
 
 
 @runs.command(
@@ -160,9 +165,7 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
         reconcile_here(ledger, context)
         chosen = ledger.fetch_comparable(selectors, all_runs=True)
         if not chosen:
-            raise UserError(
-                f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is"
-            )
+            raise api.no_run_fits(selectors)
         folders = [folder for run in chosen if (folder := _own_folder(run, settings))]
         for run in chosen if not yes else ():
             click.echo(f"{run.id}  {run.workload}  {run.recipe}  {run.state}", err=True)
@@ -170,21 +173,12 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
         context.confirm(f"Remove {counted(len(chosen), 'run')}{and_files}?", yes=yes)
         ledger.remove([run.id for run in chosen])
     for folder in folders:
-        _remove_folder(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            report_line(as_warning(f"{folder} stays, it cannot be removed: {error.strerror}"))
     click.echo(f"Removed {counted(len(chosen), 'run')}.")
     next_command("fastlaunch runs list")
-
-
-def _warn_of_unknown_instances(names: Sequence[str | None]) -> None:
-    """Warn of instance types that the catalogue lacks: their runs have no price and no number of GPUs."""
-    from fastlaunch.catalog.load import load_catalogue
-
-    catalogue = load_catalogue()
-    unknown = {name for name in names if name and name.removeprefix(ML) not in catalogue.instances}
-    for name in sorted(unknown):
-        near = get_close_matches(name, catalogue.instances, n=1, cutoff=0.5)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        report_line(as_warning(f"unknown instance {name!r}: its runs have no price{meant}"))
 
 
 @runs.command(
@@ -216,9 +210,15 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
         lines = f"{number} line{' says' if number == 1 else 's say'} the same as one before"
         repeat = "a repeat has another seed, host or round"
         report_line(as_warning(f"{path}: {lines}, and they are one run: {repeat}"))
-    _warn_of_unknown_instances([run.summary.setup.instance for run in importable.runs.values()])
+    context = app_context()
+    names = {run.summary.setup.instance for run in importable.runs.values()}
+    known_types = context.catalogue.instances
+    for name in sorted(name for name in names if name and name.removeprefix(ML) not in known_types):
+        near = get_close_matches(name, known_types, n=1, cutoff=0.5)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        report_line(as_warning(f"unknown instance {name!r}: its runs have no price{meant}"))
     command = shlex.join(["fastlaunch", "runs", "import", *map(str, paths), *["--published"] * published])
-    with open_ledger(app_context().settings) as ledger, ledger.transaction():
+    with open_ledger(context.settings) as ledger, ledger.transaction():
         ids = list(importable.runs)
         known = ledger.existing(ids)
         ledger.add_imported(
@@ -270,91 +270,44 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     help="Write for this program.",
 )
 def export(selectors: tuple[str, ...], destination: str, file_format: str) -> None:
-    from fastlaunch.lifecycle.export import export_runs
+    from fastlaunch.lifecycle.export import export_runs, tracked_runs
+    from fastlaunch.report.trackers import TRACKERS
 
     context = app_context()
     with open_ledger(context.settings, clock=context.now) as ledger:
         chosen = ledger.select(selectors)
         if not chosen:
-            raise UserError(
-                f"no run fits {shlex.join(selectors)}", "`fastlaunch runs list` shows what there is"
-            )
-        if file_format != "records":
-            _export_tracked(chosen, context, destination, file_format)
-            return
-        for missing in export_runs(
-            ledger, chosen, Path(destination), home=context.settings.home, now=context.now()
-        ):
-            report_line(as_warning(missing))
+            raise api.no_run_fits(selectors)
+        if file_format == "records":
+            path = Path(destination)
+            warnings = export_runs(ledger, chosen, path, home=context.settings.home, now=context.now())
+            following: str | None = f"fastlaunch runs import {shlex.quote(destination)}"
+        else:
+            warnings = [
+                f"run {run.id}: it is {run.state} and recorded nothing" for run in chosen if not run.summary
+            ]
+            chosen = [run for run in chosen if run.summary]
+            TRACKERS[file_format](tracked_runs(chosen, context), destination)
+            following = _view_command(file_format, destination)
+    for warning in warnings:
+        report_line(as_warning(warning))
     click.echo(f"Exported {counted(len(chosen), 'run')} to {destination}.")
-    next_command(f"fastlaunch runs import {shlex.quote(destination)}")
+    if following:
+        next_command(following)
 
 
-def _export_tracked(chosen: Sequence[Run], context: World, destination: str, tracker: str) -> None:
-    """Write runs to a tracker, and print how to view them."""
-    from fastlaunch.report.trackers import TRACKERS, mlflow_uri
+def _view_command(tracker: str, destination: str) -> str | None:
+    """Return the command that shows exported runs; None for a server."""
+    from fastlaunch.report.trackers import mlflow_uri
 
-    measured_runs = [run for run in chosen if run.summary is not None]
-    for run in chosen:
-        if run.summary is None:
-            report_line(as_warning(f"run {run.id}: it is {run.state} and recorded nothing"))
-    TRACKERS[tracker](_tracked_runs(measured_runs, context), destination)
-    click.echo(f"Exported {counted(len(measured_runs), 'run')} to {destination}.")
+    if "://" in destination:
+        return None
+    if tracker == "mlflow":
+        return f"mlflow ui --backend-store-uri {shlex.quote(mlflow_uri(destination))}"
     quoted = shlex.quote(destination)
-    commands = {
-        "mlflow": lambda: f"mlflow ui --backend-store-uri {shlex.quote(mlflow_uri(destination))}",
-        "wandb": lambda: f"wandb sync {quoted}/wandb/offline-run-*",
-        "tensorboard": lambda: f"tensorboard --logdir {quoted}",
-    }
-    if "://" not in destination:
-        next_command(commands[tracker]())
-
-
-def _tracked_runs(chosen: Sequence[Run], context: World) -> "Iterator[TrackedRun]":
-    """Yield the runs, which all have summaries, in the form for trackers, priced as in `compare`."""
-    from fastlaunch.analysis.pooling import Group
-    from fastlaunch.analysis.pricing import PriceRequest, price_row
-    from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.lifecycle.export import record_files
-    from fastlaunch.lifecycle.measured import measured_run
-    from fastlaunch.measure.outcome import read_records
-    from fastlaunch.report.tracked_run import tracked_run
-
-    settings = context.settings
-    catalogue = load_catalogue(*settings.price_files())
-    request = PriceRequest(today=context.today, region=settings.region)
-    for run in chosen:
-        measured = measured_run(run, settings.region)
-        assert run.summary is not None and measured is not None
-        price, _ = price_row(Group(runs=[measured], measure=None), request, catalogue)
-        with record_files(run) as files:
-            records, unread = read_records(files)
-        for problem in unread:
-            report_line(as_warning(f"run {run.id}: {problem.message}"))
-        if not records and run.summary.setup.kind == "records":
-            report_line(as_warning(f"run {run.id}: its record files are gone; no metrics by step"))
-        yield tracked_run(run_to_dict(run), run.summary, records, price)
-
-
-def _cells(run: Run) -> dict[str, str | float | None]:
-    row = run_to_dict(run)
-    when: str | None = run.created_at[:10]
-    if run.backend == IMPORT:
-        when = run.summary.environment.measured_on if run.summary else None
-    return {
-        **row,
-        "when": when,
-        "step": None if row["step_time_s"] is None else in_ms(row["step_time_s"]),
-        "loss": None if row["final_loss"] is None else f"{row['final_loss']:.3f}",
-    }
-
-
-def _tells(key: str, cells: Sequence[Mapping[str, object]]) -> bool:
-    """Whether the column differs between runs. In a narrow table a constant one wastes room."""
-    if key not in ("backend", "owner", "instance"):
-        return True
-    values = {row[key] for row in cells}
-    return values not in ({None}, {"local"})
+    if tracker == "wandb":
+        return f"wandb sync {quoted}/wandb/offline-run-*"
+    return f"tensorboard --logdir {quoted}"
 
 
 def _files(run: Run) -> list[str]:
@@ -372,10 +325,3 @@ def _own_folder(run: Run, settings: Settings) -> Path | None:
         return None
     folder, home = run.directory.resolve(), (settings.home / "runs").resolve()
     return folder if folder.parent == home and folder.name == run.id else None
-
-
-def _remove_folder(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        report_line(as_warning(f"{folder} stays, it cannot be removed: {error.strerror}"))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastlaunch.api import sweep as api
-from fastlaunch.api.compared import Swept
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, print_json, table_or_json_option, yes_option
 from fastlaunch.cli.render import plain_table
@@ -154,7 +153,7 @@ def _runs_text(part: PlannedPart, plan: SweepPlan) -> str:
     return f"at most {part.num_rounds}" if is_planned or plan.is_until_best else str(part.num_rounds)
 
 
-def _print_result(context: "World", swept: Swept, *, output: str) -> None:
+def _print_result(context: "World", swept: api.Swept, *, output: str) -> None:
     """Print how the parts ended, their measurements, the savings and the next command."""
     from fastlaunch.cli.compare import comparison_text, print_warnings, show
     from fastlaunch.lifecycle.sweep import states

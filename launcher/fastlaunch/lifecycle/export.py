@@ -10,10 +10,17 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from fastlaunch.analysis.pooling import Group
+from fastlaunch.analysis.pricing import PriceRequest, price_row
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
-from fastlaunch.lifecycle.describe import all_to_dict
+from fastlaunch.lifecycle.describe import all_to_dict, run_to_dict
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, find_runs, unpacked
+from fastlaunch.lifecycle.measured import measured_run
+from fastlaunch.lifecycle.world import World
+from fastlaunch.measure.outcome import read_records
+from fastlaunch.report.tracked_run import TrackedRun, tracked_run
 from fastlaunch_train.records.records import SUFFIXES, DamagedFile, open_unpacked
 
 #: A folder with such a name would be taken for an archive.
@@ -126,3 +133,19 @@ def compress(file: Path, folder: Path) -> None:
 def plain_name(file: Path) -> str:
     """Return the record file's name without the suffix of its compression."""
     return file.name.removesuffix(".xz").removesuffix(".gz")
+
+
+def tracked_runs(runs: Sequence[Run], world: World) -> Iterator[TrackedRun]:
+    """Yield the runs, which all have summaries, in the form for trackers, priced as in `compare`."""
+    request = PriceRequest(today=world.today, region=world.settings.region)
+    for run in runs:
+        measured = measured_run(run, world.settings.region)
+        assert run.summary is not None and measured is not None
+        price, _ = price_row(Group(runs=[measured], measure=None), request, world.catalogue)
+        with record_files(run) as files:
+            records, unread = read_records(files)
+        for problem in unread:
+            world.report(as_warning(f"run {run.id}: {problem.message}"))
+        if not records and run.summary.setup.kind == "records":
+            world.report(as_warning(f"run {run.id}: its record files are gone; no metrics by step"))
+        yield tracked_run(run_to_dict(run), run.summary, records, price)
