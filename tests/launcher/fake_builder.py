@@ -1,4 +1,4 @@
-"""A `docker` or `podman` on PATH that builds nothing and notes what it was asked."""
+"""A `docker` on PATH that builds nothing and notes what it was asked."""
 
 import json
 import os

@@ -94,7 +94,7 @@ def test_a_dry_run_needs_nothing_and_shows_everything(
         " --file '<context>/Dockerfile' '<context>'",
         f"docker push '{name}'",
     ]
-    assert "neither docker nor podman" in err
+    assert "there is no docker" in err
     assert not load_settings().home.exists()
     assert build("--push", "--dry-run") == 0
     assert capsys.readouterr().out == out
@@ -191,7 +191,7 @@ def test_a_failed_build_pushes_nothing_and_leaves_no_repository(
         (["--repository", "Team/Vit"], "'Team/Vit'"),
         (["--ort", "--with", "torchao"], "--ort"),
         (["--with", "torch"], "lightning, torchao, transformers"),
-        ([], "neither docker nor podman"),
+        ([], "there is no docker"),
     ],
 )
 def test_what_cannot_be_built_is_refused(

@@ -1,4 +1,4 @@
-"""An image's context and its tag; and a real image, built by the real Dockerfile where docker can run."""
+"""An image's context, its tag and docker's commands; and a real image where docker can run."""
 
 import json
 import os
@@ -11,15 +11,21 @@ from typing import Any
 
 import pytest
 from docker_daemon import CannotStart, DockerDaemon
+from fake_builder import install
 from wheel_builder import make_wheel
 
 from fastlaunch.catalog.container_images import shipped_base_images
+from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.code_bundle import pack
-from fastlaunch.jobs.container_builder import build_command, find_builder, push_command, run_command
 from fastlaunch.jobs.image_build import (
     BaseReference,
+    Command,
     ImageBuild,
+    build_command,
     context_files,
+    has_buildx,
+    login_command,
+    run_command,
     write_context,
 )
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
@@ -83,6 +89,68 @@ def test_a_context_is_written_the_same_by_everybody(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("by_buildx", [True, False])
+def test_both_builders_of_docker_make_schema_2(by_buildx: bool) -> None:
+    command = build_command("/c", tag="r:t", build_args={"COMMIT": "c0ffee"}, by_buildx=by_buildx)
+    program = ("docker", "buildx", "build") if by_buildx else ("docker", "build")
+    assert command.argv[: len(program) + 2] == (*program, "--platform", "linux/amd64")
+    options = {"--provenance=false", "--sbom=false", "--output", "type=docker,oci-mediatypes=false"}
+    assert options & set(command.argv) == (options if by_buildx else set())
+    arguments = ("--build-arg", "COMMIT=c0ffee", "--tag", "r:t", "--file", "/c/Dockerfile", "/c")
+    assert command.argv[-7:] == arguments
+    # The classic builder is requested by name.
+    assert command.env == ({} if by_buildx else {"DOCKER_BUILDKIT": "0"})
+    assert str(command).startswith("docker buildx build " if by_buildx else "DOCKER_BUILDKIT=0 docker build ")
+
+
+def test_a_password_is_read_and_never_shown() -> None:
+    command = login_command("host", user="AWS", password="hunter2")
+    assert command.argv == ("docker", "login", "--username", "AWS", "--password-stdin", "host")
+    assert command.stdin == "hunter2"
+    assert "hunter2" not in f"{command} {command!r}"
+
+
+def test_docker_says_whether_it_has_buildx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, buildx in enumerate((True, False)):
+        fake = install(tmp_path / str(number), monkeypatch, "docker", buildx=buildx)
+        assert has_buildx() == buildx
+        assert fake.calls == []
+    install(tmp_path / "none", monkeypatch)
+    with pytest.raises(UserError, match="no docker"):
+        has_buildx()
+
+
+def test_a_command_gets_its_input_and_tells_its_output() -> None:
+    told: list[str] = []
+    script = 'read -r word; echo "$word $ADDED"; echo second >&2'
+    run_command(Command(argv=("sh", "-c", script), env={"ADDED": "1"}, stdin="first\n"), told.append)
+    assert told == ["first 1", "second"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        ("ERROR: write /var/lib/docker/tmp/x: no space left on device", "docker's disk is full"),
+        ("Cannot connect to the Docker daemon at unix:///run/docker.sock.", "its daemon is not running"),
+        ("permission denied while trying to connect to the Docker daemon socket at x", "may not talk"),
+        ("denied: User: u is not authorized to perform: ecr:PutImage", "the registry refused"),
+        ("tag invalid: The image tag 't' already exists, the repository is immutable.", "under this tag"),
+        ("first\nERROR: something else\n", "`sh -c` ended with exit code 3: ERROR: something else"),
+    ],
+)
+def test_a_failure_is_told_with_what_to_do(printed: str, message: str) -> None:
+    script = 'printf "%s" "$1" >&2; exit 3'
+    with pytest.raises(UserError) as caught:
+        run_command(Command(argv=("sh", "-c", script, "sh", printed)), lambda line: None)
+    assert message in caught.value.message and caught.value.hint
+
+
+def test_a_builder_that_was_killed_is_named() -> None:
+    for end in ("kill -KILL $$", "exit 137"):
+        with pytest.raises(UserError, match="`sh -c` was killed"):
+            run_command(Command(argv=("sh", "-c", end)), lambda line: None)
+
+
 @pytest.fixture
 def daemon() -> Iterator[DockerDaemon]:
     try:
@@ -106,8 +174,7 @@ def test_a_real_image_is_schema_2_with_its_labels(
     monkeypatch.setenv("FASTLAUNCH_WHEELS", str(listed))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{daemon.socket}")
     files = context_files(wheels)
-    builder = find_builder()
-    assert files is not None and builder is not None
+    assert files is not None
     base = f"{daemon.registry}/pytorch:tiny"
     daemon.docker("import", "--platform", "linux/amd64", "-", base, stdin=pack({}))
     build = replace(BUILD, files=files, reference=BaseReference(uri=base, digest=DIGEST))
@@ -115,8 +182,9 @@ def test_a_real_image_is_schema_2_with_its_labels(
     context = tmp_path / "context"
     context.mkdir()
     write_context(build.files, context)
-    run_command(build_command(builder, context, tag=tag, build_args=build.build_args), print)
-    run_command(push_command(builder, tag), print)
+    building = build_command(context, tag=tag, build_args=build.build_args, by_buildx=has_buildx())
+    run_command(building, print)
+    run_command(Command(argv=("docker", "push", tag)), print)
 
     media_type, manifest = manifest_of(daemon, "own", build.tag)
     assert media_type == SCHEMA_2

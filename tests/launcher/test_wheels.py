@@ -9,18 +9,15 @@ import pytest
 from wheel_builder import make_wheel
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
-from fastlaunch.jobs.image_build import context_without_wheels
+from fastlaunch.jobs.image_build import context_without_wheels, packages_of, read_extras, with_extras
 from fastlaunch.jobs.variants import IN_BASE_IMAGES
 from fastlaunch.jobs.wheels import (
     Pin,
     cached_wheel,
     fetch_wheels,
-    packages_of,
-    read_extras,
     read_pins,
     unpack_wheel,
     wanted_pins,
-    with_extras,
 )
 
 TIMM = Pin(name="timm", version="1.0.31", sha256="5b" * 32)

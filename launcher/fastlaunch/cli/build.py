@@ -24,27 +24,25 @@ from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import size_text, split_names
-from fastlaunch.jobs.container_builder import (
-    Command,
-    build_command,
-    find_builder,
-    login_command,
-    no_builder,
-    push_command,
-    run_command,
-)
 from fastlaunch.jobs.image_build import (
     DEFAULT_REPOSITORY,
     BaseReference,
+    Command,
     ImageBuild,
+    build_command,
     check_repository,
     context_files,
     context_without_wheels,
+    has_buildx,
+    login_command,
     ort_base,
     ort_context,
+    packages_of,
+    run_command,
+    with_extras,
     write_context,
 )
-from fastlaunch.jobs.wheels import fetch_wheels, packages_of, wanted_pins, wheel_folder, with_extras
+from fastlaunch.jobs.wheels import fetch_wheels, wanted_pins, wheel_folder
 from fastlaunch.lifecycle.world import World
 
 #: The most lines to show of what docker printed before it failed.
@@ -119,9 +117,13 @@ def build(
     packages = packages_of([name for given in extras for name in split_names(given)])
     for doubt in image.doubts(context.today) if image else ():
         report_line(as_warning(doubt))
-    builder = find_builder()
-    if builder is None and not dry_run:
-        raise no_builder()
+    by_buildx = True
+    try:
+        by_buildx = has_buildx()
+    except UserError as error:
+        if not dry_run:
+            raise
+        report_line(as_warning(f"{error.message}; the commands are those with buildx"))
     made = _image_build(context, image, region, dry_run=dry_run, push=push)
     if packages:
         report_line(f"pip installs in the image, from the network: {', '.join(packages)}")
@@ -132,25 +134,22 @@ def build(
         " unless an earlier push has brought them to this repository"
     )
     if dry_run:
-        if builder is None:
-            report_line(as_warning(f"{no_builder().message}; the commands are docker's with buildx"))
         lacks_wheels = image is not None and not any(name.startswith("site/") for name in made.files)
         if push and not lacks_wheels:
             report_line(size)
         host = f"{registry_host('<account>', region)}/" if push else ""
         name = f"{host}{repository}:{made.kind}-<content>"
-        logins, building, pushing = _commands(builder or "buildx", made, name, "<context>", push=push)
+        logins, building, pushing = _commands(made, name, "<context>", by_buildx=by_buildx, push=push)
         listing = _listing(made.files)
         if lacks_wheels:
             listing.append(f"  site/          {' and '.join(map(str, wanted_pins()))}, not fetched yet")
         commands = [f"  {command}" for command in (*logins, building, *pushing)]
         click.echo("\n".join(["context:", *listing, "commands:", *commands]))
         return
-    assert builder is not None
     content = f"{made.tag}: {size_text(made.size)} over {made.reference.uri}"
     if not push:
         report_line(f"building {repository}:{content}")
-        _carry_out(context, builder, made, f"{repository}:{made.tag}", region)
+        _carry_out(context, made, f"{repository}:{made.tag}", region, by_buildx=by_buildx)
         next_command("fastlaunch build --push")
         click.echo(f"{repository}:{made.tag}")
         return
@@ -161,7 +160,8 @@ def build(
         report_line(f"building {place}:{content}")
         report_line(size)
         context.confirm("Build and upload?", yes=yes)
-        _carry_out(context, builder, made, f"{place}:{made.tag}", region, push_to=repository)
+        name = f"{place}:{made.tag}"
+        _carry_out(context, made, name, region, by_buildx=by_buildx, push_to=repository)
         digest = context.aws.image_digest(region, account, repository, made.tag)
         if digest is None:
             raise UserError(f"{place} has no {made.tag} after the push", "try again")
@@ -221,19 +221,31 @@ def _listing(files: Mapping[str, bytes]) -> list[str]:
 
 
 def _commands(
-    builder: str, build: ImageBuild, name: str, folder: str, *, push: bool, login: RegistryLogin | None = None
+    build: ImageBuild,
+    name: str,
+    folder: str,
+    *,
+    by_buildx: bool,
+    push: bool,
+    login: RegistryLogin | None = None,
 ) -> tuple[list[Command], Command, list[Command]]:
     """Return the commands that log in, build and push, in this order. login: None only to show them."""
     hosts = [build.reference.host] if build.reference.digest else []
     hosts += [name.partition("/")[0]] if push else []
     user, password = (login.user, login.password) if login else ("AWS", None)
-    logins = [login_command(builder, host, user=user, password=password) for host in hosts]
-    building = build_command(builder, folder, tag=name, build_args=build.build_args)
-    return logins, building, [push_command(builder, name)] if push else []
+    logins = [login_command(host, user=user, password=password) for host in hosts]
+    building = build_command(folder, tag=name, build_args=build.build_args, by_buildx=by_buildx)
+    return logins, building, [Command(argv=("docker", "push", name))] if push else []
 
 
 def _carry_out(
-    context: World, builder: str, build: ImageBuild, name: str, region: str, *, push_to: str | None = None
+    context: World,
+    build: ImageBuild,
+    name: str,
+    region: str,
+    *,
+    by_buildx: bool,
+    push_to: str | None = None,
 ) -> None:
     """Log in where needed, and build. push_to: a repository to push to, which is made if need be."""
     with tempfile.TemporaryDirectory(prefix="fastlaunch-build-") as folder:
@@ -241,7 +253,7 @@ def _carry_out(
         needs_login = push_to is not None or build.reference.digest is not None
         login = context.aws.registry_login(region) if needs_login else None
         logins, building, pushing = _commands(
-            builder, build, name, folder, push=push_to is not None, login=login
+            build, name, folder, by_buildx=by_buildx, push=push_to is not None, login=login
         )
         for command in logins:
             run_command(command, lambda line: None)

@@ -7,25 +7,18 @@ containers/wheels.txt: for another version, or for what your own workload file i
 import hashlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from fastlaunch.core.errors import BadFile, UnknownName, UserError
+from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text, shipped
 from fastlaunch.core.settings import Settings
-
-#: Extras are installed before what changes with the training code, so that their layer is built once.
-_BEFORE = b"COPY site/"
-#: The Python that has torch, as run_train.sh finds it.
-_PYTHONS = "python /opt/venv/bin/python /opt/conda/bin/python python3"
-_HAS_TORCH = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
 
 _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[\w.!+]+) +--hash=sha256:(?P<sha256>[0-9a-f]{64})"
@@ -170,34 +163,3 @@ def unpack_wheel(pin: Pin, content: bytes) -> dict[str, bytes]:
             "only pure Python can travel with the training code; the rest is the image's: fastlaunch build",
         )
     return files
-
-
-def read_extras() -> Mapping[str, tuple[str, ...]]:
-    """Return what pip is asked for, by the name of the extra."""
-    lines = shipped("containers/extras.txt").read_text(encoding="utf-8").splitlines()
-    entries = (line.split() for line in lines if line.strip() and not line.startswith("#"))
-    return {name: tuple(packages) for name, *packages in entries}
-
-
-def packages_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Return what pip is asked for to have these extras, in their order. Raises UnknownName."""
-    known = read_extras()
-    for name in names:
-        if name not in known:
-            raise UnknownName("extra", name, known)
-    return tuple(dict.fromkeys(package for name in names for package in known[name]))
-
-
-def with_extras(dockerfile: bytes, packages: Sequence[str]) -> bytes:
-    """Return the Dockerfile with a step in which pip installs the packages, if there are any."""
-    if not packages:
-        return dockerfile
-    before, separator, after = dockerfile.partition(_BEFORE)
-    assert separator, "the Dockerfile copies site/"
-    install = f"-m pip install --no-cache-dir --disable-pip-version-check {shlex.join(packages)}"
-    run = (
-        f"RUN for one in {_PYTHONS}; do \\\n"
-        f'      "$one" -c "{_HAS_TORCH}" 2>/dev/null && exec "$one" {install}; \\\n'
-        "    done; echo 'no Python with torch in this image' >&2; exit 1\n"
-    )
-    return before + run.encode() + separator + after
