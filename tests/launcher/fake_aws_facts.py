@@ -15,13 +15,13 @@ from fastlaunch.aws.iam import Role
 from fastlaunch.aws.types import Identity, MachineImage, Subnet
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
-from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import RegionSettings, Settings
 from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.option_rules import check_on_aws
 from fastlaunch.jobs.options import Options
-from fastlaunch.placement.aws_lookup import AwsLookup
-from fastlaunch.placement.checks import CheckContext
+from fastlaunch.placement.check import CheckContext
+from fastlaunch.placement.lookup import Lookup
 
 #: Ten hours before the capacity block ends.
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
@@ -172,7 +172,7 @@ def request(*instances: str, **changes: Any) -> Jobs:
     return build_jobs(options, catalogue=catalogue())
 
 
-def lookup(aws: FakeAws | None = None, **changes: Any) -> AwsLookup:
+def lookup(aws: FakeAws | None = None, **changes: Any) -> Lookup:
     """A lookup that asks `aws` each question once."""
     usually: dict[str, Any] = {
         "aws": cached(cast(Aws, aws or FakeAws())),
@@ -180,12 +180,12 @@ def lookup(aws: FakeAws | None = None, **changes: Any) -> AwsLookup:
         "catalogue": catalogue(),
         "now": NOW,
         "base": training_base(None, today=NOW.date()),
-        "bundle": CodeBundle(key="", sha256="c0de", commit="ab" * 20),
+        "bundle": Bundle(data=b"", sha256="c0de", commit="ab" * 20),
     }
-    return AwsLookup(**{**usually, **changes})
+    return Lookup(**{**usually, **changes})
 
 
-def context(looked_up: AwsLookup, *instances: str, **changes: Any) -> CheckContext:
+def context(looked_up: Lookup, *instances: str, **changes: Any) -> CheckContext:
     """The context of checks for these types; `changes` are its fields and the options'."""
     names = {field.name for field in fields(Options)} - {field.name for field in fields(CheckContext)}
     options = cloud(*instances, **{name: value for name, value in changes.items() if name in names})

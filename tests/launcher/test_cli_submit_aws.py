@@ -30,7 +30,7 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.build import build_jobs
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.ledger import open_ledger
-from fastlaunch.placement.prepare import place_on_aws, upload_code
+from fastlaunch.placement.resolve import place_on_aws, upload_code
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

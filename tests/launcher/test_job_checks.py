@@ -40,7 +40,8 @@ from fastlaunch.core.errors import (
 )
 from fastlaunch.core.settings import RegionSettings
 from fastlaunch.placement.check import Check, Result
-from fastlaunch.placement.checks import DOCTOR_KEY, checks, usable
+from fastlaunch.placement.checks import DOCTOR_KEY, checks
+from fastlaunch.placement.resolve import usable
 
 #: As after an update on the day before.
 FRESH = replace(

@@ -32,15 +32,15 @@ from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, NotAuthorised, Unreachable, UserError
 from fastlaunch.core.settings import RegionSettings
+from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.options import Options
-from fastlaunch.placement.aws_lookup import fitted
-from fastlaunch.placement.prepare import checked_sites
+from fastlaunch.placement.check import nowhere
+from fastlaunch.placement.lookup import Lookup, candidates
 from fastlaunch.placement.resolve import (
-    OfflineLookup,
     Placement,
-    candidates,
     check_plan,
-    nowhere,
+    checked_sites,
+    fitted,
     plan_at,
     resolve,
 )
@@ -454,12 +454,13 @@ def test_a_role_that_may_not_be_looked_at_is_believed() -> None:
 
 
 def offline(here: RegionSettings | None = None, **changes: Any) -> Placement:
-    looking = OfflineLookup(
+    code = Bundle(data=b"", sha256="<code-sha256>", commit="c0ffee")
+    looking = Lookup(
         settings=settings(us_east_1=here or RegionSettings()),
         catalogue=catalogue(),
         now=NOW,
         base=None if changes.get("image") else training_base(None, today=NOW.date()),
-        commit="c0ffee",
+        bundle=None if changes.get("image") else code,
     )
     return resolve(request(**changes), looking)
 

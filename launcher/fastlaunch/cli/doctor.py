@@ -22,8 +22,7 @@ from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
-    from fastlaunch.placement.check import Check
-    from fastlaunch.placement.checks import CheckContext
+    from fastlaunch.placement.check import Check, CheckContext
 
 _HEADERS = {"result": "result", "check": "check", "where": "where", "message": ""}
 
@@ -81,12 +80,12 @@ def _check_context(context: World, catalogue: "Catalogue", options: Options) -> 
     from fastlaunch.jobs.build import instances_of
     from fastlaunch.jobs.code_bundle import cached_bundle
     from fastlaunch.jobs.wheels import wanted_pins, wheel_folder
-    from fastlaunch.placement.aws_lookup import AwsLookup
-    from fastlaunch.placement.checks import CheckContext
+    from fastlaunch.placement.check import CheckContext
+    from fastlaunch.placement.lookup import Lookup
 
     now = context.now()
     return CheckContext(
-        lookup=AwsLookup(
+        lookup=Lookup(
             settings=context.settings,
             catalogue=catalogue,
             now=now,

@@ -24,7 +24,7 @@ from fastlaunch.lifecycle.announcement import (
     wrapped,
 )
 from fastlaunch.lifecycle.submit import DryRun
-from fastlaunch.placement.config_checks import setup_command
+from fastlaunch.placement.lookup import setup_command
 
 if TYPE_CHECKING:
     from fastlaunch.backends.site import Site

@@ -19,7 +19,7 @@ from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.placement.config_checks import setup_command
+from fastlaunch.placement.lookup import setup_command
 
 #: Added to the time limit: machines that end themselves are gone by then.
 GRACE = timedelta(minutes=15)

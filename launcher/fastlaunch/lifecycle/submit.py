@@ -28,8 +28,7 @@ from fastlaunch.lifecycle.announcement import announcement
 from fastlaunch.lifecycle.contents import all_with_contents, edited_since, script_now
 from fastlaunch.lifecycle.world import World, open_launcher
 from fastlaunch.placement.cost_ceiling import BUDGET, CostCeiling, check_budget, is_known
-from fastlaunch.placement.prepare import place_offline, place_on_aws, upload_code
-from fastlaunch.placement.resolve import Placement, plan_at
+from fastlaunch.placement.resolve import Placement, place_offline, place_on_aws, plan_at, upload_code
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from fastlaunch.lifecycle.submit import (
 )
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, NOT_COUNTED, CostCeiling
-from fastlaunch.placement.prepare import upload_code
-from fastlaunch.placement.resolve import Placement
+from fastlaunch.placement.resolve import Placement, upload_code
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected

@@ -1,14 +1,21 @@
-"""One check before money is spent: what it looks at, what came of it, and what to do about it."""
+"""One check before money is spent: what it is for, what came of it, and what to do about it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
+from fastlaunch.catalog.hardware import InstanceType
+from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.settings import RegionSettings
+from fastlaunch.core.units import by_reason
+from fastlaunch.jobs.options import Options
 
 if TYPE_CHECKING:
+    from fastlaunch.aws.client import Aws
     from fastlaunch.backends.site import Site
+    from fastlaunch.jobs.code_bundle import Bundle
+    from fastlaunch.placement.lookup import Lookup
 
 
 class Result(StrEnum):
@@ -22,7 +29,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has to say that is neither simply right nor wrong."""
+    """What a check has to say."""
 
     result: Result
     message: str
@@ -32,20 +39,16 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Finding):
     """What was looked at, what came of it, and what to do about it."""
 
     name: str
-    result: Result
-    message: str
-    hint: str | None = None
     #: What it is about; None for all of them. The instance type is named as its service names it.
     region: str | None = None
     instance: str | None = None
     zone: str | None = None
     #: What `submit` ends with if the check failed, None otherwise.
     error: UserError | None = None
-    errors_by_zone: Mapping[str, UserError] = field(default_factory=dict)
 
     def error_at(self, site: "Site") -> UserError | None:
         """Return why the site cannot be used; None if the check has nothing against it."""
@@ -55,41 +58,49 @@ class Check:
         return at_zone or self.errors_by_zone.get(site.zone or "")
 
 
-def run_check(
-    name: str,
-    call: Callable[[], str | Finding],
-    *,
-    region: str | None = None,
-    instance: str | None = None,
-    zone: str | None = None,
-    needed: bool = True,
-    obstacle: str | None = None,
-) -> Check:
-    """Run `call`, and return what it says, or the error that it raises, as a check.
+@dataclass(frozen=True, kw_only=True)
+class CheckContext:
+    """The job that the checks are for, and what they look it up with."""
 
-    needed: a job cannot do without what is looked at, so the check fails where AWS does not answer.
-    obstacle: why it is not run at all.
-    """
+    lookup: "Lookup"
+    options: Options
+    #: Those of the options; none to check the account alone.
+    instances: tuple[InstanceType, ...]
+    #: What is uploaded for it: its code, as far as that is known here, and what pip installs.
+    bundles: "tuple[Bundle, ...]" = ()
+    #: Where a check looks; empty for checks of all regions.
+    region: str = ""
 
-    def check(finding: Finding, error: UserError | None = None) -> Check:
-        return Check(
-            name=name,
-            result=finding.result,
-            message=finding.message,
-            hint=finding.hint,
-            region=region,
-            instance=instance,
-            zone=zone,
-            error=error,
-            errors_by_zone=finding.errors_by_zone,
-        )
+    @property
+    def aws(self) -> "Aws":
+        assert self.lookup.aws is not None
+        return self.lookup.aws
 
-    if obstacle is not None:
-        return check(Finding(Result.NOT_CHECKED, obstacle))
-    try:
-        answer = call()
-    except UserError as error:
-        if isinstance(error, NotAuthorised | Throttled | Unreachable) and not needed:
-            return check(Finding(Result.NOT_CHECKED, error.message, error.hint))
-        return check(Finding(Result.FAILED, error.message, error.hint), error)
-    return check(answer if isinstance(answer, Finding) else Finding(Result.OK, answer))
+    @property
+    def here(self) -> RegionSettings:
+        """The region's part of the config file."""
+        return self.lookup.settings.region_settings(self.region)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it runs on SageMaker."""
+        return self.options.service == "sagemaker"
+
+    @property
+    def is_joined_by_efa(self) -> bool:
+        """Whether nodes of any of its types talk by EFA, and so have several network interfaces."""
+        return self.options.num_nodes > 1 and any(instance.num_efa_interfaces for instance in self.instances)
+
+    def name_of(self, instance: InstanceType) -> str:
+        """Return the type as the service calls it."""
+        return f"ml.{instance.name}" if self.trains else instance.name
+
+
+def nowhere(skipped: Sequence[tuple[str, UserError]]) -> UserError:
+    """Return the error of a job that fits in no place: the first one's kind and hint, with every reason."""
+    first = skipped[0][1]
+    if len({error.message for _, error in skipped}) == 1:
+        return first
+    reasons = "; ".join(by_reason((name, error.message) for name, error in skipped))
+    kind = type(first) if isinstance(first, CloudRefused) else UserError
+    return kind(f"none of {len(skipped)} places can be used: {reasons}", first.hint)

@@ -1,14 +1,12 @@
-"""Where a job's machines stand in the network: subnets, VPCs, security groups, placement groups."""
+"""The checks of where a job's machines stand: subnets, VPCs, security groups, placement groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import GroupRules
 from fastlaunch.aws.types import Subnet
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NotAuthorised
-from fastlaunch.core.settings import RegionSettings
-from fastlaunch.placement.check import Finding, Result
-from fastlaunch.placement.config_checks import setup_command
+from fastlaunch.placement.check import CheckContext, Finding, Result
+from fastlaunch.placement.lookup import setup_command
 
 #: What a machine talks to: the bucket and the layers of images, which lie in S3, and the registry.
 _NEEDED = ("s3", "ecr.api", "ecr.dkr")
@@ -22,168 +20,124 @@ _PRIVATE_HINT = (
 )
 
 
-def group_vpcs(aws: Aws, region: str, groups: tuple[str, ...]) -> dict[str, str]:
+def security_groups(job: CheckContext) -> str:
+    """Check that the groups are there, and of one VPC."""
+    groups = job.here.security_groups
+    vpcs = _group_vpcs(job)
+    if not groups:
+        return "none is named: the VPC's default group, which lets everything out unless somebody changed it"
+    return f"{', '.join(groups)} of {', '.join(sorted(set(vpcs.values())))}"
+
+
+def _group_vpcs(job: CheckContext) -> dict[str, str]:
     """Return VPCs by group. Raises BadConfiguration if a group is missing or there are several VPCs."""
-    vpcs = aws.security_group_vpcs(region, groups) if groups else {}
+    groups = job.here.security_groups
+    vpcs = job.aws.security_group_vpcs(job.region, groups) if groups else {}
     if len(set(vpcs.values())) > 1:
         pairs = ", ".join(f"{group} in {vpc}" for group, vpc in sorted(vpcs.items()))
         raise BadConfiguration(
             f"the security groups are of different VPCs: {pairs}",
-            f"name groups of one: `aws.{region}.security_groups` in the config file",
+            f"name groups of one: `aws.{job.region}.security_groups` in the config file",
         )
     return vpcs
 
 
-def find_subnet(aws: Aws, region: str, name: str, all_of_region: Sequence[str]) -> Subnet:
-    """Return the subnet, asked for together with the region's others. Raises BadConfiguration without one."""
-    together = tuple(sorted({*all_of_region, name}))
+def subnet(job: CheckContext, zone: str | None) -> str | Finding:
+    """Check that the zone's subnet is there, in the groups' VPC, and has a way out. None: without a subnet.
+
+    Raises BadConfiguration.
+    """
+    if zone is None:
+        return _default_subnet(job)
+    region, name = job.region, job.here.subnets[zone]
     try:
-        subnets = aws.subnets(region, together)
+        subnets = job.aws.subnets(region, tuple(sorted(set(job.here.subnets.values()))))
     except BadConfiguration:
         # One that does not exist fails the question for all of them.
-        subnets = aws.subnets(region, (name,))
-    return next(subnet for subnet in subnets if subnet.id == name)
-
-
-def check_subnet(subnet: Subnet, *, region: str, zone: str | None, group_vpcs: dict[str, str]) -> None:
-    """Raise BadConfiguration if the subnet is not in the zone, or not in the groups' VPC."""
+        subnets = job.aws.subnets(region, (name,))
+    subnet = next(subnet for subnet in subnets if subnet.id == name)
     where = f"`aws.{region}.subnets` in the config file"
-    if zone is not None and subnet.zone != zone:
+    if subnet.zone != zone:
         raise BadConfiguration(
             f"{subnet.id} is in {subnet.zone}, not in {zone}",
             f"write `{subnet.zone}: {subnet.id}`, or another subnet for {zone}: {where}",
         )
-    for group, vpc in sorted(group_vpcs.items()):
+    for group, vpc in sorted(_group_vpcs(job).items()):
         if vpc != subnet.vpc:
             raise BadConfiguration(
                 f"security group {group} is of {vpc}, and {subnet.id} of {subnet.vpc}",
                 f"name a group of {subnet.vpc}, or a subnet of {vpc}: {where}, and `security_groups` there",
             )
+    return _way_out(job, subnet)
 
 
-def check_default_vpc(aws: Aws, region: str, group_vpcs: dict[str, str]) -> str | None:
-    """Return the default VPC, where a machine without a subnet starts; None if it may not be looked at.
+def _default_subnet(job: CheckContext) -> Finding:
+    """Check the default VPC, where a machine without a subnet starts.
 
     Raises BadConfiguration if there is none, or a security group is of another.
     """
+    region = job.region
+    write = f"write `subnets: {{{region}a: subnet-...}}` under `aws: {region}:` in the config file"
+    if job.is_joined_by_efa:
+        raise BadConfiguration(
+            "no subnet is named, and machines with several network interfaces get no public address",
+            f"{write}, of subnets with a NAT or endpoints for S3 and ECR",
+        )
+    group_vpcs = _group_vpcs(job)
     give_subnets = (
         f"write `subnets: {{ZONE: ID}}` under `aws: {region}:` in the config file, or give --subnet"
     )
+    where = "the default VPC, if there is one,"
     try:
-        default = aws.default_vpc(region)
+        default = job.aws.default_vpc(region)
     except NotAuthorised:
-        return None
-    if default is None:
-        raise BadConfiguration(f"{region} has no default VPC, and no subnet is named", give_subnets)
-    for group, vpc in sorted(group_vpcs.items()):
-        if vpc != default:
-            raise BadConfiguration(
-                f"security group {group} is of {vpc}, and without a subnet EC2 takes default {default}",
-                f"{give_subnets}, of {vpc}",
-            )
-    return default
-
-
-def check_open_groups(aws: Aws, region: str, groups: tuple[str, ...]) -> None:
-    """Raise BadConfiguration if machines with these groups cannot reach each other by EFA.
-
-    EFA goes by no address: a group has to name itself, or another that all machines have, for what comes in
-    and for what goes out. 0.0.0.0/0 does not do.
-    """
-    if not groups:
-        raise BadConfiguration(
-            "no security group is named, and the VPC's default one lets nothing out by EFA",
-            f"write one that names itself both ways into `aws.{region}.security_groups`; this makes one: "
-            f"{setup_command(region)}",
-        )
-    rules = aws.group_rules(region, groups)
-    lacking = [way for way in ("ingress", "egress") if not _is_open(rules, way)]
-    if lacking:
-        commands = " && ".join(_opening(region, groups[0], way) for way in lacking)
-        raise BadConfiguration(
-            f"{', '.join(groups)} has no {' and no '.join(lacking)} rule for all traffic to itself, which "
-            "EFA needs",
-            commands,
-        )
-
-
-def check_training_network(aws: Aws, region: str, here: RegionSettings, *, by_efa: bool) -> None:
-    """Raise BadConfiguration if training jobs cannot stand where the config file says.
-
-    by_efa: their nodes talk to each other so.
-    """
-    groups = here.sagemaker_security_groups
-    if not groups:
-        return
-    subnet_vpcs = {subnet.vpc for subnet in aws.subnets(region, here.sagemaker_subnets)}
-    vpcs = subnet_vpcs | set(aws.security_group_vpcs(region, groups).values())
-    if len(vpcs) > 1:
-        raise BadConfiguration(
-            f"the subnets and security groups of training jobs are of {' and '.join(sorted(vpcs))}",
-            "name those of one VPC: `sagemaker_subnets` and `sagemaker_security_groups` under "
-            f"`aws: {region}:` in the config file",
-        )
-    if by_efa:
-        check_open_groups(aws, region, groups)
-
-
-def _is_open(rules: Mapping[str, GroupRules], way: str) -> bool:
-    named = [rule.lets_in if way == "ingress" else rule.lets_out for rule in rules.values()]
-    return any(groups & rules.keys() for groups in named)
-
-
-def _opening(region: str, group: str, way: str) -> str:
-    return (
-        f"aws ec2 authorize-security-group-{way} --region {region} --group-id {group} "
-        f"--ip-permissions 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group}}}]'"
+        pass
+    else:
+        if default is None:
+            raise BadConfiguration(f"{region} has no default VPC, and no subnet is named", give_subnets)
+        for group, vpc in sorted(group_vpcs.items()):
+            if vpc != default:
+                raise BadConfiguration(
+                    f"security group {group} is of {vpc}, and without a subnet EC2 takes default {default}",
+                    f"{give_subnets}, of {vpc}",
+                )
+        where = f"the default VPC, {default},"
+    return Finding(
+        Result.WARNING,
+        f"none is named: EC2 takes one of {where} in a zone of its choice",
+        f"for the next zone to be tried, {write}",
     )
 
 
-def check_placement_group(aws: Aws, region: str, name: str) -> None:
-    """Raise BadConfiguration if the placement group is missing or does not keep machines close."""
-    group = aws.placement_group(region, name)
-    if group is None or group.state in ("deleting", "deleted"):
-        raise BadConfiguration(
-            f"{region} has no placement group {name}", placement_group_command(region, name)
-        )
-    if group.strategy != "cluster":
-        raise BadConfiguration(
-            f"placement group {name} is of the strategy {group.strategy}, not cluster",
-            placement_group_command(region, "OTHER_NAME"),
-        )
-
-
-def placement_group_command(region: str, name: str) -> str:
-    """Return what to type for a placement group of this name."""
-    return f"aws ec2 create-placement-group --region {region} --strategy cluster --group-name {name}"
-
-
-def network_exit(region: str, subnet: Subnet, aws: Aws, *, several_interfaces: bool = False) -> str | Finding:
+def _way_out(job: CheckContext, subnet: Subnet) -> str | Finding:
     """Return the way out of the subnet, or a warning if none is seen.
 
-    A right that is missing only makes it less certain. several_interfaces: of each machine, which then gets
-    no public address whatever the subnet says. Raises BadConfiguration if these surely have no way out.
+    A right that is missing only makes it less certain. Raises BadConfiguration if machines with several
+    network interfaces, which get no public address whatever the subnet says, surely have no way out.
     """
-    target = _default_route(region, subnet, aws)
-    public = subnet.maps_public_ip and not several_interfaces
-    hint = (_PRIVATE_HINT if several_interfaces else _HINT).format(region=region)
-    if target is None:
+    region, several = job.region, job.is_joined_by_efa
+    public = subnet.maps_public_ip and not several
+    hint = (_PRIVATE_HINT if several else _HINT).format(region=region)
+    try:
+        routes = job.aws.default_routes(region, subnet.vpc)
+    except CloudRefused:
         if public:
             return f"{subnet.id}: its machines get a public address"
         message = f"{subnet.id}: its machines get no public address, and its routes may not be looked at"
         return Finding(Result.WARNING, message, hint)
+    target = routes.get(subnet.id, routes.get(None, ""))
     if target.startswith("igw-") and public:
         return f"{subnet.id}: public address, and out by {target}"
     if target and not target.startswith("igw-"):
         return f"{subnet.id}: out by {target}"
-    machines = "machines with several network interfaces" if several_interfaces else "its machines"
+    machines = "machines with several network interfaces" if several else "its machines"
     problem = (
         f"{subnet.id}: routes to {target}, but {machines} get no public address"
         if target
         else f"{subnet.id}: has no route to the internet"
     )
     try:
-        endpoints = aws.endpoints(region, subnet.vpc)
+        endpoints = job.aws.endpoints(region, subnet.vpc)
     except CloudRefused:
         message = f"{problem}, and the endpoints of its VPC may not be looked at"
         return Finding(Result.WARNING, message, hint)
@@ -198,15 +152,94 @@ def network_exit(region: str, subnet: Subnet, aws: Aws, *, several_interfaces: b
         message = (
             f"{problem}: the machine would reach neither S3 nor ECR, and turn itself off after 5 minutes"
         )
-    if several_interfaces:
+    if several:
         raise BadConfiguration(message, hint)
     return Finding(Result.WARNING, message, hint)
 
 
-def _default_route(region: str, subnet: Subnet, aws: Aws) -> str | None:
-    """Return where the subnet sends what leaves the VPC: empty for nowhere, None if AWS does not tell."""
-    try:
-        routes = aws.default_routes(region, subnet.vpc)
-    except CloudRefused:
-        return None
-    return routes.get(subnet.id, routes.get(None, ""))
+def between_nodes(job: CheckContext) -> str | Finding:
+    """Check that the security groups let nodes reach each other. Raises BadConfiguration without EFA."""
+    groups = job.here.security_groups
+    if job.is_joined_by_efa:
+        _check_open(job, groups)
+        return f"{', '.join(groups)} lets nodes reach each other by EFA"
+    if not groups:
+        return "none is named: the VPC's default group lets its own machines reach each other"
+    if _is_open(job.aws.group_rules(job.region, groups), "ingress"):
+        return f"{', '.join(groups)} lets nodes reach each other"
+    return Finding(
+        Result.WARNING,
+        f"{', '.join(groups)} has no rule that lets in all traffic from itself: nodes may not reach each "
+        "other",
+        f"aws ec2 authorize-security-group-ingress --region {job.region} --group-id {groups[0]} "
+        f"--protocol -1 --source-group {groups[0]}",
+    )
+
+
+def _check_open(job: CheckContext, groups: tuple[str, ...]) -> None:
+    """Raise BadConfiguration if machines with these groups cannot reach each other by EFA.
+
+    EFA goes by no address: a group has to name itself, or another that all machines have, for what comes in
+    and for what goes out. 0.0.0.0/0 does not do.
+    """
+    if not groups:
+        raise BadConfiguration(
+            "no security group is named, and the VPC's default one lets nothing out by EFA",
+            f"write one that names itself both ways into `aws.{job.region}.security_groups`; this makes one: "
+            f"{setup_command(job.region)}",
+        )
+    rules = job.aws.group_rules(job.region, groups)
+    if lacking := [way for way in ("ingress", "egress") if not _is_open(rules, way)]:
+        commands = (
+            f"aws ec2 authorize-security-group-{way} --region {job.region} --group-id {groups[0]} "
+            f"--ip-permissions 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={groups[0]}}}]'"
+            for way in lacking
+        )
+        raise BadConfiguration(
+            f"{', '.join(groups)} has no {' and no '.join(lacking)} rule for all traffic to itself, which "
+            "EFA needs",
+            " && ".join(commands),
+        )
+
+
+def _is_open(rules: Mapping[str, GroupRules], way: str) -> bool:
+    named = [rule.lets_in if way == "ingress" else rule.lets_out for rule in rules.values()]
+    return any(groups & rules.keys() for groups in named)
+
+
+def placement_group(job: CheckContext, zone: str) -> str | Finding:
+    """Check that the zone's placement group is there and keeps machines close. Raises BadConfiguration."""
+    region, name = job.region, job.here.placement_groups.get(zone)
+    command = f"aws ec2 create-placement-group --region {region} --strategy cluster --group-name "
+    if name is None:
+        made = f"fastlaunch-{zone}"
+        return Finding(
+            Result.WARNING,
+            f"none is named for {zone}: the nodes may stand far apart, and all-reduce then takes longer",
+            f"{command}{made}, and write `placement_groups: {{{zone}: {made}}}` under `aws: {region}:` in "
+            "the config file",
+        )
+    group = job.aws.placement_group(region, name)
+    if group is None or group.state in ("deleting", "deleted"):
+        raise BadConfiguration(f"{region} has no placement group {name}", f"{command}{name}")
+    if group.strategy != "cluster":
+        raise BadConfiguration(
+            f"placement group {name} is of the strategy {group.strategy}, not cluster", f"{command}OTHER_NAME"
+        )
+    return f"{name} keeps nodes close together"
+
+
+def training_network(job: CheckContext) -> str:
+    """Check where training jobs stand. Raises BadConfiguration."""
+    subnets, groups = job.here.sagemaker_subnets, job.here.sagemaker_security_groups
+    vpcs = {subnet.vpc for subnet in job.aws.subnets(job.region, subnets)}
+    vpcs |= set(job.aws.security_group_vpcs(job.region, groups).values())
+    if len(vpcs) > 1:
+        raise BadConfiguration(
+            f"the subnets and security groups of training jobs are of {' and '.join(sorted(vpcs))}",
+            "name those of one VPC: `sagemaker_subnets` and `sagemaker_security_groups` under "
+            f"`aws: {job.region}:` in the config file",
+        )
+    if job.is_joined_by_efa:
+        _check_open(job, groups)
+    return f"{', '.join(subnets)} with {', '.join(groups)}"
