@@ -7,8 +7,7 @@ from datetime import date
 from functools import cache
 from typing import Any
 
-from fastlaunch.backends.ec2.plan import plan_ec2
-from fastlaunch.backends.ec2.user_data import Bootstrap
+from fastlaunch.backends.ec2.plan import Bootstrap, plan_ec2
 from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Catalogue, Price

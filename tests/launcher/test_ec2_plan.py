@@ -36,8 +36,7 @@ from ec2_builders import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastlaunch.backends.ec2.plan import _decimal, interfaces_of, plan_ec2
-from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
+from fastlaunch.backends.ec2.plan import Bootstrap, _decimal, interfaces_of, plan_ec2, render_user_data
 from fastlaunch.backends.validate import request_problems
 from fastlaunch.core.data import read as from_data
 from fastlaunch.core.data import to_data

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
+from fastlaunch.backends.ec2.plan import Bootstrap, render_user_data
 
 RUN_ID = "20261121-090312-k3f9"
 OUTPUT = f"s3://acme-training/fastlaunch/runs/{RUN_ID}/attempt-12"

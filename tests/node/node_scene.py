@@ -15,7 +15,7 @@ from moto_server import MotoServer
 from server_client import server_client
 from simulated_instance import SimulatedInstance
 
-from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
+from fastlaunch.backends.ec2.plan import Bootstrap, render_user_data
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256, run_list_object
 from fastlaunch.core.plan import PlanObject
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER

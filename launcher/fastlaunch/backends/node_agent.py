@@ -1,4 +1,4 @@
-"""What the plans of both services share: the objects that nodes fetch, their environment, tags and cost.
+"""`Attempt`: what the plans of both services share; and the objects that nodes fetch.
 
 The node agent and the list of runs are objects named by their hashes.
 """
@@ -6,6 +6,7 @@ The node agent and the list of runs are objects named by their hashes.
 import hashlib
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -35,105 +36,130 @@ _MTIME = (1980, 1, 1, 0, 0, 0)
 _STOP_GRACE_S = 90
 
 
-def node_environment(job: Job, site: Site, attempt: int) -> dict[str, str]:
-    """Return what every container of an attempt finds in its environment."""
-    environment = {
-        "FASTLAUNCH_ATTEMPT": str(attempt),
-        "FASTLAUNCH_IMAGE_DIGEST": site.image.rpartition("@")[2],
-        "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
-        "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
-    }
-    if job.num_nodes > 1:
-        environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
-        if not job.allow_tcp:
-            floor = site.instance.all_reduce_floor_gb_per_s
-            environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
-    if site.code and site.code.commit:
-        environment["FASTLAUNCH_COMMIT"] = site.code.commit
-    return environment
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """An attempt at runs on a site, in the terms that both services share.
 
-
-def node_program(
-    jobs: Mapping[str, Job],
-    *,
-    token: str,
-    attempt: int,
-    site: Site,
-    environment: Mapping[str, str],
-    **of_service: Any,
-) -> NodeProgram:
-    """Return what the nodes are to do. of_service: further fields of `NodeProgram`."""
-    usual = next(iter(jobs.values()))
-    runs = []
-    for run_id, job in jobs.items():
-        # The node itself tells every container its run's id.
-        variables = run_environment(job)
-        if job.num_gpus != usual.num_gpus:
-            variables["FASTLAUNCH_NPROC"] = str(job.num_gpus // job.num_nodes)
-        runs.append(NodeRun(run_id=run_id, arguments=node_arguments(job), environment=variables))
-    return NodeProgram(
-        token=token,
-        attempt=attempt,
-        runs=tuple(runs),
-        num_gpus=site.instance.num_accelerators,
-        has_nvswitch=site.instance.has_nvswitch,
-        environment={**site.variables, **input_environment(site.inputs), **environment},
-        secrets=site.secrets,
-        inputs=site.inputs,
-        requirements_sha256=site.requirements.sha256 if site.requirements else None,
-        **of_service,
-    )
-
-
-def attempt_tags(
-    others: Mapping[str, str], run_id: str, attempt: int, *, max_minutes: int, output: str
-) -> list[dict[str, str]]:
-    """Return the tags of what an attempt starts: others, then ours. run_id: the attempt's first run."""
-    tags = {
-        **others,
-        RUN_TAG: run_id,
-        ATTEMPT_TAG: str(attempt),
-        MAX_MINUTES_TAG: str(max_minutes),
-        OUTPUT_TAG: output,
-    }
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def paid_plan(
-    operation: str,
-    request: Mapping[str, Any],
-    *,
-    job: Job,
-    site: Site,
-    max_minutes: int,
-    agent: PlanObject,
-    run_list: PlanObject,
-    unknown: Iterable[str],
-) -> Plan:
-    """Return the plan that sends `request`, with the most that it costs.
-
-    In a capacity block that is no more than was paid for the block. unknown: names of placeholders.
+    All its jobs share instance type, number of nodes and purchase option.
     """
-    block = site.block if job.terms.purchase == "capacity-block" else None
-    fee_usd = block.fee_usd if block else None
-    return Plan(
-        backend=site.backend,
-        operation=operation,
-        request=request,
-        placeholders=placeholders_in(request, run_list, unknown),
-        max_cost_usd=max_cost_usd(
-            num_nodes=job.num_nodes,
-            max_minutes=max_minutes,
+
+    #: By run id, in their order.
+    jobs: Mapping[str, Job]
+    #: From 1.
+    number: int
+    site: Site
+    #: What this attempt may take.
+    max_minutes: int
+    #: URI of what it writes.
+    output: str
+    #: SHA-256 of the node agent, if not that of this package.
+    agent_sha256: str | None = None
+    #: Id of the run under which earlier attempts wrote.
+    root: str | None = None
+
+    @property
+    def first(self) -> str:
+        """The id of the first run."""
+        return next(iter(self.jobs))
+
+    @property
+    def job(self) -> Job:
+        """The first job, which stands for all where they are alike."""
+        return self.jobs[self.first]
+
+    @property
+    def token(self) -> str:
+        """What AWS knows its request by."""
+        return f"{self.first}-a{self.number}"
+
+    @property
+    def agent(self) -> PlanObject:
+        return agent_object(self.site.bucket, self.site.prefix, self.agent_sha256 or agent_sha256())
+
+    @property
+    def _unknown(self) -> set[str]:
+        """Names of placeholders."""
+        return self.site.unknown_names([*self.jobs, *([self.root] if self.root else [])])
+
+    def environment(self) -> dict[str, str]:
+        """Return what every container finds in its environment."""
+        job, site = self.job, self.site
+        environment = {
+            "FASTLAUNCH_ATTEMPT": str(self.number),
+            "FASTLAUNCH_IMAGE_DIGEST": site.image.rpartition("@")[2],
+            "FASTLAUNCH_NPROC": str(job.num_gpus // job.num_nodes),
+            "FASTLAUNCH_STOP_GRACE_S": str(_STOP_GRACE_S),
+        }
+        if job.num_nodes > 1:
+            environment["FASTLAUNCH_FABRIC"] = "any" if job.allow_tcp else "efa"
+            if not job.allow_tcp:
+                floor = site.instance.all_reduce_floor_gb_per_s
+                environment["FASTLAUNCH_ALL_REDUCE_FLOOR_GB_PER_S"] = f"{floor:g}"
+        if site.code and site.code.commit:
+            environment["FASTLAUNCH_COMMIT"] = site.code.commit
+        return environment
+
+    def run_list(self, *, environment: Mapping[str, str], **of_service: Any) -> PlanObject:
+        """Return the list of what the nodes are to do. of_service: further fields of `NodeProgram`."""
+        site, runs = self.site, []
+        for run_id, job in self.jobs.items():
+            # The node itself tells every container its run's id.
+            variables = run_environment(job)
+            if job.num_gpus != self.job.num_gpus:
+                variables["FASTLAUNCH_NPROC"] = str(job.num_gpus // job.num_nodes)
+            runs.append(NodeRun(run_id=run_id, arguments=node_arguments(job), environment=variables))
+        program = NodeProgram(
+            token=self.token,
+            attempt=self.number,
+            runs=tuple(runs),
+            num_gpus=site.instance.num_accelerators,
+            has_nvswitch=site.instance.has_nvswitch,
+            environment={**site.variables, **input_environment(site.inputs), **environment},
+            secrets=site.secrets,
+            inputs=site.inputs,
+            requirements_sha256=site.requirements.sha256 if site.requirements else None,
+            **of_service,
+        )
+        return run_list_object(program, self.output, self._unknown)
+
+    def tags(self, **others: str) -> list[dict[str, str]]:
+        """Return the tags of what it starts: others and the user's, then ours."""
+        tags = {
+            **others,
+            **self.site.tags,
+            RUN_TAG: self.first,
+            ATTEMPT_TAG: str(self.number),
+            MAX_MINUTES_TAG: str(self.max_minutes),
+            OUTPUT_TAG: self.output,
+        }
+        return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+    def plan(self, operation: str, request: Mapping[str, Any], run_list: PlanObject) -> Plan:
+        """Return the plan that sends `request`, with the most that it costs.
+
+        In a capacity block that is no more than was paid for the block.
+        """
+        site = self.site
+        block = site.block if self.job.terms.purchase == "capacity-block" else None
+        fee_usd = block.fee_usd if block else None
+        return Plan(
+            backend=site.backend,
+            operation=operation,
+            request=request,
+            placeholders=placeholders_in(request, run_list, self._unknown),
+            max_cost_usd=max_cost_usd(
+                num_nodes=self.job.num_nodes,
+                max_minutes=self.max_minutes,
+                usd_per_hour=site.usd_per_hour,
+                volume_usd_per_hour=site.volume_usd_per_hour,
+                fee_usd=fee_usd,
+            ),
             usd_per_hour=site.usd_per_hour,
-            volume_usd_per_hour=site.volume_usd_per_hour,
-            fee_usd=fee_usd,
-        ),
-        usd_per_hour=site.usd_per_hour,
-        price_as_of=site.price.as_of.isoformat() if site.price else None,
-        region=site.region,
-        sunk_usd=fee_usd,
-        objects=(agent, run_list),
-    )
+            price_as_of=site.price.as_of.isoformat() if site.price else None,
+            region=site.region,
+            sunk_usd=fee_usd,
+            objects=(self.agent, run_list),
+        )
 
 
 @cache

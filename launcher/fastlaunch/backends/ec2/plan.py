@@ -1,24 +1,23 @@
-"""Plan an attempt on EC2: one RunInstances request, whose nodes do the runs together, in order. Pure."""
+"""Plan an attempt on EC2: one RunInstances request, whose nodes do the runs together, in order. Pure.
+
+User data is the bootstrap of a node, which fetches and starts the node agent.
+"""
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from fastlaunch.backends.ec2.user_data import Bootstrap, render_user_data
-from fastlaunch.backends.node_agent import (
-    agent_object,
-    agent_sha256,
-    attempt_tags,
-    node_environment,
-    node_program,
-    paid_plan,
-    run_list_object,
-)
+from fastlaunch.backends.node_agent import Attempt
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.core.plan import Plan
+from fastlaunch.core.plan import Plan, PlanObject
 from fastlaunch.jobs.job import Job
-from fastlaunch_train.node.protocol import NodeProgram
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 #: Size of the root volume, unless the AMI's own is larger: an image of 20 GB, unpacked, twice, and the AMI.
 ROOT_GIB = 200
@@ -26,6 +25,38 @@ ROOT_GIB = 200
 #: Up to 750 MiB/s go with gp3's default of 3,000 operations per second.
 ROOT_MIB_PER_S = 500
 _ECR_HOST = re.compile(r"[0-9]{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrap:
+    """What a node is told by its user data; the rest stands in the list of runs."""
+
+    token: str
+    region: str
+    #: After which the machine turns itself off, whatever happens.
+    max_minutes: int
+    #: Where the attempt writes: `s3://...`.
+    output: str
+    #: URI and SHA-256 of the node agent, and of the list of runs.
+    agent: str
+    agent_sha256: str
+    run_list: str
+    run_list_sha256: str
+
+
+def render_user_data(bootstrap: Bootstrap) -> str:
+    """Return the shell script that does what `bootstrap` says."""
+    return _template().render(**vars(bootstrap))
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("fastlaunch.backends.ec2")
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters["quote"] = shlex.quote
+    return environment.get_template("bootstrap.sh.j2")
 
 
 def plan_ec2(
@@ -39,30 +70,32 @@ def plan_ec2(
 ) -> Plan:
     """Return the request that carries out `jobs`, by run id, as attempt number `attempt`, from 1.
 
-    All jobs share instance type, number of nodes and purchase option. max_minutes: what this attempt may
-    take; a capacity block may end sooner, which only the node can tell. render: makes the user data, which
-    boto3 encodes. agent: SHA-256 of another node agent than this one's.
+    max_minutes: what this attempt may take; a capacity block may end sooner, which only the node can tell.
+    render: makes the user data, which boto3 encodes. agent: SHA-256 of another node agent than this one's.
     """
     first, job = next(iter(jobs.items()))
     assert len({(spec.instance, spec.num_nodes, spec.terms.purchase) for spec in jobs.values()}) == 1
-    token = f"{first}-a{attempt}"
     output = f"{site.runs_uri}/{first}/attempt-{attempt}"
-    unknown = site.unknown_names(jobs)
-    program = _program(jobs, token=token, attempt=attempt, site=site, output=output, max_minutes=max_minutes)
-    stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
-    run_list = run_list_object(program, output, unknown)
+    planned = Attempt(
+        jobs=jobs,
+        number=attempt,
+        site=site,
+        max_minutes=max_minutes,
+        output=output,
+        agent_sha256=agent,
+    )
+    token, run_list = planned.token, _run_list(planned)
     bootstrap = Bootstrap(
         token=token,
         region=site.region,
         max_minutes=max_minutes,
         output=output,
-        agent=stored.uri,
-        agent_sha256=stored.sha256,
+        agent=planned.agent.uri,
+        agent_sha256=planned.agent.sha256,
         run_list=run_list.uri,
         run_list_sha256=run_list.sha256,
     )
-    others = {"Name": f"fastlaunch {first}", **site.tags}
-    tags = attempt_tags(others, first, attempt, max_minutes=max_minutes, output=output)
+    tags = planned.tags(Name=f"fastlaunch {first}")
     request: dict[str, Any] = {
         "ImageId": site.ami,
         "InstanceType": site.instance.name,
@@ -99,47 +132,26 @@ def plan_ec2(
         ],
         "UserData": render(bootstrap),
     }
-    return paid_plan(
-        "RunInstances",
-        request,
-        job=job,
-        site=site,
-        max_minutes=max_minutes,
-        agent=stored,
-        run_list=run_list,
-        unknown=unknown,
-    )
+    return planned.plan("RunInstances", request, run_list)
 
 
-def _program(
-    jobs: Mapping[str, Job],
-    *,
-    token: str,
-    attempt: int,
-    site: Site,
-    output: str,
-    max_minutes: int,
-) -> NodeProgram:
-    job = next(iter(jobs.values()))
-    is_in_block, needed = job.terms.purchase == "capacity-block", site.requirements
+def _run_list(attempt: Attempt) -> PlanObject:
+    job, site = attempt.job, attempt.site
     registry = _ECR_HOST.fullmatch(site.image.partition("/")[0])
-    environment = {"FASTLAUNCH_INSTANCE": site.instance.name, **node_environment(job, site, attempt)}
+    environment = {"FASTLAUNCH_INSTANCE": site.instance.name, **attempt.environment()}
     if job.num_nodes > 1:
         environment["FASTLAUNCH_NUM_NODES"] = str(job.num_nodes)
-    return node_program(
-        jobs,
-        token=token,
-        attempt=attempt,
-        site=site,
+    is_in_block, needed = job.terms.purchase == "capacity-block", site.requirements
+    return attempt.run_list(
         environment=environment,
         region=site.region,
-        output=output,
+        output=attempt.output,
         runs_uri=site.runs_uri,
         code_uri=f"s3://{site.bucket}/{site.code.key}" if site.code else None,
         code_sha256=site.code.sha256 if site.code else None,
         image=site.image,
         image_region=registry[1] if registry else site.region,
-        max_minutes=max_minutes,
+        max_minutes=attempt.max_minutes,
         has_instance_store=site.instance.local_nvme_gb > 0,
         is_spot=job.terms.purchase == "spot",
         num_nodes=job.num_nodes,

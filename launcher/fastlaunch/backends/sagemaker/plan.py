@@ -8,15 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fastlaunch.backends.node_agent import (
-    agent_object,
-    agent_sha256,
-    attempt_tags,
-    node_environment,
-    node_program,
-    paid_plan,
-    run_list_object,
-)
+from fastlaunch.backends.node_agent import Attempt
 from fastlaunch.backends.site import Site
 from fastlaunch.core.plan import Plan, PlanObject
 from fastlaunch.jobs.job import Job
@@ -53,20 +45,24 @@ def plan_sagemaker(
 ) -> Plan:
     """Return the request that carries out `jobs`, by run id, as attempt number `attempt`, from 1.
 
-    All jobs share number of nodes, GPUs and purchase option. max_minutes: what this attempt may run, from
-    when its machines are there. root: id of the run under which earlier attempts at these runs wrote, by
-    default the first of them. agent: SHA-256 of another node agent than this one's.
+    max_minutes: what this attempt may run, from when its machines are there. root: id of the run under which
+    earlier attempts at these runs wrote, by default the first of them. agent: SHA-256 of another node agent
+    than this one's.
     """
     first, job = next(iter(jobs.items()))
     kinds = {(spec.num_nodes, spec.num_gpus, spec.terms.purchase, spec.allow_tcp) for spec in jobs.values()}
     assert len(kinds) == 1
-    token = f"{first}-a{attempt}"
     checkpoints = f"{site.runs_uri}/{root or first}"
-    output = f"{checkpoints}/{token}"
-    unknown = site.unknown_names([*jobs, *([root] if root else [])])
-    stored = agent_object(site.bucket, site.prefix, agent or agent_sha256())
-    program = node_program(jobs, token=token, attempt=attempt, site=site, environment={})
-    run_list = run_list_object(program, output, unknown)
+    planned = Attempt(
+        jobs=jobs,
+        number=attempt,
+        site=site,
+        max_minutes=max_minutes,
+        output=f"{checkpoints}/{first}-a{attempt}",
+        agent_sha256=agent,
+        root=root,
+    )
+    token, run_list = planned.token, planned.run_list(environment={})
     request: dict[str, Any] = {
         "TrainingJobName": token,
         "AlgorithmSpecification": {
@@ -80,14 +76,14 @@ def plan_sagemaker(
             ],
         },
         "Environment": {
-            **node_environment(job, site, attempt),
+            **planned.environment(),
             "FASTLAUNCH_TOKEN": token,
             "FASTLAUNCH_PRINT_METRICS": "1",
-            "FASTLAUNCH_AGENT_SHA256": stored.sha256,
+            "FASTLAUNCH_AGENT_SHA256": planned.agent.sha256,
             "FASTLAUNCH_RUNS_SHA256": run_list.sha256,
         },
         "RoleArn": site.role,
-        "InputDataConfig": _channels(site, agent=stored, runs=run_list),
+        "InputDataConfig": _channels(site, agent=planned.agent, runs=run_list),
         # SageMaker puts what the container leaves in /opt/ml/model and output here, in the end; not among
         # the checkpoints, all of which the next attempt has to fetch.
         "OutputDataConfig": {
@@ -101,18 +97,9 @@ def plan_sagemaker(
         "EnableNetworkIsolation": False,
         **_network(site),
         **({"EnableManagedSpotTraining": True} if job.terms.purchase == "spot" else {}),
-        "Tags": attempt_tags(site.tags, first, attempt, max_minutes=max_minutes, output=output),
+        "Tags": planned.tags(),
     }
-    return paid_plan(
-        "CreateTrainingJob",
-        request,
-        job=job,
-        site=site,
-        max_minutes=max_minutes,
-        agent=stored,
-        run_list=run_list,
-        unknown=unknown,
-    )
+    return planned.plan("CreateTrainingJob", request, run_list)
 
 
 def is_accelerated(ml_type: str) -> bool:
