@@ -11,7 +11,7 @@ from fake_train.processes import launcher, runs, wait_until
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.job import Job, submit_words
+from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.outcome import contradictions, read_records
 
@@ -68,9 +68,7 @@ def test_variants_run_here_in_rounds_and_are_compared(here: Path, capsys: pytest
     with open_ledger(load_settings()) as ledger:
         scripts = [run.script for run in ledger.fetch_comparable()]
     assert [script and script.variant for script in scripts[:2]] == [(("amp", "fp32"),), (("amp", "bf16"),)]
-    assert {script and submit_words(script) for script in scripts} == {
-        ("--", PYTHON, "train.py", "--amp={amp}")
-    }
+    assert {script and script.typed for script in scripts} == {("--", PYTHON, "train.py", "--amp={amp}")}
 
     assert fastlaunch("compare", "--output", "json") == 0
     out, err = capsys.readouterr()

@@ -210,11 +210,11 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         (OWN, {**REVIEWS, "data": "file://out/a"}, "containers get /out from outside", "/opt/data"),
         (OWN, {**REVIEWS, "data": "folder:/a/../out"}, "is no path in an image", "without .."),
         (OWN, {**REVIEWS, "data": "folder:/<bucket>"}, "has < or >", "rename it"),
-        (OWN, {**TEXT, "model": "/proc/model"}, "--model: /proc/model cannot be read", "/opt/data"),
+        (OWN, {**TEXT, "model": "/proc/model"}, "--model /proc/model cannot be read", "/opt/data"),
         (OWN, {**TEXT, "model": "./gpt2"}, "--model './gpt2' is a folder on this machine", "/opt/models"),
         ({}, {**TEXT, "model": "tests"}, "--model 'tests' is a folder", "Hugging Face hub"),
         ({}, {**TEXT, "tokenizer": "/models/t"}, "--tokenizer '/models/t' is a folder", "--image"),
-        ({}, {"workload": "hf-clm:/models/gpt2"}, "hf-clm: '/models/gpt2' is a folder", "hub"),
+        ({}, {"workload": "hf-clm:/models/gpt2"}, "hf-clm:'/models/gpt2' is a folder", "hub"),
     ],
 )
 def test_what_cannot_be_is_refused(

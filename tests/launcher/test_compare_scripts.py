@@ -17,7 +17,7 @@ from fastlaunch.cli.render import run_row, runs_sentence
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.plan import RunState
-from fastlaunch.jobs.job import Script, submit_words, variant_label
+from fastlaunch.jobs.job import Script, variant_label
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.describe import measured as describe_measured
 from fastlaunch.measure.summary import Environment, Interval, RunSummary, read_summary
@@ -33,7 +33,7 @@ NOTHING_TOLD = {"batch_size_per_gpu": None, "samples_per_step": None}
 
 def rows(variant: dict[str, str], *times_s: float, **changes: Any) -> list[MeasuredRun]:
     """A run for each round of a script that tells no samples, unless `changes` do."""
-    script = submit_words(Script(command=COMMAND, variant=tuple(variant.items())))
+    script = Script(command=COMMAND, variant=tuple(variant.items())).typed
     values = {
         **{"workload": "train.py", "sample_unit": "samples", "precision": "unknown", "data": "script"},
         **{"flops_per_sample": None, "variant": variant, **NOTHING_TOLD, **changes},

@@ -15,7 +15,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private, writing
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.jobs.job import Job, entrypoint_arguments, run_environment, wrapper_arguments
+from fastlaunch.jobs.job import Job, entrypoint_arguments, run_environment
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Starts the entrypoint on `{nproc}` ranks of one machine.
@@ -68,7 +68,7 @@ class LocalBackend:
         ((run_id, job),) = jobs.items()
         directory = str(self.settings.home / "runs" / run_id)
         if job.script:
-            argv = [*self.settings.wrap, "--output", directory, *wrapper_arguments(job.script)]
+            argv = [*self.settings.wrap, "--output", directory, *job.script.words]
         else:
             argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
             argv += [*entrypoint_arguments(job), "--output", directory]

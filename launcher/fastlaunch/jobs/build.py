@@ -14,7 +14,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.catalog.rates import check_sold
 from fastlaunch.core.conventions import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.jobs.data_sources import check_data, check_data_in_image, check_models, check_travels
+from fastlaunch.jobs.data_sources import check_data, check_models, check_travels
 from fastlaunch.jobs.job import Job, Script, Terms, Variant
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.option_rules import check_no_script
@@ -90,16 +90,27 @@ class Jobs:
         says otherwise. image: by digest, where it is known. Raises UserError if a recipe does not train with
         so many ranks.
         """
-        options = self.options
+        options, scripts = self.options, self.scripts
         where: dict[str, Any] = {"region": region or options.region}
         if instance:
-            where |= _on_aws(options, instance) | {"image": image}
-        if self.scripts:
-            scripts = self.scripts
-            if instance:
-                scripts = tuple(
-                    on_nodes(script, options.nproc, instance, options.num_nodes) for script in scripts
-                )
+            where |= {
+                "backend": options.service,
+                "instance": instance.name,
+                "num_nodes": options.num_nodes,
+                "allow_tcp": options.allow_tcp and options.num_nodes > 1,
+                "image": image,
+                "terms": Terms(
+                    purchase=options.purchase,
+                    max_minutes=options.max_minutes,
+                    max_price_usd=options.max_price_usd,
+                    reservation=options.reservation,
+                    training_plan=options.training_plan,
+                ),
+            }
+            scripts = tuple(
+                on_nodes(script, options.nproc, instance, options.num_nodes) for script in scripts
+            )
+        if scripts:
             return interleaved([script_spec(script, **where) for script in scripts], options)
         num_gpus = instance.num_accelerators * options.num_nodes if instance else 1
         # Two variants may have the same stand-in here; it is run once.
@@ -130,7 +141,7 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
     # In an image of the user's own data are there, and not here.
     image = options.image if options.container else None
     for data in dict.fromkeys(variant.inputs.data for variant in variants):
-        (check_data_in_image if image else check_data)(data, [variant.workload for variant in variants])
+        check_data(data, [variant.workload for variant in variants], where="image" if image else "here")
     kinds = machine.capabilities(catalogue)
     here: list[Variant] = []
     differences: list[tuple[str, str]] = []
@@ -163,7 +174,7 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
         options=options,
         variants=tuple(here),
         differences=tuple(dict.fromkeys(differences)),
-        caveats=(*_caveats(here, kinds), *filter(None, [_too_short(options)])),
+        caveats=_caveats(here, kinds, options),
     )
 
 
@@ -173,7 +184,13 @@ def interleaved(specs: Sequence[Job], options: Options) -> tuple[Job, ...]:
     Each round has the next seed: the runs of a round start from the same weights and see the same data, and
     make a pair for the convergence guard.
     """
-    _check_is_comparison(specs, options)
+    if options.until_resolved and len(specs) < 2:
+        is_script = specs[0].script is not None
+        raise UserError(
+            f"--until-resolved compares {'variants' if is_script else 'recipes'}, and here is one",
+            f"name several: {'-L amp=bf16,fp32' if is_script else '--recipe bf16,compile'}; "
+            "or give --repeats",
+        )
     num_rounds = options.planned_rounds or options.num_repeats
     rounds = (specs if number % 2 == 0 else specs[::-1] for number in range(num_rounds))
     return tuple(
@@ -240,7 +257,14 @@ def _adapt(
             )
     is_small = not machine.devices and (is_rehearsed or variant.is_published)
     small = without_model(variant) if is_small else variant
-    batch_size = _batch_size(variant.batch_size, small.workload, machine, smaller=small is not variant)
+    batch_size: int | str = small.workload.batch_size
+    if not machine.devices:
+        batch_size = min(small.workload.batch_size, _CPU_BATCH_SIZE)
+    if isinstance(variant.batch_size, int) and small is not variant:
+        # A batch meant for the real workload would only slow its stand-in down.
+        batch_size = min(variant.batch_size, batch_size)
+    elif variant.batch_size is not None:
+        batch_size = variant.batch_size
     differences = []
     if small is not variant:
         meant = f"{variant.workload.name} at batch {variant.batch_size or variant.workload.batch_size}"
@@ -285,18 +309,6 @@ def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) ->
     )
 
 
-def _batch_size(
-    given: int | str | None, workload: WorkloadInfo, machine: Machine, *, smaller: bool
-) -> int | str:
-    if isinstance(given, str):
-        return given
-    usual = workload.batch_size if machine.devices else min(workload.batch_size, _CPU_BATCH_SIZE)
-    if given is None:
-        return usual
-    # A batch meant for the real workload would only slow its stand-in down.
-    return min(given, usual) if smaller else given
-
-
 def _of_every_rehearsal(
     instance: InstanceType, catalogue: Catalogue, machine: Machine, *, num_ranks: int
 ) -> Iterator[tuple[str, str]]:
@@ -320,7 +332,17 @@ def _jobs_on_aws(options: Options, catalogue: Catalogue) -> Jobs:
     for instance in instances if options.service == "ec2" else ():
         check_sold(instance, options.purchase, options.max_price_usd)
     if scripts:
-        return _scripts_on_aws(options, scripts, instances)
+        for instance in instances:
+            if isinstance(options.nproc, int) and options.nproc > instance.num_accelerators:
+                num_gpus = instance.num_accelerators
+                raise UserError(
+                    f"{options.nproc} processes on {instance.name}, which has {num_gpus} GPUs",
+                    f"give --nproc {num_gpus} or less: one process per GPU",
+                )
+        # Over several nodes, or by --nproc, torchrun starts a rank on each GPU.
+        on_one = instances if options.num_nodes == 1 and options.nproc is None else ()
+        caveats = caveats_of(scripts, on_one)
+        return Jobs(options=options, scripts=scripts, instances=instances, caveats=caveats)
     check_no_script(options)
     _check_training(options)
     for variant in variants:
@@ -351,22 +373,8 @@ def _jobs_on_aws(options: Options, catalogue: Catalogue) -> Jobs:
         variants=tuple(runnable),
         instances=instances,
         skipped=tuple((name, error.message) for name, error in skipped),
-        caveats=(*_caveats(runnable, kinds), *filter(None, [_too_short(options)])),
+        caveats=_caveats(runnable, kinds, options),
     )
-
-
-def _scripts_on_aws(
-    options: Options, scripts: tuple[Script, ...], instances: tuple[InstanceType, ...]
-) -> Jobs:
-    for instance in instances:
-        if isinstance(options.nproc, int) and options.nproc > instance.num_accelerators:
-            raise UserError(
-                f"{options.nproc} processes on {instance.name}, which has {instance.num_accelerators} GPUs",
-                f"give --nproc {instance.num_accelerators} or less: one process per GPU",
-            )
-    # Over several nodes, or by --nproc, torchrun starts a rank on each GPU.
-    on_one = instances if options.num_nodes == 1 and options.nproc is None else ()
-    return Jobs(options=options, scripts=scripts, instances=instances, caveats=caveats_of(scripts, on_one))
 
 
 def instances_of(options: Options, catalogue: Catalogue) -> tuple[InstanceType, ...]:
@@ -380,31 +388,24 @@ def instances_of(options: Options, catalogue: Catalogue) -> tuple[InstanceType, 
             raise UnknownName("instance", name, catalogue.instances, f"its sizes are {' and '.join(sizes)}")
     instances = tuple(map(catalogue.instance, names))
     for instance in instances:
-        _check_nodes(instance, options, catalogue)
+        if options.num_nodes == 1 or instance.num_efa_interfaces or options.allow_tcp:
+            continue
+        with_efa = (
+            name
+            for name, known in catalogue.instances.items()
+            if known.num_efa_interfaces > 1 and catalogue.accelerator_of(name).compute_capability
+        )
+        raise UserError(
+            f"{instance.name} has no EFA, by which {options.num_nodes} nodes would talk",
+            f"add --allow-tcp to do without, or choose a type with EFA: {', '.join(with_efa)}",
+        )
     return instances
 
 
-def _on_aws(options: Options, instance: InstanceType) -> dict[str, Any]:
-    """Return what a job says of machines of AWS and how they are bought."""
-    return {
-        "backend": options.service,
-        "instance": instance.name,
-        "num_nodes": options.num_nodes,
-        "allow_tcp": options.allow_tcp and options.num_nodes > 1,
-        "terms": Terms(
-            purchase=options.purchase,
-            max_minutes=options.max_minutes,
-            max_price_usd=options.max_price_usd,
-            reservation=options.reservation,
-            training_plan=options.training_plan,
-        ),
-    }
-
-
-def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities]) -> tuple[str, ...]:
+def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities], options: Options) -> tuple[str, ...]:
     """Return what to know of the figures that the variants will have on these machines."""
-    caveats = (bf16_emulation(variant.recipe, kind) for variant in variants for kind in kinds)
-    return tuple(filter(None, dict.fromkeys(caveats)))
+    caveats = [bf16_emulation(variant.recipe, kind) for variant in variants for kind in kinds]
+    return tuple(filter(None, dict.fromkeys([*caveats, _too_short(options)])))
 
 
 def _too_short(options: Options) -> str | None:
@@ -432,36 +433,12 @@ def _check_repeats(options: Options) -> None:
         )
 
 
-def _check_is_comparison(specs: Sequence[Job], options: Options) -> None:
-    """Raise UserError if there is nothing to resolve."""
-    if options.until_resolved and len(specs) < 2:
-        raise UserError(
-            f"--until-resolved compares {'variants' if specs[0].script else 'recipes'}, and here is one",
-            f"name several: {'-L amp=bf16,fp32' if specs[0].script else '--recipe bf16,compile'}; "
-            "or give --repeats",
-        )
-
-
 def _check_each_once(kind: str, names: Sequence[str]) -> None:
     if not names:
         raise UserError(f"no {kind} is named", f"give at least one {kind}")
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
         raise UserError(f"{kind} {min(doubled)} is given twice", "give it once")
-
-
-def _check_nodes(instance: InstanceType, options: Options, catalogue: Catalogue) -> None:
-    if options.num_nodes == 1 or instance.num_efa_interfaces or options.allow_tcp:
-        return
-    larger = (
-        name
-        for name, known in catalogue.instances.items()
-        if known.num_efa_interfaces > 1 and catalogue.accelerator_of(name).compute_capability
-    )
-    raise UserError(
-        f"{instance.name} has no EFA, by which {options.num_nodes} nodes would talk",
-        f"add --allow-tcp to do without, or choose a type with EFA: {', '.join(larger)}",
-    )
 
 
 def _check_training(options: Options) -> None:

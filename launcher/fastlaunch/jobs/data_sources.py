@@ -7,7 +7,7 @@ made up there.
 
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -30,21 +30,15 @@ _HIDDEN = ("/opt/ml", "/out", "/dev", "/proc", "/sys")
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f<>]")
 
 
-def check_data(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Raise UserError if the data source is unknown, or its files are not here."""
+def check_data(data: str, workloads: Iterable[WorkloadInfo], *, where: str = "here") -> None:
+    """Raise UserError if the workloads cannot read the data. where: `here`, in an `image` or `elsewhere`."""
     kind, _, path = data.partition(":")
-    if kind == "folder" and path and not _written_out(path).is_dir():
+    if where == "here" and kind == "folder" and path and not _written_out(path).is_dir():
         raise UserError(
             f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
         )
-    if kind == "file" and path and not _written_out(path).is_file():
+    if where == "here" and kind == "file" and path and not _written_out(path).is_file():
         raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
-    _check_data_known(data, workloads)
-
-
-def _check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Raise UserError if the workloads cannot read such data, wherever they are."""
-    kind, _, path = data.partition(":")
     if data in MADE_UP:
         return
     if kind not in ("folder", "file") or not path:
@@ -62,6 +56,13 @@ def _check_data_known(data: str, workloads: Iterable[WorkloadInfo]) -> None:
             raise UserError(
                 f"workload {workload.name!r} reads one file of text, no folder", "give --data file:PATH"
             )
+    if where == "image":
+        if not PurePosixPath(path).is_absolute():
+            raise UserError(
+                f"--data {data} is a path on this machine: in an image it begins with /",
+                f"give the path that the image has it at, such as --data {_example(data)}",
+            )
+        _check_path("--data ", path)
 
 
 def check_models(variant: Variant) -> None:
@@ -72,16 +73,21 @@ def check_models(variant: Variant) -> None:
     """
     if variant.workload.name.startswith("timm:"):
         _check_timm(variant.workload.name.removeprefix("timm:").partition(".")[0])
-    of_workload = variant.workload.name.partition("hf-clm:")[2] or None
-    for option, name in (
-        ("--model ", variant.inputs.model),
-        ("--tokenizer ", variant.inputs.tokenizer),
-        ("hf-clm:", of_workload),
-    ):
-        if name is not None and names_folder(name) and not _written_out(name).is_dir():
+    for option, name in _models(variant):
+        if names_folder(name) and not _written_out(name).is_dir():
             raise UserError(
                 f"there is no folder {name}", f"give {option}FOLDER, or a name on the Hugging Face hub"
             )
+
+
+def _models(variant: Variant) -> Iterator[tuple[str, str]]:
+    """Yield what models and tokenizers are named by, and their names."""
+    if variant.inputs.model is not None:
+        yield "--model ", variant.inputs.model
+    if variant.inputs.tokenizer is not None:
+        yield "--tokenizer ", variant.inputs.tokenizer
+    if variant.workload.name.startswith("hf-clm:"):
+        yield "hf-clm:", variant.workload.name.removeprefix("hf-clm:")
 
 
 def _check_timm(model: str) -> None:
@@ -115,12 +121,22 @@ def reads_text(workload: WorkloadInfo) -> bool:
 
 def check_travels(variant: Variant, options: Options) -> None:
     """Raise UserError if data, model or the user's own file are not where the job will be."""
-    _check_data(variant, options)
-    for option, name in (("--model", variant.inputs.model), ("--tokenizer", variant.inputs.tokenizer)):
-        if name is not None:
-            _check_model(option, name, options)
-    if variant.workload.name.startswith("hf-clm:"):
-        _check_model("--workload hf-clm:", variant.workload.name.partition(":")[2], options)
+    data = variant.inputs.data
+    is_fetched = _is_in_input(data.partition(":")[2], options)
+    where = "image" if options.image is not None and not is_fetched else "elsewhere"
+    check_data(data, [variant.workload], where=where)
+    if not (options.image or is_fetched or data in MADE_UP):
+        example = _example(data)
+        name = PurePosixPath(example).name
+        raise UserError(
+            f"{data} is on this machine, not on the instance, and data do not travel",
+            f"build an image with it, COPY {name} /opt/data/{name}, and give --image REGISTRY/NAME@sha256:..."
+            f" --data {example}; or copy it to S3, and give --input {name}=s3://BUCKET/PREFIX --data "
+            f"{example.partition(':')[0]}:{INPUTS}/{name}; or --data synthetic, or loader for images, which "
+            "are made there",
+        )
+    for option, name in _models(variant):
+        _check_model(option, name, options)
     path = variant.workload.name.rpartition(".py:")[0]
     if path and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
         raise UserError(
@@ -136,40 +152,6 @@ def check_travels(variant: Variant, options: Options) -> None:
         raise UserError(
             "--requirements with an --image of yours is for a script",
             "install them in the image: fastlaunch build",
-        )
-
-
-def check_data_in_image(data: str, workloads: Iterable[WorkloadInfo]) -> None:
-    """Raise UserError if a workload does not read the data, or no image can have them."""
-    _check_data_known(data, workloads)
-    if data in MADE_UP:
-        return
-    _, _, path = data.partition(":")
-    if not PurePosixPath(path).is_absolute():
-        raise UserError(
-            f"--data {data} is a path on this machine: in an image it begins with /",
-            f"give the path that the image has it at, such as --data {_example(data)}",
-        )
-    _check_path("--data", path)
-
-
-def _check_data(variant: Variant, options: Options) -> None:
-    if _is_in_input(variant.inputs.data.partition(":")[2], options):
-        _check_data_known(variant.inputs.data, [variant.workload])
-        return
-    if options.image is not None:
-        check_data_in_image(variant.inputs.data, [variant.workload])
-        return
-    _check_data_known(variant.inputs.data, [variant.workload])
-    if variant.inputs.data not in MADE_UP:
-        example = _example(variant.inputs.data)
-        name = PurePosixPath(example).name
-        raise UserError(
-            f"{variant.inputs.data} is on this machine, not on the instance, and data do not travel",
-            f"build an image with it, COPY {name} /opt/data/{name}, and give --image REGISTRY/NAME@sha256:..."
-            f" --data {example}; or copy it to S3, and give --input {name}=s3://BUCKET/PREFIX --data "
-            f"{example.partition(':')[0]}:{INPUTS}/{name}; or --data synthetic, or loader for images, which "
-            "are made there",
         )
 
 
@@ -189,7 +171,7 @@ def _check_model(option: str, name: str, options: Options) -> None:
     if _HUB_NAME.fullmatch(name) and not Path(name).exists():
         return
     raise UserError(
-        f"{option} {name!r} is a folder on this machine, not on the instance",
+        f"{option}{name!r} is a folder on this machine, not on the instance",
         "give its name on the Hugging Face hub; or build an image with it, COPY it to /opt/models/...,"
         " and give --image REGISTRY/NAME@sha256:... and the path there",
     )
@@ -208,13 +190,13 @@ def _check_path(option: str, path: str) -> None:
     parts = PurePosixPath("/" + path.lstrip("/"))
     if _NO_PATH.search(path):
         raise UserError(
-            f"{option}: {path!r} has < or >, or a character that cannot be printed", "rename it in the image"
+            f"{option}{path!r} has < or >, or a character that cannot be printed", "rename it in the image"
         )
     if ".." in parts.parts or len(parts.parts) == 1:
-        raise UserError(f"{option}: {path} is no path in an image", "give the whole path, without ..")
+        raise UserError(f"{option}{path} is no path in an image", "give the whole path, without ..")
     hidden = next((name for name in _HIDDEN if parts.is_relative_to(name)), None)
     if hidden:
         raise UserError(
-            f"{option}: {path} cannot be read in a job, whose containers get {hidden} from outside",
+            f"{option}{path} cannot be read in a job, whose containers get {hidden} from outside",
             "have it elsewhere in the image, as in /opt/data",
         )

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Self
@@ -75,13 +75,26 @@ class Script:
         return tuple(names.sub(lambda match: texts[match[1]], word) for word in self.command)
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The arguments of `python -m fastlaunch_train.script`, less `--output DIR`."""
+        return (*self._options, "--", *self.argv)
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """What is typed for `submit` to run the command, its `{NAME}` in place, less the `-L`."""
+        return (*self._options, "--", *self.command)
+
+    @property
+    def _options(self) -> list[str]:
+        options = [] if self.nproc is None else ["--nproc", str(self.nproc)]
+        return options + (
+            [] if self.hang_timeout_s is None else ["--hang-timeout", f"{self.hang_timeout_s:g}"]
+        )
+
+    @property
     def label(self) -> str:
         """`amp=bf16 batch=32`, or `as is`."""
         return variant_label(dict(self.variant))
-
-    def is_named(self, text: str) -> bool:
-        """Return whether `amp=fp32`, or several of these, or the whole label, name the variant."""
-        return names_variant(text, dict(self.variant))
 
     def digest_under(self, name: str) -> str:
         """Return a digest of the command, wherever it was typed. name: of the script.
@@ -250,7 +263,7 @@ class Job:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the spec that `to_json` wrote."""
+        """Return the job that `to_json` wrote."""
         given = dict(data)
         if script := given.get("script"):
             given |= {"script": Script.from_json(script), "recipe": SCRIPT_RECIPE}
@@ -297,35 +310,33 @@ def names_apart(jobs: Sequence[Job]) -> list[str]:
 
 def entrypoint_arguments(job: Job) -> tuple[str, ...]:
     """Return the arguments of `python -m fastlaunch_train`, less `--output DIR` and `--resume`."""
-    arguments = ["--workload", job.workload, "--recipe", job.recipe.name]
-    for field, value in job.recipe.overrides:
-        arguments += ["--set", f"{field}={value}"]
-    for text in job.inputs.workload_arguments:
-        arguments += ["--set-workload", text]
-    arguments += ["--batch-size", "auto" if job.batch_size is None else str(job.batch_size)]
-    length = ["--steps", str(job.steps)] if job.epochs is None else ["--epochs", str(job.epochs)]
     inputs = job.inputs
-    arguments += [*length, "--seed", str(job.seed), "--data", inputs.data]
-    for label in job.fit:
-        arguments += ["--fit", label]
-    for option, given in (
+    options = (
+        ("--workload", job.workload),
+        ("--recipe", job.recipe.name),
+        *(("--set", f"{field}={value}") for field, value in job.recipe.overrides),
+        *(("--set-workload", text) for text in inputs.workload_arguments),
+        ("--batch-size", "auto" if job.batch_size is None else job.batch_size),
+        ("--steps", job.steps),
+        ("--epochs", job.epochs),
+        ("--seed", job.seed),
+        ("--data", inputs.data),
+        *(("--fit", label) for label in job.fit),
         ("--num-workers", None if inputs.data == "synthetic" else inputs.num_workers),
         ("--checkpoint-every", job.checkpoint_every or None),
         ("--eval-every", job.eval_every or None),
         ("--model", inputs.model),
         ("--tokenizer", inputs.tokenizer),
         ("--sequence-length", inputs.sequence_length),
-    ):
-        if given is not None:
-            arguments += [option, str(given)]
-    arguments += ["--step-profile"] if job.step_profile else []
-    return tuple(arguments)
+    )
+    words = [word for option, value in options if value is not None for word in (option, str(value))]
+    return (*words, "--step-profile") if job.step_profile else tuple(words)
 
 
 def run_environment(job: Job) -> dict[str, str]:
     """Return the variables that tell the run's session, round and plan, if they are known.
 
-    And of a script its name, variant and contents.
+    A script gets its name, variant and contents, too.
     """
     known = {
         "FASTLAUNCH_SESSION": job.session,
@@ -341,31 +352,10 @@ def run_environment(job: Job) -> dict[str, str]:
 
 def contents_environment(script: Script) -> dict[str, str]:
     """Return the variables that tell a run what its script is, as far as that is known."""
-    known = {
-        VARIABLE: json.dumps(dict(script.files)) if script.files else None,
-        "FASTLAUNCH_COMMIT": script.commit,
-    }
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def wrapper_arguments(script: Script) -> tuple[str, ...]:
-    """Return the arguments of `python -m fastlaunch_train.script`, less `--output DIR`."""
-    return (*_script_options(script), "--", *script.argv)
+    files = {VARIABLE: json.dumps(dict(script.files))} if script.files else {}
+    return files | ({"FASTLAUNCH_COMMIT": script.commit} if script.commit is not None else {})
 
 
 def node_arguments(job: Job) -> tuple[str, ...]:
     """Return the arguments of `run_train.sh`, less `--output DIR` and `--resume`."""
-    return ("--checkpoints", *wrapper_arguments(job.script)) if job.script else entrypoint_arguments(job)
-
-
-def submit_words(script: Script) -> tuple[str, ...]:
-    """Return what is typed for `submit` to run the command, its `{NAME}` in place, less the `-L`."""
-    return (*_script_options(script), "--", *script.command)
-
-
-def _script_options(script: Script) -> Iterator[str]:
-    """Yield options that `submit` and the wrapper share."""
-    if script.nproc is not None:
-        yield from ("--nproc", str(script.nproc))
-    if script.hang_timeout_s is not None:
-        yield from ("--hang-timeout", f"{script.hang_timeout_s:g}")
+    return ("--checkpoints", *job.script.words) if job.script else entrypoint_arguments(job)

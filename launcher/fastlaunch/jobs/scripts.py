@@ -14,7 +14,7 @@ from typing import Any
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import split_list
-from fastlaunch.jobs.job import SCRIPT_RECIPE, Job, Script
+from fastlaunch.jobs.job import SCRIPT_RECIPE, Job, Script, names_variant
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.option_rules import check_script
 from fastlaunch.jobs.options import Options
@@ -61,7 +61,9 @@ def scripts_of(options: Options) -> tuple[Script, ...]:
         for variant in _variants(options.lists, options.command)
     ]
     if options.baseline is not None:
-        base = next((script for script in scripts if script.is_named(options.baseline)), None)
+        base = next(
+            (script for script in scripts if names_variant(options.baseline, dict(script.variant))), None
+        )
         if base is None:
             raise UnknownName("baseline", options.baseline, [script.label for script in scripts])
         scripts = [base, *(script for script in scripts if script is not base)]

@@ -10,7 +10,6 @@ from fastlaunch.analysis.statistics import UNRESOLVED
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
 from fastlaunch.catalog.prices import SERVICES
 from fastlaunch.core.units import counted
-from fastlaunch.jobs.job import submit_words
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
@@ -84,7 +83,7 @@ def measured_run(run: Run, region: str) -> MeasuredRun | None:
         service=service,
         region=region,
         purchase=purchase,
-        script=submit_words(run.script) if run.script else (),
+        script=run.script.typed if run.script else (),
         words=run.script.digest_under(run.workload) if run.script else None,
         owner=run.owner,
     )
