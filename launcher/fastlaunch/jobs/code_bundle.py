@@ -25,7 +25,7 @@ from fastlaunch.core.errors import BadFile
 from fastlaunch.core.paths import shipped, training_package
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.wheels import Pin, cached_wheel, fetch_wheels, unpack_wheel, wanted_pins
-from fastlaunch.jobs.working_directory import TravellingFile, WorkingDirectory
+from fastlaunch.jobs.working_directory import WorkingDirectory
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws
@@ -41,11 +41,11 @@ _COMPRESSION = 4
 class Bundle:
     """The code, packed."""
 
-    # The tar.gz.
+    #: The tar.gz.
     data: bytes = field(repr=False)
-    # The digest of these bytes, in hex.
+    #: The digest of these bytes, in hex.
     sha256: str
-    # The commit of the checkout; None if it is not known.
+    #: The commit of the checkout; None if it is not known.
     commit: str | None = None
 
 
@@ -57,9 +57,9 @@ def make_bundle(
     wheels: Path,
     pins: Sequence[Pin] | None = None,
 ) -> Bundle:
-    """Return the bundle for an image; fetch the wheels that the folder `wheels` lacks.
+    """Return the bundle for an image; fetch the wheels that the folder `wheels` lacks. Raises UserError.
 
-    user_file: relative to the current folder. pins: instead of the usual ones. Raises UserError.
+    user_file: relative to the current folder. pins: instead of the usual ones.
     """
     pins = wanted_pins() if pins is None else pins
     fetch_wheels(pins, wheels, python=base.python)
@@ -135,17 +135,18 @@ def pack(
     content = BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
         # The container starts in user/.
-        archive.addfile(_member(folder, tarfile.DIRTYPE, 0o755))
+        _add(archive, folder, tarfile.DIRTYPE, 0o755)
         for name in sorted(files):
-            member = _member(name, tarfile.REGTYPE, 0o755 if name in PROGRAMS else 0o644)
-            member.size = len(files[name])
-            archive.addfile(member, BytesIO(files[name]))
+            _add(archive, name, tarfile.REGTYPE, 0o755 if name in PROGRAMS else 0o644, files[name])
         if directory is not None:
             for file in directory.files:
-                _add(archive, file, f"user/{file.path}", directory.root / file.path)
+                name, mode = f"user/{file.path}", 0o755 if file.is_executable else 0o644
+                if file.target is None:
+                    _add(archive, name, tarfile.REGTYPE, mode, _read(directory.root / file.path))
+                else:
+                    _add(archive, name, tarfile.SYMTYPE, 0o777, target=file.target)
         for path in wheels:
-            wheel = TravellingFile(path=path.name, num_bytes=path.stat().st_size)
-            _add(archive, wheel, f"{folder}/{path.name}", path)
+            _add(archive, f"{folder}/{path.name}", tarfile.REGTYPE, 0o644, _read(path))
     compressed = BytesIO()
     # Wheels are compressed already.
     with gzip.GzipFile("", "wb", 0 if wheels else _COMPRESSION, compressed, mtime=0) as stream:
@@ -153,22 +154,13 @@ def pack(
     return compressed.getvalue()
 
 
-def _add(archive: tarfile.TarFile, file: TravellingFile, name: str, path: Path) -> None:
-    if file.target is not None:
-        member = _member(name, tarfile.SYMTYPE, 0o777)
-        member.linkname = file.target
-        archive.addfile(member)
-        return
-    data = _read(path)
-    member = _member(name, tarfile.REGTYPE, 0o755 if file.is_executable else 0o644)
-    member.size = len(data)
-    archive.addfile(member, BytesIO(data))
-
-
-def _member(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+def _add(
+    archive: tarfile.TarFile, name: str, kind: bytes, mode: int, data: bytes = b"", target: str = ""
+) -> None:
     member = tarfile.TarInfo(name)
     member.type, member.mode, member.mtime = kind, mode, _MTIME_S
-    return member
+    member.size, member.linkname = len(data), target
+    archive.addfile(member, BytesIO(data))
 
 
 def _read(path: Path) -> bytes:

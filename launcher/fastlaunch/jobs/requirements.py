@@ -8,7 +8,7 @@ it nor what comes with it travels, unless the file pins another one: `torch==2.1
 import json
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -96,12 +96,12 @@ def read_requirements(path: Path, *, from_index: bool = False) -> Requirements:
 
     from_index: whether the node's pip, which sees no folder of this machine, looks for the packages.
     """
-    packages: list[str] = []
-    options: list[str] = []
-    folders = [folder for folder in path.resolve().parents if (folder / ".git").exists()]
-    reader = _Reader(root=folders[0] if folders else path.resolve().parent, from_index=from_index)
-    for line in reader.lines(path, ()):
-        (options if line.startswith("-") else packages).append(line)
+    folders = path.resolve().parents
+    # No file above it is included: what that holds may be private.
+    root = next((folder for folder in folders if (folder / ".git").exists()), folders[0])
+    lines = list(_lines(path, root, from_index=from_index))
+    packages = [line for line in lines if not line.startswith("-")]
+    options = [line for line in lines if line.startswith("-")]
     if not packages:
         raise BadFile(path, "it names no package", hint="write a name a line, or leave out --requirements")
     return Requirements(packages=tuple(packages), options=tuple(options))
@@ -142,74 +142,70 @@ def _wheels(path: Path, required: Requirements, base: BaseImage) -> Bundle:
         return bundle_of(pack(packed, folder=wheels.name, wheels=sorted(wheels.iterdir())))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reader:
-    """Reads files in pip's format, and refuses everything but packages of an index."""
+def _lines(path: Path, root: Path, above: tuple[Path, ...] = (), *, from_index: bool) -> Iterator[str]:
+    """Yield the lines that say something, also those of included files. Raises BadFile.
 
-    #: No file above it is included: what it holds may be private.
-    root: Path
-    from_index: bool
-
-    def lines(self, path: Path, above: Collection[Path]) -> Iterator[str]:
-        """Yield the lines that say something, also those of included files."""
-        # A line that goes on in the next one counts as the first of both. A comment ends with its line.
-        text = re.sub(r"(?m)^([ \t]*#.*?)\\+(?=\r?$)", r"\1", read_text(path))
-        joined = re.sub(r"\\\r?\n", "\0", text)
-        number = 1
-        for line in joined.splitlines():
-            at, number = number, number + 1 + line.count("\0")
-            text = re.sub(r"(^|\s)#.*", "", line.replace("\0", " ")).strip()
-            if not text:
-                continue
-            if include := _INCLUDE.fullmatch(text):
-                file = path.parent / include[1]
-                if path.resolve() in above:
-                    raise BadFile(path, "includes itself", line=at)
-                if not file.resolve().is_relative_to(self.root):
-                    hint = "include files of the same repository, or copy its lines"
-                    raise BadFile(path, f"includes a file outside {self.root}", line=at, hint=hint)
-                yield from self.lines(file, (*above, path.resolve()))
-            elif text.startswith("-"):
-                yield self._option(path, at, text)
-            elif _ELSEWHERE.fullmatch(text):
-                raise BadFile(
-                    path,
-                    "it names a file or an address, and only packages of an index travel",
-                    line=at,
-                    hint="code of your own travels with the working directory",
-                )
-            elif not _PACKAGE.fullmatch(text):
-                raise BadFile(path, f"{text!r} names no package", line=at)
-            else:
-                yield text
-
-    def _option(self, path: Path, at: int, text: str) -> str:
-        """Return the option as it travels, or as pip takes it here. Raises BadFile if it does neither."""
-        option = _OPTIONS.fullmatch(text)
-        if option is None:
-            hint = "name packages and their versions, and give one option a line"
-            raise BadFile(path, f"{text.split()[0]} cannot travel", line=at, hint=hint)
-        value = option["value"] or ""
-        links = option["name"] in ("-f", "--find-links")
-        if value and not self.from_index:
-            is_here = links and (path.parent / value).exists()
-            return f"--find-links {(path.parent / value).resolve()}" if is_here else text
-        address = _ADDRESS.fullmatch(value)
-        if option["name"] in _WITH_ADDRESS and address is None and not _FROM_VARIABLE.fullmatch(value):
+    Everything but packages of an index is refused. root: the folder of all files that may be included. above:
+    the files that include this one.
+    """
+    # A line that goes on in the next one counts as the first of both. A comment ends with its line.
+    text = re.sub(r"(?m)^([ \t]*#.*?)\\+(?=\r?$)", r"\1", read_text(path))
+    joined = re.sub(r"\\\r?\n", "\0", text)
+    number = 1
+    for line in joined.splitlines():
+        at, number = number, number + 1 + line.count("\0")
+        text = re.sub(r"(^|\s)#.*", "", line.replace("\0", " ")).strip()
+        if not text:
+            continue
+        if include := _INCLUDE.fullmatch(text):
+            file = path.parent / include[1]
+            if path.resolve() in above:
+                raise BadFile(path, "includes itself", line=at)
+            if not file.resolve().is_relative_to(root):
+                hint = "include files of the same repository, or copy its lines"
+                raise BadFile(path, f"includes a file outside {root}", line=at, hint=hint)
+            yield from _lines(file, root, (*above, path.resolve()), from_index=from_index)
+        elif text.startswith("-"):
+            yield _option(path, at, text, from_index=from_index)
+        elif _ELSEWHERE.fullmatch(text):
             raise BadFile(
                 path,
-                f"{option['name']} names no address of http or https, and the job sees no folder of yours",
+                "it names a file or an address, and only packages of an index travel",
                 line=at,
-                hint="leave out --requirements-from-index: then the pip that is here looks there",
+                hint="code of your own travels with the working directory",
             )
-        if address and address["login"] and not _LOGIN.fullmatch(address["login"]):
-            raise BadFile(
-                path,
-                f"the address of {option['name']} has a password in it, which would be stored with the job",
-                line=at,
-                hint="give the address as a secret: --secret PIP_INDEX_URL=ARN",
-            )
-        return text
+        elif not _PACKAGE.fullmatch(text):
+            raise BadFile(path, f"{text!r} names no package", line=at)
+        else:
+            yield text
+
+
+def _option(path: Path, at: int, text: str, *, from_index: bool) -> str:
+    """Return the option as it travels, or as pip takes it here. Raises BadFile if it does neither."""
+    option = _OPTIONS.fullmatch(text)
+    if option is None:
+        hint = "name packages and their versions, and give one option a line"
+        raise BadFile(path, f"{text.split()[0]} cannot travel", line=at, hint=hint)
+    value = option["value"] or ""
+    if value and not from_index:
+        is_here = option["name"] in ("-f", "--find-links") and (path.parent / value).exists()
+        return f"--find-links {(path.parent / value).resolve()}" if is_here else text
+    address = _ADDRESS.fullmatch(value)
+    if option["name"] in _WITH_ADDRESS and address is None and not _FROM_VARIABLE.fullmatch(value):
+        raise BadFile(
+            path,
+            f"{option['name']} names no address of http or https, and the job sees no folder of yours",
+            line=at,
+            hint="leave out --requirements-from-index: then the pip that is here looks there",
+        )
+    if address and address["login"] and not _LOGIN.fullmatch(address["login"]):
+        raise BadFile(
+            path,
+            f"the address of {option['name']} has a password in it, which would be stored with the job",
+            line=at,
+            hint="give the address as a secret: --secret PIP_INDEX_URL=ARN",
+        )
+    return text
 
 
 def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> None:
