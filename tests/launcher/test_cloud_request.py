@@ -114,7 +114,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({**TRAINED, "max_price_usd": 9.0}, {}, "--max-price is for EC2", "--max-cost"),
         ({**TRAINED, "training_plan": "march"}, {}, "'march' is not an ARN", "list-training-plans"),
         ({**TRAINED, "training_plan": PLAN, **SPOT}, {"checkpoint_every": 1}, "spot does not use", "one of"),
-        ({**TRAINED, "training_plan": PLAN, **TWO_TYPES}, {}, "is of one instance type", "name one"),
+        ({**TRAINED, "training_plan": PLAN, **TWO_TYPES}, {}, "has one instance type", "name one"),
         ({**TRAINED, "training_plan": PLAN, "regions": ("us-east-2",)}, {}, "of us-east-1", "--region us-"),
         ({"training_plan": PLAN}, {}, "--training-plan is for SageMaker", "--reservation cr-"),
         # What it is called.

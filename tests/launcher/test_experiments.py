@@ -97,7 +97,7 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
     assert [replace(job, seed=1, round=2) for job in there] == list(back)
     assert {(job.steps, job.epochs, job.batch_size) for job in found.at()} == {(200, None, 8)}
     assert found.differences == (
-        ("length", "3 epochs; of made-up data, which have no end: 200 steps"),
+        ("length", "3 epochs; made-up data have no end, so 200 steps"),
         ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 8"),
         ("ranks", "4; here: 2"),
     )

@@ -12,7 +12,7 @@ from fastlaunch.aws.config_text import config_change, region_lines, stack_entrie
 from fastlaunch.aws.types import RouteTable, Subnet, Vpc
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import load_settings
-from fastlaunch.placement.account_network import only_vpc, subnets_by_zone, tables_without_gateway
+from fastlaunch.placement.network import only_vpc, subnets_by_zone, tables_without_gateway
 
 REGION = "us-east-1"
 DEFAULT = Vpc(id="vpc-d", name="", cidr="172.31.0.0/16", is_default=True)

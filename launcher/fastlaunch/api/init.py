@@ -22,7 +22,7 @@ from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, config_pat
 from fastlaunch.core.units import counted, is_region, parse_usd
 from fastlaunch.jobs.image_build import DEFAULT_REPOSITORY
 from fastlaunch.lifecycle.world import World
-from fastlaunch.placement.account_network import (
+from fastlaunch.placement.network import (
     only_vpc,
     several_vpcs,
     subnets_by_zone,

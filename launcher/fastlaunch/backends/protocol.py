@@ -17,9 +17,8 @@ from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.job import Job
+from fastlaunch.jobs.options import SERVICES
 
-#: AWS's services as the user knows them, by the backend that uses them.
-SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
 #: The backends whose plans cost money, by name.
 CLOUD_BACKENDS = tuple(SERVICES)
 #: How long AWS may take to show what it started.

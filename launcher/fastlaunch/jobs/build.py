@@ -1,6 +1,6 @@
 """`Options` -> `Jobs`, to run or rehearse here or on AWS -> a `Job` for every run.
 
-What is wrong with a request by itself is an error here, before anything is asked of AWS.
+A request that is wrong by itself is an error here, before AWS is asked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ _CPU_RANKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """What to train, checked as far as that asks nothing of AWS; `at` gives the jobs on a machine."""
+    """What to train, checked as far as possible without AWS; `at` gives the jobs on a machine."""
 
     options: Options
     #: What is trained, in order; none where scripts are.
@@ -63,9 +63,9 @@ class Jobs:
     instances: tuple[InstanceType, ...] = ()
     #: Variants of an experiment that the instances cannot run, as (name, reason).
     skipped: tuple[tuple[str, str], ...] = ()
-    #: What a rehearsal does not cover, or an experiment has otherwise here, as (topic, sentence).
+    #: What a rehearsal does not cover, and what is different in an experiment here, as (topic, sentence).
     differences: tuple[tuple[str, str], ...] = ()
-    #: What to know of the figures before they are made.
+    #: What to know about the figures before they are made.
     caveats: tuple[str, ...] = ()
 
     @property
@@ -86,9 +86,9 @@ class Jobs:
     ) -> tuple[Job, ...]:
         """Return the jobs on an instance type, or on this machine: A B, then B A, and so on.
 
-        There are as many, in the same order, on every instance type, with one rank per GPU unless a variant
-        says otherwise. image: by digest, where it is known. Raises UserError if a recipe does not train with
-        so many ranks.
+        Every instance type gets the same jobs in the same order, with one rank per GPU unless a variant says
+        otherwise. image: by digest, where it is known. Raises UserError if a recipe does not train with so
+        many ranks.
         """
         options, scripts = self.options, self.scripts
         where: dict[str, Any] = {"region": region or options.region}
@@ -122,11 +122,11 @@ class Jobs:
 
 
 def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machine | None = None) -> Jobs:
-    """Return what to train of `options`: on `machine`, or without one on AWS.
+    """Return what to train: on `machine`, or on AWS without a machine.
 
-    Options for AWS are those that `check_on_aws` let pass. catalogue: needed for AWS, to rehearse an
-    instance, and to tell what a GPU takes. Raises UserError for what does not exist, is not sold, is not
-    allowed or cannot run there; a variant of an experiment that cannot is left out.
+    options: for AWS, after `check_on_aws`. catalogue: needed for AWS, to rehearse an instance, and to tell
+    what a GPU supports. Raises UserError for what does not exist, is not sold, is not allowed or cannot run
+    there. A variant of an experiment that cannot run is left out.
     """
     if machine is None:
         assert catalogue is not None
@@ -138,7 +138,7 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
     check_no_script(options)
     instance = catalogue.instance(options.rehearsed) if catalogue and options.rehearsed else None
     variants = variants_of(options, GPU_WORKLOAD if instance or machine.devices else CPU_WORKLOAD)
-    # In an image of the user's own data are there, and not here.
+    # The data are in the user's own image, not here.
     image = options.image if options.container else None
     for data in dict.fromkeys(variant.inputs.data for variant in variants):
         check_data(data, [variant.workload for variant in variants], where="image" if image else "here")
@@ -147,7 +147,7 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
     differences: list[tuple[str, str]] = []
     published = published_experiments()[options.experiment].epochs if options.experiment else None
     if published is not None and options.steps is None and (steps := variants[0].steps) is not None:
-        made_up = f"{published} epochs; of made-up data, which have no end: {steps} steps"
+        made_up = f"{published} epochs; made-up data have no end, so {steps} steps"
         differences.append(("length", made_up))
     for variant in variants:
         if variant.is_published:
@@ -179,10 +179,10 @@ def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machin
 
 
 def interleaved(specs: Sequence[Job], options: Options) -> tuple[Job, ...]:
-    """Return all rounds of the jobs: A B, then B A, and so on, so that drift meets all alike.
+    """Return all rounds of the jobs: A B, then B A, and so on, so that drift affects all alike.
 
-    Each round has the next seed: the runs of a round start from the same weights and see the same data, and
-    make a pair for the convergence guard.
+    Each round has the next seed. The runs of a round start from the same weights and see the same data, so
+    they make a pair for the convergence guard.
     """
     if options.until_resolved and len(specs) < 2:
         is_script = specs[0].script is not None
@@ -201,9 +201,9 @@ def interleaved(specs: Sequence[Job], options: Options) -> tuple[Job, ...]:
 
 
 def _with_common_batch(specs: Sequence[Job], options: Options) -> list[Job]:
-    """Return the jobs; with `--batch-size auto`, each has to fit all recipes on its workload.
+    """Return the jobs; with `--batch-size auto`, each batch has to fit all recipes on its workload.
 
-    So their rows have one global batch, and rank.
+    Their rows then share a global batch, and can be ranked.
     """
     if options.batch_size != "auto":
         return list(specs)
@@ -215,9 +215,9 @@ def _with_common_batch(specs: Sequence[Job], options: Options) -> list[Job]:
 
 
 def _in_containers(jobs: Sequence[Job], options: Options) -> tuple[Job, ...]:
-    """Return the jobs on a container for each node, which find each other over TCP.
+    """Return the jobs with a container for each node; the nodes find each other over TCP.
 
-    Raises UserError for what stays outside of the containers. Absolute paths are those of one's own image.
+    Raises UserError for what stays outside of the containers. An absolute path is in the user's own image.
     """
     for job in jobs:
         outside = (job.inputs.data.partition(":")[2], job.inputs.model, job.inputs.tokenizer)
@@ -282,11 +282,9 @@ def _adapt(
 
 
 def _spec(variant: Variant, options: Options, *, num_gpus: int, **where: Any) -> Job:
-    """Return the variant as a job. num_gpus: the ranks, unless it says how many.
+    """Return the variant as a job. Raises UserError if its recipe does not train with so many ranks.
 
-    where: what `Job` says of machines and how they are bought.
-
-    Raises UserError if its recipe does not train with so many ranks.
+    num_gpus: the ranks, unless the variant says how many. where: fields of `Job` about machines and terms.
     """
     num_gpus = num_gpus if variant.num_gpus is None else variant.num_gpus
     if problem := ranks_problem(variant.recipe, num_gpus):
@@ -350,7 +348,7 @@ def _jobs_on_aws(options: Options, catalogue: Catalogue) -> Jobs:
     runnable: list[Variant] = []
     skipped: list[tuple[str, UserError]] = []
     for variant in variants:
-        # As many jobs for every instance type: what one of them cannot run, none does.
+        # Every instance type gets the same jobs, so what one type cannot run is run on none.
         problems = (
             problem_on(instance, variant, options, catalogue, variants=variants) for instance in instances
         )
@@ -409,7 +407,7 @@ def _caveats(variants: Sequence[Variant], kinds: Sequence[Capabilities], options
 
 
 def _too_short(options: Options) -> str | None:
-    """Return what the runs will not tell because they have few steps."""
+    """Return what runs of so few steps do not show; None if there are enough."""
     if options.steps is None or options.steps >= FEWEST_TIMED_STEPS:
         return None
     return f"--steps {options.steps} gives no step time: that takes {FEWEST_TIMED_STEPS} steps or more"
@@ -420,7 +418,7 @@ def _check_repeats(options: Options) -> None:
         raise UserError(f"--repeats is {options.num_repeats}", f"give 1 to {MAX_REPEATS}")
     most = options.max_rounds
     if most is not None and not options.until_resolved:
-        raise UserError("--max-rounds is the most that --until-resolved runs", "add that, or give --repeats")
+        raise UserError("--max-rounds limits --until-resolved", "add that, or give --repeats")
     if most is not None and not FIRST_LOOK <= most <= MOST_ROUNDS:
         raise UserError(f"--max-rounds is {most}", f"give {FIRST_LOOK} to {MOST_ROUNDS}")
     if options.until_resolved and (why := _too_short(options)):
@@ -428,7 +426,7 @@ def _check_repeats(options: Options) -> None:
     if options.until_resolved and options.num_repeats > 1:
         fewest = min(max(options.num_repeats, FIRST_LOOK), MOST_ROUNDS)
         raise UserError(
-            "--until-resolved says itself how often each recipe runs",
+            "--until-resolved decides how often each recipe runs",
             f"leave out --repeats, or give --max-rounds {fewest}",
         )
 

@@ -1,7 +1,7 @@
-"""Which files make a script what it is: what it imports of its own, and what configures that.
+"""Which files make a script what it is: those that it imports, and those that configure it.
 
-A script is followed by its import statements. Where it imports by names that it makes up, or is no Python,
-all sources count.
+We follow the import statements of a script. Where it imports names that it makes up, or is not Python, all
+sources count.
 """
 
 import ast
@@ -18,36 +18,36 @@ from fastlaunch_train.records.contents import path_of
 _PYTHON = ".py"
 _SOURCES = (_PYTHON, ".pyx", ".sh", ".bash", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 _CONFIGS = (".yaml", ".yml", ".toml", ".ini", ".cfg")
-#: Configures some scripts and is what others write: one called `conf` counts, beside sources or with others.
+#: Some scripts read such files as configuration, others write them. One counts if its path has `conf` in it.
 _JSON = ".json"
 #: Configurations of tools, not of training.
 _OF_TOOLS = ("pyproject.toml", "setup.cfg", "tox.ini", "mkdocs.yml")
-#: Folders that tools fill, and others that training writes configurations to.
+#: Folders that tools fill, and folders to which training writes configurations.
 _FILLED = ("wandb", "lightning_logs", "mlruns", "multirun", "__pycache__", "venv", "node_modules")
 _WRITTEN = (
     *("output", "outputs", "out", "result", "results", "log", "logs", "runs", "checkpoint", "checkpoints"),
     "tb_logs",
 )
-#: Names in a source that imports, or runs, what only it knows.
+#: Names in a source that imports or runs what nobody else can tell.
 _DYNAMIC = {
     *("exec", "execfile", "import_module", "__import__", "run_path", "run_module", "walk_packages", "hydra"),
     *("iter_modules", "spec_from_file_location", "subprocess", "system", "load_source", "jsonargparse"),
 }
-#: What Python and we bring, unless the script has a module of that name beside it.
+#: Modules that Python and we bring, unless the script has a module of that name beside it.
 _NOT_FOLLOWED = {*sys.stdlib_module_names, "fastlaunch", "fastlaunch_train"}
 #: An option whose file a command writes.
 _WRITES = re.compile(r"^-.*(out|result|save|log|metric|write|export|dump)", re.IGNORECASE)
-#: A class or a function of a module, such as `models.resnet.ResNet`; no file.
+#: A class or function of a module, such as `models.resnet.ResNet`, and not a file.
 _DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.\w+)+(?![\w/.])")
 
 
 def is_source(path: str) -> bool:
-    """Return whether a file is a program's, by its path, and not a configuration."""
+    """Return whether a file is source code, and not a configuration, by its path."""
     return path.endswith(_SOURCES)
 
 
 def may_count(path: str) -> bool:
-    """Return whether a file may be of a script's contents, by its path."""
+    """Return whether a file may be part of a script's contents, by its path."""
     pure = PurePosixPath(path)
     folders = {part.lower() for part in pure.parts[:-1]}
     if pure.name in _OF_TOOLS or any(part.startswith(".") for part in pure.parts):
@@ -59,10 +59,9 @@ def may_count(path: str) -> bool:
 
 
 def contents_of(argv: Sequence[str], files: Mapping[str, Path]) -> dict[str, Path]:
-    """Return those of the files that a command's contents are, by path.
+    """Return the files that make up a command's contents, by path. Raises OSError for an unreadable file.
 
-    files: that may count, by their paths in the repository. argv: as typed in the current directory. Raises
-    OSError for a file that cannot be read.
+    files: those that may count, by their paths in the repository. argv: as typed in the current directory.
     """
     named = {path_of(path): path for path in _files_in(argv)}
     file = script_file(argv)
@@ -77,7 +76,7 @@ def contents_of(argv: Sequence[str], files: Mapping[str, Path]) -> dict[str, Pat
 
 
 def _beside(reached: Collection[str], files: Collection[str]) -> set[str]:
-    """Return what is no Python and belongs to these files: beside or above one, or where there is none."""
+    """Return the files other than Python that are beside or above these, or in folders without Python."""
     with_python = {PurePosixPath(path).parent for path in files if path.endswith(_PYTHON)}
     folders = {folder for path in reached for folder in PurePosixPath(path).parents}
     others = set()
@@ -94,14 +93,14 @@ def _beside(reached: Collection[str], files: Collection[str]) -> set[str]:
 
 
 def names_in(argv: Sequence[str]) -> tuple[object, ...]:
-    """Return what of a command `contents_of` goes by: alike, commands have the same contents."""
+    """Return what `contents_of` reads of a command: equal for commands with the same contents."""
     return script_file(argv), *_files_in(argv), *_DOTTED.findall(" ".join(argv))
 
 
 def _files_in(argv: Sequence[str]) -> Iterator[Path]:
     """Yield the sources and configurations that a command names, as in `--config=a.json`.
 
-    Not what an option such as `--out` names, which is written.
+    A file that an option such as `--out` names is written, and does not count.
     """
     for option, word in pairwise(["", *argv]):
         if _WRITES.search(word.partition("=")[0] if word.startswith("-") else option):
@@ -112,12 +111,12 @@ def _files_in(argv: Sequence[str]) -> Iterator[Path]:
 
 
 def _reached(named: Mapping[str, Path], files: Mapping[str, Path], argv: Sequence[str]) -> set[str] | None:
-    """Return the files that the named ones import, themselves, and so on; None if nobody can tell."""
+    """Return the named files and all that they import, directly or not; None if nobody can tell."""
     modules: dict[str, list[str]] = defaultdict(list)
     for path in files:
         if path.endswith(_PYTHON):
             parts = PurePosixPath(path.removesuffix("/__init__.py").removesuffix(_PYTHON)).parts
-            # Wherever the path of imports begins.
+            # The import path may begin at any folder.
             for at in range(len(parts)):
                 modules[".".join(parts[at:])].append(path)
     beside = {PurePosixPath(path).parent for path in named}
@@ -158,7 +157,10 @@ def _base(path: str, module: str) -> PurePosixPath:
 
 
 def _imports(tree: ast.AST, path: str) -> set[str] | None:
-    """Return what a source imports: modules, and names in them that may be some; None if by other means."""
+    """Return the modules that a source imports, and names in them that may be modules.
+
+    Return None if it imports by other means.
+    """
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -251,7 +251,7 @@ def login_command(host: str, *, user: str, password: str | None = None) -> Comma
 
 
 def run_command(command: Command, report: Callable[[str], None]) -> None:
-    """Run a command, and report every line that it prints as it comes. Raises UserError if it fails."""
+    """Run a command, and report every line that it prints. Raises UserError if it fails."""
     last: deque[str] = deque(maxlen=40)
     try:
         with subprocess.Popen(
@@ -306,11 +306,6 @@ _FAILURES = (
         r"tag invalid.*immutable|imagetagalreadyexists",
         "the repository has another image under this tag already, and its tags cannot be moved",
         "give another --repository",
-    ),
-    (
-        r"unknown flag|unknown shorthand|unrecognized option",
-        "this version of docker is too old for the options that an image for AWS needs",
-        "update it, or remove its buildx plugin so that the classic builder is used",
     ),
     (
         r"exec format error",

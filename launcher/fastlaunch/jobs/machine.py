@@ -21,10 +21,10 @@ _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,nohead
 class Machine:
     """The GPUs and cores that a job may use, and the packages that it finds."""
 
-    #: Model name of each GPU.
+    #: Model names of the GPUs.
     devices: tuple[str, ...]
     num_cores: int
-    #: What is installed of what a workload or a recipe may need.
+    #: Installed packages, of those that a workload or a recipe may need.
     modules: frozenset[str]
 
     def missing(self, workload_modules: Iterable[str] = ()) -> tuple[str, ...]:
@@ -40,13 +40,13 @@ class Machine:
         return " and ".join(f"{self.devices.count(name)} x {name}" for name in names)
 
     def capabilities(self, catalogue: Catalogue | None) -> tuple[Capabilities, ...]:
-        """Return what decides which recipes run, for each kind of GPU; for the CPU without one.
+        """Return what decides which recipes run, for every kind of GPU; without a GPU, for the CPU.
 
-        A GPU that neither the catalogue nor we know is taken to run everything.
+        We assume that a GPU that neither the catalogue nor we know runs everything.
         """
 
         def version_of(package: str) -> Version | None:
-            # Whether torch is there is looked at with the workload.
+            # `missing` looks for torch.
             return () if package == "torch" or package in self.modules else None
 
         if not self.devices:
@@ -77,7 +77,7 @@ def needed_modules(workload_modules: Iterable[str]) -> tuple[str, ...]:
 def visible_devices(listing: str, cuda_visible_devices: str | None) -> tuple[str, ...]:
     """Return the names of the GPUs in nvidia-smi's `index, uuid, name` lines that CUDA would show a process.
 
-    As in CUDA, the list's order counts, and nothing is shown after the first entry that fits no GPU.
+    As in CUDA, the order of the variable counts, and nothing is shown after the first entry without a GPU.
     """
     rows = [
         tuple(part.strip() for part in line.split(",", 2)) for line in listing.splitlines() if line.strip()
@@ -87,7 +87,7 @@ def visible_devices(listing: str, cuda_visible_devices: str | None) -> tuple[str
         return tuple(name for _, _, name in rows)
     names = []
     for entry in (part.strip() for part in cuda_visible_devices.split(",")):
-        # A slice of a GPU has a name of its own kind, which this listing lacks; its GPU's is the nearest.
+        # The listing lacks names of slices (MIG). Any GPU's name is the nearest.
         is_slice = entry.startswith("MIG-")
         fitting = [
             name

@@ -1,4 +1,4 @@
-"""What options cannot be had together, and what a text of NAME=VALUE may hold. Asks AWS nothing."""
+"""Which options exclude each other, and what a text of NAME=VALUE may hold. Asks AWS nothing."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from fastlaunch.core.conventions import MIN_MINUTES, check_tags
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.settings import RegionSettings, Settings, misfit
 from fastlaunch.core.units import is_region
-from fastlaunch.jobs.options import BACKENDS, ML, OPTIONS, Options
+from fastlaunch.jobs.options import BACKENDS, ML, OPTIONS, SERVICES, Options
 from fastlaunch_train.node.protocol import input_environment
 
 MAX_MINUTES = 30 * 24 * 60
@@ -21,21 +21,21 @@ _SECRET = re.compile(
     r"arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:|ssm:[a-z0-9-]+:[0-9]{12}:parameter/)[\w./+=@-]+",
     re.ASCII,
 )
-#: Names of variables; not ours, nor those that docker or the machine's shell would take for theirs.
+#: Names of variables, but for ours and those that docker or the machine's shell reads.
 _VARIABLE = re.compile(r"(?!FASTLAUNCH_|DOCKER_|(PATH|HOME)$)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-#: Names of variables that hold secrets by custom, such as HF_TOKEN and PGPASSWORD; not those that say where
-#: one is, nor the tokens of a vocabulary.
+#: Names of variables that usually hold secrets, such as HF_TOKEN and PGPASSWORD. A variable may say where a
+#: secret is, and may be a token of a vocabulary.
 _SECRET_NAME = re.compile(
     r"(?!.*_(ARN|FILE|ID|NAME|PATH)$)(?!(BOS|CLS|EOS|MASK|PAD|SEP|UNK)_TOKEN$|.*PUBLIC_KEY$)"
     r"(.*(PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|CREDENTIALS).*|(.*_)?(TOKEN|KEY)|.*_(PASS|PAT|PWD))",
     re.IGNORECASE,
 )
-#: What is one whatever it is called: an address with a password, tokens of well-known services.
+#: Secrets whatever their variable is called: an address with a password, tokens of well-known services.
 _SECRET_VALUE = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AIza|eyJ[\w-]+\.eyJ)[\w-]{16}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
-#: Names of channels, which SageMaker takes, and of variables; not our own channels.
+#: Names that SageMaker takes for channels and that make a variable, but for our own channels.
 _INPUT = re.compile(
     r"(?!(agent|code|requirements|runs)$)[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII | re.IGNORECASE
 )
@@ -50,27 +50,26 @@ _EXAMPLES = {
     "subnets": "us-east-1a=subnet-0a1b2c",
     "placement_groups": "us-east-1a=fastlaunch-us-east-1a",
 }
-_SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
 
 
 def backend_of(instances: Sequence[str], named: str | None) -> str:
-    """Return the backend for these instance types: `ml.` before them is SageMaker's. named: by --backend.
+    """Return the backend: SageMaker where the instance types begin with `ml.`. named: by --backend.
 
-    Raises UserError where the two, or the types among themselves, contradict each other.
+    Raises UserError if the types contradict each other, or the backend that is named.
     """
-    trained = [name for name in instances if name.startswith(ML)]
+    with_ml = [name for name in instances if name.startswith(ML)]
     others = [name for name in instances if not name.startswith(ML)]
-    if trained and named == "ec2":
+    if with_ml and named == "ec2":
         raise UserError(
-            f"{trained[0]} is SageMaker's name of a type, and the backend is ec2",
-            f"give --backend sagemaker, or --instance {trained[0].removeprefix(ML)}",
+            f"{with_ml[0]} is SageMaker's name of a type, and the backend is ec2",
+            f"give --backend sagemaker, or --instance {with_ml[0].removeprefix(ML)}",
         )
-    if trained and others and named is None:
+    if with_ml and others and named is None:
         raise UserError(
-            f"{trained[0]} is SageMaker's name of a type, and {others[0]} EC2's",
-            "one submission runs on one of the two: write ml. before all of them, or before none",
+            f"{with_ml[0]} is SageMaker's name of a type, and {others[0]} EC2's",
+            "a submission runs on one of the two: write ml. before all types, or before none",
         )
-    return named or ("sagemaker" if trained else "ec2")
+    return named or ("sagemaker" if with_ml else "ec2")
 
 
 def check_places(options: Options, place: str) -> None:
@@ -79,15 +78,14 @@ def check_places(options: Options, place: str) -> None:
         if place in option.places or getattr(options, name) in (None, option.default):
             continue
         if place in BACKENDS:
-            service = " and ".join(_SERVICES[name] for name in option.places if name in BACKENDS)
+            service = " and ".join(SERVICES[name] for name in option.places if name in BACKENDS)
             raise UserError(f"{option.flag} is for {service}", option.elsewhere)
-        is_of_aws = set(BACKENDS) <= set(option.places)
-        hint = option.elsewhere if is_of_aws else None
+        hint = option.elsewhere if set(BACKENDS) <= set(option.places) else None
         raise UserError(f"{option.flag} is for AWS, and this trains here", hint or f"leave {option.flag} out")
 
 
 def check_script(options: Options) -> None:
-    """Raise UserError that names every option that says nothing to the command, and why."""
+    """Raise UserError that names every option that means nothing for the command, and why."""
     meaningless = [
         f"{option.flag}: {option.not_for_script}"
         for name, option in OPTIONS.items()
@@ -103,7 +101,7 @@ def check_script(options: Options) -> None:
 
 
 def check_no_script(options: Options) -> None:
-    """Raise UserError for an option that is for a command, where none is given."""
+    """Raise UserError for an option that is for a command, as none is given."""
     for name, option in OPTIONS.items():
         if option.only_for_script and getattr(options, name) != option.default:
             raise UserError(
@@ -144,14 +142,14 @@ def check_on_aws(options: Options) -> None:
 def given_pairs(options: Options, name: str) -> dict[str, str]:
     """Return the values of an option that is typed as NAME=VALUE, by their names. name: the option's field.
 
-    Raises UserError for a text that is no such pair, and for a name that is there twice.
+    Raises UserError for a text that is no such pair, and for a name that is given twice.
     """
     flag = OPTIONS[name].flag
     pairs: dict[str, str] = {}
     for text in getattr(options, name):
         key, separator, value = text.partition("=")
         if not (key and separator):
-            # Without a name, it may be the value of a secret: then it is not repeated.
+            # A text without a name may be the value of a secret, which no message shows.
             is_shown = separator or name == "tags" or key.isupper()
             raise UserError(
                 f"{flag} {repr(key) if is_shown else '...'} is not {OPTIONS[name].metavar}",
@@ -164,7 +162,7 @@ def given_pairs(options: Options, name: str) -> dict[str, str]:
 
 
 def given_inputs(options: Options) -> dict[str, str]:
-    """Return URIs by name, with a slash at their ends: what lies below them is meant.
+    """Return the URIs of input folders by name, with a slash at their ends.
 
     Raises UserError for what cannot be fetched.
     """
@@ -233,7 +231,7 @@ def check_words(words: Iterable[str]) -> None:
 
 def check_secret(arn: str, *, form: str = "") -> None:
     """Raise UserError unless the text is the ARN of a secret or parameter. form: what is typed before it."""
-    # The value itself may have been typed: it is not repeated.
+    # The value itself may have been typed, so no message shows it.
     if not _SECRET.fullmatch(arn):
         raise UserError(
             f"--secret {form}... names neither a secret nor a parameter by its ARN",
@@ -255,9 +253,9 @@ def _check_training_plan(options: Options, arn: str) -> None:
             "a training plan is capacity that was paid for, which spot does not use", "leave out one of both"
         )
     if len(options.instances) > 1:
-        raise UserError("a training plan is of one instance type, and several are named", "name one")
+        raise UserError("a training plan has one instance type, and several are named", "name one")
     if tuple(options.regions) != (match[1],):
-        raise UserError(f"the training plan is of {match[1]}", f"give --region {match[1]}")
+        raise UserError(f"the training plan is in {match[1]}", f"give --region {match[1]}")
 
 
 def _check_block(options: Options) -> None:
@@ -265,7 +263,7 @@ def _check_block(options: Options) -> None:
         for name in ("reservation", "block_fee_usd"):
             if getattr(options, name) is not None:
                 flag = OPTIONS[name].flag
-                raise UserError(f"{flag} is for a capacity block of EC2's", "add --purchase capacity-block")
+                raise UserError(f"{flag} is for EC2's capacity blocks", "add --purchase capacity-block")
         return
     if options.placement_groups:
         raise UserError(
@@ -274,7 +272,7 @@ def _check_block(options: Options) -> None:
         )
     if options.reservation is None:
         raise UserError(
-            "it does not say which capacity block",
+            "no capacity block is named",
             "add --reservation cr-...; `aws ec2 describe-capacity-blocks` lists yours (fastlaunch buys none)",
         )
     if not _RESERVATION.fullmatch(options.reservation):
@@ -284,7 +282,7 @@ def _check_block(options: Options) -> None:
         )
     for what, names in (("instance type", options.instances), ("region", options.regions)):
         if len(names) > 1:
-            raise UserError(f"a capacity block is of one {what}, and several are named", "name one")
+            raise UserError(f"a capacity block has one {what}, and several are named", "name one")
 
 
 def _check_limits(options: Options) -> None:
@@ -317,7 +315,7 @@ def _check_image(options: Options) -> None:
 
 
 def settings_with(settings: Settings, options: Options) -> Settings:
-    """Return the settings with the options, where given, in place of the config file's for their regions.
+    """Return the settings with the given options in place of the config file's entries for their regions.
 
     Bucket, subnets, security and placement groups belong to one region. Raises UserError where several are
     allowed.
@@ -328,10 +326,10 @@ def settings_with(settings: Settings, options: Options) -> Settings:
     for name in ("subnets", "placement_groups"):
         if name in changes:
             changes[name] = _by_zone(options, name)
-    of_one_region = [name for name in changes if name not in ("instance_profile", "role")]
-    if len(regions) > 1 and of_one_region:
+    regional = [name for name in changes if name not in ("instance_profile", "role")]
+    if len(regions) > 1 and regional:
         raise UserError(
-            f"{OPTIONS[of_one_region[0]].flag} belongs to one region, and {len(regions)} are allowed",
+            f"{OPTIONS[regional[0]].flag} belongs to one region, and {len(regions)} are allowed",
             "give one --region, or say it for each region under `aws` in the config file",
         )
     if not changes:

@@ -26,7 +26,9 @@ from fastlaunch.core.units import (
     split_names,
 )
 
-BACKENDS = ("ec2", "sagemaker")
+#: AWS's services as the user knows them, by the backend that uses them.
+SERVICES = {"ec2": "EC2", "sagemaker": "SageMaker"}
+BACKENDS = tuple(SERVICES)
 #: What SageMaker puts before EC2's name of an instance type.
 ML = "ml."
 
@@ -34,13 +36,13 @@ ML = "ml."
 HEADINGS = TRAIN, SCRIPT, WHERE, SPEND, NETWORK, SAGEMAKER, ADVANCED = (
     *("Train", "Script", "Where", "Spend", "Network", "SageMaker", "Advanced"),
 )
-#: What a shell alone understands.
+#: Words that only a shell understands.
 _OF_SHELLS = ("&&", "||", "|", ";", "&", ">", ">>", "<")
-#: Where an option may mean something: on this machine, in containers here, on EC2, on SageMaker.
+#: Where a run trains: on this machine, in containers here, on EC2, on SageMaker.
 PLACES = ("local", "container", "ec2", "sagemaker")
 _AWS = BACKENDS
 _AWS_AND_CONTAINER = ("container", *BACKENDS)
-#: The commands that an option is of.
+#: The commands that may have an option.
 _SUBMIT, _SWEEP, _BOTH = ("submit",), ("sweep",), ("submit", "sweep")
 _AND_DOCTOR = (*_BOTH, "doctor")
 
@@ -57,23 +59,24 @@ class Option:
     default: Any
     #: Reads the text of one value; None where the text is the value.
     parse: Callable[[str], Any] | None = None
-    #: Whether a number is more than 0, and not just 0 or more.
+    #: Whether a number has to be more than 0, and not just 0 or more.
     above_zero: bool = False
     #: Writes a value as it is typed.
     write: Callable[[Any], str] = str
-    #: Whether one text holds several values, with commas; whether it may be repeated, and as NAME=VALUE.
+    #: Whether commas separate several values in one text.
     commas: bool = False
+    #: Whether it may be repeated, and whether its values are NAME=VALUE.
     repeated: bool = False
     pairs: bool = False
     #: Makes the text of a pair whose value is a list.
     join: Callable[[Iterable[str]], str] = ",".join
     commands: tuple[str, ...] = _BOTH
-    #: Those of PLACES where it means something, and what to type at the others.
+    #: Those of PLACES where it means something, and what to type elsewhere.
     places: tuple[str, ...] = PLACES
     elsewhere: str | None = None
-    #: Why it says nothing to a script of the user's own.
+    #: Why it means nothing for a script of the user's own.
     not_for_script: str | None = None
-    #: Whether it says something to such a script alone.
+    #: Whether it means something for such a script alone.
     only_for_script: bool = False
 
     @property
@@ -90,7 +93,7 @@ class Option:
         return self.commas or self.repeated
 
     def read(self, text: str) -> Any:
-        """Return what a text stands for: a value, or several where commas are between them."""
+        """Return the value that a text stands for, or several that commas separate."""
         if not self.commas:
             value = self.parse(text) if self.parse else text
             self.check(value, text)
@@ -100,7 +103,7 @@ class Option:
         return tuple(map(self.parse, names)) if self.parse else names
 
     def check(self, value: Any, typed: object) -> None:
-        """Raise UserError for a number that is too small, or none. typed: what it was read of."""
+        """Raise UserError for a number that is too small, infinite or NaN. typed: what it was read from."""
         if not isinstance(value, int | float) or self.is_switch:
             return
         if not (0 < value < math.inf if self.above_zero else 0 <= value < math.inf):
@@ -108,9 +111,9 @@ class Option:
             raise UserError(f"{typed!r} is not {least}", f"give a number, {least}")
 
     def gather(self, value: Any) -> tuple[Any, ...]:
-        """Return the values of an option of several: of a text, several, or a mapping for NAME=VALUE.
+        """Return the values in a text, in several texts, or in a mapping where they are NAME=VALUE.
 
-        Raises TypeError, with what it takes, for anything else.
+        Raises TypeError, with what the option takes, for anything else.
         """
         if isinstance(value, Mapping) and self.pairs:
             return tuple(
@@ -128,7 +131,7 @@ class Option:
         if not all(isinstance(item, str) or (self.parse and type(item) is int) for item in items):
             raise TypeError("text, or several")
         values = [part for item in items for part in (self.read(item) if isinstance(item, str) else (item,))]
-        # A number means the same again; a name that stands there again is refused where it is looked up.
+        # A repeated number changes nothing. A repeated name is refused where it is looked up.
         return tuple(dict.fromkeys(values) if self.parse else values)
 
     def words(self, value: Any) -> list[str]:
@@ -151,7 +154,7 @@ def _parse_swept_batch_size(text: str) -> int | str:
     return size
 
 
-#: What reads the values that a metavar stands for; those of others are texts.
+#: Reads the text of a value, by the metavar. Values of other metavars are texts.
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "COUNT": parse_count,
     "H": parse_hours,
@@ -187,9 +190,9 @@ _sagemaker, _advanced = partial(_option, SAGEMAKER), partial(_option, ADVANCED)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was typed for `submit` or `sweep`, with its units in the names; None, or nothing, is not given."""
+    """What was typed for `submit` or `sweep`, units in the names. What is None or empty was not given."""
 
-    #: A script of the user's own instead of workload and recipe, as its words; None without `--`.
+    #: The words of a script of the user's own, in place of workload and recipe; None without `--`.
     command: tuple[str, ...] | None = None
 
     recipes: tuple[str, ...] = _train(
@@ -376,8 +379,8 @@ class Options:
 
     until_best: bool = _spend(
         "--until-best",
-        "Look for the cell that buys the most samples per dollar: run a cell only as long as it may be the "
-        "one, and an instance type only if it may have it.",
+        "Look for the cell that buys the most samples per dollar: stop a cell once it cannot be the best, "
+        "and leave out an instance type that cannot have it.",
         commands=_SWEEP,
         places=PLACES,
     )
@@ -541,7 +544,7 @@ class Options:
 
     @property
     def service(self) -> str:
-        """Where it trains, if the options do not contradict each other: `local`, `ec2` or `sagemaker`."""
+        """`local`, `ec2` or `sagemaker`, if the options do not contradict each other."""
         if self.local:
             return "local"
         is_ml = any(name.startswith(ML) for name in self.instances)
@@ -549,7 +552,7 @@ class Options:
 
     @property
     def rehearsed(self) -> str | None:
-        """The instance type that training on this machine stands for; None without one."""
+        """The instance type that this machine stands in for; None without one."""
         is_here = self.service == "local" and self.instances
         return self.instances[0].removeprefix(ML) if is_here else None
 
@@ -564,7 +567,7 @@ class Options:
 
     @property
     def planned_rounds(self) -> int | None:
-        """The most rounds of a plan that ends when all is settled; None without one."""
+        """The most rounds until all is settled; None without --until-resolved."""
         return (self.max_rounds or DEFAULT_MOST_ROUNDS) if self.until_resolved else None
 
 
@@ -582,10 +585,10 @@ def options_of(command: str) -> dict[str, Option]:
 def arguments(given: Mapping[str, Any], *, function: str) -> dict[str, Any]:
     """Return the arguments as the fields of `Options` hold them. function: `submit` or `sweep`.
 
-    Raises TypeError for one that the function does not have, or of another type.
+    Raises TypeError for an argument that the function does not have, or that is of another type.
     """
     options, kinds = options_of(function), get_type_hints(Options)
-    # What it is called where it is typed.
+    # Fields by what is typed on the command line.
     typed = {option.key.replace("-", "_"): name for name, option in options.items()}
     taken: dict[str, Any] = {}
     for name, value in given.items():
@@ -606,13 +609,13 @@ def arguments(given: Mapping[str, Any], *, function: str) -> dict[str, Any]:
 
 
 def _value(option: Option, kind: Any, value: Any) -> Any:
-    """Return a value of the field's type; the text of a count or word is read as typed.
+    """Return a value of the field's type; a text is read as on the command line.
 
-    Raises TypeError with what it takes instead.
+    Raises TypeError, with what the option takes, for a value of another type.
     """
     if option.is_of_several:
         return option.gather(value)
-    # A whole number is a float as well, and to Python a truth value is one, too.
+    # A whole number is a float as well, and Python takes a truth value for a number.
     expected = kind | int if kind == float | None else kind
     if (isinstance(value, bool) and kind is not bool) or not isinstance(value, expected):
         raise TypeError(getattr(expected, "__name__", str(expected)))

@@ -1,8 +1,8 @@
 """Pack `--requirements FILE` as one object: what pip installs on the node, and the wheels for that.
 
-pip resolves the file here once, for the node's Python, and the node needs no index. It installs there by the
-file itself: what the image holds stays, unless the file forbids it. We keep to the image's torch, so neither
-it nor what comes with it travels, unless the file pins another one: `torch==2.11.0`.
+pip resolves the file here once, for the node's Python, so the node needs no index. There pip installs by the
+file itself: what the image holds stays, unless the file forbids it. The image's torch stays, too, so neither
+torch nor what comes with it travels, unless the file pins another one: `torch==2.11.0`.
 """
 
 import json
@@ -23,22 +23,22 @@ from fastlaunch.jobs.wheels import QUIETLY, run_pip
 
 #: The most bytes of all wheels together.
 MAX_WHEEL_BYTES = 2**30
-#: Options in pip's format: where to look for packages. They count here, not on a node without an index.
+#: Options of pip that say where to look for packages. They count here, not on a node without an index.
 _WITH_ADDRESS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
-#: One a line: pip takes several, and any of them may name a file.
+#: One option a line: pip takes several, and any of them may name a file.
 _OPTIONS = re.compile(
     rf"(?P<name>{'|'.join(_WITH_ADDRESS)}|--trusted-host)[ =]*(?P<value>\S+)|--no-index|--prefer-binary|--pre"
 )
 _INCLUDE = re.compile(r"(?:-r|--requirement)[ =]*(.+)")
 _VERSION = r"(?:===?|[~!<>]=|[<>])\s*[\w.*+!-]+"
-#: By PEP 508, without the form `name @ address`; then what pip takes behind it.
+#: A requirement by PEP 508, without the form `name @ address`; then the options that pip takes behind it.
 _PACKAGE = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[\w.,\s-]*\])?\s*"
     rf"(?P<versions>\(?\s*(?:{_VERSION}\s*(?:,\s*{_VERSION}\s*)*,?)?\s*\)?)\s*(?:;(?:(?!\s-).)*)?"
     r"(?:\s--(?:hash|config-settings?|global-option)[ =]+\S+)*",
     re.ASCII,
 )
-#: What pip looks for on this machine, or at an address: `./a`, `a.whl`, `a @ file:b`.
+#: Requirements that pip looks for on this machine, or at an address: `./a`, `a.whl`, `a @ file:b`.
 _ELSEWHERE = re.compile(
     r".*://.*|[./\\].*|\S+\.(whl|zip|t[bglx]z\d?|tar(\.\w+)?)(\W.*)?|[\w.-]+\s*(\[[^]]*\])?\s*@.*",
     re.IGNORECASE,
@@ -48,16 +48,16 @@ _ADDRESS = re.compile(r"https?://(?P<login>[^/]*@)?.*", re.IGNORECASE)
 _VARIABLE = r"\$\{\w+\}"
 _LOGIN = re.compile(rf"([^:]*:)?{_VARIABLE}@")
 _FROM_VARIABLE = re.compile(rf"{_VARIABLE}[^@:]*")
-#: What is built for one torch.
+#: Packages that are built for one torch.
 _WITH_TORCH = ("torch", "torchvision", "torchaudio")
-#: What torch brings for its GPUs.
+#: Packages that torch brings for its GPUs.
 _OF_TORCH = re.compile(r"nvidia-|cuda-|triton$|pytorch-triton")
-#: glibc's versions that all of AWS's images have, as wheels name them.
+#: Versions of glibc that all of AWS's images support, as wheels name them.
 _PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)),
     *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"),
 )
-#: pip judges `; python_version < "3.12"` by the Python that runs it. This one does by the node's.
+#: pip judges `; python_version < "3.12"` by the Python that runs it. This pip judges by the node's Python.
 _PIP = """
 import json, runpy, sys
 from pip._vendor.packaging import markers
@@ -73,14 +73,14 @@ _MOST = 3
 class Requirements:
     """A file in pip's format, and those that it includes."""
 
-    #: A package each, with its versions.
+    #: Packages with their versions.
     packages: tuple[str, ...]
-    #: Options of pip: where it looks for them.
+    #: Options that say where pip looks for them.
     options: tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The packages' names."""
+        """The names of the packages."""
         return tuple(match["name"] for package in self.packages if (match := _PACKAGE.match(package)))
 
     @property
@@ -92,7 +92,7 @@ class Requirements:
 
 
 def read_requirements(path: Path, *, from_index: bool = False) -> Requirements:
-    """Return what the file requires. Raises BadFile for what cannot travel, and if it requires nothing.
+    """Return what the file requires. Raises BadFile for what cannot travel, and for an empty file.
 
     from_index: whether the node's pip, which sees no folder of this machine, looks for the packages.
     """
@@ -209,7 +209,7 @@ def _option(path: Path, at: int, text: str, *, from_index: bool) -> str:
 
 
 def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> None:
-    """Let pip resolve the file for the image, and bring the wheels that travel. Raises UserError."""
+    """Let pip resolve the file for the image, and download the wheels that travel. Raises UserError."""
     python = ".".join(base.python.split(".")[:2])
     environment = {
         **{"python_version": python, "python_full_version": f"{python}.0"},
@@ -224,7 +224,7 @@ def _fetch(path: Path, required: Requirements, base: BaseImage, to: Path) -> Non
     report, constraints, listed, checked = (to.parent / name for name in names)
     constraints.write_text("" if required.pins_torch else f"torch=={base.torch}\n")
     report_only = ["--dry-run", "--ignore-installed", "--target", str(to), "--report", str(report)]
-    # What was checked, and not the file, of which pip may read more.
+    # pip may read more of the file than was checked, so it gets what was checked.
     checked.write_text("\n".join([*required.options, *required.packages]), encoding="utf-8")
     sources = ["--requirement", str(checked), "--constraint", str(constraints)]
     problem = run_pip(*pip, "install", *report_only, *QUIETLY, *target, *sources)

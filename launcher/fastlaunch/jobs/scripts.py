@@ -32,7 +32,7 @@ _LAUNCHING_MODULES = (
     *("deepspeed.launcher.runner", "cProfile", "pdb"),
 )
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_-]*\}", re.ASCII)
-#: Options of Python's whose value is a word of its own.
+#: Options of Python whose value is a word of its own.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -44,12 +44,18 @@ def scripts_here(options: Options, machine: Machine) -> tuple[Script, ...]:
     scripts = scripts_of(options)
     nproc = None if options.nproc is None else num_ranks_of(options.nproc, machine)
     for script in scripts:
-        _check_starts(script.argv)
+        program, path = script.argv[0], _script_path(script.argv)
+        if shutil.which(program) is None and Path(program).is_file():
+            raise UserError(f"{program} cannot be executed", f"give what runs it, as in: -- python {program}")
+        if shutil.which(program) is None:
+            raise UserError(f"there is no command {program} here", "give its name, or its path")
+        if path is not None and not Path(path).exists():
+            raise _no_script(path, Path(program).name)
     return tuple(replace(script, nproc=nproc) for script in scripts)
 
 
 def scripts_of(options: Options) -> tuple[Script, ...]:
-    """Return the variants of the command, the baseline first; the machine decides the number of ranks.
+    """Return the variants of the command, the baseline first, without their ranks.
 
     Raises UserError for options that do not fit together.
     """
@@ -103,7 +109,7 @@ def check_travels_along(
     """Raise UserError if a script is not among the files that travel.
 
     paths: those of the files, from the current directory. why_not, to_take: why an existing file does not
-    travel, and what to do about it, with `{}` for its path.
+    travel, and what to type, with `{}` for its path.
     """
     for script in scripts:
         program, named = script.argv[0], _script_path(script.argv)
@@ -189,18 +195,6 @@ def _check_commands(scripts: Sequence[Script], nproc: int | str | None) -> None:
             )
 
 
-def _check_starts(argv: Sequence[str]) -> None:
-    program, script = argv[0], _script_path(argv)
-    if shutil.which(program) is None:
-        is_file = Path(program).is_file()
-        raise UserError(
-            f"{program} cannot be executed" if is_file else f"there is no command {program} here",
-            f"give what runs it, as in: -- python {program}" if is_file else "give its name, or its path",
-        )
-    if script is not None and not Path(script).exists():
-        raise _no_script(script, Path(program).name)
-
-
 def _no_script(path: str, program: str) -> UserError:
     runs = "" if Path(path).name == program else f", which {program} is to run"
     return UserError(
@@ -210,7 +204,7 @@ def _no_script(path: str, program: str) -> UserError:
 
 
 def caveats_of(scripts: Sequence[Script], instances: Sequence[InstanceType] = ()) -> tuple[str, ...]:
-    """Return what to know of the commands before they start. instances: where, with several ranks to come."""
+    """Return what to know before the commands start. instances: on which they start a single process."""
     script = scripts[0]
     caveats = []
     left = [word for word in script.argv if _PLACEHOLDER.fullmatch(word)]
@@ -223,9 +217,9 @@ def caveats_of(scripts: Sequence[Script], instances: Sequence[InstanceType] = ()
 
 
 def script_name(argv: Sequence[str]) -> str:
-    """Return what a command is called: its script's path in its repository or here, else its program."""
+    """Return the name of a command: its script's path in its repository or here, else its program."""
     if file := script_file(argv):
-        # A file that only the image has is known by its name.
+        # A file that only the image has goes by its name.
         return path_of(file) if Path(file).exists() or not Path(file).is_absolute() else Path(file).name
     return _module_of(argv) or Path(argv[0]).name
 
@@ -243,13 +237,13 @@ def script_file(argv: Sequence[str]) -> str | None:
 
 
 def _module_of(argv: Sequence[str]) -> str | None:
-    """Return what `python -m` is to run."""
+    """Return the module that `python -m` runs."""
     is_module = _PYTHON.fullmatch(Path(argv[0]).name) and "-m" in argv[1:-1]
     return argv[argv.index("-m", 1) + 1] if is_module else None
 
 
 def _script_path(argv: Sequence[str]) -> str | None:
-    """Return the script that a program we know is to run; None for others."""
+    """Return the script that the program runs, if we know the program."""
     program = Path(argv[0]).name
     if program in _LAUNCHERS:
         return next((word for word in argv[1:] if word.endswith(".py")), None)

@@ -1,6 +1,6 @@
 """Variants: a recipe on a workload, with its batch size and length; and which of them can run where.
 
-Named recipes share all but the recipe; the variants of an experiment have each their own.
+Named recipes share all but the recipe. Every variant of an experiment has its own values.
 """
 
 import ast
@@ -15,7 +15,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import MADE_UP, reads_text
 from fastlaunch.jobs.job import Inputs, Variant
-from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.options import OPTIONS, Options
 from fastlaunch_train.recipes.advice import stand_in
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -37,6 +37,8 @@ from fastlaunch_train.recipes.rules import (
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, function_arguments, workload_info
 
 DEFAULT_STEPS = 200
+#: Options that an experiment says itself.
+_FIXED = ("recipes", "overrides", "workload", "batch_size", "nproc")
 #: Packages in AWS's images; containers/base_images.yaml has their releases.
 IN_BASE_IMAGES = ("torch", "transformer_engine", "deepspeed")
 #: Extras of `fastlaunch build --with` that bring more packages than the one they are named after.
@@ -48,8 +50,13 @@ _BUILT_BY = {"torch_ort": "--ort"}
 def variants_of(options: Options, default_workload: str) -> tuple[Variant, ...]:
     """Return the variants of `options`, in order. Raises UserError if they do not exist or fit together."""
     experiment = experiment_named(options.experiment) if options.experiment else None
-    if experiment:
-        _check_not_fixed(options, experiment)
+    for name in _FIXED if experiment else ():
+        if getattr(options, name) not in (None, ()):
+            option, named = OPTIONS[name].flag, options.experiment
+            raise UserError(
+                f"--experiment {named} is a list of runs that says its own {option}",
+                f"leave out {option}, or --experiment; `fastlaunch experiments {named}` shows it",
+            )
     rows = experiment.variants if experiment else _named_rows(options, default_workload)
     data = options.data or (experiment.data if experiment else "synthetic")
     steps, epochs = _length(options, experiment, data)
@@ -95,32 +102,32 @@ def experiment_named(name: str) -> Experiment:
 
 
 def known_workload(name: str) -> WorkloadInfo:
-    """Return what is known of the workload. Raises UserError where there is none such, or no such file."""
+    """Return what is known of the workload. Raises UserError if there is no such workload, file or function.
+
+    The user's own file is parsed, not run.
+    """
     try:
         info = workload_info(name)
     except WorkloadError as error:
         raise UserError(error.message, error.hint) from None
-    path, separator, function = name.rpartition(".py:")
-    if separator and not Path(f"{path}.py").is_file():
+    start, separator, function = name.rpartition(".py:")
+    if not separator:
+        return info
+    path = Path(f"{start}.py")
+    if not path.is_file():
         raise UserError(
-            f"workload {name!r}: there is no file {path}.py", "give its path from here, as in ./my.py:build"
+            f"workload {name!r}: there is no file {start}.py", "give its path from here, as in ./my.py:build"
         )
-    if separator:
-        _check_has_function(name, Path(f"{path}.py"), function)
-    return info
-
-
-def _check_has_function(workload: str, path: Path, function: str) -> None:
-    """Raise UserError if the file, which is not run for that, cannot have the function."""
     try:
         module = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"workload {workload!r}: {path} cannot be read as Python: {error}") from None
-    # Anything but a plain definition may bring it in, such as an import.
+        raise UserError(f"workload {name!r}: {path} cannot be read as Python: {error}") from None
+    # The function need not be defined here: an import may bring it in.
     named = {getattr(node, field, None) for node in ast.walk(module) for field in ("id", "name", "asname")}
     if function not in named and "*" not in named:
         defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
         raise UnknownName(f"function of {path}", function, defined)
+    return info
 
 
 def known_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -149,29 +156,13 @@ def _named_rows(options: Options, default_workload: str) -> list[ExperimentVaria
     ]
 
 
-def _check_not_fixed(options: Options, experiment: Experiment) -> None:
-    """Raise UserError if the options say what the experiment says itself."""
-    for option, value in (
-        ("--recipe", options.recipes),
-        ("--set", options.overrides),
-        ("--workload", options.workload),
-        ("--batch-size", options.batch_size),
-        ("--nproc", options.nproc),
-    ):
-        if value not in (None, ()):
-            raise UserError(
-                f"--experiment {experiment.name} is a list of runs that says its own {option}",
-                f"leave out {option}, or --experiment; `fastlaunch experiments {experiment.name}` shows it",
-            )
-
-
 def _length(options: Options, experiment: Experiment | None, data: str) -> tuple[int | None, int | None]:
     """Return (steps, epochs), one of them None."""
     if options.steps is not None and options.epochs is not None:
         raise UserError("--steps and --epochs both say how long a run is", "give one of them")
     if options.steps is not None or options.epochs is not None:
         return options.steps, options.epochs
-    # Epochs are of the published data; those that are made up for want of it have none.
+    # The epochs are passes over the published data. Made-up data have no end.
     if experiment and data not in MADE_UP:
         return experiment.steps, experiment.epochs
     return (experiment.steps if experiment else None) or DEFAULT_STEPS, None
@@ -209,10 +200,9 @@ def _check_fits(variant: Variant) -> None:
 
 
 def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
-    """Return why the workload lacks what the recipe changes, as far as that is known without building it."""
+    """Return why the recipe does not fit the workload, as far as that is known without building it."""
     kind = workload.module.rpartition(".")[2]
-    problem = steps_problem(recipe)
-    if problem:
+    if problem := steps_problem(recipe):
         message, hint = problem
         return UserError(f"recipe {recipe.label}: {message}", hint)
     if workload.is_own:
@@ -245,7 +235,7 @@ def without_model(variant: Variant) -> Variant:
 
 
 def missing_on(recipe: Recipe, machines: Iterable[Capabilities]) -> str | None:
-    """Return what the recipe needs and the first of `machines` lacks; None if it runs on all."""
+    """Return what the recipe needs and one of `machines` lacks; None if the recipe runs on all."""
     return next(filter(None, (missing_part(recipe, machine) for machine in machines)), None)
 
 
@@ -262,16 +252,14 @@ def nearest_on(recipe: Recipe, workload: WorkloadInfo, machines: Sequence[Capabi
 def capabilities_of(accelerator: Accelerator, base: BaseImage | None = None) -> Capabilities:
     """Return what a rented GPU can do with the software of AWS's image; without an image, with any.
 
-    Nobody knows what an image holds that was inferred from its tag.
+    If an image was inferred from its tag, we do not know what it lacks.
     """
     capability = parse_version(accelerator.compute_capability or "")
     if base is None:
         return Capabilities(compute_capability=capability, gpu=accelerator.name)
 
     def version_of(package: str) -> Version | None:
-        if package not in IN_BASE_IMAGES:
-            return ()
-        held: str | None = getattr(base, package)
+        held: str | None = getattr(base, package) if package in IN_BASE_IMAGES else ""
         return () if held is None and base.uncertain else None if held is None else parse_version(held)
 
     return Capabilities(
@@ -292,7 +280,7 @@ def problem_on(
 ) -> UserError | None:
     """Return why the variant cannot run on the instance type, or in the image that it would get.
 
-    variants: all of the submission, which one image serves.
+    variants: all of the submission, as one image serves all.
     """
     return (
         gpu_problem(instance, variant.recipe, variant.workload, catalogue)
@@ -347,7 +335,7 @@ def gpu_problem(
 
 
 def _ranks_problem(instance: InstanceType, variant: Variant, options: Options) -> UserError | None:
-    """Return why a variant for so many GPUs cannot have just these."""
+    """Return why a variant for a number of GPUs cannot have just as many."""
     if variant.num_gpus is None:
         return None
     there = instance.num_accelerators * options.num_nodes

@@ -1,6 +1,6 @@
-"""Fetch the pure-Python wheels that travel with the training code; add packages to an image of your own.
+"""Fetch the pure-Python wheels that travel with the training code.
 
-Wheels are pinned by hash and fetched once. FASTLAUNCH_WHEELS names a list instead of the shipped
+Wheels are pinned by hash and fetched once. FASTLAUNCH_WHEELS names a list in place of the shipped
 containers/wheels.txt: for another version, or for what your own workload file imports.
 """
 
@@ -51,7 +51,7 @@ def wheel_folder(settings: Settings) -> Path:
 
 
 def wanted_pins() -> tuple[Pin, ...]:
-    """Return the wheels of the list that FASTLAUNCH_WHEELS names, else of the shipped one."""
+    """Return the wheels of the list that FASTLAUNCH_WHEELS names, else of the shipped list."""
     named = os.environ.get("FASTLAUNCH_WHEELS")
     return read_pins(Path(named) if named else shipped("containers/wheels.txt"))
 
@@ -70,7 +70,7 @@ def read_pins(path: Path) -> tuple[Pin, ...]:
 
 
 def cached_wheel(pin: Pin, folder: Path) -> bytes | None:
-    """Return the wheel's bytes from the folder, None if it is missing or not the pinned one."""
+    """Return the wheel's bytes from the folder; None if it is missing or has another hash."""
     for path in sorted(folder.glob(f"{pin.stem}-*-none-any.whl")):
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() == pin.sha256:
@@ -87,43 +87,38 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path, *, python: str) -> None:
     if not missing:
         return
     try:
-        problem = _fetch(missing, folder, python)
+        folder.mkdir(parents=True, exist_ok=True)
+        # On the same file system, so that a wheel appears in the folder whole or not at all.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
+            listed = Path(scratch, "wheels.txt")
+            lines = [f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n" for pin in missing]
+            listed.write_text("".join(lines), encoding="utf-8")
+            errors = run_pip(
+                *("-m", "pip", "download", "--quiet", *QUIETLY),
+                *("--no-deps", "--only-binary=:all:", "--platform", "any"),
+                *("--python-version", ".".join(python.split(".")[:2])),
+                *("--require-hashes", "--requirement", str(listed), "--dest", scratch),
+            )
+            for path in sorted(Path(scratch).glob("*.whl")):
+                path.replace(folder / path.name)
     except OSError as error:
         raise BadFile(folder, f"cannot be written: {error.strerror}") from None
     lacking = [pin for pin in missing if cached_wheel(pin, folder) is None]
     if lacking:
         files = " and ".join(f"{pin.stem}-py3-none-any.whl" for pin in lacking)
         raise UserError(
-            f"cannot get {' and '.join(map(str, lacking))} for the container: {problem}",
+            f"cannot get {' and '.join(map(str, lacking))} for the container: "
+            f"{errors[-1] if errors else 'it is not there'}",
             f"with a network, try again; or put {files} of the Python Package Index into {folder}",
         )
-
-
-def _fetch(missing: Sequence[Pin], folder: Path, python: str) -> str:
-    """Fetch wheels into the folder; return in one line what pip said if it failed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # On the same file system, so that a wheel appears in the folder whole or not at all.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-        listed = Path(scratch, "wheels.txt")
-        lines = [f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n" for pin in missing]
-        listed.write_text("".join(lines), encoding="utf-8")
-        errors = run_pip(
-            *("-m", "pip", "download", "--quiet", *QUIETLY),
-            *("--no-deps", "--only-binary=:all:", "--platform", "any"),
-            *("--python-version", ".".join(python.split(".")[:2])),
-            *("--require-hashes", "--requirement", str(listed), "--dest", scratch),
-        )
-        for path in sorted(Path(scratch).glob("*.whl")):
-            path.replace(folder / path.name)
-    return errors[-1] if errors else "it is not there"
 
 
 def run_pip(*arguments: str) -> list[str]:
     """Run Python with arguments that start pip, as it is configured here.
 
-    Returns its errors, or what it said last if it names none; nothing if it succeeded.
+    Return its errors, or its last line if it names none; nothing if it succeeded.
     """
-    # The launcher's Python path is not pip's, and -P: nor is the current folder, which may be a stranger's.
+    # pip gets neither the launcher's Python path nor (-P) the current folder, which may be a stranger's.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
@@ -137,13 +132,13 @@ def run_pip(*arguments: str) -> list[str]:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return [f"pip had not done so after {_FETCH_LIMIT_S} s"]
+        return [f"pip had not finished after {_FETCH_LIMIT_S} s"]
     if done.returncode == 0:
         return []
     lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
     if conflict := done.stdout.partition("The conflict is caused by:")[2]:
-        # Instead of the address of a page about conflicts.
+        # pip's last error is the address of a page about conflicts.
         errors[-1:] = conflict.strip().partition("\n\n")[0].splitlines()
     return [line.removeprefix("ERROR:").strip() for line in errors]
 

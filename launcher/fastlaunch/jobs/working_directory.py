@@ -1,6 +1,6 @@
 """Find what travels with a script: the files that git tracks, or that .fastlaunchignore leaves.
 
-Without either, all files of the working directory travel, as they are on disk; fastlaunch's home never does.
+Without git and that file, all files of the working directory travel. fastlaunch's home never does.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from fastlaunch.core.units import counted, size_text
 IGNORE_FILE = ".fastlaunchignore"
 #: The most bytes of all files together, before they are packed.
 MAX_BYTES = 200 * 2**20
-#: What no job needs, where git does not say it.
+#: Names that no job needs, where git does not decide.
 _NEVER = (".git", "__pycache__")
 _GIT_LIMIT_S = 60
-#: Files of a folder without git, of which more are data.
+#: A folder without git that has more files holds data.
 _MOST_WALKED = 20_000
-#: The most entries to name of what is too large.
+#: The most entries to name where files are too large.
 _MOST = 4
 
 
@@ -43,14 +43,14 @@ class TravellingFile:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkingDirectory:
-    """What of a folder travels."""
+    """The files of a folder that travel."""
 
     root: Path
-    #: By path.
+    #: Sorted by path.
     files: tuple[TravellingFile, ...]
-    #: What says so: `git` or `.fastlaunchignore`; None where all files travel.
+    #: What decides: `git` or `.fastlaunchignore`; None where all files travel.
     rule: str | None
-    #: Paths that neither git nor its own ignore files know.
+    #: Paths that git neither tracks nor ignores.
     untracked: tuple[str, ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class WorkingDirectory:
 
     @property
     def why_not(self) -> tuple[str, str]:
-        """Why a file that is here does not travel, and what to do about it, with `{}` for its path."""
+        """Why a file that is here does not travel, and what to type, with `{}` for its path."""
         if self.rule == "git":
             return "git does not track it", "type: git add {}"
         if self.rule == IGNORE_FILE:
@@ -73,9 +73,9 @@ class WorkingDirectory:
 
 
 def working_directory(root: Path, *, home: Path) -> WorkingDirectory:
-    """Return what of `root` travels. home: fastlaunch's own.
+    """Return the files of `root` that travel. home: fastlaunch's own.
 
-    Raises UserError if that is nothing or too much, or a file cannot be read, or a link leads out of it.
+    Raises UserError if none or too much would travel, a file cannot be read, or a link leads out of `root`.
     """
     root, home = root.resolve(), home.resolve()
     paths, rule, untracked = _paths(root)
@@ -96,7 +96,7 @@ def working_directory(root: Path, *, home: Path) -> WorkingDirectory:
 def files_of(root: Path, *, home: Path) -> list[str]:
     """Return the paths in a folder, without those that git or the ignore file ignores.
 
-    Empty for an unreadable folder, or one with very many files. home: fastlaunch's.
+    Return none of an unreadable folder, or of one with very many files. home: fastlaunch's.
     """
     paths: Iterable[str] | None = None
     try:
@@ -127,7 +127,7 @@ def shown(path: str) -> str:
 
 
 def _paths(root: Path) -> tuple[Iterable[str], str | None, Iterable[str]]:
-    """Return the paths that travel, what says so, and those that git does not know."""
+    """Return the paths that travel, what decides so, and those that git does not know."""
     if (root / IGNORE_FILE).exists():
         return _walk(root, _ignored(root / IGNORE_FILE)), IGNORE_FILE, ()
     if any((folder / ".git").exists() for folder in (root, *root.parents)):
@@ -149,8 +149,8 @@ def _git(root: Path, *which: str) -> set[str]:
 def ask_git(root: Path, *arguments: str) -> bytes:
     """Return what git prints. Raises UserError if it fails.
 
-    Nothing runs that the repository's configuration names: no monitor of files, no hook, and no filter, which
-    git would use to compare changed files.
+    Nothing runs that the repository's configuration names: no monitor of files, no hook, and none of the
+    filters with which git compares changed files.
     """
     ours = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
     names = _run_git(root, "config", "--local", "--includes", "--name-only", "--list", "-z").split(b"\0")
@@ -185,7 +185,7 @@ def _run_git(root: Path, *arguments: str) -> bytes:
 
 
 def _ignored(path: Path) -> Callable[[str], bool]:
-    """Return a function that tells whether a path stays behind; folders end with `/`. Raises BadFile."""
+    """Return a function that tells whether a path stays behind; a folder ends with `/`. Raises BadFile."""
     from pathspec import GitIgnoreSpec
 
     try:
@@ -195,7 +195,7 @@ def _ignored(path: Path) -> Callable[[str], bool]:
 
 
 def _walk(root: Path, is_ignored: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the paths of all files and links that are not ignored, and in no folder that is."""
+    """Yield the paths of all files and links, less those that are ignored or in an ignored folder."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename), error.strerror)
@@ -223,7 +223,7 @@ def _file(root: Path, path: str) -> TravellingFile | None:
         return None
     folder = Path(os.path.realpath(here.parent))
     if not folder.is_relative_to(root) or ".git" in folder.relative_to(root).parts:
-        # A folder that git tracks, and that has become a link since.
+        # Git tracks the folder, which has become a link since.
         raise UserError(
             f"{shown(path)} lies behind a link that leads to {folder}, which does not travel",
             f"put the folder itself in the place of the link, or leave it out by {IGNORE_FILE}",
@@ -260,12 +260,12 @@ def _too_large(directory: WorkingDirectory) -> UserError:
         sizes[first + ("/" if is_below else "")] += file.num_bytes
     largest = sizes.most_common(_MOST)
     named = ", ".join(f"{shown(name)} {size_text(num_bytes)}" for name, num_bytes in largest)
-    # If git decided so far, keep its ignore rules.
+    # If git decided until now, keep its ignore rules.
     goes_on = directory.rule == "git" and (directory.root / ".gitignore").exists()
     command = f"cp .gitignore {IGNORE_FILE} && " * goes_on + f"echo /{shown(largest[0][0])} >> {IGNORE_FILE}"
     return UserError(
         f"{counted(len(directory.files), 'file')} of {size_text(directory.num_bytes)} would travel with the "
         f"job, and at most {size_text(MAX_BYTES)} do; the largest: {named}",
         f"say in {IGNORE_FILE} what stays behind, as in: {command}; "
-        "larger data the script has to fetch itself",
+        "the script has to fetch larger data itself",
     )

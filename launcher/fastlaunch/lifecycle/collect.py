@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import merged
-from fastlaunch.backends.protocol import SERVICES, CloudBackend
+from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.core.log_file import LOG, tail
 from fastlaunch.core.terminal import printable
 from fastlaunch.jobs.job import Job
+from fastlaunch.jobs.options import SERVICES
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.display import Progress, RecordTail, describe

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
-from fastlaunch.backends.protocol import SERVICES
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import OLD_PRICE_DAYS, UPDATE_COMMAND
 from fastlaunch.catalog.rates import dearest_rate
@@ -25,6 +24,7 @@ from fastlaunch.core.errors import (
 )
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.option_rules import given_inputs
+from fastlaunch.jobs.options import SERVICES
 from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
 from fastlaunch.placement.check import Check, CheckContext, Finding, Result, nowhere
 from fastlaunch.placement.lookup import setup_command

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.backends.ec2.plan import plan_ec2
-from fastlaunch.backends.protocol import SERVICES
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.backends.site import Site
 from fastlaunch.backends.validate import request_problems
@@ -25,7 +24,7 @@ from fastlaunch.core.units import parse_duration_s, utc_day
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.job import Job
-from fastlaunch.jobs.options import Options
+from fastlaunch.jobs.options import SERVICES, Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.variants import check_base
 from fastlaunch.placement.capacity_block import max_minutes_in
