@@ -98,10 +98,10 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({"max_minutes": 43_201}, {}, "--max-hours is 43201 min", "30d"),
         ({**TRAINED, "max_minutes": 40_321}, {}, "ends every job after 28 days", "28d"),
         # How it is bought.
-        ({"purchase": "capacity-block"}, {}, "does not say which capacity block", "--reservation cr-"),
+        ({"purchase": "capacity-block"}, {}, "no capacity block is named", "--reservation cr-"),
         ({**BLOCK, "reservation": "r-1"}, {}, "'r-1' is not the id of a reservation", "cr-0a1b2c3d"),
-        ({**BLOCK, **SPOT}, {"checkpoint_every": 1}, "--reservation is for a", "capacity-block"),
-        ({**BLOCK, **TWO_TYPES}, {}, "of one instance type", "name one"),
+        ({**BLOCK, **SPOT}, {"checkpoint_every": 1}, "--reservation is for EC2", "capacity-block"),
+        ({**BLOCK, **TWO_TYPES}, {}, "has one instance type", "name one"),
         ({**BLOCK, "instances": ("g5.xlarge",)}, {}, "has no capacity-block price", "--purchase on-demand"),
         ({**BLOCK, "max_price_usd": 20.0}, {}, "--max-price is the most that is paid for spot", "spot"),
         ({"instances": ("p5e.48xlarge",)}, {}, "p5e.48xlarge has no on-demand price", "--max-price USD"),
@@ -115,7 +115,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({**TRAINED, "training_plan": "march"}, {}, "'march' is not an ARN", "list-training-plans"),
         ({**TRAINED, "training_plan": PLAN, **SPOT}, {"checkpoint_every": 1}, "spot does not use", "one of"),
         ({**TRAINED, "training_plan": PLAN, **TWO_TYPES}, {}, "has one instance type", "name one"),
-        ({**TRAINED, "training_plan": PLAN, "regions": ("us-east-2",)}, {}, "of us-east-1", "--region us-"),
+        ({**TRAINED, "training_plan": PLAN, "regions": ("us-east-2",)}, {}, "in us-east-1", "--region us-"),
         ({"training_plan": PLAN}, {}, "--training-plan is for SageMaker", "--reservation cr-"),
         # What it is called.
         ({"tags": ("team",)}, {}, "--tag 'team' is not KEY=VALUE", "team=vision"),
