@@ -9,30 +9,30 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, UserError
+from fastlaunch.jobs.options import Options
 
 #: Blocks are sold from a day on. docs.aws.amazon.com/AWSEC2, "Capacity Blocks for ML", read 2026-11.
 MIN_BLOCK_HOURS = 24
 #: EC2 begins to terminate a block's instances so long before its end; training is stopped a while earlier.
 TERMINATION_MINUTES = 30
 STOP_MINUTES = 45
-#: Ends of a block that is not known yet.
+#: When a block ends, before AWS has said so.
 UNKNOWN_END = "<block-end>"
 
 
 def check_reservation(
     reservation: Reservation | None,
     *,
-    reservation_id: str,
+    options: Options,
     instance: InstanceType,
     region: str,
-    num_nodes: int,
     now: datetime.datetime,
 ) -> Reservation:
-    """Return the reservation if so many nodes can run in it from now on. Raises an error for each fault."""
+    """Return the reservation if the job's nodes can run in it from now on. Raises an error for each fault."""
     if reservation is None:
         raise BadConfiguration(
-            f"there is no reservation {reservation_id} in {region}",
-            f"`aws ec2 describe-capacity-blocks --region {region}` lists those of who is logged in",
+            f"there is no reservation {options.reservation} in {region}",
+            f"`aws ec2 describe-capacity-blocks --region {region}` lists the blocks of your account",
         )
     if reservation.kind != "capacity-block":
         raise BadConfiguration(
@@ -44,8 +44,17 @@ def check_reservation(
             f"{reservation.id} is of {reservation.instance_type}, not of {instance.name}",
             f"give --instance {reservation.instance_type}",
         )
+    is_to_come = reservation.state in ("scheduled", "payment-pending", "pending")
+    if is_to_come and reservation.starts_at is not None:
+        raise NoCapacity(
+            f"{reservation.id} is {reservation.state}: it starts at {_utc(reservation.starts_at)}",
+            "type the same again then, or take --purchase on-demand or spot",
+        )
     if reservation.state != "active" or reservation.ends_at is None:
-        raise _not_active(reservation)
+        raise BadConfiguration(
+            f"{reservation.id} is {reservation.state}",
+            "name one that is active, or give --purchase on-demand or spot",
+        )
     left = minutes_left(reservation, now)
     if left < STOP_MINUTES + MIN_MINUTES:
         raise NoCapacity(
@@ -53,13 +62,12 @@ def check_reservation(
             f"instances {TERMINATION_MINUTES} min before, and training has to stop {STOP_MINUTES} min before",
             "take another block, or --purchase on-demand or spot",
         )
-    if reservation.num_free < num_nodes:
+    if (num_free := reservation.num_free) < options.num_nodes:
+        fewer = f"give --num-nodes {num_free}" if num_free else "wait until it has ended"
         raise NoCapacity(
-            f"{reservation.id} has {reservation.num_free} of {reservation.num_instances} instances free, and "
-            f"{num_nodes} are wanted",
-            f"end what runs in it (`fastlaunch status`), or give --num-nodes {reservation.num_free}"
-            if reservation.num_free
-            else "end what runs in it (`fastlaunch status`), or wait until it has ended",
+            f"{reservation.id} has {num_free} of {reservation.num_instances} instances free, and "
+            f"{options.num_nodes} are wanted",
+            f"end what runs in it (`fastlaunch status`), or {fewer}",
         )
     return reservation
 
@@ -68,11 +76,6 @@ def minutes_left(reservation: Reservation, now: datetime.datetime) -> int:
     """Return whole minutes until the block's end."""
     assert reservation.ends_at is not None
     return int((reservation.ends_at - now) / timedelta(minutes=1))
-
-
-def max_minutes_in(reservation: Reservation, now: datetime.datetime) -> int:
-    """Return how many minutes machines may run before EC2 would end them by itself."""
-    return minutes_left(reservation, now) - TERMINATION_MINUTES
 
 
 def block_usd_per_hour(
@@ -104,18 +107,6 @@ def block_price(block: CapacityBlock, instance: InstanceType, region: str, today
             f"effective: ${block.fee_usd:,.2f} paid before for {block.num_instances} x {block.hours:g} h "
             f"of {block.reservation}"
         ),
-    )
-
-
-def _not_active(reservation: Reservation) -> UserError:
-    if reservation.state in ("scheduled", "payment-pending", "pending") and reservation.starts_at is not None:
-        return NoCapacity(
-            f"{reservation.id} is {reservation.state}: it starts at {_utc(reservation.starts_at)}",
-            "type the same again then, or take --purchase on-demand or spot",
-        )
-    return BadConfiguration(
-        f"{reservation.id} is {reservation.state}",
-        "name one that is active, or give --purchase on-demand or spot",
     )
 
 

@@ -110,14 +110,8 @@ class Lookup:
     def reservation(self, options: Options, instance: InstanceType, region: str) -> "Reservation":
         """Return the capacity block, in which its nodes can run. Raise an error for each fault."""
         assert options.reservation is not None and self.aws is not None
-        return check_reservation(
-            self.aws.reservation(region, options.reservation),
-            reservation_id=options.reservation,
-            instance=instance,
-            region=region,
-            num_nodes=options.num_nodes,
-            now=self.now,
-        )
+        block = self.aws.reservation(region, options.reservation)
+        return check_reservation(block, options=options, instance=instance, region=region, now=self.now)
 
     def setting(self, region: str, name: str) -> str:
         """Return the region's `bucket`, `instance_profile` or `role`. Raise UserError if none is named."""

@@ -27,7 +27,7 @@ from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import SERVICES, Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.variants import check_base
-from fastlaunch.placement.capacity_block import max_minutes_in
+from fastlaunch.placement.capacity_block import TERMINATION_MINUTES, minutes_left
 from fastlaunch.placement.check import Check, CheckContext, nowhere
 from fastlaunch.placement.cost_ceiling import CostCeiling, check_budget, cost_ceiling
 from fastlaunch.placement.lookup import Lookup
@@ -184,7 +184,7 @@ def fitted(jobs: Jobs, lookup: Lookup) -> tuple[Jobs, tuple[str, ...]]:
         return jobs, ()
     (instance,), (region,) = jobs.instances, options.regions
     block = lookup.reservation(options, instance, region)
-    longest = max_minutes_in(block, lookup.now)
+    longest = minutes_left(block, lookup.now) - TERMINATION_MINUTES
     if options.max_minutes <= longest:
         return jobs, ()
     change = (
