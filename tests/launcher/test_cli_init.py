@@ -181,13 +181,15 @@ def test_whoever_may_not_deploy_uses_the_stack_that_an_administrator_deployed(
 def test_a_config_file_of_the_users_keeps_what_it_says(
     account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = "# mine\nregion: eu-west-1\nmax_cost: 80\naws:\n  eu-west-1:\n    bucket: old  # here\n"
-    config(isolated).write_text(mine)
+    above = "# mine\nregion: eu-west-1\nmax_cost: 80\naws:\n"
+    below = "  eu-west-1:\n    bucket: old  # here\n"
+    config(isolated).write_text(above + below)
     config(isolated).chmod(0o600)
     assert init("--yes", "--region", REGION) == 0
     text = config(isolated).read_text()
     settings = load_settings()
-    assert text.startswith(mine) and set(settings.aws) == {"eu-west-1", REGION}
+    assert text.startswith(above) and text.endswith(below)
+    assert set(settings.aws) == {"eu-west-1", REGION}
     assert (settings.region, settings.max_cost) == ("eu-west-1", 80.0)
     assert "fastlaunch doctor --instance g6.xlarge --region us-east-1" in capsys.readouterr().err
     # What the user changed since stays, and is shown.

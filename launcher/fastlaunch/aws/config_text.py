@@ -1,6 +1,6 @@
 """Edit the text of the config file: add what `init` writes, and leave the rest as it is."""
 
-import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,21 +43,16 @@ class ConfigChange:
 
 def region_lines(region: str, entries: Mapping[str, Any], indent: int = 2) -> str:
     """Return a region's part of the config file, with comments."""
-    outer, inner = " " * indent, " " * (2 * indent)
-    lines = [f"{outer}{region}:"]
-    names = [*_MEANINGS, *(name for name in entries if name not in _MEANINGS)]
-    for name in (name for name in names if entries.get(name)):
-        if _MEANINGS.get(name):
-            lines.append(f"{inner}# {_MEANINGS[name]}")
-        value = entries[name]
-        if isinstance(value, Mapping):
-            lines.append(f"{inner}{name}:")
-            lines += [f"{inner}  {key}: {_scalar(part)}" for key, part in value.items()]
-        elif isinstance(value, list | tuple):
-            lines.append(f"{inner}{name}: [{', '.join(map(_scalar, value))}]")
-        else:
-            lines.append(f"{inner}{name}: {_scalar(value)}")
-    return "\n".join(lines) + "\n"
+    import yaml
+
+    lines = ""
+    for name in sorted(entries, key=[*_MEANINGS, *entries].index):
+        if value := entries[name]:
+            lines += f"# {_MEANINGS[name]}\n" if _MEANINGS.get(name) else ""
+            # A list stands in one line.
+            style = None if isinstance(value, list | tuple) else False
+            lines += yaml.safe_dump({name: value}, default_flow_style=style, sort_keys=False, width=10_000)
+    return " " * indent + f"{region}:\n" + textwrap.indent(lines, " " * 2 * indent)
 
 
 def config_change(
@@ -71,28 +66,27 @@ def config_change(
 
     data: dict[str, Any] = (load_yaml(text) if text else None) or {}
     regions: dict[str, Any] = data.get("aws") or {}
-    if not data:
-        lines = _HEAD * (not text) + f"{_REGION}region: {region}\n"
-        lines += f"{_MAX_COST}max_cost: {max_cost_usd:.10g}\n" * (max_cost_usd is not None)
-        lines += f"aws:\n{region_lines(region, entries)}"
-        return ConfigChange(text=_ended(text) + lines, lines=lines)
-    new = {**data}
-    text, added = text or "", ""
-    if max_cost_usd is not None and float(data.get("max_cost") or 0) != max_cost_usd:
-        new["max_cost"] = f"{max_cost_usd:.10g}"
-        line = f"max_cost: {new['max_cost']}\n"
-        if "max_cost" in data:
-            text, added = _with_value(text, "max_cost", new["max_cost"]), line
-        else:
-            text, added = f"{_ended(text)}{_MAX_COST}{line}", _MAX_COST + line
+    new, lines = {**data}, "" if text else _HEAD
+    changed = text or lines
     if not regions and "region" not in data:
         new["region"] = region
-        line = f"{_REGION}region: {region}\n"
-        text, added = _ended(text) + line, added + line
+        added = f"{_REGION}region: {region}\n"
+        changed, lines = _ended(changed) + added, lines + added
+    if max_cost_usd is not None and float(data.get("max_cost") or 0) != max_cost_usd:
+        new["max_cost"] = f"{max_cost_usd:.10g}"
+        added = f"max_cost: {new['max_cost']}\n"
+        if "max_cost" in data:
+            _, value = _top(changed)["max_cost"]
+            start, end = value.start_mark.index, value.end_mark.index
+            changed = changed[:start] + new["max_cost"] + changed[end:]
+        else:
+            added = _MAX_COST + added
+            changed = _ended(changed) + added
+        lines += added
     if region not in regions:
         new["aws"] = {**regions, region: dict(entries)}
-        text = _with_region(text, region, entries)
-        added += f"aws:\n{region_lines(region, entries)}"
+        changed = _with_region(changed, region, entries)
+        lines += f"aws:\n{region_lines(region, entries)}"
     elif other := [
         name
         for name, value in entries.items()
@@ -104,16 +98,13 @@ def config_change(
             obstacle=f"it has other values for {region}, or none",
             is_complete=not [name for name in other if (regions[region] or {}).get(name) is None],
         )
-    if not added:
-        return ConfigChange(text=None, lines="")
     try:
-        is_as_meant = load_yaml(text) == new
+        is_as_meant = load_yaml(changed) == new
     except yaml.YAMLError:
         is_as_meant = False
-    if not is_as_meant:
-        obstacle = "its form leaves no room for these lines"
-        return ConfigChange(text=None, lines=added, obstacle=obstacle)
-    return ConfigChange(text=text, lines=added)
+    if lines and not is_as_meant:
+        return ConfigChange(text=None, lines=lines, obstacle="its form leaves no room for these lines")
+    return ConfigChange(text=changed if lines else None, lines=lines)
 
 
 def stack_entries(output: str, region: str) -> dict[str, Any]:
@@ -132,51 +123,25 @@ def stack_entries(output: str, region: str) -> dict[str, Any]:
     return entries
 
 
-def _with_value(text: str, key: str, value: str) -> str:
-    """Return the YAML text with another value for a key at its top."""
+def _top(text: str) -> dict[str, tuple[Any, Any]]:
+    """Return the nodes of key and value, by key, at the top of a YAML text."""
     import yaml
 
     root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    node = next(node for name, node in root.value if name.value == key)
-    return text[: node.start_mark.index] + value + text[node.end_mark.index :]
+    return {key.value: (key, value) for key, value in root.value}
 
 
 def _with_region(text: str, region: str, entries: Mapping[str, Any]) -> str:
-    """Return the YAML text with one more region under `aws`, after the others."""
-    import yaml
-
-    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    regions = next((node for name, node in root.value if name.value == "aws"), None)
-    if regions is None or not regions.value:
-        head = "" if regions else "aws:\n"
-        where = len(text) if regions is None else regions.start_mark.index
-        before = _ended(text[:where])
-        return before + head + region_lines(region, entries) + text[where:].lstrip("\n")
-    indent = regions.value[0][0].start_mark.column
-    line = _last_line(regions)
-    kept = text.splitlines(keepends=True)
-    before = _ended("".join(kept[: line + 1]))
-    return before + region_lines(region, entries, indent) + "".join(kept[line + 1 :])
+    """Return the YAML text with one more region, the first under `aws`."""
+    if (pair := _top(text).get("aws")) is None:
+        return f"{_ended(text)}aws:\n{region_lines(region, entries)}"
+    key, regions = pair
+    indent = regions.value[0][0].start_mark.column if regions.id == "mapping" and regions.value else 2
+    lines = text.splitlines(keepends=True)
+    before, after = lines[: key.end_mark.line + 1], lines[key.end_mark.line + 1 :]
+    return _ended("".join(before)) + region_lines(region, entries, indent) + "".join(after)
 
 
-def _last_line(node: Any) -> int:
-    """Return the number, from 0, of the last line that belongs to the node and is not just a comment."""
-    if node.id == "mapping" and not node.flow_style and node.value:
-        return max(_last_line(part) for pair in node.value for part in pair)
-    if node.id == "sequence" and not node.flow_style and node.value:
-        return max(map(_last_line, node.value))
-    return int(node.end_mark.line)
-
-
-def _ended(text: str | None) -> str:
+def _ended(text: str) -> str:
     """Return the text, with a newline at its end unless it is empty."""
-    return text if text and text.endswith("\n") else f"{text}\n" if text else ""
-
-
-def _scalar(value: Any) -> str:
-    """Return a name or number as YAML, quoted only if YAML would read something else."""
-    import yaml
-
-    text = str(value)
-    plain = re.fullmatch(r"[\w./:-]*\w", text) and yaml.safe_load(f"[{text}]") == [value]
-    return text if plain else yaml.safe_dump(text, default_style='"', width=10_000).strip()
+    return text if text.endswith("\n") or not text else f"{text}\n"
