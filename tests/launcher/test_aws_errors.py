@@ -166,7 +166,7 @@ def ended(reason: str | None) -> Instance:
     ("reason", "kind", "hint", "ending"),
     [
         ("Client.InternalError: Client error on launch", BadConfiguration, "key", None),
-        ("Client.VolumeLimitExceeded: Volume limit exceeded", QuotaExceeded, "Amazon EBS", None),
+        ("Client.VolumeLimitExceeded: Volume limit exceeded", QuotaExceeded, "Service Quotas", None),
         ("Server.InsufficientInstanceCapacity: none", NoCapacity, "--region", Ending.NO_CAPACITY),
         ("Server.SpotInstanceTermination: taken", NoCapacity, "fastlaunch resume", Ending.RECLAIMED),
         ("Server.InternalError: Internal error on launch", NoCapacity, "fastlaunch resume", None),

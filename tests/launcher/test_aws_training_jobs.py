@@ -79,12 +79,11 @@ def test_a_job_that_is_not_shown_yet_is_unknown(stubbed_aws: StubbedAws) -> None
             "ResourceLimitExceeded",
             "The account-level service limit 'ml.p5.48xlarge for training job usage' is 0 Instances",
             QuotaExceeded,
-            "'ml.p5.48xlarge for training job usage'",
+            "Service Quotas in us-east-1",
         ),
         ("AccessDeniedException", "not authorized to perform: iam:PassRole", NotAuthorised, "iam:PassRole"),
         ("AccessDeniedException", "no", NotAuthorised, "sagemaker:CreateTrainingJob"),
-        ("ValidationException", "Could not assume role arn:x", BadConfiguration, "`aws.us-east-1.role`"),
-        ("ValidationException", "The training plan is not Active", BadConfiguration, "--training-plan ARN"),
+        ("ValidationException", "Could not assume role arn:x", BadConfiguration, "`aws.us-east-1`"),
     ],
 )
 def test_what_a_refusal_says(

@@ -2,9 +2,8 @@
 
 Codes of EC2: docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; of S3: docs.aws.amazon.com/
 AmazonS3/latest/API/ErrorResponses.html; of every service: the "Common Errors" page of its API reference;
-messages of SageMaker's ValidationException: as its users quote them. Reasons of an instance's state:
-docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. botocore itself raises for a missing or
-expired login.
+reasons of an instance's state: docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html. botocore
+itself raises for a missing or expired login.
 """
 
 import re
@@ -54,35 +53,26 @@ _LOG_IN = (
     "log in again (`aws sso login{profile}`, `aws login{profile}`, or new AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY), then `fastlaunch doctor`"
 )
-_CLOCK = "set this machine's clock, which AWS finds more than five minutes off"
-# EC2 gives one code for a session that has ended and a clock that is wrong.
-_LOG_IN_OR_CLOCK = f"{_LOG_IN}; if that does not help, {_CLOCK}"
-# A region that is switched off refuses every login.
-_LOG_IN_OR_REGION = f"{_LOG_IN_OR_CLOCK}, or switch {{region}} on (console: Account, AWS Regions)"
-_ALLOW = "ask for the right {service}:{action} for your login (`aws sts get-caller-identity` shows it)"
-_DECODE = (
-    "ask for the right {service}:{action}; `aws sts decode-authorization-message --encoded-message TEXT`, "
-    "with the text after 'Encoded authorization failure message', shows which statement refused it"
+# EC2 gives one code for a session that has ended, a clock that is wrong, and a region that is switched off.
+_LOG_IN_OR_REGION = (
+    f"{_LOG_IN}; if that does not help, set this machine's clock, or "
+    "switch {region} on (console: Account, AWS Regions)"
 )
+_ALLOW = "ask for the right {right} for your login (`aws sts get-caller-identity` shows it)"
 _SPOT_ROLE = (
     "create the role that spot needs, once for the account: "
     "`aws iam create-service-linked-role --aws-service-name spot.amazonaws.com`"
 )
 _ELSEWHERE = "allow another region or instance type (`--region R1,R2`, `--instance T1,T2`), or try later"
 _SPOT_PRICE = "leave --max-price out, or raise it; it is below what spot costs there now"
-_IN_ZONE = "that zone does not have this type; name another (`aws.REGION.subnets` in the config file)"
-_ADDRESSES = "the subnet has no free address; end what uses them, or name a larger subnet"
-_STORAGE = "ask for more under Service Quotas, Amazon EBS, in {region}, or delete volumes that nobody uses"
 _QUOTA = "ask for more under Service Quotas in {region}, or delete what nobody uses"
 _CORRECT = "correct what the message names, in the command or under `aws.{region}` in the config file"
 _NETWORK = "give subnets: `aws.{region}.subnets` in the config file"
-_PROFILE = "name an instance profile that exists: `aws.{region}.instance_profile` in the config file"
-_PROFILE_UNSEEN = (
-    "EC2 does not see the instance profile: a new one takes a minute to appear; otherwise name one that "
-    "exists, `aws.{region}.instance_profile` in the config file"
+_PROFILE = (
+    "name an instance profile that exists: `aws.{region}.instance_profile` in the config file; EC2 takes a "
+    "minute to see a new one"
 )
 _BUCKET = "name a bucket of {region} that exists: `aws.{region}.bucket` in the config file"
-_BUCKET_REGION = "the bucket is in another region; name one of {region} (`aws.{region}.bucket`)"
 _TOKEN_USED = "this request started nothing; `fastlaunch status` shows what the token's own instance does"
 _TOKEN_ENDED = (
     "this attempt's instance ran before and has ended; `fastlaunch resume RUN` begins a new attempt"
@@ -91,17 +81,7 @@ _AGAIN = "nothing was done: wait a minute and type the same again"
 _SUPPORT = "the account is not ready for this: see the mails from AWS, or ask AWS Support"
 _REGION_OFF = "switch {region} on under Account, AWS Regions in the console, or choose another region"
 _UNKNOWN = "type the same again: the same token goes out, so nothing is started twice"
-
 _JOB_NAME_USED = "an earlier job had this name; `fastlaunch resume RUN` begins an attempt with a new name"
-_JOB_ROLE = (
-    "name a role that trusts sagemaker.amazonaws.com: `aws.{region}.role` in the config file "
-    "(`fastlaunch iam print` shows one)"
-)
-_JOB_FILES = "is the bucket in {region}, and may the role in `aws.{region}.role` list and read it?"
-_JOB_IMAGE = "name an image by digest, in ECR of {region}, that the role may pull"
-_JOB_TYPE = "SageMaker has no such instance type in {region}; choose another (`--instance`, `--region`)"
-_JOB_PLAN = "name a training plan of {region} that is active or scheduled: --training-plan ARN"
-_PASS_ROLE = "ask for iam:PassRole on the role that the message names, for sagemaker.amazonaws.com"
 _KEY = (
     "let your login, and for spot EC2's own role, use the key of the volume: `aws.{region}.volume_kms_key` "
     "in the config file, else the region's default for EBS"
@@ -117,25 +97,28 @@ def _by_name(*groups: tuple[type[CloudRefused], str, str]) -> Mapping[str, tuple
 _CODES = _by_name(
     # Another zone of the region never helps.
     (QuotaExceeded, "", "VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded"),
-    (QuotaExceeded, _STORAGE, "VolumeLimitExceeded MaxIOPSLimitExceeded"),
     (
         QuotaExceeded,
         _QUOTA,
-        "NetworkInterfaceLimitExceeded AddressLimitExceeded LimitExceeded LimitExceededException "
-        "ServiceQuotaExceededException ResourceLimitExceeded TooManyBuckets",
+        "VolumeLimitExceeded MaxIOPSLimitExceeded NetworkInterfaceLimitExceeded AddressLimitExceeded "
+        "LimitExceeded LimitExceededException ServiceQuotaExceededException ResourceLimitExceeded "
+        "TooManyBuckets",
     ),
     # Another zone, region or type may help.
     (
         NoCapacity,
         _ELSEWHERE,
         "InsufficientInstanceCapacity InsufficientReservedInstanceCapacity InsufficientCapacity "
-        "InsufficientHostCapacity InsufficientVolumeCapacity ReservationCapacityExceeded",
+        "InsufficientHostCapacity InsufficientVolumeCapacity ReservationCapacityExceeded "
+        "InsufficientFreeAddressesInSubnet Unsupported",
     ),
     (NoCapacity, _SPOT_PRICE, "SpotMaxPriceTooLow"),
-    (NoCapacity, _IN_ZONE, "Unsupported"),
-    (NoCapacity, _ADDRESSES, "InsufficientFreeAddressesInSubnet"),
     # Credentials and rights.
-    (NotAuthorised, _LOG_IN_OR_REGION, "AuthFailure InvalidClientTokenId UnrecognizedClientException"),
+    (
+        NotAuthorised,
+        _LOG_IN_OR_REGION,
+        "AuthFailure InvalidClientTokenId UnrecognizedClientException RequestExpired RequestTimeTooSkewed",
+    ),
     (NotAuthorised, _SPOT_ROLE, "AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
     (
         NotAuthorised,
@@ -144,8 +127,6 @@ _CODES = _by_name(
         "SignatureDoesNotMatch InvalidSignatureException IncompleteSignature MissingAuthenticationToken "
         "MissingAuthenticationTokenException",
     ),
-    (NotAuthorised, _LOG_IN_OR_CLOCK, "RequestExpired"),
-    (NotAuthorised, _CLOCK, "RequestTimeTooSkewed"),
     (NotAuthorised, _SUPPORT, "Blocked PendingVerification NotSignedUp AllAccessDisabled AccountProblem"),
     (NotAuthorised, _REGION_OFF, "OptInRequired"),
     # The request names what does not exist, or does not fit.
@@ -154,11 +135,11 @@ _CODES = _by_name(
     (BadConfiguration, _JOB_NAME_USED, "ResourceInUse"),
     (BadConfiguration, _NETWORK, "VPCIdNotSpecified DefaultVpcDoesNotExist MissingInput"),
     (BadConfiguration, _PROFILE, "NoSuchEntity"),
-    (BadConfiguration, _BUCKET, "NoSuchBucket InvalidBucketName"),
     (
         BadConfiguration,
-        _BUCKET_REGION,
-        "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException",
+        _BUCKET,
+        "NoSuchBucket InvalidBucketName PermanentRedirect AuthorizationHeaderMalformed "
+        "IllegalLocationConstraintException",
     ),
     # Too fast. S3 also answers so when several write one key at once.
     (
@@ -171,29 +152,17 @@ _CODES = _by_name(
     (Unreachable, _UNKNOWN, "RequestTimeout RequestTimeoutException"),
 )
 
-#: Hints by a part of SageMaker's ValidationException message, in lower case; the first match counts.
-_INVALID_JOBS = (
-    ("could not assume role", _JOB_ROLE),
-    ("roles may be assumed", _JOB_ROLE),
-    ("training plan", _JOB_PLAN),
-    ("trainingplan", _JOB_PLAN),
-    ("instancetype", _JOB_TYPE),
-    ("s3", _JOB_FILES),
-    ("bucket", _JOB_FILES),
-    ("image", _JOB_IMAGE),
-    ("repository", _JOB_IMAGE),
-    (".ecr.", _JOB_IMAGE),
-)
-
 #: Kind and hint by HTTP status, for an answer without a code: to HEAD, or from a proxy.
 _STATUSES: Mapping[int, tuple[type[CloudRefused], str]] = {
-    301: (BadConfiguration, _BUCKET_REGION),
-    307: (BadConfiguration, _BUCKET_REGION),
+    301: (BadConfiguration, _BUCKET),
+    307: (BadConfiguration, _BUCKET),
     401: (NotAuthorised, _LOG_IN),
     403: (NotAuthorised, _ALLOW),
 }
 
-_CONFIGURE = "run `aws configure`, or correct what the message names in AWS's own config file"
+_CONFIGURE = (
+    "run `aws configure`, or correct what the message names, in the command or in AWS's own config file"
+)
 _CERTIFICATE = (
     "if a proxy stands in between, let AWS_CA_BUNDLE name the file with its certificates; else unset it, and "
     "check AWS_ENDPOINT_URL and this machine's clock"
@@ -214,7 +183,6 @@ _SECOND_FACTOR = (
     "type the same on a terminal, or bring a session along: `aws sts get-session-token --serial-number ARN "
     "--token-code CODE`, and its three values as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN"
 )
-_REGION = "name a region that exists: `--region us-east-1`"
 _NO_ANSWER = (
     "is the network up, and is {region} a region of AWS? The request may have been carried out: "
     "`fastlaunch status` looks, and the same command sends the same token"
@@ -242,15 +210,10 @@ _EXCEPTIONS = _by_name(
         "ProfileNotFound ConfigNotFound ConfigParseError InvalidConfigError "
         "InvalidRetryConfigurationError InvalidProxiesConfigError MissingDependencyException "
         "UnknownCredentialError InvalidDefaultsMode InvalidSTSRegionalEndpointsConfigError "
-        "InvalidS3UsEast1RegionalEndpointConfigError InvalidMaxRetryAttemptsError",
+        "InvalidS3UsEast1RegionalEndpointConfigError InvalidMaxRetryAttemptsError InvalidRegionError "
+        "UnknownRegionError NoRegionError BaseEndpointResolverError EndpointProviderError",
     ),
-    (
-        BadConfiguration,
-        _REGION,
-        "InvalidRegionError UnknownRegionError NoRegionError BaseEndpointResolverError EndpointProviderError",
-    ),
-    (BadConfiguration, _CORRECT, "ParamValidationError"),
-    (BadConfiguration, _BUCKET, "InvalidDNSNameError"),
+    (BadConfiguration, _CORRECT, "ParamValidationError InvalidDNSNameError"),
     (TlsFailed, _CERTIFICATE, "SSLError"),
     (
         Unreachable,
@@ -269,13 +232,10 @@ _TAKEN = "`fastlaunch resume RUN` goes on from the last checkpoint; on-demand in
 #: Kind, words and hint by StateReason code, for instances that nobody ended on purpose.
 _REASONS: Mapping[str, tuple[type[CloudRefused], str, str]] = {
     "Client.InternalError": (BadConfiguration, "could not use its volume, often for want of its key", _KEY),
-    "Client.InvalidSnapshot.NotFound": (BadConfiguration, "has an image whose snapshot is gone", _CORRECT),
-    "Client.VolumeLimitExceeded": (QuotaExceeded, "got no volume", _STORAGE),
+    "Client.VolumeLimitExceeded": (QuotaExceeded, "got no volume", _QUOTA),
     "Server.InsufficientInstanceCapacity": (NoCapacity, "was not started for want of capacity", _ELSEWHERE),
     "Server.SpotInstanceTermination": (NoCapacity, "was taken back by EC2", _TAKEN),
     "Server.SpotInstanceShutdown": (NoCapacity, "was taken back by EC2", _TAKEN),
-    "Server.InternalError": (NoCapacity, "ended by an error of its host", _FAULT),
-    "Server.ScheduledStop": (NoCapacity, "was stopped for maintenance of its host", _FAULT),
 }
 
 #: StateReason codes of instances that ended themselves or that their owner ended.
@@ -302,13 +262,9 @@ def refusal(api_call: ApiCall, code: str, message: str, *, status: int = 0) -> C
     """Return the error to raise for AWS's refusal of the call. status: HTTP's."""
     kind, hint = _CODES.get(code) or _by_shape(code, status)
     if code == "InvalidParameterValue" and "iaminstanceprofile" in message.lower():
-        hint = _PROFILE_UNSEEN
-    if api_call.service == "sagemaker":
-        hint = _training_hint(code, message) or hint
+        hint = _PROFILE
     if kind is QuotaExceeded and not hint:
         hint = _quota_hint(api_call)
-    if kind is NotAuthorised and "Encoded authorization failure message" in message:
-        hint = _DECODE
     answer = f"{code}: {message}" if message and message != code else code
     return _error(kind, f"AWS refused {api_call}: {answer}", hint, api_call, code)
 
@@ -351,12 +307,8 @@ def no_login(error: Exception, *, region: str) -> CloudRefused:
     what = " ".join(str(error).split()) or names[0]
     if isinstance(error, EOFError):
         what, hint = "it wants a second factor (MFA), and there is no terminal to ask on", _SECOND_FACTOR
-    elif "JSONDecodeError" in names or isinstance(error, UnicodeDecodeError):
-        what = f"its credential process printed no JSON ({what})"
-    elif isinstance(error, OSError) and error.filename and error.strerror:
-        what = f"{error.filename}: {error.strerror}"
-    elif isinstance(error, LookupError | AttributeError | TypeError | ValueError) and hint is _CHAIN:
-        what = f"what it names, or what that printed, is not in AWS's form ({names[0]}: {what})"
+    elif hint is _CHAIN and not isinstance(error, OSError):
+        what = f"{names[0]}: {what}"
     if hint is _CORRECT:
         hint = _CHAIN
     message = f"the AWS login{_of_profile()} failed: {what[:_LONGEST]}"
@@ -428,25 +380,15 @@ def _quota_hint(api_call: ApiCall) -> str:
     )
 
 
-def _training_hint(code: str, message: str) -> str | None:
-    """Return a hint for a refusal by SageMaker whose message says more than its code."""
-    if code == "AccessDeniedException" and "iam:PassRole" in message:
-        return _PASS_ROLE
-    if code == "ResourceLimitExceeded" and (limit := re.search(r"service limit '([^']+)'", message)):
-        quota = limit[1].replace("{", "").replace("}", "")
-        return f"ask for more of '{quota}' under Service Quotas, Amazon SageMaker, in {{region}}"
-    if code == "ValidationException":
-        return next((hint for text, hint in _INVALID_JOBS if text in message.lower()), None)
-    return None
-
-
 def _error(kind: type[CloudRefused], message: str, hint: str, api_call: ApiCall, code: str) -> CloudRefused:
-    right = _RIGHTS.get(api_call.action, api_call.action)
+    right = f"{api_call.service}:{_RIGHTS.get(api_call.action, api_call.action)}"
+    # It may be another right, such as iam:PassRole for a training job.
+    if denied := re.search(r"not authorized to perform: ([\w-]+:\w+)", message):
+        right = denied[1]
     if api_call.action not in ("RunInstances", "CreateTrainingJob"):
         hint = _WITHOUT_TOKEN.get(hint, hint)
     name = profile_name()
     profile = f" --profile {shlex.quote(name)}" if name else ""
-    names = {"service": api_call.service, "action": right, "region": api_call.region, "profile": profile}
-    error = kind(printable(message), hint.format(**names))
+    error = kind(printable(message), hint.format(right=right, region=api_call.region, profile=profile))
     error.code = code
     return error
