@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from ec2_builders import catalogue
 
+from fastlaunch.aws.account import Role
 from fastlaunch.aws.client import Aws, cached
 from fastlaunch.aws.ec2 import GroupRules, PlacementGroup, Reservation
-from fastlaunch.aws.iam import Role
 from fastlaunch.aws.types import Identity, MachineImage, Subnet
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fastlaunch.aws.policies import documents, names_by_hand, statements
-from fastlaunch.aws.template import template, template_text
+from fastlaunch.aws.policies import documents, names_by_hand, statements, template, template_text
 from fastlaunch.cli.main import run
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.settings import load_settings

@@ -332,11 +332,12 @@ def test_a_stack_that_does_not_come_to_rest_is_left_alone(stubbed_aws: StubbedAw
 
 def test_only_an_empty_stack_is_deleted(stubbed_aws: StubbedAws) -> None:
     stub = stubbed_aws.stub("cloudformation")
-    stub.add_response("describe_stacks", stack_answer("CREATE_IN_PROGRESS"))
-    stubbed_aws.aws.delete_empty_stack(REGION, "fl")
-    stub.add_response("describe_stacks", stack_answer("REVIEW_IN_PROGRESS"))
-    stub.add_response("delete_stack", {}, {"StackName": "id"})
-    stubbed_aws.aws.delete_empty_stack(REGION, "fl")
+    for status in ("CREATE_IN_PROGRESS", "REVIEW_IN_PROGRESS"):
+        stub.add_response("delete_change_set", {}, {"ChangeSetName": CHANGE_SET})
+        stub.add_response("describe_stacks", stack_answer(status))
+        if status == "REVIEW_IN_PROGRESS":
+            stub.add_response("delete_stack", {}, {"StackName": "id"})
+        stubbed_aws.aws.discard(REGION, CHANGE_SET, "fl")
 
 
 @pytest.mark.parametrize(

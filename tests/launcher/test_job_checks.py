@@ -25,9 +25,8 @@ from fake_aws_facts import (
 )
 from sagemaker_builders import TRAINING_PLAN, training_site
 
+from fastlaunch.aws.account import Quota, Role
 from fastlaunch.aws.ec2 import PlacementGroup
-from fastlaunch.aws.iam import Role
-from fastlaunch.aws.quotas import Quota
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import (
     BadConfiguration,

@@ -6,8 +6,8 @@ import pytest
 from ec2_builders import catalogue
 from fake_aws_facts import NOW, FakeAws, cloud, denied
 
+from fastlaunch.aws.account import Quota
 from fastlaunch.aws.quota_codes import quota_page
-from fastlaunch.aws.quotas import Quota
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.core.errors import NotAuthorised, QuotaExceeded
 from fastlaunch.placement.quota_checks import QuotaUse, quota_use

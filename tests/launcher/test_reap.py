@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fastlaunch.aws.account import Schedule
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
-from fastlaunch.aws.scheduler import Schedule
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S
 from fastlaunch.core.errors import NotAuthorised, UserError

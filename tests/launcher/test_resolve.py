@@ -25,8 +25,8 @@ from fake_aws_facts import (
 )
 from sagemaker_builders import training_job, training_site
 
+from fastlaunch.aws.account import Role
 from fastlaunch.aws.ec2 import Reservation
-from fastlaunch.aws.iam import Role
 from fastlaunch.aws.types import Identity
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import training_base

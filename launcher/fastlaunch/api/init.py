@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastlaunch.aws.cloudformation import Stack, StackChange
 from fastlaunch.aws.config_text import ConfigChange, config_change, stack_entries
-from fastlaunch.aws.template import template, template_text
+from fastlaunch.aws.policies import template, template_text
 from fastlaunch.aws.types import Identity, Vpc
 from fastlaunch.catalog.container_images import registry
 from fastlaunch.core.activity import activity
@@ -169,7 +169,7 @@ class _Init:
                     parameters={"BucketName": bucket, "Vpc": vpc, "RouteTables": ",".join(route_tables)},
                     import_existing=import_existing,
                 )
-                unless_agreed.callback(self._discard, change_set, is_new=True)
+                unless_agreed.callback(self._discard, change_set)
                 changes = aws.changes(region, change_set)
             self.context.report(f"stack {name} in {region}, with bucket {bucket}, in {vpc}:")
             self._confirm(changes, f"Make stack {name}?")
@@ -262,7 +262,7 @@ class _Init:
                         parameters=dict.fromkeys(stack.parameters),
                         import_existing=False,
                     )
-                    unless_agreed.callback(self._discard, change_set, is_new=False)
+                    unless_agreed.callback(self._discard, change_set)
                     changes = aws.changes(region, change_set)
             except (NotAuthorised, BadConfiguration) as error:
                 if self.options.update:
@@ -285,12 +285,10 @@ class _Init:
 
     # Both
 
-    def _discard(self, change_set: str, *, is_new: bool) -> None:
+    def _discard(self, change_set: str) -> None:
         """Delete a declined change set, and its stack if empty. Ignore refusals."""
         with suppress(CloudRefused):
-            self.context.aws.delete_change_set(self.region, change_set)
-            if is_new:
-                self.context.aws.delete_empty_stack(self.region, self.options.stack_name)
+            self.context.aws.discard(self.region, change_set, self.options.stack_name)
 
     def _confirm(self, changes: Sequence[StackChange], question: str) -> None:
         self.context.report("\n".join(change_lines(changes)))

@@ -3,29 +3,16 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+from fastlaunch.aws.account import AccountCalls
 from fastlaunch.aws.cloudformation import CloudFormationCalls
 from fastlaunch.aws.ec2 import Ec2Calls
-from fastlaunch.aws.ecr import EcrCalls
-from fastlaunch.aws.iam import IamCalls
 from fastlaunch.aws.pricing import PricingCalls
-from fastlaunch.aws.quotas import QuotaCalls
-from fastlaunch.aws.s3 import S3Calls
 from fastlaunch.aws.sagemaker import SageMakerCalls
-from fastlaunch.aws.scheduler import SchedulerCalls
+from fastlaunch.aws.storage import StorageCalls
 from fastlaunch.core.errors import CloudRefused
 
 
-class Aws(
-    Ec2Calls,
-    S3Calls,
-    EcrCalls,
-    IamCalls,
-    PricingCalls,
-    QuotaCalls,
-    SageMakerCalls,
-    SchedulerCalls,
-    CloudFormationCalls,
-):
+class Aws(Ec2Calls, SageMakerCalls, StorageCalls, AccountCalls, PricingCalls, CloudFormationCalls):
     """AWS in every region; see `session.AwsSession` for what all calls have in common."""
 
 

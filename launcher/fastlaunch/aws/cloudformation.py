@@ -1,6 +1,6 @@
 """CloudFormation stacks: look at one, ask what a template would change in it, and carry that out."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -40,10 +40,6 @@ class Stack:
         return self.status == EMPTY
 
     @property
-    def is_changing(self) -> bool:
-        return self.status.endswith("_IN_PROGRESS") and not self.is_empty
-
-    @property
     def is_usable(self) -> bool:
         """Whether its resources exist and can be changed, as also after a rolled back update."""
         return self.status in (
@@ -75,8 +71,20 @@ class CloudFormationCalls(AwsSession):
             if error.code == "ValidationError" and _NO_STACK in error.message:
                 return None
             raise
-        stack = _stack(region, answer["Stacks"][0])
-        return None if stack.status == "DELETE_COMPLETE" else stack
+        (answer,) = answer["Stacks"]
+        if answer["StackStatus"] == "DELETE_COMPLETE":
+            return None
+        return Stack(
+            id=answer["StackId"],
+            name=answer["StackName"],
+            region=region,
+            status=answer["StackStatus"],
+            reason=printable(answer.get("StackStatusReason", "")),
+            parameters={
+                pair["ParameterKey"]: pair.get("ParameterValue", "") for pair in answer.get("Parameters", ())
+            },
+            outputs={pair["OutputKey"]: pair["OutputValue"] for pair in answer.get("Outputs", ())},
+        )
 
     def settled_stack(
         self, region: str, name: str, shown: Callable[[str], None] = lambda line: None
@@ -87,7 +95,7 @@ class CloudFormationCalls(AwsSession):
         """
         for _ in range(MAX_STACK_LOOKS):
             stack = self.stack(region, name)
-            if stack is None or not stack.is_changing:
+            if stack is None or stack.is_empty or not stack.status.endswith("_IN_PROGRESS"):
                 return stack
             shown(f"{stack.name} is {stack.status}")
             self._sleep(STACK_PAUSE_S)
@@ -164,8 +172,8 @@ class CloudFormationCalls(AwsSession):
             self._sleep(CHANGE_SET_PAUSE_S)
         raise Unreachable(f"change set {change_set} is not ready", "type the same again")
 
-    def delete_change_set(self, region: str, change_set: str) -> None:
-        """Delete a change set that was not carried out. This leaves the stack as it is."""
+    def discard(self, region: str, change_set: str, stack: str) -> None:
+        """Delete a change set that was not carried out, and its stack if that never had a resource."""
         self.call_or_none(
             "cloudformation",
             region,
@@ -173,12 +181,9 @@ class CloudFormationCalls(AwsSession):
             absent=["ChangeSetNotFound", "ChangeSetNotFoundException"],
             ChangeSetName=change_set,
         )
-
-    def delete_empty_stack(self, region: str, stack_id: str) -> None:
-        """Delete the stack if it never had a resource."""
-        stack = self.stack(region, stack_id)
-        if stack is not None and stack.is_empty:
-            self.call("cloudformation", region, "DeleteStack", subject=stack.name, StackName=stack.id)
+        present = self.stack(region, stack)
+        if present is not None and present.is_empty:
+            self.call("cloudformation", region, "DeleteStack", subject=stack, StackName=present.id)
 
     def execute_change_set(
         self, region: str, stack: str, change_set: str, shown: Callable[[str], None] = lambda line: None
@@ -188,7 +193,8 @@ class CloudFormationCalls(AwsSession):
         shown: called with the resource that changed last. Raises BadConfiguration with the failures if
         CloudFormation gives up.
         """
-        before = next((str(event["EventId"]) for event in self._events(region, stack)), None)
+        events = self.items("cloudformation", region, "DescribeStackEvents", "StackEvents", StackName=stack)
+        before = next((str(event["EventId"]) for event in events), None)
 
         def show_progress(_: str) -> None:
             if events := self._events_since(region, stack, before):
@@ -209,41 +215,20 @@ class CloudFormationCalls(AwsSession):
             self._sleep(CHANGE_SET_PAUSE_S)
         settled = self.settled_stack(region, stack, show_progress)
         if settled is None or not settled.is_usable or "ROLLBACK" in settled.status:
-            reasons = self._failures(region, stack, before)
+            # The oldest first, without mere consequences.
+            reasons = [
+                f"{event['LogicalResourceId']}: {printable(event['ResourceStatusReason'])}"
+                for event in reversed(self._events_since(region, stack, before))
+                if event["ResourceStatus"].endswith("_FAILED")
+                and event.get("ResourceStatusReason", _CANCELLED).partition(":")[0] != _CANCELLED
+                and event["ResourceType"] != "AWS::CloudFormation::Stack"
+            ]
             status = settled.status if settled else "gone"
             why = "; ".join(reasons) or (settled.reason if settled else "") or "no reason is given"
             raise BadConfiguration(f"stack {stack} is {status}: {why}")
         return settled
 
-    def _failures(self, region: str, stack: str, before: str | None) -> list[str]:
-        """Return texts such as `Bucket: acme already exists`, the oldest first, without mere consequences."""
-        return [
-            f"{event['LogicalResourceId']}: {printable(event['ResourceStatusReason'])}"
-            for event in reversed(self._events_since(region, stack, before))
-            if event["ResourceStatus"].endswith("_FAILED")
-            and event.get("ResourceStatusReason", _CANCELLED).partition(":")[0] != _CANCELLED
-            and event["ResourceType"] != "AWS::CloudFormation::Stack"
-        ]
-
-    def _events(self, region: str, stack: str) -> Iterator[Any]:
-        """Yield the stack's events, the newest first; a page at a time."""
-        for page in self.paginate("cloudformation", region, "DescribeStackEvents", StackName=stack):
-            yield from page["StackEvents"]
-
     def _events_since(self, region: str, stack: str, before: str | None) -> list[Any]:
         """Return the stack's events after the one with this id, the newest first."""
-        return list(takewhile(lambda event: event["EventId"] != before, self._events(region, stack)))
-
-
-def _stack(region: str, answer: Mapping[str, Any]) -> Stack:
-    return Stack(
-        id=answer["StackId"],
-        name=answer["StackName"],
-        region=region,
-        status=answer["StackStatus"],
-        reason=printable(answer.get("StackStatusReason", "")),
-        parameters={
-            pair["ParameterKey"]: pair.get("ParameterValue", "") for pair in answer.get("Parameters", ())
-        },
-        outputs={pair["OutputKey"]: pair["OutputValue"] for pair in answer.get("Outputs", ())},
-    )
+        events = self.items("cloudformation", region, "DescribeStackEvents", "StackEvents", StackName=stack)
+        return list(takewhile(lambda event: event["EventId"] != before, events))

@@ -124,8 +124,9 @@ class Ec2Calls(AwsSession):
         return list(instances.values())
 
     def _describe_instances(self, region: str, filters: Sequence[Mapping[str, Any]]) -> list[Any]:
-        pages = self.paginate("ec2", region, "DescribeInstances", Filters=list(filters), MaxResults=1000)
-        reservations = (reservation for page in pages for reservation in page["Reservations"])
+        reservations = self.items(
+            "ec2", region, "DescribeInstances", "Reservations", Filters=list(filters), MaxResults=1000
+        )
         return [machine for reservation in reservations for machine in reservation["Instances"]]
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
@@ -165,10 +166,10 @@ class Ec2Calls(AwsSession):
         vcpus = {
             entry["InstanceType"]: entry["VCpuInfo"]["DefaultVCpus"]
             for start in range(0, len(types), MAX_TYPES)
-            for page in self.paginate(
-                "ec2", region, "DescribeInstanceTypes", InstanceTypes=types[start : start + MAX_TYPES]
+            for entry in self.items(
+                *("ec2", region, "DescribeInstanceTypes", "InstanceTypes"),
+                InstanceTypes=types[start : start + MAX_TYPES],
             )
-            for entry in page["InstanceTypes"]
         }
         return {(name, purchase): vcpus[name] * number for (name, purchase), number in counts.items()}
 
@@ -181,14 +182,12 @@ class Ec2Calls(AwsSession):
 
     def zones_offering(self, region: str, instance_type: str) -> list[str]:
         """Return the zones of the region that have the instance type, sorted."""
-        pages = self.paginate(
-            "ec2",
-            region,
-            "DescribeInstanceTypeOfferings",
+        offerings = self.items(
+            *("ec2", region, "DescribeInstanceTypeOfferings", "InstanceTypeOfferings"),
             LocationType="availability-zone",
             Filters=_filters("instance-type", [instance_type]),
         )
-        return sorted(offering["Location"] for page in pages for offering in page["InstanceTypeOfferings"])
+        return sorted(offering["Location"] for offering in offerings)
 
     def spot_price_usd(self, region: str, instance_type: str, zone: str | None) -> tuple[float, str] | None:
         """Return the spot price per hour and its zone: the cheapest zone unless given. None if unknown."""
@@ -203,10 +202,8 @@ class Ec2Calls(AwsSession):
 
         The first entry is the price at `since`, if it is older.
         """
-        pages = self.paginate(
-            "ec2",
-            region,
-            "DescribeSpotPriceHistory",
+        history = self.items(
+            *("ec2", region, "DescribeSpotPriceHistory", "SpotPriceHistory"),
             InstanceTypes=list(instance_types),
             ProductDescriptions=["Linux/UNIX"],
             # EC2 adds the last change before it, for each zone.
@@ -214,7 +211,7 @@ class Ec2Calls(AwsSession):
             **({"AvailabilityZone": zone} if zone else {}),
         )
         changes: dict[tuple[str, str], list[tuple[datetime, float]]] = {}
-        for change in (change for page in pages for change in page["SpotPriceHistory"]):
+        for change in history:
             offer, usd = (change["InstanceType"], change["AvailabilityZone"]), usd_of(change["SpotPrice"])
             if usd is not None:
                 changes.setdefault(offer, []).append((change["Timestamp"], usd))
@@ -222,10 +219,8 @@ class Ec2Calls(AwsSession):
 
     def block_offerings(self, region: str, instance_type: str, hours: int) -> list[BlockOffering]:
         """Return the capacity blocks of one instance that EC2 offers for so many hours."""
-        pages = self.paginate(
-            "ec2",
-            region,
-            "DescribeCapacityBlockOfferings",
+        blocks = self.items(
+            *("ec2", region, "DescribeCapacityBlockOfferings", "CapacityBlockOfferings"),
             subject=instance_type,
             InstanceType=instance_type,
             InstanceCount=1,
@@ -237,8 +232,7 @@ class Ec2Calls(AwsSession):
                 starts_at=block["StartDate"],
                 usd_per_hour=fee_usd / (block["CapacityBlockDurationHours"] * block["InstanceCount"]),
             )
-            for page in pages
-            for block in page["CapacityBlockOfferings"]
+            for block in blocks
             if block.get("CurrencyCode", "USD") == "USD" and (fee_usd := usd_of(block["UpfrontFee"]))
         ]
 
@@ -282,13 +276,12 @@ class Ec2Calls(AwsSession):
 
     def subnets_of(self, region: str, vpc: str) -> list[Subnet]:
         """Return the subnets of a VPC, sorted by zone and id; all pages."""
-        pages = self.paginate("ec2", region, "DescribeSubnets", Filters=_filters("vpc-id", [vpc]))
-        subnets = [_subnet(subnet) for page in pages for subnet in page["Subnets"]]
+        filters = _filters("vpc-id", [vpc])
+        subnets = map(_subnet, self.items("ec2", region, "DescribeSubnets", "Subnets", Filters=filters))
         return sorted(subnets, key=lambda subnet: (subnet.zone, subnet.id))
 
     def vpcs(self, region: str) -> list[Vpc]:
         """Return the region's VPCs, the default one first; all pages."""
-        pages = self.paginate("ec2", region, "DescribeVpcs")
         vpcs = [
             Vpc(
                 id=vpc["VpcId"],
@@ -298,8 +291,7 @@ class Ec2Calls(AwsSession):
                 cidr=vpc["CidrBlock"],
                 is_default=vpc["IsDefault"],
             )
-            for page in pages
-            for vpc in page["Vpcs"]
+            for vpc in self.items("ec2", region, "DescribeVpcs", "Vpcs")
         ]
         return sorted(vpcs, key=lambda vpc: (not vpc.is_default, vpc.name, vpc.id))
 
@@ -310,11 +302,9 @@ class Ec2Calls(AwsSession):
             *_filters("service-name", [f"com.amazonaws.{region}.s3"]),
             *_filters("vpc-endpoint-type", ["Gateway"]),
         ]
-        pages = self.paginate("ec2", region, "DescribeVpcEndpoints", Filters=filters)
         return frozenset(
             table
-            for page in pages
-            for endpoint in page["VpcEndpoints"]
+            for endpoint in self.items("ec2", region, "DescribeVpcEndpoints", "VpcEndpoints", Filters=filters)
             for table in endpoint.get("RouteTableIds", ())
         )
 
@@ -349,11 +339,10 @@ class Ec2Calls(AwsSession):
 
     def endpoints(self, region: str, vpc: str) -> frozenset[str]:
         """Return the services that the VPC has a working endpoint for: `s3`, `ecr.api`, `ecr.dkr`, ..."""
-        pages = self.paginate("ec2", region, "DescribeVpcEndpoints", Filters=_filters("vpc-id", [vpc]))
+        filters = _filters("vpc-id", [vpc])
         return frozenset(
             endpoint["ServiceName"].partition(f".{region}.")[2]
-            for page in pages
-            for endpoint in page["VpcEndpoints"]
+            for endpoint in self.items("ec2", region, "DescribeVpcEndpoints", "VpcEndpoints", Filters=filters)
             if endpoint["State"].lower() == "available"
             # Without private DNS an interface endpoint has names of its own, which nobody uses.
             and (endpoint["VpcEndpointType"] == "Gateway" or endpoint.get("PrivateDnsEnabled"))
@@ -372,7 +361,7 @@ class Ec2Calls(AwsSession):
 
     def route_tables(self, region: str, vpc: str) -> list[RouteTable]:
         """Return the VPC's route tables; all pages."""
-        pages = self.paginate("ec2", region, "DescribeRouteTables", Filters=_filters("vpc-id", [vpc]))
+        filters = _filters("vpc-id", [vpc])
         return [
             RouteTable(
                 id=table["RouteTableId"],
@@ -380,8 +369,7 @@ class Ec2Calls(AwsSession):
                 subnets=frozenset(link["SubnetId"] for link in table["Associations"] if "SubnetId" in link),
                 default_route=_default_route(table["Routes"]),
             )
-            for page in pages
-            for table in page["RouteTables"]
+            for table in self.items("ec2", region, "DescribeRouteTables", "RouteTables", Filters=filters)
         ]
 
     def placement_group(self, region: str, name: str) -> PlacementGroup | None:

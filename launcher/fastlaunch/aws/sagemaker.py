@@ -112,10 +112,11 @@ class SageMakerCalls(AwsSession):
         summaries = (
             summary
             for status in ("InProgress", "Stopping")
-            for page in self.paginate(
-                "sagemaker", region, "ListTrainingJobs", StatusEquals=status, MaxResults=100
+            for summary in self.items(
+                *("sagemaker", region, "ListTrainingJobs", "TrainingJobSummaries"),
+                StatusEquals=status,
+                MaxResults=100,
             )
-            for summary in page["TrainingJobSummaries"]
             if _TOKEN.fullmatch(summary["TrainingJobName"])
         )
         jobs = []
@@ -146,11 +147,29 @@ class SageMakerCalls(AwsSession):
 
         Where there are several logs, of hosts or of restarts, each begins with a line that names it.
         """
-        streams = sorted(self._log_streams(region, name))
-        texts = [(stream, self._log_end(region, stream)) for stream in streams]
+        parameters = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/"}
+        streams = self.items("logs", region, "DescribeLogStreams", "logStreams", subject=name, **parameters)
+        try:
+            names = sorted(stream["logStreamName"] for stream in streams)
+        except BadConfiguration as error:
+            # The group comes with the account's first job.
+            if error.code == "ResourceNotFoundException":
+                return ""
+            raise
+        texts = {}
+        for stream in names:
+            answer = self.call(
+                *("logs", region, "GetLogEvents"),
+                subject=stream,
+                logGroupName=LOG_GROUP,
+                logStreamName=stream,
+                limit=LOG_LINES,
+                startFromHead=False,
+            )
+            texts[stream] = "".join(f"{event['message']}\n" for event in answer["events"])
         if len(texts) == 1:
-            return texts[0][1]
-        return "".join(f"==> {stream.partition('/')[2]} <==\n{text}" for stream, text in texts)
+            return texts[names[0]]
+        return "".join(f"==> {stream.partition('/')[2]} <==\n{text}" for stream, text in texts.items())
 
     def _describe_training_job(self, region: str, name: str) -> Any | None:
         try:
@@ -159,30 +178,6 @@ class SageMakerCalls(AwsSession):
             if is_unknown_job(error):
                 return None
             raise
-
-    def _log_streams(self, region: str, name: str) -> list[str]:
-        parameters = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/"}
-        try:
-            pages = list(self.paginate("logs", region, "DescribeLogStreams", subject=name, **parameters))
-        except BadConfiguration as error:
-            # The group comes with the account's first job.
-            if error.code == "ResourceNotFoundException":
-                return []
-            raise
-        return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
-
-    def _log_end(self, region: str, stream: str) -> str:
-        answer = self.call(
-            "logs",
-            region,
-            "GetLogEvents",
-            subject=stream,
-            logGroupName=LOG_GROUP,
-            logStreamName=stream,
-            limit=LOG_LINES,
-            startFromHead=False,
-        )
-        return "".join(f"{event['message']}\n" for event in answer["events"])
 
 
 def _folder(job: Mapping[str, Any]) -> str | None:

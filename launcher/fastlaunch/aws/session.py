@@ -125,6 +125,11 @@ class AwsSession:
                 return
             parameters[sent] = page[received]
 
+    def items(self, service: str, region: str, action: str, name: str, **parameters: Any) -> Iterator[Any]:
+        """Yield the entries of the list `name` of every page; see `call`."""
+        for page in self.paginate(service, region, action, **parameters):
+            yield from page[name]
+
     def _retry(self, api_call: ApiCall, send: Callable[[Any], T]) -> T:
         """Return what `send` does with the client; repeat it if nothing was done or no answer came."""
         unanswered_call: Unreachable | None = None

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from fastlaunch.aws.policies import documents, names_by_hand
-from fastlaunch.aws.template import template, template_text
+from fastlaunch.aws.policies import documents, names_by_hand, template, template_text
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command
 from fastlaunch.core.errors import UnknownName, UserError

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
+from fastlaunch.aws.account import Schedule
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.sagemaker import TrainingJob
-from fastlaunch.aws.scheduler import Schedule
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.node_report import time_of
 from fastlaunch.backends.protocol import CloudBackend

@@ -1,15 +1,19 @@
-"""Who is logged in, and what roles and policies allow (STS and IAM)."""
+"""An account: who is logged in, what roles and policies allow, quotas, and one-time schedules."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import Identity
+from fastlaunch.core.conventions import SCHEDULE_PREFIX
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 
 #: A resource, and the actions on it. Resources begin with `arn:PARTITION:`, or are `*`.
 Permission = tuple[str, tuple[str, ...]]
+#: The most quotas that a page may hold.
+_PAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,28 @@ class Role:
     trusts: frozenset[str]
 
 
-class IamCalls(AwsSession):
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """A quota of a service, and its value."""
+
+    code: str
+    name: str
+    value: float
+    # Nobody has changed it for this account.
+    is_default: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A schedule that has not run yet."""
+
+    name: str
+    region: str
+    # With its time zone.
+    created_at: datetime
+
+
+class AccountCalls(AwsSession):
     def identity(self) -> Identity:
         """Return whose credentials these are; asks AWS once (sts:GetCallerIdentity)."""
         if self._identity is None:
@@ -37,7 +62,11 @@ class IamCalls(AwsSession):
         # The name may belong to another account's role, or to another path.
         if answer is None or answer["Role"]["Arn"] != arn:
             return None
-        return Role(arn=arn, trusts=_trusted_services(answer["Role"].get("AssumeRolePolicyDocument", {})))
+        services: set[str] = set()
+        for statement in _as_list(answer["Role"].get("AssumeRolePolicyDocument", {}).get("Statement", ())):
+            if statement.get("Effect") == "Allow" and isinstance(statement.get("Principal"), Mapping):
+                services |= set(_as_list(statement["Principal"].get("Service", ())))
+        return Role(arn=arn, trusts=frozenset(services))
 
     def profile_role(self, instance_profile: str) -> str | None:
         """Return the ARN of the profile's role; None if there is no such profile, or it holds no role."""
@@ -114,13 +143,74 @@ class IamCalls(AwsSession):
             return f"{head.replace(':sts:', ':iam:')}:role/{name}"
         return role
 
+    # Quotas
 
-def _trusted_services(document: Mapping[str, Any]) -> frozenset[str]:
-    services: set[str] = set()
-    for statement in _as_list(document.get("Statement", ())):
-        if statement.get("Effect") == "Allow" and isinstance(statement.get("Principal"), Mapping):
-            services |= set(_as_list(statement["Principal"].get("Service", ())))
-    return frozenset(services)
+    def quota(self, region: str, service: str, code: str) -> float | None:
+        """Return the account's quota; None where AWS has none under this code."""
+        return self._quota("GetServiceQuota", region, service, code)
+
+    def default_quota(self, region: str, service: str, code: str) -> float | None:
+        """Return AWS's default of a quota, which counts where `quota` is None; None if there is none."""
+        return self._quota("GetAWSDefaultServiceQuota", region, service, code)
+
+    def quotas_by_name(self, region: str, service: str) -> Mapping[str, Quota]:
+        """Return every quota of a service by its name: the account's, and AWS's default for all others.
+
+        For services whose codes nobody can know beforehand. It takes tens of pages for SageMaker: ask once.
+        """
+        quotas: dict[str, Quota] = {}
+        for action, is_default in (("ListAWSDefaultServiceQuotas", True), ("ListServiceQuotas", False)):
+            for entry in self.items(
+                "servicequotas", region, action, "Quotas", ServiceCode=service, MaxResults=_PAGE
+            ):
+                if "Value" in entry:
+                    name, value = entry["QuotaName"], float(entry["Value"])
+                    code = entry["QuotaCode"]
+                    quotas[name] = Quota(code=code, name=name, value=value, is_default=is_default)
+        return quotas
+
+    def _quota(self, action: str, region: str, service: str, code: str) -> float | None:
+        answer = self.call_or_none(
+            "servicequotas",
+            region,
+            action,
+            absent=["NoSuchResourceException"],
+            subject=f"{service} {code}",
+            ServiceCode=service,
+            QuotaCode=code,
+        )
+        value: float | None = answer["Quota"].get("Value") if answer else None
+        return value
+
+    # Schedules of EventBridge Scheduler; fastlaunch's are known by their names.
+
+    def create_schedule(self, region: str, request: Mapping[str, Any]) -> None:
+        """Send `request` as it is (scheduler:CreateSchedule).
+
+        A schedule of that name is no error: the name holds the token of the request whose machines it ends.
+        """
+        assert request["Name"].startswith(SCHEDULE_PREFIX) and request["ClientToken"]
+        absent = ["ConflictException"]
+        self.call_or_none(
+            "scheduler", region, "CreateSchedule", absent=absent, subject=request["Name"], **request
+        )
+
+    def delete_schedule(self, region: str, name: str) -> None:
+        """Delete a schedule; do nothing if there is none of the name."""
+        absent = ["ResourceNotFoundException"]
+        self.call_or_none("scheduler", region, "DeleteSchedule", absent=absent, subject=name, Name=name)
+
+    def list_schedules(self, region: str) -> list[Schedule]:
+        """Return the region's schedules of fastlaunch, sorted by name; all pages."""
+        schedules = [
+            Schedule(name=entry["Name"], region=region, created_at=entry["CreationDate"])
+            for entry in self.items(
+                "scheduler", region, "ListSchedules", "Schedules", NamePrefix=SCHEDULE_PREFIX
+            )
+            # Checked again here: what is not fastlaunch's is never deleted.
+            if entry["Name"].startswith(SCHEDULE_PREFIX) and entry["GroupName"] == "default"
+        ]
+        return sorted(schedules, key=lambda schedule: schedule.name)
 
 
 def _as_list(value: Any) -> Sequence[Any]:

@@ -1,28 +1,41 @@
-"""Objects in S3."""
+"""Objects in S3, and container images in ECR."""
 
 import hashlib
 import io
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from contextlib import closing
 from typing import Any, BinaryIO
 
 from fastlaunch.aws.errors import ApiCall, refusal
 from fastlaunch.aws.session import AwsSession
-from fastlaunch.aws.types import StoredObject
+from fastlaunch.aws.types import RegistryLogin, StoredObject
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
 
 _CHUNK_BYTES = 2**20
 _ABSENT = "404", "NoSuchKey", "NotFound"
+_NO_BUCKET = "404", "NoSuchBucket", "NotFound"
+_NO_REPOSITORY = "RepositoryNotFoundException"
+#: All kinds of manifests in ECR, which may convert others, under another digest.
+#: github.com/awslabs/amazon-ecr-containerd-resolver accepts the same.
+_MANIFESTS = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.index.v1+json",
+)
 
 
-class S3Calls(AwsSession):
+class StorageCalls(AwsSession):
+    # S3
+
     def bucket_exists(self, region: str, bucket: str) -> bool:
         """Return whether the bucket exists and may be used (s3:HeadBucket).
 
         Raises BadConfiguration for a bucket of another region, which boto3 would follow there.
         """
-        absent = "404", "NoSuchBucket", "NotFound"
-        answer = self.call_or_none("s3", region, "HeadBucket", absent=absent, subject=bucket, Bucket=bucket)
+        answer = self.call_or_none(
+            "s3", region, "HeadBucket", absent=_NO_BUCKET, subject=bucket, Bucket=bucket
+        )
         if answer is None:
             return False
         bucket_region = answer.get("BucketRegion", region)
@@ -46,7 +59,7 @@ class S3Calls(AwsSession):
                 return False
             raise
         except BadConfiguration as error:
-            if error.code in ("404", "NoSuchBucket", "NotFound"):
+            if error.code in _NO_BUCKET:
                 return None
             raise
         if (at := answer.get("BucketRegion", region)) != region:
@@ -154,3 +167,72 @@ class S3Calls(AwsSession):
             for entry in page.get("Contents", ())
         ]
         return sorted(objects, key=lambda stored: stored.key)
+
+    # ECR
+
+    def image_digest(self, region: str, account: str, repository: str, tag: str) -> str | None:
+        """Return the digest (`sha256:...`) of a tag in an account's registry; None if there is none.
+
+        tag: also a digest, to see whether it exists. Uses ecr:BatchGetImage, which AWS's own registries allow
+        every account.
+        """
+        by_digest = tag.startswith("sha256:")
+        name = f"{repository}@{tag}" if by_digest else f"{repository}:{tag}"
+        answer = self.call_or_none(
+            "ecr",
+            region,
+            "BatchGetImage",
+            absent=[_NO_REPOSITORY],
+            subject=name,
+            registryId=account,
+            repositoryName=repository,
+            imageIds=[{"imageDigest" if by_digest else "imageTag": tag}],
+            acceptedMediaTypes=list(_MANIFESTS),
+        )
+        if answer is None:
+            return None
+        for failure in answer.get("failures", ()):
+            if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest"):
+                api_call = ApiCall(service="ecr", action="BatchGetImage", region=region, subject=name)
+                raise refusal(api_call, failure.get("failureCode", ""), failure.get("failureReason", ""))
+        return next((image["imageId"]["imageDigest"] for image in answer.get("images", ())), None)
+
+    def repository_exists(self, region: str, repository: str) -> bool:
+        """Return whether the account has a repository of this name."""
+        return self._repository_uri(region, repository) is not None
+
+    def ensure_repository(self, region: str, repository: str) -> str:
+        """Return the URI of the account's repository.
+
+        If there is none, make it, with immutable tags and a scan of every push.
+        """
+        if (uri := self._repository_uri(region, repository)) is not None:
+            return uri
+        made = self.call(
+            "ecr",
+            region,
+            "CreateRepository",
+            subject=repository,
+            repositoryName=repository,
+            imageTagMutability="IMMUTABLE",
+            imageScanningConfiguration={"scanOnPush": True},
+        )
+        return str(made["repository"]["repositoryUri"])
+
+    def _repository_uri(self, region: str, repository: str) -> str | None:
+        answer = self.call_or_none(
+            "ecr",
+            region,
+            "DescribeRepositories",
+            absent=[_NO_REPOSITORY],
+            subject=repository,
+            repositoryNames=[repository],
+        )
+        return str(answer["repositories"][0]["repositoryUri"]) if answer else None
+
+    def registry_login(self, region: str) -> RegistryLogin:
+        """Return a login for the account's registry, which opens AWS's own too (GetAuthorizationToken)."""
+        data = self.call("ecr", region, "GetAuthorizationToken")["authorizationData"][0]
+        user, _, password = b64decode(data["authorizationToken"]).decode().partition(":")
+        host = data["proxyEndpoint"].removeprefix("https://")
+        return RegistryLogin(host=host, user=user, password=password)
