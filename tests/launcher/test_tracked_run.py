@@ -9,7 +9,7 @@ from fake_records import read_all, write_run
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.report.tracked_run import TrackedRun, tracked_run
+from fastlaunch.report.trackers import TrackedRun, tracked_run
 from fastlaunch_train.records.records import Eval
 
 STARTED_S = datetime.datetime(2026, 11, 1, 12, tzinfo=datetime.UTC).timestamp()

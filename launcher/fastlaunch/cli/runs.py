@@ -271,7 +271,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 )
 def export(selectors: tuple[str, ...], destination: str, file_format: str) -> None:
     from fastlaunch.lifecycle.export import export_runs, tracked_runs
-    from fastlaunch.report.trackers import TRACKERS
+    from fastlaunch.report.trackers import write_runs
 
     context = app_context()
     with open_ledger(context.settings, clock=context.now) as ledger:
@@ -287,7 +287,7 @@ def export(selectors: tuple[str, ...], destination: str, file_format: str) -> No
                 f"run {run.id}: it is {run.state} and recorded nothing" for run in chosen if not run.summary
             ]
             chosen = [run for run in chosen if run.summary]
-            TRACKERS[file_format](tracked_runs(chosen, context), destination)
+            write_runs(tracked_runs(chosen, context), file_format, destination)
             following = _view_command(file_format, destination)
     for warning in warnings:
         report_line(as_warning(warning))

@@ -20,7 +20,7 @@ from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA
 from fastlaunch.lifecycle.measured import measured_run
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.outcome import read_records
-from fastlaunch.report.tracked_run import TrackedRun, tracked_run
+from fastlaunch.report.trackers import TrackedRun, tracked_run
 from fastlaunch_train.records.records import SUFFIXES, DamagedFile, open_unpacked
 
 #: A folder with such a name would be taken for an archive.
