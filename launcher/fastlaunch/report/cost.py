@@ -11,7 +11,7 @@ from fastlaunch.analysis.rate import Rate
 from fastlaunch.catalog.prices import Catalogue, VolumePrice
 from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.data import quantity_to_json
+from fastlaunch.report.data import flat_quantity, quantity_to_json
 from fastlaunch.report.text import about, dollars, limits, number
 
 _BOUGHT = {"on-demand": "on demand", "spot": "on spot", "capacity-block": "in a capacity block"}
@@ -23,7 +23,8 @@ def sentence(
     """Return `100,000,000 images of vit-huge with bf16 on p5.48xlarge take 9.84 h ±0.3% and cost ...`."""
     text = (
         f"{about(samples.value)} {unit} of {what} on {where} take {number(cost.hours.value)} h"
-        f"{_limits(cost.hours)} and cost {_usd(cost.usd)} {_BOUGHT[purchase]}"
+        f"{limits(cost.hours, 1.0, number) if cost.hours.value else ''} and cost {_usd(cost.usd)} "
+        f"{_BOUGHT[purchase]}"
     )
     if cost.fee_usd is not None:
         text += f" of {cost.block_hours:g} h; the hours used come to {_usd(cost.effective_usd)}"
@@ -46,10 +47,6 @@ def volume_prices(comparison: Comparison, catalogue: Catalogue) -> Callable[[str
     return lambda region: catalogue.find_volume_price(region, on=day) if day else None
 
 
-def _limits(quantity: Interval) -> str:
-    return limits(quantity, 1.0, number) if quantity.value else ""
-
-
 def _usd(quantity: Interval) -> str:
     return f"${dollars(quantity.value)}{limits(quantity, 1.0, dollars) if quantity.value else ''}"
 
@@ -59,21 +56,21 @@ def part_rows(cost: Cost) -> list[dict[str, Any]]:
     rows = [
         {
             "part": WORDS.get(part.name, part.name),
-            **_limited("seconds", part.seconds),
-            **_limited("usd", part.usd),
+            **flat_quantity("seconds", quantity_to_json(part.seconds)),
+            **flat_quantity("usd", quantity_to_json(part.usd)),
             "evidence": part.evidence,
             "source": part.source,
         }
         for part in cost.parts
     ]
-    seconds = _limited("seconds", scaled(cost.hours, SECONDS_PER_HOUR))
-    total = {"part": "total", **seconds, **_limited("usd", cost.usd), "evidence": None, "source": None}
+    total = {
+        "part": "total",
+        **flat_quantity("seconds", quantity_to_json(scaled(cost.hours, SECONDS_PER_HOUR))),
+        **flat_quantity("usd", quantity_to_json(cost.usd)),
+        "evidence": None,
+        "source": None,
+    }
     return [*rows, total]
-
-
-def _limited(name: str, quantity: Interval | None) -> dict[str, float | None]:
-    value = quantity_to_json(quantity) or dict.fromkeys(("value", "low", "high"))
-    return {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
 
 
 def cells(cost: Cost) -> list[dict[str, str]]:
@@ -93,12 +90,7 @@ def cells(cost: Cost) -> list[dict[str, str]]:
 
 def notes(cost: Cost) -> Iterator[str]:
     """Yield notes on what the table leaves out: parts assumed to be absent, and intervals."""
-    none = [
-        WORDS.get(part.name, part.name)
-        for part in cost.parts
-        if not part.usd.value and not (part.seconds and part.seconds.value)
-    ]
-    if none:
+    if none := [row["part"] for row in part_rows(cost) if not row["usd"] and not row["seconds"]]:
         yield f"nothing is counted for {', '.join(none)}; see `fastlaunch estimate --assume help`"
     if cost.hours.low is None and any(part.name == "restarts" for part in cost.parts):
         yield "hours and dollars vary by the luck on spot, and also by the speed, which has no interval"

@@ -123,7 +123,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         elif name == "convergence":
             flat |= _flat_convergence(value)
         elif name in QUANTITIES or (isinstance(value, dict) and value.keys() == {*_QUANTITY}):
-            flat |= _flat_quantity(name, value)
+            flat |= flat_quantity(name, value)
         elif isinstance(value, list):
             flat[name] = " ".join(value) if name == "run_ids" else "; ".join(value)
         elif name == "variant":
@@ -187,7 +187,7 @@ def _flat_convergence(convergence: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, value in convergence.items():
         if name == "difference":
-            columns |= _flat_quantity("convergence_difference", value)
+            columns |= flat_quantity("convergence_difference", value)
         elif name == "checkpoints":
             points = [(point["step"], point["difference"]) for point in value]
             columns["convergence_checkpoints"] = "; ".join(
@@ -198,6 +198,7 @@ def _flat_convergence(convergence: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _flat_quantity(name: str, quantity: Mapping[str, float | None] | None) -> dict[str, float | None]:
+def flat_quantity(name: str, quantity: Mapping[str, float | None] | None) -> dict[str, float | None]:
+    """Return the plain quantity as three columns."""
     quantity = quantity or dict.fromkeys(_QUANTITY)
     return {name: quantity["value"], f"{name}_low": quantity["low"], f"{name}_high": quantity["high"]}

@@ -59,22 +59,21 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
         Column("row", lambda finish: name_of(finish.row, rows)),
         Column("steps", lambda finish: None if is_alike else about(finish.steps), align="right"),
         Column("h", lambda finish: finish.cost and with_range(finish.cost.hours), align="right"),
-        Column("$", _usd, align="right"),
+        Column(
+            "$",
+            lambda finish: (
+                finish.row.price and finish.cost and with_range(finish.cost.usd, format_value=dollars)
+            ),
+            align="right",
+        ),
         Column("evidence", lambda finish: finish.rate and finish.rate.evidence),
     ]
     base = max(finishes, key=lambda finish: finish.row.is_baseline)
     samples = "" if base.row.group.measure == BARE_STEP else f" of {name_of(base.row, rows)}"
-    notes = [
-        *filter(None, [_cheapest(finishes)]),
-        *HOW_COSTS_ARE_KNOWN,
-    ]
+    notes = [*filter(None, [_cheapest(finishes)]), *HOW_COSTS_ARE_KNOWN]
     heading = f"{workload}: to the end of {about(base.steps)} steps{samples}"
     text = table(finishes, columns, width, rule=True, missing=UNKNOWN)
     return "\n\n".join([heading, text, bulleted(notes, width)])
-
-
-def _usd(finish: Finish) -> str | None:
-    return with_range(finish.cost.usd, format_value=dollars) if finish.cost and finish.row.price else None
 
 
 def _cheapest(finishes: list[Finish]) -> str | None:

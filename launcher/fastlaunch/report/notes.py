@@ -2,10 +2,11 @@
 
 import re
 import textwrap
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.notes import Note, NoteKind
+from fastlaunch.catalog.prices import Price
 from fastlaunch.core.tables import WIDTH
 from fastlaunch.core.units import first_names
 from fastlaunch.report.text import name_of
@@ -29,7 +30,8 @@ def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     brief: keep only reasons that bar a row, or would without --allow-unverified, and notes on commits that
     differ in speed.
     """
-    by_note = _by_note({id(row): row.verdict.reasons for row in rows}, rows, without=(NoteKind.BATCH,))
+    by_note = _by_note(rows, lambda row: row.verdict.reasons)
+    by_note = {note: of for note, of in by_note.items() if note.kind != NoteKind.BATCH}
     shown = {note: of for note, of in by_note.items() if not brief or note.kind in _BRIEF}
     compared = [row for row in rows if not row.is_baseline]
     # The baseline may have these notes too. Omit row names only if it does.
@@ -45,7 +47,7 @@ def decisive_notes(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
 
     A note on all rows that are ranked against the baseline names no row.
     """
-    by_note = _by_note({id(row): row.verdict.decisive for row in shown}, shown)
+    by_note = _by_note(shown, lambda row: row.verdict.decisive)
     ranked = [row for row in shown if row.verdict.is_ranked and not row.is_baseline]
     everyone = ranked if len(ranked) > 1 else []
     return [
@@ -54,15 +56,11 @@ def decisive_notes(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _by_note(
-    notes: Mapping[int, Sequence[Note]], rows: Sequence[Row], without: Container[NoteKind] = ()
-) -> dict[Note, list[Row]]:
-    """Return the rows by note."""
+def _by_note(rows: Sequence[Row], notes: Callable[[Row], Iterable[Note]]) -> dict[Note, list[Row]]:
     by_note: dict[Note, list[Row]] = {}
     for row in rows:
-        for note in notes[id(row)]:
-            if note.kind not in without:
-                by_note.setdefault(note, []).append(row)
+        for note in notes(row):
+            by_note.setdefault(note, []).append(row)
     return by_note
 
 
@@ -78,11 +76,8 @@ def _named(
 
     most: the largest number of names, unless one more completes the list.
     """
-    if (
-        everyone
-        and all(row in concerned for row in everyone)
-        and (most is None or len(concerned) == len(everyone))
-    ):
+    is_of_all = everyone and all(row in concerned for row in everyone)
+    if is_of_all and (most is None or len(concerned) == len(everyone)):
         return note
     names = [*dict.fromkeys(name_of(row, rows) for row in concerned)]
     return f"{first_names(names, most)}: {note}"
@@ -98,10 +93,14 @@ def price_notes(rows: Sequence[Row]) -> list[str]:
         charged = f"charged as {price.instance}" if price.basis == "named" else None
         what = price.hypothetical or charged or row.setup.instance or "each row"
         hypothetical = "prorated price, not sold separately: " if price.hypothetical else ""
-        dated = f"as of {price.as_of} ({price.source})" if price.basis != "given" else "as given"
-        inferred = ", inferred" if price.inferred else ""
-        notes[f"{hypothetical}{what}: ${price.usd_per_hour:g}/h {dated}{inferred}"] = None
+        notes[f"{hypothetical}{what}: ${price.usd_per_hour:g}/h {dated(price)}"] = None
     return list(notes)
+
+
+def dated(price: Price) -> str:
+    """Return `as of 2026-11-21 (SOURCE)`."""
+    inferred = ", inferred" if price.inferred else ""
+    return "as given" if price.basis == "given" else f"as of {price.as_of} ({price.source}){inferred}"
 
 
 def bulleted(notes: Sequence[str], width: int) -> str:

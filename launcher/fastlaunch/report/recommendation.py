@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastlaunch.analysis.recommend import BreakEven, Choice, Experiment, Recommendation
+from fastlaunch.analysis.recommend import Choice, Recommendation
 from fastlaunch.core.tables import Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
@@ -51,8 +51,9 @@ def sentence(recommendation: Recommendation) -> str:
     """Return the pick in a sentence, or the reason why there is none."""
     pick, job = recommendation.pick, recommendation.job
     if pick is not None:
-        what = f"{job.samples:,.0f} {_unit(recommendation)} of {job.workload}"
-        return f"Train {what} on {_named(pick, recommendation)}: {_costs(pick)}, {_evidence(pick)}."
+        what = f"{job.samples:,.0f} {job.like.setup.sample_unit} of {job.workload}"
+        evidence = pick.configuration.rate.evidence_text
+        return f"Train {what} on {_named(pick, recommendation)}: {_costs(pick)}, {evidence}."
     if not recommendation.num_choices:
         return f"Nothing can be recommended for {job.workload}: every candidate is left out."
     cheapest, fastest = recommendation.front[0], recommendation.front[-1]
@@ -85,7 +86,7 @@ def why(recommendation: Recommendation) -> Iterator[str]:
             time = f"is {number(1 / speed)} times as fast"
         yield (
             f"Why: it costs {cheaper:.1f}% less than the runner-up, {_named(runner_up, recommendation)}"
-            f" ({_costs(runner_up)}, {_evidence(runner_up)}), which {time}."
+            f" ({_costs(runner_up)}, {runner_up.configuration.rate.evidence_text}), which {time}."
         )
     if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
         yield f"The cheapest that was measured is {_named(measured, recommendation)}: {_costs(measured)}."
@@ -106,14 +107,10 @@ def _experiment(recommendation: Recommendation) -> str:
     is_pick = choice is recommendation.pick
     what = "the pick itself" if is_pick else _named(choice, recommendation)
     return (
-        f"Measure next: {what}, {_evidence(choice)} so far. About {_hours(experiment.hours)} and"
-        f" ${dollars(experiment.usd)}; it changes the pick with a probability of"
-        f" {100 * experiment.probability:.0f}%, and saves ${dollars(experiment.saves_usd)} on average."
+        f"Measure next: {what}, {choice.configuration.rate.evidence_text} so far. About"
+        f" {_hours(experiment.hours)} and ${dollars(experiment.usd)}; it changes the pick with a probability"
+        f" of {100 * experiment.probability:.0f}%, and saves ${dollars(experiment.saves_usd)} on average."
     )
-
-
-def _unit(recommendation: Recommendation) -> str:
-    return recommendation.job.like.setup.sample_unit
 
 
 def _named(choice: Choice, recommendation: Recommendation) -> str:
@@ -144,19 +141,17 @@ def _hours(hours: float) -> str:
     return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
 
 
-def _evidence(choice: Choice) -> str:
-    return choice.configuration.rate.evidence_text
-
-
 def _lines(recommendation: Recommendation) -> list[Choice]:
     """Return the choices of the table: front, runner-up, and the cheapest of each instance family."""
     families: dict[str, Choice] = {}
     for choice in recommendation.by_instance:
         families.setdefault(choice.instance.partition(".")[0], choice)
-    first = [
-        *_thinned(recommendation.front),
-        *([recommendation.runner_up] if recommendation.runner_up else []),
-    ]
+    # Of the front, those that are clearly faster than the one before.
+    first: list[Choice] = []
+    for choice in recommendation.front:
+        if not first or choice.hours <= (1 - _CLEARLY) * first[-1].hours:
+            first.append(choice)
+    first += [recommendation.runner_up] if recommendation.runner_up else []
     chosen = {id(choice): choice for choice in (*first[:_MOST_LINES], *families.values())}
     for choice in recommendation.cheapest:
         if len(chosen) < _FEW_LINES:
@@ -167,15 +162,6 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     return sorted(
         lines, key=lambda choice: (not recommendation.limits.allow(choice), choice.usd, choice.hours)
     )
-
-
-def _thinned(front: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield the choices of the front that are clearly faster than the previous one."""
-    hours = math.inf
-    for choice in front:
-        if choice.hours <= (1 - _CLEARLY) * hours:
-            hours = choice.hours
-            yield choice
 
 
 def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) -> str:
@@ -190,10 +176,6 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
         if not recommendation.limits.allow(choice):
             return "over"
         return "front" if id(choice) in front else ""
-
-    def holders(choice: Choice) -> str | None:
-        row = choice.configuration.rate.row
-        return whose(row, [row]) if row else None
 
     def recipe(choice: Choice) -> str:
         query = choice.configuration.query
@@ -211,10 +193,15 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
         Column("bought", lambda choice: choice.rate[0]),
         Column("region", lambda choice: choice.rate[1]),
         Column("$", lambda choice: dollars(choice.usd), align="right"),
-        Column("range", _usd_range, align="right", importance=1),
+        Column(
+            "range",
+            lambda choice: _range(choice.total.usd) if choice.total.usd.low else None,
+            align="right",
+            importance=1,
+        ),
         Column("hours", lambda choice: number(choice.hours), align="right"),
         Column("evidence", evidence),
-        Column("whose", holders),
+        Column("whose", lambda choice: (row := choice.configuration.rate.row) and whose(row, [row])),
         Column("", note),
     ]
     usual = {"nodes": "1", "bought": "on-demand", "region": recommendation.job.own_region}
@@ -222,10 +209,6 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
         column for column in columns if {column.text(choice) for choice in lines} != {usual.get(column.name)}
     ]
     return table(lines, kept, width, rule=True)
-
-
-def _usd_range(choice: Choice) -> str | None:
-    return _range(choice.total.usd) if choice.total.usd.low else None
 
 
 def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]:
@@ -266,28 +249,45 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
 
 def to_json(recommendation: Recommendation) -> dict[str, Any]:
     """Return the recommendation as plain data; docs/reference.md describes it."""
-    job = recommendation.job
+    job, even, experiment = recommendation.job, recommendation.break_even, recommendation.experiment
     return {
         "schema": 1,
         "workload": job.workload,
         "samples": job.samples,
-        "sample_unit": _unit(recommendation),
+        "sample_unit": job.like.setup.sample_unit,
         "steps_only": job.steps_only,
         "deadline_hours": recommendation.limits.deadline_hours,
         "budget_usd": recommendation.limits.budget_usd,
         "sentence": sentence(recommendation),
         "why": " ".join(why(recommendation)) or None,
-        "pick": recommendation.pick and choice_json(recommendation.pick),
-        "runner_up": recommendation.runner_up and choice_json(recommendation.runner_up),
-        "cheapest_measured": recommendation.cheapest_measured
-        and choice_json(recommendation.cheapest_measured),
-        "break_even": recommendation.break_even and _break_even_json(recommendation.break_even),
+        **{
+            name: choice and choice_json(choice)
+            for name in ("pick", "runner_up", "cheapest_measured")
+            for choice in [getattr(recommendation, name)]
+        },
+        "break_even": even
+        and {
+            "instance": even.instance,
+            "usd_per_hour": even.usd_per_hour,
+            "other": {name: getattr(even.other.configuration, name) for name in ("instance", "recipe")},
+        },
         "front": [choice_json(choice) for choice in recommendation.front],
         "by_instance": [choice_json(choice) for choice in recommendation.by_instance],
         "num_candidates": recommendation.num_choices,
         "num_within_limits": recommendation.num_within,
         "left_out": [vars(candidate) for candidate in recommendation.left_out],
-        "next_experiment": recommendation.experiment and _experiment_json(recommendation.experiment),
+        "next_experiment": experiment
+        and {
+            **{
+                name: choice_json(experiment.choice)[name]
+                for name in ("instance", "num_nodes", "recipe", "batch_size_per_gpu", "purchase", "region")
+            },
+            "usd": experiment.usd,
+            "hours": experiment.hours,
+            "probability": experiment.probability,
+            "saves_usd": experiment.saves_usd,
+            "command": experiment.command,
+        },
         "command": recommendation.command,
         "warnings": list(recommendation.warnings),
     }
@@ -332,28 +332,4 @@ def choice_json(choice: Choice) -> dict[str, Any]:
         "shared_by": list(configuration.rate.row.shared_by) if configuration.rate.row else [],
         **rate_to_json(configuration.rate),
         "assumption": configuration.assumption or configuration.rate.assumption,
-    }
-
-
-def _break_even_json(even: BreakEven) -> dict[str, Any]:
-    other = even.other.configuration
-    return {
-        "instance": even.instance,
-        "usd_per_hour": even.usd_per_hour,
-        "other": {"instance": other.instance, "recipe": other.recipe},
-    }
-
-
-def _experiment_json(experiment: Experiment) -> dict[str, Any]:
-    choice = experiment.choice
-    return {
-        **{
-            name: choice_json(choice)[name]
-            for name in ("instance", "num_nodes", "recipe", "batch_size_per_gpu", "purchase", "region")
-        },
-        "usd": experiment.usd,
-        "hours": experiment.hours,
-        "probability": experiment.probability,
-        "saves_usd": experiment.saves_usd,
-        "command": experiment.command,
     }

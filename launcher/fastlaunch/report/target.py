@@ -8,9 +8,7 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.cost import Cost, cost_of_row
 from fastlaunch.analysis.rate import Rate
 from fastlaunch.analysis.target import (
-    Margin,
     RowToTarget,
-    RunToTarget,
     Target,
     are_on_other_data,
     margins,
@@ -106,7 +104,12 @@ def notes(results: Sequence[_Priced], target: Target) -> Iterator[str]:
     for result, _ in results:
         name = name_of(result.row, rows)
         if result.reason is not None:
-            yield f"{name}: n/a, {result.reason}{_why_not(result)}"
+            # The runs that stopped before both their last step and the target.
+            ended = {run.status: None for run in result.runs if run.step is None} | {"completed": None}
+            others = [status for status in ended if status != "completed"]
+            yield f"{name}: n/a, {result.reason}" + (
+                f" (others ended as {', '.join(others)})" if others else ""
+            )
         elif result.row.is_barred:
             yield f"{name} is {result.row.verdict.kind}, so it is not compared"
     waits = [run.waited_steps for result, _ in results for run in result.runs if run.waited_steps is not None]
@@ -139,19 +142,9 @@ def _ranking(results: Sequence[_Priced], target: Target, rows: Sequence[Row]) ->
     elif best.time_s is not None:
         yield f"{target.text} is reached first with {name}: after {number(best.time_s.value)} s"
     for margin in behind:
-        yield _behind(margin, rows, "costs" if priced else "takes")
-
-
-def _behind(margin: Margin, rows: Sequence[Row], verb: str) -> str:
-    more = f"{100 * (margin.ratio.value - 1):+.1f}%{between(margin.ratio)}, by its seeds' times"
-    claim = f"{name_of(margin.other.row, rows)} {verb} {more}"
-    return claim if margin.is_settled else f"{claim}: not settled"
-
-
-def _why_not(result: RowToTarget) -> str:
-    """Return the statuses of runs that stopped before both their last step and the target."""
-    ended = dict.fromkeys(run.status for run in result.runs if run.step is None and run.status != "completed")
-    return f" (others ended as {', '.join(ended)})" if ended else ""
+        more = f"{100 * (margin.ratio.value - 1):+.1f}%{between(margin.ratio)}, by its seeds' times"
+        open_end = "" if margin.is_settled else ": not settled"
+        yield f"{name_of(margin.other.row, rows)} {'costs' if priced else 'takes'} {more}{open_end}"
 
 
 def _to_json(workload: str, results: Sequence[_Priced], target: Target) -> dict[str, Any]:
@@ -186,18 +179,17 @@ def _row_to_json(result: RowToTarget, known: tuple[Rate, Cost] | None) -> dict[s
         "usd_per_hour": row.price.usd_per_hour if row.price else None,
         "reason": result.reason,
         "ranked": result.is_ranked,
-        "runs": [_run_to_json(run) for run in result.runs],
-    }
-
-
-def _run_to_json(run: RunToTarget) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "seed": run.seed,
-        "status": run.status,
-        "best": run.best,
-        "last_evaluated_step": run.last_step,
-        "step": run.step,
-        "time_s": run.time_s,
-        "unknown": list(run.unknown),
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "seed": run.seed,
+                "status": run.status,
+                "best": run.best,
+                "last_evaluated_step": run.last_step,
+                "step": run.step,
+                "time_s": run.time_s,
+                "unknown": list(run.unknown),
+            }
+            for run in result.runs
+        ],
     }

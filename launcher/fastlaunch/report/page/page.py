@@ -22,7 +22,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.measure.series import RankSeries
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import Part, RowColumn, columns_of, step_parts_s
-from fastlaunch.report.notes import decisive_notes
+from fastlaunch.report.notes import dated, decisive_notes
 from fastlaunch.report.overview import in_order, is_comparable
 from fastlaunch.report.page import charts
 from fastlaunch.report.text import UNKNOWN, dollars, name_of, number, rate_of, sentence_of, with_range
@@ -174,15 +174,12 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
     They are named by their hashes, so that nothing in a run's records can be one, nor a style. Vega sets its
     styles by properties, which need no permission.
     """
-    scripts_allowed = " ".join(map(_hash_source, scripts))
+    hashes = (hashlib.sha256(text.encode()).digest() for text in (style, *scripts))
+    of_style, *of_scripts = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
     return (
-        f"default-src 'none'; script-src {scripts_allowed}; style-src {_hash_source(style)}; "
+        f"default-src 'none'; script-src {' '.join(of_scripts)}; style-src {of_style}; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash_source(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _packed(value: object) -> str:
@@ -211,7 +208,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "prices": _price_history(rows, given.catalogue, given.today),
         "parts": list(_parts(ordered, names)),
         "runs": _runs_data(given, ordered, names),
-        "curves": _curves(ordered, names),
+        "curves": list(_curves(ordered, names)),
         "references": _references(ordered, names),
         "specs": {
             "cost": charts.cost_against_time(unit),
@@ -232,8 +229,23 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
             (heading, [_row_text(row, columns, numbers[id(row)]) for row in of_group])
             for heading, of_group in _groups(ordered).items()
         ],
-        "predicted": [_predicted_text(of) for of in given.predicted.get(workload, ())],
-        "boxes": [_price_box(key, row) for key, row in sorted(prices.items())],
+        "predicted": [
+            {
+                "name": of.name,
+                "usd_per_hour": dollars(of.usd_per_hour),
+                "hours": with_range(of.hours) or UNKNOWN,
+                "usd": with_range(scaled(of.hours, of.usd_per_hour), format_value=dollars) or UNKNOWN,
+            }
+            for of in given.predicted.get(workload, ())
+        ],
+        "boxes": [
+            {
+                "key": key,
+                "usd_per_hour": f"{row.price.usd_per_hour:g}" if row.price else "",
+                "source": _source(row.price) if row.price else "no price is known: type one",
+            }
+            for key, row in sorted(prices.items())
+        ],
         "guards": _guards(ordered, names),
         "num_drawn": len(data["runs"]),
         "num_runs": sum(row.num_runs for row in rows),
@@ -289,9 +301,7 @@ def _limited(quantity: Interval) -> tuple[float, float | None, float | None]:
 
 
 def _interval(quantity: Interval | None) -> list[float | None] | None:
-    if quantity is None:
-        return None
-    return [_rounded(end) for end in _limited(quantity)]
+    return None if quantity is None else [_rounded(end) for end in _limited(quantity)]
 
 
 def _hours(rate_per_s: Interval | None) -> Interval | None:
@@ -337,15 +347,6 @@ def _predicted_data(
     }
 
 
-def _predicted_text(of: Predicted) -> dict[str, str]:
-    return {
-        "name": of.name,
-        "usd_per_hour": dollars(of.usd_per_hour),
-        "hours": with_range(of.hours) or UNKNOWN,
-        "usd": with_range(scaled(of.hours, of.usd_per_hour), format_value=dollars) or UNKNOWN,
-    }
-
-
 def _row_text(row: Row, columns: Sequence[RowColumn], number_in_data: int) -> dict[str, Any]:
     """Return the cells of the table; the script writes the cost and the order anew for other prices."""
     kind = "published" if row.setup.kind == "published" else "measured"
@@ -358,22 +359,9 @@ def _row_text(row: Row, columns: Sequence[RowColumn], number_in_data: int) -> di
     }
 
 
-def _price_box(key: str, row: Row) -> dict[str, Any]:
-    price = row.price
-    return {
-        "key": key,
-        "usd_per_hour": f"{price.usd_per_hour:g}" if price else "",
-        "source": _source(price) if price else "no price is known: type one",
-    }
-
-
 def _source(price: Price) -> str:
-    if price.basis == "given":
-        return "as given"
-    what = f"{price.hypothetical}, prorated: " if price.hypothetical else ""
-    what = what or (f"charged as {price.instance}, " if price.basis == "named" else "")
-    inferred = ", inferred" if price.inferred else ""
-    return f"{what}as of {price.as_of} ({price.source}){inferred}"
+    charged = f"charged as {price.instance}, " if price.basis == "named" else ""
+    return f"{price.hypothetical}, prorated: {dated(price)}" if price.hypothetical else charged + dated(price)
 
 
 def _price_history(rows: Sequence[Row], catalogue: Catalogue, today: datetime.date) -> list[dict[str, Any]]:
@@ -421,20 +409,19 @@ def _runs_data(given: PageInput, rows: Sequence[Row], names: Mapping[int, str]) 
                 "id": run.run_id,
                 "name": names[id(row)],
                 "warmup": run.summary.timing.num_warmup_steps or 0,
-                "ranks": [_rank_data(rank) for rank in series],
+                "ranks": [
+                    {
+                        "rank": rank.rank,
+                        "steps": _short_steps(rank.steps),
+                        "ms": [_rounded(1000 * seconds) for seconds in rank.step_times_s],
+                        "lossSteps": _short_steps(rank.loss_steps),
+                        "losses": [_rounded(loss) for loss in rank.losses],
+                    }
+                    for rank in series
+                ],
             }
         )
     return data
-
-
-def _rank_data(series: RankSeries) -> dict[str, Any]:
-    return {
-        "rank": series.rank,
-        "steps": _short_steps(series.steps),
-        "ms": [_rounded(1000 * seconds) for seconds in series.step_times_s],
-        "lossSteps": _short_steps(series.loss_steps),
-        "losses": [_rounded(loss) for loss in series.losses],
-    }
 
 
 def _short_steps(steps: Sequence[int]) -> list[int]:
@@ -443,22 +430,18 @@ def _short_steps(steps: Sequence[int]) -> list[int]:
     return [*steps[:1], *([] if set(distances) <= {1} else distances)]
 
 
-def _curves(rows: Sequence[Row], names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the held-out losses of every run that has some."""
-    curves = []
+def _curves(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield the held-out losses of every run that has some."""
     for row in rows:
         for run in row.runs:
             points = [(step, line.loss) for step, line in curve(run.summary).items() if is_finite(line.loss)]
             if points:
-                curves.append(
-                    {
-                        "id": run.run_id,
-                        "name": names[id(row)],
-                        "steps": [step for step, _ in points],
-                        "losses": [_rounded(loss) for _, loss in points],
-                    }
-                )
-    return curves
+                yield {
+                    "id": run.run_id,
+                    "name": names[id(row)],
+                    "steps": [step for step, _ in points],
+                    "losses": [_rounded(loss) for _, loss in points],
+                }
 
 
 def _references(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, str]:
@@ -467,37 +450,33 @@ def _references(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, str]
     for row in rows:
         named = [other for other in rows if other.setup.recipe == row.validity.convergence.reference]
         if named:
-            best = max(named, key=lambda other: _likeness(other, row))
-            references[names[id(row)]] = names[id(best)]
+            likeness = [
+                (other.setup.global_batch == row.setup.global_batch, other.place == row.place)
+                for other in named
+            ]
+            references[names[id(row)]] = names[id(named[likeness.index(max(likeness))])]
     return references
-
-
-def _likeness(row: Row, other: Row) -> tuple[bool, bool]:
-    setup, others = row.setup, other.setup
-    return setup.global_batch == others.global_batch, row.place == other.place
 
 
 def _guards(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, Any]:
     """Return what the convergence guard says of the rows that were evaluated; nothing if none was."""
     evaluated = [row for row in rows if row.validity.held_out]
+    if not evaluated:
+        return {}
     columns = [column for column in columns_of(rows) if column.part == Part.LOSS and column.name]
     columns = [column for column in columns if any(column.text(row) for row in evaluated)]
-    return (
-        {}
-        if not evaluated
-        else {
-            "headings": [column.name for column in columns],
-            "rows": [
-                {
-                    "name": names[id(row)],
-                    "reference": row.validity.convergence.reference or "",
-                    "cells": [column.text(row) or UNKNOWN for column in columns],
-                    "notes": [*row.validity.convergence.missing, *row.validity.convergence.caveats],
-                }
-                for row in evaluated
-            ],
-        }
-    )
+    return {
+        "headings": [column.name for column in columns],
+        "rows": [
+            {
+                "name": names[id(row)],
+                "reference": row.validity.convergence.reference or "",
+                "cells": [column.text(row) or UNKNOWN for column in columns],
+                "notes": [*row.validity.convergence.missing, *row.validity.convergence.caveats],
+            }
+            for row in evaluated
+        ],
+    }
 
 
 def _detail(row: Row, name: str, own_region: str) -> dict[str, Any]:
