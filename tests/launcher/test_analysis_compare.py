@@ -19,9 +19,9 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.cost import finish_json
 from fastlaunch.report.data import as_json
-from fastlaunch.report.finish import finish_json
-from fastlaunch.report.overview import as_overview, why
+from fastlaunch.report.table import as_overview, why
 from fastlaunch.report.text import answer
 from fastlaunch_train.records.records import read_record
 

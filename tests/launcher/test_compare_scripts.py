@@ -22,8 +22,7 @@ from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.describe import measured as describe_measured
 from fastlaunch.measure.summary import Environment, Interval, RunSummary, read_summary
 from fastlaunch.report.data import as_csv, as_json
-from fastlaunch.report.overview import as_overview
-from fastlaunch.report.table import as_table
+from fastlaunch.report.table import as_overview, as_table
 from fastlaunch.report.text import answer, name_of
 from fastlaunch_train.records.contents import version_of
 

@@ -7,9 +7,7 @@ from fake_summaries import changed, compared, runs
 
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.report.data import rows_to_json, to_json
-from fastlaunch.report.markdown import as_markdown
-from fastlaunch.report.overview import as_overview
-from fastlaunch.report.table import as_table
+from fastlaunch.report.table import as_markdown, as_overview, as_table
 from fastlaunch.report.text import answer_to_json
 
 OWN = [

@@ -16,7 +16,7 @@ from fastlaunch.analysis.rate import Evidence
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval, RunSummary
-from fastlaunch.report.finish import finish_json, finish_table
+from fastlaunch.report.cost import finish_json, finish_table
 from fastlaunch_train.records.records import FROM_CACHE, Check, Eval, Phase
 
 #: A dollar a second.

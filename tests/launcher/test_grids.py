@@ -9,7 +9,7 @@ from fake_summaries import CATALOGUE, PLAIN, changed, evaluated
 from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, compare
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.finish import finish_table
+from fastlaunch.report.cost import finish_table
 from fastlaunch.report.table import as_table
 from fastlaunch.report.target import target_table
 from fastlaunch.report.text import name_of

@@ -20,13 +20,10 @@ from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.lifecycle.rounds import RowVerdict
 from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.cost import finish_table
 from fastlaunch.report.data import rows_to_json
-from fastlaunch.report.finish import finish_table
-from fastlaunch.report.markdown import as_markdown
-from fastlaunch.report.notes import all_notes, decisive_notes
-from fastlaunch.report.overview import as_overview, in_order, why
-from fastlaunch.report.table import as_table
-from fastlaunch.report.text import answer, answer_to_json
+from fastlaunch.report.table import as_markdown, as_overview, as_table, in_order, why
+from fastlaunch.report.text import all_notes, answer, answer_to_json, decisive_notes
 from fastlaunch_train.records.records import Check
 
 FOUR = [

@@ -155,7 +155,7 @@ def test_a_csv_cell_is_no_formula_and_no_second_line() -> None:
 
 
 def test_markdown_finds_nothing_of_its_own_in_a_name() -> None:
-    from fastlaunch.report.markdown import _text
+    from fastlaunch.report.table import _text
 
     assert not re.search(r"(?<!\\)[`|*_~#\[]|<b>|@me|://|\n", _text(EVIL))
     assert _text("- 1. a\n2") == r"\- 1. a\\n2" and _text("1. a") == r"1\. a"

@@ -20,8 +20,7 @@ from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import columns_of
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
-from fastlaunch.report.markdown import as_markdown
-from fastlaunch.report.table import as_table
+from fastlaunch.report.table import as_markdown, as_table
 from fastlaunch.report.text import answer, number
 
 #: The interface of schema 2, in order. What the issue asked for comes first; a change here is a new schema.

@@ -67,7 +67,7 @@ class Report:
 
     def markdown(self) -> str:
         """Return the answer and a table for each workload."""
-        from fastlaunch.report.markdown import as_markdown
+        from fastlaunch.report.table import as_markdown
 
         return as_markdown(self.comparison)
 

@@ -157,8 +157,8 @@ def compare(
         if output != "table":
             hint = f"leave out --output {output}: JSON has each row's reason"
             raise UserError("--why and --notes are texts", hint)
-        from fastlaunch.report.notes import all_notes
-        from fastlaunch.report.overview import why as all_of_row
+        from fastlaunch.report.text import all_notes
+        from fastlaunch.report.table import why as all_of_row
 
         width = output_width()
         click.echo(
@@ -206,7 +206,7 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
 
 def show(text: str, output: str) -> None:
     """Print on stdout what `comparison_text` has returned."""
-    from fastlaunch.report.overview import VERDICT_COLOURS
+    from fastlaunch.report.table import VERDICT_COLOURS
 
     if output == "table":
         print_coloured(text, VERDICT_COLOURS)
@@ -230,10 +230,9 @@ def comparison_text(
     The answer comes first, in a sentence. beside: further objects of the JSON. Raises UserError for an
     unreadable target, an unknown column, and an option that does not apply to this output format.
     """
+    from fastlaunch.report.cost import finish_json, finish_table
     from fastlaunch.report.data import as_csv, as_json
-    from fastlaunch.report.finish import finish_json, finish_table
-    from fastlaunch.report.overview import as_overview
-    from fastlaunch.report.table import as_table
+    from fastlaunch.report.table import as_overview, as_table
     from fastlaunch.report.target import target_json, target_table
     from fastlaunch.report.text import answer
 

@@ -57,7 +57,7 @@ def demo(folder: Path | None, in_full: bool) -> None:
         click.echo(f"Summarised {write_summaries(folder)} runs in {folder / SUMMARIES}.")
         return
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.report.overview import VERDICT_COLOURS
+    from fastlaunch.report.table import VERDICT_COLOURS
 
     catalogue, today = load_catalogue(), app_context(config_may_lack=True).today
     then, now = published(catalogue, THEN), published(catalogue, today)
@@ -69,7 +69,7 @@ def demo(folder: Path | None, in_full: bool) -> None:
 
 def _in_short(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
     """Return the demo in short: what a dollar bought then and now, and the ranked rows."""
-    from fastlaunch.report.overview import as_overview
+    from fastlaunch.report.table import as_overview
     from fastlaunch.report.text import answer, dollars
 
     width = output_width()

@@ -102,7 +102,7 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
     and AWS is not asked.
     """
     from fastlaunch.report.cost import cells, notes, part_rows
-    from fastlaunch.report.notes import bulleted
+    from fastlaunch.report.text import bulleted
 
     if "help" in options["assume"]:
         print_rows(_assumptions(), output=output)

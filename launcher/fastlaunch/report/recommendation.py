@@ -11,8 +11,7 @@ from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
 from fastlaunch.report.cost import rate_to_json
-from fastlaunch.report.notes import bulleted
-from fastlaunch.report.text import dollars, number
+from fastlaunch.report.text import bulleted, dollars, number
 
 #: The most table lines, and the most reasons, on a screen.
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 8, 5, 5, 3

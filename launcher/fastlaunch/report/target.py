@@ -17,11 +17,19 @@ from fastlaunch.analysis.target import (
 )
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.tables import WIDTH, Column, table
-from fastlaunch.report.cost import volume_prices
+from fastlaunch.report.cost import HOW_COSTS_ARE_KNOWN, volume_prices
 from fastlaunch.report.data import place_to_json, quantity_to_json
-from fastlaunch.report.finish import HOW_COSTS_ARE_KNOWN
-from fastlaunch.report.notes import bulleted
-from fastlaunch.report.text import UNKNOWN, about, between, dollars, name_of, number, span, with_range
+from fastlaunch.report.text import (
+    UNKNOWN,
+    about,
+    between,
+    bulleted,
+    dollars,
+    name_of,
+    number,
+    span,
+    with_range,
+)
 
 
 def target_table(comparison: Comparison, target: str, catalogue: Catalogue, *, width: int = WIDTH) -> str:

@@ -22,10 +22,19 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.measure.series import RankSeries
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import Part, RowColumn, columns_of, step_parts_s
-from fastlaunch.report.notes import dated, decisive_notes
-from fastlaunch.report.overview import in_order, is_comparable
 from fastlaunch.report.page import charts
-from fastlaunch.report.text import UNKNOWN, dollars, name_of, number, rate_of, sentence_of, with_range
+from fastlaunch.report.table import in_order, is_comparable
+from fastlaunch.report.text import (
+    UNKNOWN,
+    dated,
+    decisive_notes,
+    dollars,
+    name_of,
+    number,
+    rate_of,
+    sentence_of,
+    with_range,
+)
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.records import STEP_PARTS
 
