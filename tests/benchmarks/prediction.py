@@ -27,7 +27,7 @@ from tabulate import tabulate
 from fastlaunch.analysis.anchors import Config, Row, read, read_anchors
 from fastlaunch.analysis.predict import CLASSES, Prediction, Predictor, best_guess, features_of
 from fastlaunch.analysis.throughput_model import Array, Fit, Ids
-from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT
+from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT
 
 #: Mean absolute error by class, in percent.
 GOALS = {"A": 6.0, "B": 9.0, "C, probe of this workload": 13.0, "C, probe of another": 13.0}

@@ -30,7 +30,7 @@ from benchmarks.prediction import bandwidth, baselines
 from fastlaunch.analysis.anchors import Config, read_anchors
 from fastlaunch.analysis.predict import Predictor, best_guess, features_of
 from fastlaunch.analysis.throughput_model import Fit
-from fastlaunch.catalog.gpus import TRAINING_THROUGHPUT, identify
+from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT, identify
 from fastlaunch.catalog.load import load_catalogue
 
 DAY = datetime.date(2026, 7, 20)

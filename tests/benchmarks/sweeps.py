@@ -31,7 +31,7 @@ from tabulate import tabulate
 from fastlaunch.analysis.anchors import Refusal, config_of, read
 from fastlaunch.analysis.differences import RunTime
 from fastlaunch.analysis.elimination import SweptCell, eliminate, next_places, predict_cells
-from fastlaunch.catalog.gpus import Gpu, identify
+from fastlaunch.catalog.hardware import Gpu, identify
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS
 

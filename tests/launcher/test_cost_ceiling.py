@@ -8,7 +8,7 @@ from ec2_builders import block_site, catalogue, site
 from sagemaker_builders import training_site
 
 from fastlaunch.backends.site import CapacityBlock
-from fastlaunch.catalog.rates import dearest_rate, max_cost_usd
+from fastlaunch.catalog.prices import dearest_rate, max_cost_usd
 from fastlaunch.core.errors import UserError
 from fastlaunch.placement.cost_ceiling import check_budget, cost_ceiling
 

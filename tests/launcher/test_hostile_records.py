@@ -22,7 +22,7 @@ from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.lifecycle import importer
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.measure import outcome
-from fastlaunch.measure.series import read_series
+from fastlaunch.measure.steptime import read_series
 from fastlaunch_train.records.records import Check, Eval, Phase, Profile
 
 RANK = "rank-00000-attempt-1.jsonl"

@@ -9,7 +9,7 @@ import pytest
 
 from fastlaunch.analysis.anchors import Refusal, read, read_anchors, read_unit
 from fastlaunch.analysis.predict import Prediction, Predictor
-from fastlaunch.catalog.gpus import identify
+from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.main import run
 from fastlaunch.cli.predict import ADDED

@@ -21,7 +21,7 @@ from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import recorded_run_id
 from fastlaunch.lifecycle.importer import find_runs
-from fastlaunch.measure.series import read_series
+from fastlaunch.measure.steptime import read_series
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.records.records import read_record
 

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from fastlaunch.api.report import report
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.series import NUM_POINTS, read_series, thin
-from fastlaunch.measure.steptime import wall_times_s
+from fastlaunch.measure.steptime import NUM_POINTS, read_series, thin, wall_times_s
 from fastlaunch.report.page.page import cost_chart
 from fastlaunch_train.records.records import STEP_PARTS, Eval, Profile, read_record
 

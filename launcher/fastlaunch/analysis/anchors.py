@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fastlaunch.catalog.gpus import Gpu, identify, training_throughput
+from fastlaunch.catalog.hardware import Gpu, identify, training_throughput
 
 Row = Mapping[str, str]
 

@@ -27,8 +27,7 @@ from fastlaunch.analysis.target import LOSS, Target, to_target
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.memory import USABLE_MEMORY, memory_line, peaks_by_batch
-from fastlaunch.measure.summary import RunSummary, Setup
+from fastlaunch.measure.summary import USABLE_MEMORY, RunSummary, Setup, memory_line, peaks_by_batch
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import RECIPES, in_parts
 from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version

@@ -19,8 +19,7 @@ from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.differences import MACHINE
 from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.pricing import accelerator_of, scaled
-from fastlaunch.catalog.gpus import identify
-from fastlaunch.catalog.hardware import Accelerator, InstanceType
+from fastlaunch.catalog.hardware import Accelerator, InstanceType, identify
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval, Setup

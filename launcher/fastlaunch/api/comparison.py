@@ -58,7 +58,7 @@ class Comparison(analysis.Comparison):
 
     def __repr__(self) -> str:
         from fastlaunch.core.tables import WIDTH
-        from fastlaunch.report.overview import as_overview
+        from fastlaunch.report.table import as_overview
 
         return f"{self.answer}\n\n{as_overview(self, width=WIDTH)}"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fastlaunch.catalog.gpus import identify
+from fastlaunch.catalog.hardware import identify
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.measured import measured_run

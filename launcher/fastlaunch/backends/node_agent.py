@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends.site import Site
-from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.catalog.prices import max_cost_usd
 from fastlaunch.core.errors import Throttled, Unreachable
 from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
 from fastlaunch.core.paths import training_package

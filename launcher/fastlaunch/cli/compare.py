@@ -157,8 +157,8 @@ def compare(
         if output != "table":
             hint = f"leave out --output {output}: JSON has each row's reason"
             raise UserError("--why and --notes are texts", hint)
-        from fastlaunch.report.text import all_notes
         from fastlaunch.report.table import why as all_of_row
+        from fastlaunch.report.text import all_notes
 
         width = output_width()
         click.echo(

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fastlaunch.catalog.gpus import identify, training_throughput
+from fastlaunch.catalog.hardware import identify, training_throughput
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, output_option
 from fastlaunch.cli.render import print_rows

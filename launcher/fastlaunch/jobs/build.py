@@ -10,8 +10,7 @@ from typing import Any
 
 from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.catalog.rates import check_sold
+from fastlaunch.catalog.prices import Catalogue, check_sold
 from fastlaunch.core.conventions import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import check_data, check_models, check_travels

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, CloudBackend
-from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.catalog.prices import max_cost_usd
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG

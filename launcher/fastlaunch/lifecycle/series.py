@@ -8,7 +8,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.ledger.ids import recorded_run_id
 from fastlaunch.ledger.ledger import IMPORT, Run
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, unpacked
-from fastlaunch.measure.series import RankSeries, read_series
+from fastlaunch.measure.steptime import RankSeries, read_series
 from fastlaunch_train.records.records import SUFFIXES, RecordError, read_header
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.catalog.prices import OLD_PRICE_DAYS, UPDATE_COMMAND
-from fastlaunch.catalog.rates import dearest_rate
+from fastlaunch.catalog.prices import OLD_PRICE_DAYS, UPDATE_COMMAND, dearest_rate
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,

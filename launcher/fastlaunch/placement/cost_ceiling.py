@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastlaunch.backends.site import CapacityBlock, Site
-from fastlaunch.catalog.rates import max_cost_usd
+from fastlaunch.catalog.prices import max_cost_usd
 from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES

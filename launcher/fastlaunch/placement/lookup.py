@@ -16,8 +16,7 @@ from fastlaunch.backends.ec2.plan import ROOT_GIB, ROOT_MIB_PER_S
 from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
-from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.catalog.rates import dearest_rate
+from fastlaunch.catalog.prices import Catalogue, dearest_rate
 from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, UserError
 from fastlaunch.core.plan import CodeBundle

@@ -19,7 +19,7 @@ from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.suggest import place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.series import RankSeries
+from fastlaunch.measure.steptime import RankSeries
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import Part, RowColumn, columns_of, step_parts_s
 from fastlaunch.report.page import charts
