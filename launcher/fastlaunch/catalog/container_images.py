@@ -5,14 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from fastlaunch.catalog.load import check_schema
 from fastlaunch.core.errors import BadConfiguration, UnknownName, UserError
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.yaml_file import YamlFile
 
-SCHEMA = 1
 FLAVOURS = ("ec2", "sagemaker")
 #: The flavour of a tag that names none, by generation.
 _USUAL_FLAVOUR = {"ubuntu": "sagemaker", "amzn2023": "ec2"}
@@ -64,11 +61,8 @@ class BaseImage:
 
     def doubts(self, today: datetime.date) -> tuple[str, ...]:
         """Return in words what speaks against using it."""
-        over = (
-            f"{self.name}: AWS has not patched it since {self.end_of_patch}" if self.is_over(today) else None
-        )
-        unsure = f"{self.name}: {self.uncertain}" if self.uncertain else None
-        return tuple(filter(None, (over, unsure)))
+        over = f"AWS has not patched it since {self.end_of_patch}" if self.is_over(today) else None
+        return tuple(f"{self.name}: {doubt}" for doubt in (over, self.uncertain) if doubt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +96,16 @@ def find_base_image(tag: str | None, *, flavour: str, today: datetime.date) -> B
     of_flavour = [image for image in images if image.flavour == flavour]
     if tag is None:
         certain = [image for image in of_flavour if image.uncertain is None]
-        for image in certain:
-            if not image.is_over(today):
-                return image
-        newest = certain[0]
+        if patched := [image for image in certain if not image.is_over(today)]:
+            return patched[0]
         raise UserError(
-            f"AWS patches none of the base images known here: {newest.name} ended on {newest.end_of_patch}",
-            f"update fastlaunch, or name one to use it all the same: {newest.tag}",
+            f"AWS patches none of the base images known here: {certain[0].name} ended on "
+            f"{certain[0].end_of_patch}",
+            f"update fastlaunch, or name one to use it all the same: {certain[0].tag}",
         )
-    for image in of_flavour:
-        if _names(tag, image):
+    for image in (*of_flavour, *images):
+        if _names(tag, image) and image.flavour == flavour:
             return image
-    for image in images:
         if _names(tag, image):
             (other,) = (same for same in of_flavour if same.torch == image.torch)
             raise UserError(f"base image {tag!r} is the {image.flavour} flavour", f"give {other.tag}")
@@ -208,13 +200,7 @@ def _names(text: str, image: BaseImage) -> bool:
 @cache
 def shipped_base_images() -> BaseImages:
     """Return the table that ships with fastlaunch."""
-    return read_base_images(shipped("containers/base_images.yaml"))
-
-
-def read_base_images(path: Path) -> BaseImages:
-    """Return what the file holds."""
-    file = YamlFile(path)
-    check_schema(file, SCHEMA)
+    file = YamlFile(shipped("containers/base_images.yaml"))
     images = [
         file.record(
             BaseImage,
@@ -226,21 +212,17 @@ def read_base_images(path: Path) -> BaseImages:
         for index in range(len(file.items("images")))
         for flavour in FLAVOURS
     ]
+    registries = {
+        region: Registry(account=account, partition=partition, dns_suffix=dns_suffix)
+        for partition in file.mapping("partitions")
+        for dns_suffix in [file.value(str, "partitions", partition, "dns_suffix")]
+        for account in file.mapping("partitions", partition, "accounts")
+        for region in file.value(tuple[str, ...], "partitions", partition, "accounts", account)
+    }
     newest_first = sorted(images, key=lambda image: version(image.torch), reverse=True)
-    return BaseImages(images=tuple(newest_first), registries=_registries(file))
+    return BaseImages(images=tuple(newest_first), registries=registries)
 
 
 def version(text: str) -> tuple[int, ...]:
     """Return the numbers of `2.10.0`, to compare."""
     return tuple(int(part) for part in text.split("."))
-
-
-def _registries(file: YamlFile) -> dict[str, Registry]:
-    registries: dict[str, Registry] = {}
-    for partition in file.mapping("partitions"):
-        dns_suffix = file.value(str, "partitions", partition, "dns_suffix")
-        for account in file.mapping("partitions", partition, "accounts"):
-            regions = file.value(tuple[str, ...], "partitions", partition, "accounts", account)
-            held = Registry(account=account, partition=partition, dns_suffix=dns_suffix)
-            registries |= dict.fromkeys(regions, held)
-    return registries

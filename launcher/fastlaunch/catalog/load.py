@@ -125,17 +125,12 @@ def _regions(file: YamlFile, section: str) -> Iterator[tuple[int, str]]:
         at = (section, index)
         if ("region" in file.mapping(*at)) == ("regions" in entry):
             raise file.fault("a price has either `region` or `regions`", *at)
-        regions = (
-            [file.value(str, *at, "region")]
-            if "region" in entry
-            else file.value(tuple[str, ...], *at, "regions")
-        )
-        for region in regions:
+        key, kind = ("region", str) if "region" in entry else ("regions", tuple[str, ...])
+        value = file.value(kind, *at, key)
+        for region in [value] if key == "region" else value:
             if not is_region(region):
                 problem = f"{region!r} is not the name of a region"
-                raise file.fault(
-                    problem, *at, *({"region", "regions"} & entry.keys()), hint="such as us-east-1"
-                )
+                raise file.fault(problem, *at, key, hint="such as us-east-1")
             yield index, region
 
 

@@ -15,7 +15,7 @@ from fastlaunch.catalog.hardware import check_positive
 from fastlaunch.catalog.load import check_schema
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.home import replace_file
+from fastlaunch.core.home import replace_file, writing
 from fastlaunch.core.units import utc_day
 from fastlaunch.core.yaml_file import YamlFile
 
@@ -188,17 +188,12 @@ def interruption(instance: str, region: str) -> str | None:
 def _write(path: Path, section: str, entries: Sequence[Mapping[str, Any]]) -> None:
     import yaml
 
-    lines = [
-        "# Written by `fastlaunch prices update`; a price file of your own goes over it.\n",
-        f"schema: 1\n{section}:\n",
-    ]
+    text = "# Written by `fastlaunch prices update`; a price file of your own goes over it.\n"
+    text += f"schema: 1\n{section}:\n"
     for entry in entries:
-        line = yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=10**6)
-        lines.append(f"  - {line}")
-    try:
-        replace_file(path, "".join(lines).encode())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "the old prices stay") from None
+        text += f"  - {yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=10**6)}"
+    with writing(path, "; the old prices stay"):
+        replace_file(path, text.encode())
 
 
 def by_time(
