@@ -10,7 +10,7 @@ from fastlaunch.measure.summary import VERSION, WORDS
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.records.contents import version_of
 from fastlaunch_train.records.records import SILENT, RankRecord
-from fastlaunch_train.workloads.registry import WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
 #: Fields of a recipe that override the workload's, which headers record too.
 _OF_WORKLOADS = ("optimizer", "learning_rate")
@@ -41,12 +41,14 @@ def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
         missing = list(islice((rank for rank in range(world_size) if rank not in ranks), 8))
         if missing:
             more = " and more" if world_size - len(set(ranks)) > len(missing) else ""
-            problems.append(f"attempt {number}: no record of rank {_listed(missing)}{more} of {world_size}")
+            problems.append(
+                f"attempt {number}: no record of rank {', '.join(map(str, missing))}{more} of {world_size}"
+            )
         if len(set(ranks)) < len(ranks):
             problems.append(f"attempt {number}: two records of one rank")
         schemas = sorted({record.header["schema"] for record in records})
         if len(schemas) > 1:
-            problems.append(f"attempt {number}: ranks have records of schema {_listed(schemas)}")
+            problems.append(f"attempt {number}: ranks have records of schema {', '.join(map(str, schemas))}")
         headers = [record.header for record in records if record.steps]
         if not headers:
             continue
@@ -57,11 +59,11 @@ def contradictions(attempts: Mapping[int, Sequence[RankRecord]]) -> list[str]:
             if any(machine.get(key) != machines[0].get(key) for machine in machines):
                 differing.append(key)
         if differing:
-            problems.append(f"attempt {number}: ranks differ in {_listed(differing)}")
+            problems.append(f"attempt {number}: ranks differ in {', '.join(differing)}")
         first = first or headers[0]
         differing = [key for key in _SHARED_BY_RUN if _differ(headers[0], first, key)]
         if differing:
-            problems.append(f"attempt {number} differs from the first in {_listed(differing)}")
+            problems.append(f"attempt {number} differs from the first in {', '.join(differing)}")
     return problems
 
 
@@ -137,14 +139,13 @@ def power_limit_of(header: Mapping[str, Any]) -> float | None:
     return float(watts) if is_number and 0 < watts < 1e6 else None
 
 
-def _listed(items: Sequence[object]) -> str:
-    return ", ".join(str(item) for item in items)
-
-
 def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
     """Return what repeats of a run share besides their options, as texts by name."""
     machine, versions, workload = header["machine"], header["versions"], header["workload"]
     packages = (*_ALWAYS_PACKAGES, *_packages_used(header))
+    # The digests of a published model; older records have none.
+    identity = workload.get("model_identity")
+    published = identity if isinstance(identity, Mapping) else {}
     values = {
         "device_name": machine["device_name"],
         "driver": machine.get("driver"),
@@ -155,7 +156,7 @@ def fingerprint_of(header: Mapping[str, Any], num_nodes: int) -> dict[str, str]:
         WORDS: (header.get("script") or {}).get(WORDS),
         "model": workload.get("model"),
         **_stated(workload),
-        **_model_read(header),
+        **{f"model_{part}": published.get(part) for part in ("config", "weights")},
         **_data_read(header),
         # None for runs that load their data themselves, and for older records.
         "num_data_workers": header.get("num_data_workers") or None,
@@ -175,14 +176,6 @@ def _stated(workload: Mapping[str, Any]) -> dict[str, object]:
         words = [f"{name}={json.dumps(value)}" for name, value in sorted(arguments.items())]
         stated["arguments"] = " ".join(words) or None
     return stated
-
-
-def _model_read(header: Mapping[str, Any]) -> dict[str, object]:
-    """Return the digests of a published model; nothing for other models and older records."""
-    identity = header["workload"].get("model_identity")
-    if not isinstance(identity, Mapping):
-        return {}
-    return {f"model_{part}": identity.get(part) for part in ("config", "weights")}
 
 
 def _data_read(header: Mapping[str, Any]) -> dict[str, object]:
@@ -209,15 +202,17 @@ def _packages_used(header: Mapping[str, Any]) -> Iterator[str]:
         yield "lightning"
     if recipe.get("loop") == "transformers":
         yield "accelerate"
-    if recipe.get("loop") == "transformers" or _is_of_text(header["workload"]["name"]):
+    workload = known_workload(header["workload"]["name"])
+    if recipe.get("loop") == "transformers" or (workload and "tokenizer" in workload.takes):
         yield "transformers"
 
 
-def _is_of_text(workload: str) -> bool:
+def known_workload(name: str) -> WorkloadInfo | None:
+    """Return the workload of this name; None if the registry does not know it."""
     try:
-        return "tokenizer" in workload_info(workload).takes
+        return workload_info(name)
     except WorkloadError:
-        return False
+        return None
 
 
 def num_nodes_of(ranks: Sequence[RankRecord]) -> int:

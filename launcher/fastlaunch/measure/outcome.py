@@ -70,26 +70,27 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
     exit_code: of the started process; None if nobody waited for it. A job without an end line has failed if
     there is an exit code, else it is lost.
     """
-    ranks = _last_attempt(records)
+    last = max((record.header["attempt"] for record in records), default=0)
+    ranks = [record for record in records if record.header["attempt"] == last]
+    ranks.sort(key=lambda record: int(record.header["rank"]))
     if not ranks:
         return _without_end("it ended before its first record", exit_code)
     # The lowest rank decides, unless it only lost its peer or has only an exit code, and another rank has its
     # own reason.
-    ended = sorted(
-        (rank for rank in ranks if rank.end is not None), key=lambda rank: (_is_echo(rank), is_silent(rank))
-    )
+    ended = [rank for rank in ranks if rank.end is not None]
+    ended.sort(key=lambda rank: (is_echo(_message(rank)), is_silent(rank)))
     by_status = {rank.end.status: rank for rank in reversed(ended) if rank.end is not None}
     there = {rank.header["rank"] for rank in ranks}
     missing = next((rank for rank in range(ranks[0].header["world_size"]) if rank not in there), None)
     is_one_lost = missing is not None or len(ended) < len(ranks)
     for status, words in _FAILURES.items():
         # If all failed ranks had lost a peer, the silent rank is more informative.
-        if status in by_status and not (is_one_lost and _is_echo(by_status[status])):
+        if status in by_status and not (is_one_lost and is_echo(_message(by_status[status]))):
             rank = by_status[status]
             is_known = rank.header["world_size"] > 1 and not is_silent(rank)
             where = f" on rank {rank.header['rank']}" if is_known else ""
-            why = f": {_message(rank)}" if _message(rank) else ""
-            return Outcome(state=RunState.FAILED, reason=f"{words}{where}{why}")
+            reason = ": ".join(filter(None, (f"{words}{where}", _message(rank))))
+            return Outcome(state=RunState.FAILED, reason=reason)
     for rank in ranks:
         if rank.end is None:
             last = rank.steps[-1].step if rank.steps else 0
@@ -148,16 +149,6 @@ def _difference(what: str, requested: Any, recorded: Any) -> str:
 
 def _message(rank: RankRecord) -> str:
     return (rank.end and rank.end.message) or ""
-
-
-def _is_echo(rank: RankRecord) -> bool:
-    return is_echo(_message(rank))
-
-
-def _last_attempt(records: Sequence[RankRecord]) -> list[RankRecord]:
-    last = max((record.header["attempt"] for record in records), default=0)
-    ranks = [record for record in records if record.header["attempt"] == last]
-    return sorted(ranks, key=lambda record: int(record.header["rank"]))
 
 
 def _without_end(what: str, exit_code: int | None) -> Outcome:

@@ -25,9 +25,9 @@ from msgspec import Meta, ValidationError, convert
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text, shipped
+from fastlaunch.measure.headers import known_workload
 from fastlaunch.measure.summary import Environment, Figures, Interval, RunSummary, Setup, Timing, read_summary
 from fastlaunch_train.recipes.recipes import RECIPES
-from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
 REQUIRED_COLUMNS = (
     *("workload", "instance", "num_nodes", "recipe", "batch_size_per_gpu", "num_gpus"),
@@ -168,7 +168,7 @@ def _summary(path: Path, line: int, cells: Mapping[str, str]) -> RunSummary:
         parts = get_args(get_type_hints(_Row, include_extras=True)[column])
         (_, meta) = parts if isinstance(parts[1], Meta) else get_args(parts[0])
         raise bad(column, f"{cells[column][:40]!r} is not {meta.description}") from None
-    sample_unit, flops_per_sample = _of_workload(row.workload)
+    info = known_workload(row.workload)
     if row.num_gpus < row.num_nodes:
         raise bad("num_gpus", f"{row.num_gpus} over all of {row.num_nodes} nodes: it is over all nodes")
     lack = load_catalogue().lack_of_gpus(row.instance, num_gpus=row.num_gpus, num_nodes=row.num_nodes)
@@ -182,8 +182,8 @@ def _summary(path: Path, line: int, cells: Mapping[str, str]) -> RunSummary:
         setup=Setup(
             kind="published",
             workload=row.workload,
-            sample_unit=sample_unit,
-            flops_per_sample=flops_per_sample,
+            sample_unit=info.sample_unit if info else "samples",
+            flops_per_sample=info.flops_per_sample if info else None,
             recipe=row.recipe,
             precision=RECIPES[row.recipe].precision if row.recipe in RECIPES else None,
             data=DATA,
@@ -212,12 +212,3 @@ def _summary(path: Path, line: int, cells: Mapping[str, str]) -> RunSummary:
             metric_value=row.value,
         ),
     )
-
-
-def _of_workload(name: str) -> tuple[str, int | None]:
-    """Return sample unit and training FLOPs per sample of a workload, which may be unknown."""
-    try:
-        info = workload_info(name)
-    except WorkloadError:
-        return "samples", None
-    return info.sample_unit, info.flops_per_sample

@@ -61,6 +61,8 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
     counted = slice(cut, num_steps)
     device_s = _of_steps(ranks, "step_time_s", counted).max(axis=0)
     samples = _of_steps(ranks, "num_samples", counted)
+    # An epoch's last batch may have fewer samples; their number may be unknown.
+    samples_growth = 0.0 if (samples <= 0).any() else _growth(samples.sum(axis=0, dtype=float))
     waits_s = _of_steps(ranks, "data_wait_s", counted).sum(axis=1)
     num_tokens = np.maximum(_of_steps(ranks, "num_tokens", counted), 0).sum(dtype=float)
     num_tokens -= _of_steps(ranks, "num_padding", counted).sum(dtype=float)
@@ -73,7 +75,7 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),
         utilization=_utilization(ranks, cut),
-        late=_finite(_growth(retained[slowest]) - _growth(_samples_of_steps(samples))),
+        late=_finite(_growth(retained[slowest]) - samples_growth),
         warmup_s=_finite(walls[slowest, :cut].sum()),
         num_warmup_steps=cut,
     )
@@ -88,17 +90,6 @@ def _growth(values: Array) -> np.floating:
     """Return the log of the ratio of the last half's mean to the mean of all values. Shape: (steps,)."""
     growth: np.floating = np.log(values[values.size // 2 :].mean() / values.mean())
     return growth
-
-
-def _samples_of_steps(samples: Array) -> Array:
-    """Return the samples of each step over all ranks; an epoch's last batch may have fewer.
-
-    Return ones if they are unknown. Shapes: (ranks, steps), (steps,).
-    """
-    if (samples <= 0).any():
-        return np.ones(samples.shape[1])
-    total: Array = samples.sum(axis=0, dtype=float)
-    return total
 
 
 def _finite(value: np.floating) -> float | None:

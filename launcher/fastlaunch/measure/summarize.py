@@ -47,7 +47,6 @@ from fastlaunch_train.records.records import (
     UNRECORDED_PHASE,
     Check,
     Eval,
-    Profile,
     RankRecord,
 )
 
@@ -113,7 +112,13 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         warnings.append(COMPILED_LATE)
     if timing and timing.late and abs(timing.late) > DRIFT_WORTH_TELLING:
         warnings.append(f"the last half of the steps took {math.expm1(timing.late):+.1%} against all of them")
-    warnings += _other_attempts(timings, longest)
+    times_s = {attempt: known.step_time_s.value for attempt, known in timings.items() if known.step_time_s}
+    warnings += [
+        f"the steps of attempt {attempt} took {in_ms(time_s)} and do not count: the step time is that"
+        f" of attempt {longest}, the longest, {in_ms(times_s[longest])}"
+        for attempt, time_s in times_s.items()
+        if longest in times_s and abs(math.log(time_s / times_s[longest])) > DRIFT_WORTH_TELLING
+    ]
     skipped = skipped_fraction(attempts)
     if skipped is not None and skipped > SKIPPED_WORTH_TELLING:
         warnings.append(f"the loss scaler skipped {skipped:.0%} of the steps, which trained nothing")
@@ -236,20 +241,6 @@ def _uncounted(ranks: Sequence[RankRecord]) -> Iterator[str]:
         )
 
 
-def _other_attempts(timings: Mapping[int, Timing], longest: int | None) -> Iterator[str]:
-    """Yield a note on each attempt whose steps took another time than the longest attempt's, which count."""
-    times_s = {attempt: timing.step_time_s.value for attempt, timing in timings.items() if timing.step_time_s}
-    if longest not in times_s:
-        return
-    counted_s = times_s[longest]
-    for attempt, time_s in times_s.items():
-        if abs(math.log(time_s / counted_s)) > DRIFT_WORTH_TELLING:
-            yield (
-                f"the steps of attempt {attempt} took {in_ms(time_s)} and do not count: the step time is that"
-                f" of attempt {longest}, the longest, {in_ms(counted_s)}"
-            )
-
-
 def _with_devices(timing: Timing, ranks: Sequence[RankRecord]) -> Timing:
     """Return `timing` with the mean utilization of the least busy GPU, if it is only in device lines."""
     by_gpu: dict[tuple[int, int], list[float]] = {}
@@ -313,25 +304,24 @@ def evals_of(attempts: Attempts) -> tuple[Eval, ...]:
             first = of_attempt.setdefault(key, line)
             of_attempt[key] = replace(first, seconds=max(first.seconds, line.seconds))
         by_key |= of_attempt
-    return tuple(sorted(by_key.values(), key=_place))
-
-
-def _place(line: Eval) -> tuple[int, bool, bool]:
-    return line.step, line.split != "validation", line.weights != "current"
+    return tuple(
+        sorted(
+            by_key.values(),
+            key=lambda line: (line.step, line.split != "validation", line.weights != "current"),
+        )
+    )
 
 
 def checks_of(records: Iterable[RankRecord]) -> tuple[Check, ...]:
     """Return every check of the run once, by name; prefer a failed one, then the largest value."""
+
+    def badness(check: Check) -> tuple[bool, float]:
+        return not check.passed, -math.inf if check.value is None else check.value
+
     by_name: dict[str, Check] = {}
     for check in (check for record in records for check in record.checks):
-        known = by_name.setdefault(check.name, check)
-        if _badness(check) > _badness(known):
-            by_name[check.name] = check
+        by_name[check.name] = max(by_name.get(check.name, check), check, key=badness)
     return tuple(by_name.values())
-
-
-def _badness(check: Check) -> tuple[bool, float]:
-    return not check.passed, -math.inf if check.value is None else check.value
 
 
 def checkpoints_of(attempts: Attempts) -> Checkpoints:
@@ -419,19 +409,16 @@ def all_reduce_of(records: Sequence[RankRecord]) -> AllReduce | None:
 def profile_of(attempts: Attempts) -> StepProfile | None:
     """Return the last recorded profile, or None."""
     lines = [line for _, ranks in sorted(attempts.items()) for record in ranks for line in record.profiles]
-    return next((profile for line in reversed(lines) if (profile := _profile(line))), None)
-
-
-def _profile(line: Profile) -> StepProfile | None:
-    if line.step_time_s is None:
-        return None
-    parts = {name: getattr(line, f"{name}_s") for name in STEP_PARTS}
-    return StepProfile(
-        num_steps=line.num_steps,
-        step_time_s=line.step_time_s,
-        parts_s={name: seconds for name, seconds in parts.items() if seconds is not None},
-        overlapped_communication_s=line.overlapped_communication_s or 0.0,
-    )
+    for line in reversed(lines):
+        if line.step_time_s is not None:
+            parts = {name: getattr(line, f"{name}_s") for name in STEP_PARTS}
+            return StepProfile(
+                num_steps=line.num_steps,
+                step_time_s=line.step_time_s,
+                parts_s={name: seconds for name, seconds in parts.items() if seconds is not None},
+                overlapped_communication_s=line.overlapped_communication_s or 0.0,
+            )
+    return None
 
 
 def _read(detail: str) -> AllReduce | None:
