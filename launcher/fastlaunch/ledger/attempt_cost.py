@@ -44,10 +44,9 @@ def attempt_cost(attempt: Attempt, now: datetime) -> Cost:
     launched_at = _launched_at(attempt)
     if launched_at is None:
         return Cost(usd=0.0, is_final=False, text="nothing yet", sunk_usd=billing.sunk_usd)
-    seconds = max(0.0, (now - launched_at).total_seconds())
-    if _may_have_ended(attempt, now):
-        seconds = _limit_s(attempt)
-    return _cost(attempt, seconds, is_final=False, is_bound=_may_have_ended(attempt, now))
+    is_bound = _may_have_ended(attempt, now)
+    seconds = _limit_s(attempt) if is_bound else max(0.0, (now - launched_at).total_seconds())
+    return _cost(attempt, seconds, is_final=False, is_bound=is_bound)
 
 
 def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
@@ -64,10 +63,8 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
     text = _text(
         sum(known),
         is_limit=any(cost.is_limit for cost in costs),
-        when=_when(
-            is_over=all(attempt.ended_at is not None for attempt in attempts),
-            is_bound=any(_may_have_ended(attempt, now) for attempt in attempts),
-        ),
+        is_over=all(attempt.ended_at is not None for attempt in attempts),
+        is_bound=any(_may_have_ended(attempt, now) for attempt in attempts),
         sunk_usd=sunk_usd,
     )
     return Cost(usd=sum(known), is_final=is_final, text=text, sunk_usd=sunk_usd)
@@ -125,16 +122,14 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool, is_bound: bool = 
     text = _text(
         usd,
         is_limit=is_limit,
-        when=_when(is_over=is_final, is_bound=is_bound),
+        is_over=is_final,
+        is_bound=is_bound,
         sunk_usd=billing.sunk_usd,
     )
     return Cost(usd=usd, is_final=is_final, text=text, is_limit=is_limit, sunk_usd=billing.sunk_usd)
 
 
-def _when(*, is_over: bool, is_bound: bool) -> str:
-    return "" if is_over else " if it ended in time" if is_bound else " so far"
-
-
-def _text(usd: float, *, is_limit: bool, when: str, sunk_usd: float | None) -> str:
+def _text(usd: float, *, is_limit: bool, is_over: bool, is_bound: bool, sunk_usd: float | None) -> str:
+    when = "" if is_over else " if it ended in time" if is_bound else " so far"
     block = "" if sunk_usd is None else f" of the ${sunk_usd:,.2f} paid before for the capacity block"
     return f"{'at most ' if is_limit else ''}${usd:,.2f}{when}{block}"

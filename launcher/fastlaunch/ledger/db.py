@@ -76,6 +76,8 @@ _SCHEMA: tuple[str, ...] = (
     )
     """,
     "CREATE INDEX attempt_runs_by_run ON attempt_runs (run_id)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {VERSION}",
 )
 #: What to do with a ledger that cannot be used.
 MOVE_ASIDE = (
@@ -112,7 +114,9 @@ class LedgerFile:
                     is_new = self._is_new()
                 if is_new:
                     with self._within("BEGIN IMMEDIATE"):
-                        self._make_tables()
+                        # Another launcher may have made the tables while this one waited for its turn.
+                        for statement in _SCHEMA if self._is_new() else ():
+                            self._database.execute(statement)
                 # After the checks, so that a foreign file stays as it is.
                 self._let_readers_go_on()
             except BaseException:
@@ -169,15 +173,6 @@ class LedgerFile:
             + MOVE_ASIDE,
         )
 
-    def _make_tables(self) -> None:
-        # Looked up again: another launcher may have made them while this one waited for its turn.
-        if not self._is_new():
-            return
-        for statement in _SCHEMA:
-            self._database.execute(statement)
-        self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        self._database.execute(f"PRAGMA user_version = {VERSION}")
-
     def _let_readers_go_on(self) -> None:
         """Switch the file, for good, to write-ahead logging: readers do not wait for a writer."""
         deadline_s = time.monotonic() + BUSY_TIMEOUT_S
@@ -224,7 +219,12 @@ class LedgerFile:
     def write(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Carry out a statement, within a transaction; return its cursor."""
         with self.transaction():
-            return self._database.execute(statement, list(map(_storable, values)))
+            # JSON may hold halves of characters, which SQLite does not take.
+            storable = [
+                value.encode(errors="replace").decode() if isinstance(value, str) else value
+                for value in values
+            ]
+            return self._database.execute(statement, storable)
 
 
 def _columns(database: sqlite3.Connection) -> frozenset[tuple[Any, ...]]:
@@ -245,11 +245,6 @@ def _own_columns() -> frozenset[tuple[Any, ...]]:
         return _columns(database)
 
 
-def _storable(value: Any) -> Any:
-    """Return the value without halves of characters, which JSON may hold and SQLite does not take."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
-
-
 def damaged(path: Path, problem: str, *, repair: str | None = None) -> BadFile:
     """Return the error for a ledger that SQLite, or a reader of its rows, finds damaged.
 
@@ -257,6 +252,15 @@ def damaged(path: Path, problem: str, *, repair: str | None = None) -> BadFile:
     """
     first = f"{repair}\n  if that does not help: " if repair else ""
     return BadFile(path, f"the ledger is damaged: {problem}", hint=first + MOVE_ASIDE)
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Raise BadFile for what of a row does not have its form. what: names the row."""
+    try:
+        yield
+    except (ValueError, TypeError, UserError) as error:
+        raise damaged(path, f"{what}: {error}") from None
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 One SQLite file in the home folder. It holds states and summaries; step records stay files. A run's row is
 committed before anything that costs, and several launchers may use the ledger at once. Every statement that
-changes it is a method of one class: what is final stays final, and whoever comes second undoes nothing.
+changes it is a method of one class: what is final stays final, and a second writer undoes nothing.
 """
 
 import json
@@ -25,7 +25,7 @@ from fastlaunch.core.ownership import OUTPUT_TAG
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import printable
-from fastlaunch.ledger.db import LedgerFile, damaged
+from fastlaunch.ledger.db import LedgerFile, reading
 from fastlaunch.ledger.ids import (
     named_run,
     new_run_id,
@@ -118,7 +118,7 @@ class Ledger:
         """Return the id of a new submission: the runs of one command, as it was typed.
 
         adds_to: the submission that is compared with it. sweep, part: the sweep that it belongs to, by its
-        id, and what it is of that. Raises UserError if there is no submission to add to.
+        id, and the name of its part there. Raises UserError if there is no submission to add to.
         """
         if adds_to is not None:
             self.check_submission(adds_to)
@@ -197,10 +197,8 @@ class Ledger:
     def sites_of(self, submission_id: str) -> list[dict[str, Any]]:
         """Return what `set_sites` stored; empty if nothing."""
         row = self._file.one("SELECT sites FROM submissions WHERE id = ?", (submission_id,))
-        try:
+        with reading(self.path, f"sites of {submission_id}"):
             return list(json.loads(row[0])) if row and row[0] else []
-        except (ValueError, TypeError) as error:
-            raise damaged(self.path, f"sites of {submission_id}: {error}") from None
 
     def last_submission(self) -> str | None:
         """Return the id of the newest submission that has a run of the user's; None without such runs."""
@@ -254,7 +252,7 @@ class Ledger:
         )
 
     def place(self, run_id: str, *, spec: Mapping[str, Any], instance: str, price: Price | None) -> None:
-        """Store where the run is tried now: its spec as it is there, instance type, price if known."""
+        """Store where the run is being tried: its spec for there, instance type, price if known."""
         stored = dumps(price.to_json()) if price else None
         self._file.update("runs", run_id, spec=dumps(spec), instance=instance, price=stored)
 
@@ -263,7 +261,7 @@ class Ledger:
         self._file.update("runs", run_id, price=dumps(price.to_json()))
 
     def explain(self, run_id: str, reason: str | None) -> None:
-        """Store what is to be known of a run, unless it has ended."""
+        """Store a remark on a run, unless it has ended."""
         self._file.update("runs", run_id, "state IN ('planned', 'running')", reason=reason)
 
     def reopen(self, run_id: str, reason: str, *, even_cancelled: bool = False) -> bool:
@@ -284,20 +282,18 @@ class Ledger:
         return is_open
 
     def set_goes_on(self, run_ids: Iterable[str], how: Mapping[str, Any] | None) -> None:
-        """Store how `Launcher.go_on` goes on with the runs, as plain data; None if it does not."""
+        """Store how `Launcher.go_on` continues the runs, as plain data; None if it does not."""
         with self.transaction():
             for run_id in run_ids:
                 self._file.update("runs", run_id, goes_on=dumps(how) if how else None)
 
     def goes_on(self) -> dict[str, dict[str, Any]]:
-        """Return what `set_goes_on` stored, by run id, of runs that were interrupted; oldest first."""
+        """Return what `set_goes_on` stored for interrupted runs, by run id, oldest first."""
         rows = self._file.all(
             "SELECT id, goes_on FROM runs WHERE goes_on IS NOT NULL AND state = 'interrupted' ORDER BY rowid"
         )
-        try:
+        with reading(self.path, "how runs go on"):
             return {run_id: dict(json.loads(how)) for run_id, how in rows}
-        except (ValueError, TypeError) as error:
-            raise damaged(self.path, f"how runs go on: {error}") from None
 
     def set_state(
         self, run_id: str, state: RunState, reason: str | None = None, *, ending: Ending | None = None
@@ -305,7 +301,7 @@ class Ledger:
         """Let the run enter `state`, and add that to its history; return whether it did.
 
         False if it is there already, or would leave a final state or go back to `planned`: a launcher and
-        `fastlaunch status` may both see a run end, and whoever comes second changes nothing.
+        `fastlaunch status` may both see a run end, and the second one changes nothing.
         """
         with self.transaction():
             row = self._file.one("SELECT state FROM runs WHERE id = ?", (run_id,))
@@ -326,13 +322,11 @@ class Ledger:
         rows = self._file.all(
             "SELECT at, state, reason FROM run_events WHERE run_id = ? ORDER BY rowid", (run_id,)
         )
-        try:
+        with reading(self.path, f"run {run_id}"):
             return [
                 Event(at=at, state=RunState(state), reason=reason and printable(reason))
                 for at, state, reason in rows
             ]
-        except ValueError as error:
-            raise damaged(self.path, f"run {run_id}: {error}") from None
 
     # Attempts
 
@@ -386,8 +380,7 @@ class Ledger:
     def set_handle(self, attempt_id: int, handle: Mapping[str, Any]) -> None:
         """Store what finds the attempt's job again; the attempt is `running` then, unless it has ended.
 
-        Whoever stores it first takes back what was to be known while nothing was found. What was written
-        since, such as that it was cancelled, stays.
+        The first caller clears the remark that nothing was seen; a later one, such as a cancellation, stays.
         """
         with self.transaction():
             is_news = "handle IS NULL AND ended_at IS NULL AND ending IS NULL"
@@ -438,7 +431,7 @@ class Ledger:
         self._file.update("attempts", attempt_id, schedule=dumps(schedule) if schedule else None)
 
     def explain_attempt(self, attempt_id: int, reason: str) -> None:
-        """Store what is to be known of an attempt, unless it has ended or somebody asked it to stop."""
+        """Store a remark on an attempt, unless it has ended or somebody asked it to stop."""
         self._file.update("attempts", attempt_id, "ended_at IS NULL AND ending IS NULL", reason=reason)
 
     def note_stop(self, attempt_id: int, by: str, *, ending: Ending = Ending.STOPPED) -> None:

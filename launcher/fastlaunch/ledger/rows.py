@@ -1,8 +1,8 @@
 """What the ledger holds, read back from its rows: runs, their history, attempts."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,9 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.terminal import printable, printable_json
 from fastlaunch.jobs.job import Job, Script
-from fastlaunch.ledger.db import LedgerFile, damaged
+from fastlaunch.ledger.db import LedgerFile, reading
 from fastlaunch.measure.summary import RunSummary
 
-_COLUMNS = (
-    *("id", "token", "n", "backend", "region", "handle", "state", "ending", "reason"),
-    *("started_at", "ended_at"),
-    *("instance", "zone", "output", "max_minutes", "usd_per_hour", "launched_at", "lived_s"),
-    *("billed_seconds", "billing", "num_nodes", "schedule", "sunk_usd"),
-    *("account", "partition", "absences"),
-)
 #: Columns of runs and attempts that others may have written. Ids that we give out are printable already.
 _SHOWN = {
     *("reason", "workload", "recipe", "instance", "zone", "owner", "account", "region", "purchase"),
@@ -43,7 +36,7 @@ class Run:
     backend: str
     state: RunState
     ending: Ending | None = None
-    #: What is to be known of it, in words.
+    #: A remark for people, such as why it failed.
     reason: str | None
     workload: str
     #: The label, overrides included.
@@ -60,7 +53,7 @@ class Run:
     account: str | None = None
     #: Its id there, which whoever shared it chose; None for the user's own.
     origin_id: str | None = None
-    #: Asked for, of a run on AWS.
+    #: As requested, of a run on AWS.
     region: str | None = None
     purchase: str | None = None
     #: The command that it ran; None for a workload of ours, and for an imported run.
@@ -125,10 +118,10 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
     prices: dict[str | None, Price | None] = {None: None}
     runs = []
     for row in file.rows(f"SELECT {', '.join(selected.values())} FROM runs WHERE {condition}", values):
-        columns = _printable(dict(zip(selected, row, strict=True)))
+        columns = _columns(selected, row)
         price, summary = columns["price"], columns["summary"]
         directory, script = columns["directory"], columns["script"]
-        try:
+        with reading(file.path, f"run {columns['id']}"):
             if price not in prices:
                 prices[price] = read(Price, printable_json(price), "price")
             columns["state"] = RunState(columns["state"])
@@ -139,16 +132,15 @@ def read_runs(file: LedgerFile, condition: str, values: Sequence[Any], *, brief:
             columns["directory"] = Path(directory) if directory else None
             for name in selected.keys() & {"spec", "plan"}:
                 columns[name] = json.loads(columns[name]) if columns[name] else None
-        except (ValueError, TypeError, UserError) as error:
-            raise damaged(file.path, f"run {columns['id']}: {error}") from None
         runs.append(Run(**columns))
     return runs
 
 
-def _printable(columns: dict[str, Any]) -> dict[str, Any]:
+def _columns(names: Iterable[str], row: Sequence[Any]) -> dict[str, Any]:
+    """Return a row's values by column, those of others `printable`."""
     return {
         name: printable(value) if name in _SHOWN and isinstance(value, str) else value
-        for name, value in columns.items()
+        for name, value in zip(names, row, strict=True)
     }
 
 
@@ -168,7 +160,7 @@ class Billing:
     sunk_usd: float | None = None
 
 
-#: Field of Billing -> column.
+#: Field of Billing -> column of attempts.
 _BILLING_COLUMNS = {
     "usd_per_hour": "usd_per_hour",
     "lived_s": "lived_s",
@@ -193,7 +185,7 @@ class Attempt:
     state: RunState
     #: What ended it; of an open attempt, that somebody asked it to stop.
     ending: Ending | None = None
-    #: Why it ended, or what is to be known of it meanwhile, in words.
+    #: Why it ended; of an open attempt, a remark for people.
     reason: str | None = None
     started_at: str
     ended_at: str | None
@@ -225,6 +217,13 @@ class Attempt:
         return {**vars(self), "state": str(self.state), **lists, **billing}
 
 
+#: Columns of attempts that are read, from the first field, `id`.
+_COLUMNS = (
+    *(of.name for of in fields(Attempt) if of.name not in ("run_ids", "billing", "max_cost_usd")),
+    *_BILLING_COLUMNS.values(),
+)
+
+
 def next_number(file: LedgerFile, run_ids: Sequence[str]) -> int:
     """Return the number of a new attempt: above every one that any of the runs had, from 1.
 
@@ -251,9 +250,9 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
         members[attempt_id].append(run_id)
     attempts = []
     for row in rows:
-        columns = _printable(dict(zip((*_COLUMNS, "max_cost_usd"), row, strict=True)))
+        columns = _columns((*_COLUMNS, "max_cost_usd"), row)
         billing = Billing(**{name: columns.pop(column) for name, column in _BILLING_COLUMNS.items()})
-        try:
+        with reading(file.path, f"attempt {columns['token']}"):
             for name in ("handle", "schedule"):
                 columns[name] = json.loads(columns[name]) if columns[name] else None
             columns["absences"] = tuple(json.loads(columns["absences"] or "[]"))
@@ -261,8 +260,6 @@ def read_attempts(file: LedgerFile, condition: str, values: Sequence[Any]) -> li
             columns["ending"] = columns["ending"] and Ending(columns["ending"])
             if columns["handle"] is not None:
                 columns["handle"]["run_ids"] = members[columns["id"]]
-        except (ValueError, TypeError) as error:
-            raise damaged(file.path, f"attempt {columns['token']}: {error}") from None
         attempts.append(Attempt(**columns, billing=billing, run_ids=tuple(members[columns["id"]])))
     return attempts
 
@@ -272,10 +269,8 @@ def read_plan(file: LedgerFile, attempt_id: int) -> Plan | None:
     row = file.one("SELECT plan, token FROM attempts WHERE id = ?", (attempt_id,))
     if row is None or row[0] is None:
         return None
-    try:
+    with reading(file.path, f"plan of attempt {row[1]}"):
         return read(Plan, json.loads(row[0]), "plan")
-    except (ValueError, UserError) as error:
-        raise damaged(file.path, f"plan of attempt {row[1]}: {error}") from None
 
 
 def machines_of(plan: Plan) -> tuple[str | None, int]:
@@ -290,12 +285,10 @@ def machines_of(plan: Plan) -> tuple[str | None, int]:
 
 def tag_of(plan: Plan, key: str) -> str | None:
     """Return the tag that the plan's request puts on what it creates; None if it puts none."""
-    request = plan.request
-    lists = [
-        request.get("Tags", ()),
-        *(specification["Tags"] for specification in request.get("TagSpecifications", ())),
-    ]
-    return next((str(tag["Value"]) for tags in lists for tag in tags if tag["Key"] == key), None)
+    # SageMaker has one list; EC2 has one for each kind of resource.
+    holders = [plan.request, *plan.request.get("TagSpecifications", ())]
+    tags = (tag for holder in holders for tag in holder.get("Tags", ()))
+    return next((str(tag["Value"]) for tag in tags if tag["Key"] == key), None)
 
 
 def dumps(data: object) -> str:

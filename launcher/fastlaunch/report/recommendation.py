@@ -145,7 +145,7 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     families: dict[str, Choice] = {}
     for choice in recommendation.by_instance:
         families.setdefault(choice.instance.partition(".")[0], choice)
-    # Of the front, those that are clearly faster than the one before.
+    # Only choices of the front that are clearly faster than the one before.
     first: list[Choice] = []
     for choice in recommendation.front:
         if not first or choice.hours <= (1 - _CLEARLY) * first[-1].hours:
