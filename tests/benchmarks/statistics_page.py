@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.verdicts import FASTER, SCENARIOS, alike, looked_at, simulate
 from fastlaunch.analysis.differences import Differences, RunTime
 from fastlaunch.analysis.statistics import BETTER, LEVEL, WORSE, t_quantile
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.ownership import FIRST_LOOK
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "statistics.md"

@@ -33,7 +33,7 @@ from fastlaunch.analysis.differences import RunTime
 from fastlaunch.analysis.elimination import SweptCell, eliminate, next_places, predict_cells
 from fastlaunch.catalog.hardware import Gpu, identify
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS
+from fastlaunch.core.ownership import DEFAULT_MOST_ROUNDS
 
 MAX_ROUNDS = DEFAULT_MOST_ROUNDS
 #: Of the cost of the full matrix; of the draws in which the pick is the best, or within 1% of it.

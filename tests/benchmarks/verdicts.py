@@ -26,7 +26,7 @@ from fastlaunch.analysis.looks import (
     share_of_session,
 )
 from fastlaunch.analysis.statistics import BETTER, UNRESOLVED, WORSE
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.ownership import FIRST_LOOK
 
 ROWS = (2, 3, 6, 10)
 ROUNDS = (2, 3, 4, 6, 10)

@@ -9,7 +9,6 @@ from stubbed_aws import StubbedAws
 from fastlaunch.aws import errors as aws_errors
 from fastlaunch.aws.errors import ApiCall, ending_of, refusal, state_reason_problem, unanswered
 from fastlaunch.aws.types import Instance
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     EXIT_CLOUD_REFUSED,
     BadConfiguration,
@@ -21,6 +20,7 @@ from fastlaunch.core.errors import (
     TlsFailed,
     Unreachable,
 )
+from fastlaunch.core.plan import Ending
 
 RUN = ApiCall(service="ec2", action="RunInstances", region="us-east-1", instance_type="p5.48xlarge")
 

@@ -10,9 +10,8 @@ from fake_cloud import FakeAws
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import Billed
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NotAuthorised
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.cancel import BY_CANCEL
 from fastlaunch.lifecycle.resume import is_undone

@@ -16,9 +16,8 @@ from fake_records import write_run
 from fastlaunch.backends.node_report import in_words
 from fastlaunch.backends.protocol import AttemptStatus, Billed, CloudBackend
 from fastlaunch.backends.s3_sync import SyncResult, run_folder
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, CloudRefused
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt, how_it_ended

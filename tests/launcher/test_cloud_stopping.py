@@ -7,9 +7,8 @@ import pytest
 from cloud_world import A, B, World, job
 from fake_cloud import HALF, FakeNode
 
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NoCapacity, NotAuthorised
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 
 BEFORE_START = "stopped by Ctrl-C before it started"
 

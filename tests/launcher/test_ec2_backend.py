@@ -17,7 +17,6 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.protocol import FORGOTTEN_AFTER
 from fastlaunch.core.data import read
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -26,7 +25,7 @@ from fastlaunch.core.errors import (
     Throttled,
     Unreachable,
 )
-from fastlaunch.core.plan import Plan
+from fastlaunch.core.plan import Ending, Plan
 
 RUN_ID = "20261121-090312-k3f9"
 FORGOTTEN_S = (FORGOTTEN_AFTER + timedelta(minutes=1)).total_seconds()

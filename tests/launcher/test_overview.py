@@ -12,9 +12,8 @@ from fastlaunch.analysis.best import best_of
 from fastlaunch.analysis.compare import MeasuredRun
 from fastlaunch.cli.demo import compared_measurements
 from fastlaunch.cli.main import run
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UnknownName
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.lifecycle.rounds import RowVerdict

@@ -15,7 +15,7 @@ import pytest
 from fastlaunch.aws.policies import names_by_hand, policy, policy_names, trust
 from fastlaunch.aws.types import Identity
 from fastlaunch.catalog.container_images import shipped_base_images
-from fastlaunch.core.conventions import SCHEDULE_PREFIX
+from fastlaunch.core.ownership import SCHEDULE_PREFIX
 
 ACCOUNT, BUCKET, REGION = "123456789012", "acme-training", "us-west-2"
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0a1b2c3d"

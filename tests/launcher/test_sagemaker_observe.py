@@ -9,8 +9,8 @@ import pytest
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.backends.protocol import AttemptStatus, Billed
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
+from fastlaunch.core.plan import Ending
 
 THEN = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 

@@ -9,8 +9,7 @@ from attempt_builders import add_attempt
 from ec2_builders import job
 
 from fastlaunch.api.purchases import market_of_own_runs
-from fastlaunch.core.ending import Ending
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.job import Terms
 from fastlaunch.ledger.ledger import Ledger

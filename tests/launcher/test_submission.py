@@ -13,9 +13,8 @@ from fake_records import write_run
 
 from fastlaunch.core import locks
 from fastlaunch.core.data import read, to_data
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger, Run

@@ -19,7 +19,7 @@ from fastlaunch.analysis.differences import MACHINE, Differences, RunTime
 from fastlaunch.analysis.looks import share_of_plan
 from fastlaunch.analysis.statistics import LEVEL, Contrast, Difference, t_quantile
 from fastlaunch.analysis.verdicts import exp
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.ownership import FIRST_LOOK
 
 #: Missing a cell that is better by less than this is no loss.
 _WITHIN = math.log(1.01)

@@ -21,7 +21,7 @@ from fastlaunch.analysis.statistics import (
     Difference,
     holm_levels,
 )
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.ownership import FIRST_LOOK
 
 #: The level of each look, for 1, 2, ... planned looks, such that at most 5% of tables are wrong;
 #: tests/benchmarks/verdicts.py --looks prints the error rates.

@@ -15,10 +15,10 @@ from fastlaunch.analysis.pooling import Offer
 from fastlaunch.api.listing import MAX_MARKET_AGE
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, paid_usd_per_hour
 from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.paths import read_text
+from fastlaunch.core.plan import Ending
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import Identity
-from fastlaunch.core.conventions import SCHEDULE_PREFIX
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
+from fastlaunch.core.ownership import SCHEDULE_PREFIX
 
 #: A resource, and the actions on it. Resources begin with `arn:PARTITION:`, or are `*`.
 Permission = tuple[str, tuple[str, ...]]

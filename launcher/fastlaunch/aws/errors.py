@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastlaunch.aws.quota_codes import quota_code, quota_page
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -24,7 +23,8 @@ from fastlaunch.core.errors import (
     TlsFailed,
     Unreachable,
 )
-from fastlaunch.core.login import profile_name
+from fastlaunch.core.plan import Ending
+from fastlaunch.core.settings import profile_name
 from fastlaunch.core.terminal import printable
 
 if TYPE_CHECKING:

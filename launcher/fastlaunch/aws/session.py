@@ -24,7 +24,7 @@ from fastlaunch.core.errors import (
     TlsFailed,
     Unreachable,
 )
-from fastlaunch.core.login import login_region
+from fastlaunch.core.settings import login_region
 
 #: Pause before the second try; it doubles from try to try, up to the maximum.
 FIRST_PAUSE_S = 1.0

@@ -13,9 +13,8 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.s3_sync import SyncResult
 from fastlaunch.backends.site import Site
 from fastlaunch.core.activity import note_wait
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import SERVICES
 

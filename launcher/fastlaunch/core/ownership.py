@@ -1,11 +1,14 @@
-"""Decide by tags and name alone what on AWS belongs to fastlaunch, and when its time is over.
+"""Tags, names, margins and limits, on which requests, the ledger, IAM policies and `reap` agree.
 
-A resource is ours if it has all of fastlaunch's tags in the right form, and the name that follows from them.
+By tags and name alone it is decided what on AWS belongs to fastlaunch, and when its time is over: a resource
+is ours if it has all of our tags in the right form, and the name that follows from them.
 """
 
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+
+from fastlaunch.core.errors import UserError
 
 #: The form of the ids that the ledger gives to runs: `20261121-090312-k3f9`.
 RUN_ID = r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}"
@@ -64,3 +67,44 @@ def job_ends_at(tags: Mapping[str, str], name: str, created_at: datetime) -> dat
     """Return when a training job's time is over, waiting and margin included; None if it is not ours."""
     ends_at = instance_ends_at(tags, name, created_at)
     return ends_at and ends_at + timedelta(minutes=JOB_WAIT_MINUTES)
+
+
+#: The person to ask, or who pays: the caller, unless the user sets this tag.
+OWNER_TAG = "Owner"
+#: Limits of every service. docs.aws.amazon.com/tag-editor, "Tag naming limits and requirements".
+_TAG = re.compile(r"[\w .:/=+@-]*")
+_MAX_TAG_KEY, _MAX_TAG_VALUE = 128, 256
+_RESERVED_TAGS = ("aws:", "fastlaunch:")
+
+#: Prefix of every schedule's name.
+SCHEDULE_PREFIX = "fastlaunch-"
+
+#: Default number of replacements for machines with a faulty GPU.
+MAX_REPLACEMENTS = 2
+#: The shortest useful time limit: it covers boot, image pull, saving and uploading.
+MIN_MINUTES = 15
+#: For runs that stop once every verdict is settled: the first round that is judged, the most rounds, and
+#: the default number of rounds.
+FIRST_LOOK, MOST_ROUNDS, DEFAULT_MOST_ROUNDS = 3, 12, 8
+
+
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Raise UserError for a user's tag that AWS would refuse, or that would replace one of ours."""
+    for key, value in tags.items():
+        if not 1 <= len(key) <= _MAX_TAG_KEY or len(value) > _MAX_TAG_VALUE:
+            raise UserError(
+                f"tags: {key!r} has {len(key)} characters, and its value {len(value)}",
+                f"AWS takes 1 to {_MAX_TAG_KEY} for the key, and up to {_MAX_TAG_VALUE} for the value",
+            )
+        if key.lower().startswith(_RESERVED_TAGS):
+            raise UserError(
+                f"tags: {key!r} begins with {key.partition(':')[0]}:, which is not yours to give",
+                "give it another name, such as team or cost-center",
+            )
+        if not (_TAG.fullmatch(key) and _TAG.fullmatch(value)):
+            raise UserError(
+                f"tags: {key}={value!r} has a character that AWS does not take",
+                "use letters, digits, spaces and _ . : / = + - @",
+            )
+    if len({key.lower() for key in tags}) < len(tags):
+        raise UserError("tags: two keys differ only in upper and lower case", "keep one of them")

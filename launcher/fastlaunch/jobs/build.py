@@ -11,8 +11,8 @@ from typing import Any
 from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, check_sold
-from fastlaunch.core.conventions import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.ownership import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.jobs.data_sources import check_data, check_models, check_travels
 from fastlaunch.jobs.job import Job, Script, Terms, Variant
 from fastlaunch.jobs.machine import Machine

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.core.conventions import MIN_MINUTES, check_tags
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.ownership import MIN_MINUTES, check_tags
 from fastlaunch.core.settings import RegionSettings, Settings, misfit
 from fastlaunch.core.units import is_region
 from fastlaunch.jobs.options import BACKENDS, ML, OPTIONS, SERVICES, Options

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, get_type_hints
 
-from fastlaunch.core.conventions import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.ownership import DEFAULT_MOST_ROUNDS, FIRST_LOOK, MAX_REPLACEMENTS, MOST_ROUNDS
 from fastlaunch.core.units import (
     DEFAULT_REGION,
     join_list,

@@ -18,11 +18,10 @@ from typing import Any, Self
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core import locks
 from fastlaunch.core.data import to_data
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder, writing
 from fastlaunch.core.ownership import OUTPUT_TAG
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.db import LedgerFile, reading

@@ -8,9 +8,8 @@ from typing import Any
 
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.data import read
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.terminal import printable, printable_json
 from fastlaunch.jobs.job import Job, Script
 from fastlaunch.ledger.db import LedgerFile, reading

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends.site import Site
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.ownership import FIRST_LOOK
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import by_reason, counted, in_ms, size_text
 from fastlaunch.jobs.job import Job

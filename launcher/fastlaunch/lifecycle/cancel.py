@@ -7,9 +7,8 @@ from typing import cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, AttemptStatus, Backend, CloudBackend
 from fastlaunch.core.activity import note_wait
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import report_line
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt

@@ -13,9 +13,8 @@ from typing import Any
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.site import Site
-from fastlaunch.core.conventions import SCHEDULE_PREFIX
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
-from fastlaunch.core.ownership import RUN_ID
+from fastlaunch.core.ownership import RUN_ID, SCHEDULE_PREFIX
 from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt

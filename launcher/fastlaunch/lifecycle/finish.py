@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.node_report import in_words, merged
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration
 from fastlaunch.core.log_file import LOG, last_words
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt

@@ -18,12 +18,11 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import Backend, CloudBackend
 from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
-from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.data import read, to_data
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder, writing
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.ownership import MIN_MINUTES
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.jobs.job import Job, names_apart

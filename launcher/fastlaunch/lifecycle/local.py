@@ -7,10 +7,9 @@ from typing import Any
 
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.data import read
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.jobs.job import contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run

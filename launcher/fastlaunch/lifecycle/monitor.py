@@ -9,10 +9,9 @@ from typing import Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.advice import PROGRESS, Advice

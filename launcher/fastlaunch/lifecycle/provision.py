@@ -14,7 +14,6 @@ from typing import Any
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import paid_usd_per_hour
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import (
     BadConfiguration,
     CloudRefused,
@@ -26,7 +25,7 @@ from fastlaunch.core.errors import (
     Unreachable,
     UserError,
 )
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger

@@ -16,12 +16,12 @@ from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.node_report import time_of
 from fastlaunch.backends.protocol import CloudBackend
-from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.ownership import (
     JOB_WAIT_MINUTES,
     MARGIN_MINUTES,
     MAX_MINUTES_TAG,
+    OWNER_TAG,
     RUN_TAG,
     instance_ends_at,
     job_ends_at,

@@ -6,9 +6,8 @@ from typing import Any, cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
 from fastlaunch.core.data import read
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, UserError
-from fastlaunch.core.plan import Plan, RunState
+from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted

@@ -11,11 +11,10 @@ from pathlib import Path
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CloudBackend
 from fastlaunch.backends.site import Site
-from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.data import read
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.ownership import MIN_MINUTES
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run

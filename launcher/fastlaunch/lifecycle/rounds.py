@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fastlaunch.backends.s3_sync import record_paths
-from fastlaunch.core.conventions import FIRST_LOOK
+from fastlaunch.core.ownership import FIRST_LOOK
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.job import Job, names_apart

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import age_note
-from fastlaunch.core.conventions import FIRST_LOOK
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.ownership import FIRST_LOOK
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.build import CPU_WORKLOAD, FEWEST_TIMED_STEPS, GPU_WORKLOAD, instances_of
 from fastlaunch.jobs.job import Script

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadFile
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.measure.headers import is_silent, resolved_record
 from fastlaunch_train.node.protocol import is_echo

@@ -7,8 +7,8 @@ from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.backends.site import CapacityBlock
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
-from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, UserError
+from fastlaunch.core.ownership import MIN_MINUTES
 from fastlaunch.jobs.options import Options
 
 #: Blocks are sold from a day on. docs.aws.amazon.com/AWSEC2, "Capacity Blocks for ML", read 2026-11.

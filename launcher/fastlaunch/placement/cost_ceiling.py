@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.prices import max_cost_usd
-from fastlaunch.core.conventions import MIN_MINUTES
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.ownership import MARGIN_MINUTES
+from fastlaunch.core.ownership import MARGIN_MINUTES, MIN_MINUTES
 
 #: Said wherever a ceiling is shown.
 NOT_COUNTED = "Not counted: NAT gateways and data transfer."

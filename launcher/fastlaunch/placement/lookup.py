@@ -17,8 +17,8 @@ from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, dearest_rate
-from fastlaunch.core.conventions import OWNER_TAG
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, UserError
+from fastlaunch.core.ownership import OWNER_TAG
 from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_day

@@ -14,8 +14,8 @@ from fastlaunch.aws.errors import ending_of, state_reason_problem
 from fastlaunch.aws.types import Instance
 from fastlaunch.backends.node_report import time_of, uptime_of
 from fastlaunch.backends.protocol import AttemptStatus, Billed
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.ownership import MARGIN_MINUTES
+from fastlaunch.core.plan import Ending
 
 _FIRST_HOUR_S = 3600.0
 _LEAST_BILLED_S = 60.0

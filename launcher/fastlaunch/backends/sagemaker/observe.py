@@ -8,9 +8,9 @@ from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.backends.node_report import time_of, uptime_of
 from fastlaunch.backends.protocol import AttemptStatus, Billed
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S
-from fastlaunch.core.ending import Ending
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity
 from fastlaunch.core.ownership import MARGIN_MINUTES
+from fastlaunch.core.plan import Ending
 
 #: Words by secondary status: docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.
 #: For a job that has ended they begin with SageMaker's own name.
