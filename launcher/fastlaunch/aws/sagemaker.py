@@ -132,9 +132,10 @@ class SageMakerCalls(AwsSession):
         return jobs
 
     def stop_training_job(self, region: str, name: str) -> None:
-        """Ask a job to stop: its containers get SIGTERM, and 120 s. One that has ended is no error.
+        """Ask a job to stop: its containers get SIGTERM, and 120 s.
 
-        Nor one that SageMaker does not know yet: look again at a job that was created a moment ago.
+        A job that has ended, or that SageMaker does not know yet, is no error: look again at a job that was
+        created a moment ago.
         """
         try:
             self.call("sagemaker", region, "StopTrainingJob", subject=name, TrainingJobName=name)

@@ -87,7 +87,7 @@ class AwsSession:
             try:
                 return _checked(api_call, method(**parameters))
             except (LookupError, AttributeError, TypeError, ValueError) as error:
-                # So botocore's parsers fail if something else answers instead of AWS.
+                # botocore's parsers fail like this if something other than AWS answers.
                 raise _unanswered(api_call, error) or no_answer(api_call, repr(error)) from None
 
         return self._retry(api_call, send)

@@ -1,4 +1,4 @@
-"""Keep in the home what `fastlaunch prices update` reads from AWS, and tell what it changes.
+"""Keep in the home what `fastlaunch prices update` reads from AWS, and list the changes.
 
 prices.yaml   on-demand prices in the layout of instance_prices.yaml, dated with the day of the look
 market.yaml   what changes by the hour: spot prices by zone, and capacity blocks on offer

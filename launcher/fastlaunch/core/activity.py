@@ -16,7 +16,7 @@ _REPEAT_S = 20.0
 _REDRAW_S = 0.25
 #: Held by the activity that is shown.
 _SHOWN = Lock()
-#: The one that is shown, if any.
+#: The shown activity, if any.
 _CURRENT: "list[Activity]" = []
 
 T = TypeVar("T")

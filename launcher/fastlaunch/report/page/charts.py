@@ -45,9 +45,9 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 
 @contextmanager
 def vega_bundle() -> Iterator[Callable[[], str]]:
-    """Give what returns the JavaScript of Vega, Vega-Lite and Vega-Embed, as an ES module.
+    """Yield a function that returns the JavaScript of Vega, Vega-Lite and Vega-Embed, as an ES module.
 
-    A process of its own makes it meanwhile: that takes a second, and would hold up every thread of this one.
+    Another process makes it meanwhile: that takes a second, and would hold up every thread of this one.
     """
     with subprocess.Popen([sys.executable, "-P", "-c", _PRINT_BUNDLE], stdout=subprocess.PIPE) as process:
 
@@ -64,10 +64,7 @@ def vega_bundle() -> Iterator[Callable[[], str]]:
 
 
 def _log_axis(scale: str) -> dict[str, Any]:
-    """Return an axis with 1, 2, 5, 10 and so on: of more labels the round ones give way to their neighbours.
-
-    Over less than a factor of 6 it has all.
-    """
+    """Return an axis that labels 1, 2, 5, 10 and so on; every tick if it spans less than a factor of 6."""
     is_short = f"domain('{scale}')[1] < 6 * domain('{scale}')[0]"
     is_round = "indexof('125', format(datum.value, '.0e')[0]) >= 0"
     return {"labelExpr": f"{is_short} || {is_round} ? format(datum.value, '~g') : ''", "labelFlush": 8}

@@ -38,20 +38,20 @@ from fastlaunch.report.text import (
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.records import STEP_PARTS
 
-#: What lies beside this file, for the page.
+#: The page's files beside this one.
 SHIPPED = ("report.html.j2", "report.css", "report.js")
-#: Ranks whose steps a page holds: more of them would make it larger than 2 MB.
+#: The most ranks whose steps a page holds: more would make it larger than 2 MB.
 MOST_RANKS = 300
-#: Rows that have their names beside their points.
+#: The most rows with their names beside their points.
 _MOST_LABELS = 14
-#: Digits of what is drawn.
+#: Digits of numbers in charts.
 _DIGITS = 4
 _S_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What nobody measured, for the chart of cost against time: for a million samples."""
+    """A configuration that nobody measured, for the chart of cost against time: for a million samples."""
 
     name: str
     recipe: Recipe | str
@@ -62,7 +62,7 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class PageInput:
-    """What a page is made of."""
+    """The content of a page."""
 
     comparison: Comparison
     catalogue: Catalogue
@@ -154,7 +154,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
 
 
 def _short(name: str) -> str:
-    """Return a name as a label: the number of settings in the place of several, which would hide points."""
+    """Return a name as a label: several settings, which would hide points, become their number."""
     words = name.split(" ")
     settings = [word for word in words if "=" in word]
     if len(settings) < 2:
@@ -198,7 +198,7 @@ def _packed(value: object) -> str:
 
 
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return a workload: `data` for the scripts, and what is text on the page."""
+    """Return a workload: `data` for the scripts, and the texts of the page."""
     rate_unit = rate_of(rows[0])[1]
     unit, _, period = rate_unit.partition("/")
     names = {id(row): name_of(row, rows) for row in rows}
@@ -276,9 +276,9 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _colours(rows: Sequence[Row]) -> Callable[[Recipe | str], str]:
-    """Return what names the colour of a recipe: its name, or `others` where there are more than colours.
+    """Return a function from recipe to the name of its colour: the recipe's, or `others` if colours run out.
 
-    The baseline has a colour of its own, and the recipes with the most runs have.
+    The baseline and the recipes with the most runs have their own.
     """
     # With the most runs first, after the baseline.
     ordered = sorted(rows, key=lambda row: (not row.is_baseline, -row.num_runs))
@@ -292,7 +292,7 @@ def _family(recipe: Recipe | str) -> str:
 
 
 def _place_key(row: Row) -> str:
-    """Return what shares a price on the page: an instance and how it is bought, or so many of a device."""
+    """Return the key of rows that share a price on the page: instance and purchase, or devices of a node."""
     if row.setup.instance is not None:
         return " ".join([row.setup.instance, *row.offer])
     num_gpus = row.setup.num_gpus // row.setup.num_nodes
@@ -305,7 +305,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _limited(quantity: Interval) -> tuple[float, float | None, float | None]:
-    """Return value and limits as a chart has room for them: without those that say nothing."""
+    """Return value and limits for a chart, without limits that say nothing."""
     return quantity.value, *((None, None) if quantity.is_boundless else (quantity.low, quantity.high))
 
 
@@ -374,7 +374,7 @@ def _source(price: Price) -> str:
 
 
 def _price_history(rows: Sequence[Row], catalogue: Catalogue, today: datetime.date) -> list[dict[str, Any]]:
-    """Return all that is known of the prices of the rows' instances, and that the last one still holds."""
+    """Return the known prices of the rows' instances by date; the last one holds until today."""
     offers = {
         (row.price.instance, row.price.service, row.price.region, row.price.purchase)
         for row in rows
@@ -391,7 +391,7 @@ def _price_history(rows: Sequence[Row], catalogue: Catalogue, today: datetime.da
 
 
 def _parts(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """Yield where a step's time goes, as means over the runs of each row that were profiled."""
+    """Yield the parts of a step's time, as means over each row's profiled runs."""
     for row in rows:
         for part, seconds in step_parts_s(row).items():
             order = STEP_PARTS.index(part)
@@ -399,7 +399,7 @@ def _parts(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[dict[str, 
 
 
 def _runs_data(given: PageInput, rows: Sequence[Row], names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the steps of as many runs as a page has room for, of each row as many as of the others."""
+    """Return the steps of as many runs as a page has room for, taken from the rows in turn."""
     total = len(given.comparison.rows)
     room = max(1, MOST_RANKS * len(rows) // max(1, total))
     runs = []
@@ -434,7 +434,7 @@ def _runs_data(given: PageInput, rows: Sequence[Row], names: Mapping[int, str]) 
 
 
 def _short_steps(steps: Sequence[int]) -> list[int]:
-    """Return the first step and the distances of the others: an empty list of these where all are 1."""
+    """Return the first step and the distances between steps; the first step alone if all of them are 1."""
     distances = [after - before for before, after in itertools.pairwise(steps)]
     return [*steps[:1], *([] if set(distances) <= {1} else distances)]
 
@@ -468,7 +468,7 @@ def _references(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, str]
 
 
 def _guards(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, Any]:
-    """Return what the convergence guard says of the rows that were evaluated; nothing if none was."""
+    """Return the convergence guard's verdicts on the evaluated rows; nothing if none was evaluated."""
     evaluated = [row for row in rows if row.validity.held_out]
     if not evaluated:
         return {}
