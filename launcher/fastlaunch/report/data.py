@@ -110,29 +110,29 @@ def _csv_cell(value: object) -> object:
 
 def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the rows for CSV, as cells by column."""
-    return [_flat(row) for row in rows_to_json(comparison.rows)]
+    return [
+        {column: cell for name, value in row.items() for column, cell in _cells(name, value).items()}
+        for row in rows_to_json(comparison.rows)
+    ]
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON row as columns, joining nested names by `_`."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if name == "held_out":
-            figures = value or dict.fromkeys(HeldOut.__dataclass_fields__)
-            flat |= {f"held_out_{figure}": number for figure, number in figures.items()}
-        elif name == "convergence":
-            flat |= _flat_convergence(value)
-        elif name in QUANTITIES or (isinstance(value, dict) and value.keys() == {*_QUANTITY}):
-            flat |= flat_quantity(name, value)
-        elif isinstance(value, list):
-            flat[name] = " ".join(value) if name == "run_ids" else "; ".join(value)
-        elif name == "variant":
-            flat |= {f"variant_{key}": text for key, text in value.items()}
-        elif isinstance(value, dict):
-            flat[name] = "; ".join(f"{key}={text}" for key, text in value.items())
-        else:
-            flat[name] = str(value).lower() if isinstance(value, bool) else value
-    return flat
+def _cells(name: str, value: Any) -> dict[str, Any]:
+    """Return a value of a JSON row as cells by column, nested names joined by `_`."""
+    if name in (*QUANTITIES, "convergence_difference"):
+        return flat_quantity(name, value)
+    if name == "held_out":
+        value = value or dict.fromkeys(HeldOut.__dataclass_fields__)
+    if name in ("held_out", "convergence", "variant"):
+        nested = (_cells(f"{name}_{key}", part) for key, part in value.items())
+        return {column: cell for cells in nested for column, cell in cells.items()}
+    if name == "convergence_checkpoints":
+        known = (point for point in value if point["difference"])
+        value = [f"{point['step']}={point['difference']['value']}" for point in known]
+    if isinstance(value, dict):
+        value = [f"{key}={text}" for key, text in value.items()]
+    if isinstance(value, list):
+        return {name: (" " if name == "run_ids" else "; ").join(map(str, value))}
+    return {name: str(value).lower() if isinstance(value, bool) else value}
 
 
 def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | None:
@@ -181,21 +181,6 @@ def _point(of: LossDifference | None) -> dict[str, Any]:
         "reference_loss": of.reference_loss,
         "difference": quantity_to_json(difference),
     }
-
-
-def _flat_convergence(convergence: Mapping[str, Any]) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    for name, value in convergence.items():
-        if name == "difference":
-            columns |= flat_quantity("convergence_difference", value)
-        elif name == "checkpoints":
-            points = [(point["step"], point["difference"]) for point in value]
-            columns["convergence_checkpoints"] = "; ".join(
-                f"{step}={difference['value']}" for step, difference in points if difference
-            )
-        else:
-            columns[f"convergence_{name}"] = "; ".join(map(str, value)) if isinstance(value, list) else value
-    return columns
 
 
 def flat_quantity(name: str, quantity: Mapping[str, float | None] | None) -> dict[str, float | None]:
