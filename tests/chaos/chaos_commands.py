@@ -65,7 +65,7 @@ def start(context: World, words: Sequence[str]) -> int:
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.display import make_display
     from fastlaunch.lifecycle.launcher import Launcher, Submission
-    from fastlaunch.lifecycle.stop_request import StopRequest
+    from fastlaunch.lifecycle.world import StopRequest
 
     num_nodes = max((int(word.partition("=")[2]) for word in words if word.startswith("--nodes=")), default=1)
     submission = Submission(

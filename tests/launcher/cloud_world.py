@@ -29,7 +29,7 @@ from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.rounds import Verdicts
-from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.world import StopRequest
 
 A = site(zone="us-east-1a", subnets=("subnet-a",))
 B = site(zone="us-east-1b", subnets=("subnet-b",))

@@ -20,10 +20,10 @@ from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.lifecycle.advice import ERROR_LOG
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Submission
 from fastlaunch.lifecycle.rounds import RowVerdict
+from fastlaunch.lifecycle.world import ERROR_LOG
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 COMPILE = replace(JOB, recipe=resolve_recipe("compile"))

@@ -23,7 +23,7 @@ from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission, check_home
 from fastlaunch.lifecycle.local import finish_run
 from fastlaunch.lifecycle.reconcile import reconcile
-from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.world import StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch_train.recipes.recipes import resolve_recipe
 

@@ -34,9 +34,9 @@ from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.measured import measured_run
 from fastlaunch.lifecycle.rounds import Verdicts
-from fastlaunch.lifecycle.stop_request import StopRequest
 from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs
 from fastlaunch.lifecycle.sweep_plan import Cell, PlannedPart, SweepPlan
+from fastlaunch.lifecycle.world import StopRequest
 from fastlaunch.lifecycle.world import World as RealWorld
 
 P4D, P5 = "p4d.24xlarge", "p5.48xlarge"

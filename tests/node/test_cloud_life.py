@@ -50,8 +50,7 @@ from fastlaunch.lifecycle.describe import attempt_to_dict
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
-from fastlaunch.lifecycle.stop_request import StopRequest
-from fastlaunch.lifecycle.world import default_context
+from fastlaunch.lifecycle.world import StopRequest, default_context
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import read_record
 

@@ -13,7 +13,8 @@ from fastlaunch.api.results import Runs, data_frame
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import parse_date
-from fastlaunch.lifecycle.world import World, default_context, reconcile_here
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     import pandas
@@ -207,7 +208,7 @@ def _stored_runs(context: World, selectors: Sequence[str], *, every_run: bool) -
             "--every-run selects all runs, and some are named", "leave out --every-run, or the names"
         )
     with open_ledger(context.settings, clock=context.now) as ledger:
-        reconcile_here(ledger, context)
+        reconcile(ledger, context.backends, context.settings)
         runs = ledger.fetch_comparable(selectors, all_runs=every_run)
     if selectors and not runs:
         raise no_run_fits(selectors)

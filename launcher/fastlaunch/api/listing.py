@@ -12,7 +12,8 @@ from fastlaunch.api.results import Prices, Runs
 from fastlaunch.core.errors import CloudRefused, UnknownName, UserError
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import parse_date, utc_day
-from fastlaunch.lifecycle.world import World, default_context, reconcile_here
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue, Price
@@ -31,7 +32,7 @@ def runs(*selectors: str, context: World | None = None) -> Runs:
 
     context = context or default_context()
     with open_ledger(context.settings, clock=context.now) as ledger:
-        reconcile_here(ledger, context)
+        reconcile(ledger, context.backends, context.settings)
         return Runs(ledger.fetch_comparable(selectors, all_runs=True))
 
 

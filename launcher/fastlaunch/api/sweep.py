@@ -14,16 +14,15 @@ from fastlaunch.api.submission import check_truths
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.jobs.options import Options, arguments, command_line
+from fastlaunch.lifecycle.launcher import Launcher, check_home, open_launcher
 from fastlaunch.lifecycle.submit import report_edits
 from fastlaunch.lifecycle.sweep_plan import SweepPlan, make_parts, plan_lines, plan_sweep
-from fastlaunch.lifecycle.world import World, default_context, open_launcher
+from fastlaunch.lifecycle.world import StopRequest, World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
     from fastlaunch.api.comparison import Comparison
     from fastlaunch.ledger.rows import Sweep as StoredSweep
-    from fastlaunch.lifecycle.launcher import Launcher
-    from fastlaunch.lifecycle.stop_request import StopRequest
     from fastlaunch.lifecycle.sweep import Saved, Sweep
 
 #: Shows a sweep's plan before it starts.
@@ -147,7 +146,6 @@ def _carry_out(
     from fastlaunch.api.until_best import until_best
     from fastlaunch.core import locks
     from fastlaunch.core.home import make_folder
-    from fastlaunch.lifecycle.launcher import check_home
     from fastlaunch.lifecycle.sweep import Sweep
 
     if plan.ceilings:
@@ -196,11 +194,10 @@ def _carry_out(
 
 
 @contextmanager
-def _open_beside(world: World, stop: "StopRequest", name: str) -> "Iterator[Launcher]":
+def _open_beside(world: World, stop: StopRequest, name: str) -> Iterator[Launcher]:
     """Yield a launcher with its own ledger connection, whose lines begin with its part's name."""
     from fastlaunch.ledger.ledger import open_ledger
     from fastlaunch.lifecycle.display import PlainLines
-    from fastlaunch.lifecycle.launcher import Launcher
 
     beside = replace(world, connect=lambda: world.aws, sleep=stop.sleeping(world.sleep))
     with open_ledger(world.settings, clock=world.now) as ledger:
@@ -214,7 +211,7 @@ def _open_beside(world: World, stop: "StopRequest", name: str) -> "Iterator[Laun
         )
 
 
-def _result(world: World, carried_out: "Sweep", launcher: "Launcher", plan: SweepPlan) -> Swept:
+def _result(world: World, carried_out: "Sweep", launcher: Launcher, plan: SweepPlan) -> Swept:
     """Return the parts' runs, their comparison and the saving."""
     from fastlaunch.api.comparison import compare_at_own_prices
     from fastlaunch.api.until_best import best_rows

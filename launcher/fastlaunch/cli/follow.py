@@ -24,7 +24,7 @@ from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import as_warning, raw_output, report_line
 from fastlaunch.core.units import counted
-from fastlaunch.lifecycle.world import World, open_launcher
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Ledger, Run
@@ -89,6 +89,8 @@ def go_on(context: "World", ledger: "Ledger") -> bool:
 
     Raises KeyboardInterrupt if the user stopped it.
     """
+    from fastlaunch.lifecycle.launcher import open_launcher
+
     if not ledger.goes_on():
         return False
     with open_launcher(context, context.cloud_backends) as launcher:

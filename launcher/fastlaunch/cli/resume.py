@@ -10,7 +10,7 @@ from fastlaunch.cli.options import examples, profile_option, table_or_json_optio
 from fastlaunch.cli.render import answer_of, print_runs
 from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.errors import UserError
-from fastlaunch.lifecycle.world import World, open_launcher
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
@@ -42,6 +42,7 @@ def resume(
     machine is of the type that the run began on, and gets the minutes that earlier machines left of its
     limit. A spot job that SageMaker took back starts again by itself; resume one that stopped or failed.
     """
+    from fastlaunch.lifecycle.launcher import open_launcher
     from fastlaunch.lifecycle.reconcile import reconcile
 
     context = app_context()

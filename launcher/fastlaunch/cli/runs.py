@@ -35,7 +35,7 @@ from fastlaunch.core.units import counted, in_ms
 from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.describe import all_to_dict, as_lines, for_people, measured, run_to_dict
-from fastlaunch.lifecycle.world import reconcile_here
+from fastlaunch.lifecycle.reconcile import reconcile
 
 #: The first to give way on a narrow terminal are the least important.
 _COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
@@ -130,7 +130,7 @@ def show(name: str, output: str) -> None:
     """
     context = app_context()
     with open_ledger(context.settings, clock=context.now) as ledger:
-        reconcile_here(ledger, context)
+        reconcile(ledger, context.backends, context.settings)
         run = ledger.get(name)
         data = all_to_dict(ledger, run, home=context.settings.home, now=context.now())
     if output == "json":
@@ -162,7 +162,7 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
     context = app_context()
     settings = context.settings
     with open_ledger(settings, clock=context.now) as ledger:
-        reconcile_here(ledger, context)
+        reconcile(ledger, context.backends, context.settings)
         chosen = ledger.fetch_comparable(selectors, all_runs=True)
         if not chosen:
             raise api.no_run_fits(selectors)

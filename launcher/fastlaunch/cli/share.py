@@ -20,7 +20,8 @@ from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
 from fastlaunch.jobs.option_rules import FOLDER
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
-from fastlaunch.lifecycle.world import World, reconcile_here
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.lifecycle.sharing import SharedFolder, Transfer
@@ -68,7 +69,7 @@ def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_r
     context = app_context()
     folder = _shared_folder(context, uris[0] if uris else None, region)
     with open_ledger(context.settings, clock=context.now) as ledger:
-        reconcile_here(ledger, context)
+        reconcile(ledger, context.backends, context.settings)
         chosen = ledger.select(names)
         if not names:
             chosen = [run for run in chosen if run.summary and run.state.is_final and run.backend != IMPORT]

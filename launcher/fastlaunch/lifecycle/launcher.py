@@ -6,6 +6,7 @@ machines that have to be had first; another attempt goes on if AWS takes them aw
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,12 +29,11 @@ from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.attempt_cost import minutes_used
-from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
-from fastlaunch.lifecycle.display import Display
+from fastlaunch.lifecycle.display import Display, make_display
 from fastlaunch.lifecycle.finish import held_runs, settle_run
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, LocalRunner
 from fastlaunch.lifecycle.monitor import AttemptDisplay, AttemptMonitor
@@ -52,7 +52,7 @@ from fastlaunch.lifecycle.resume import (
 )
 from fastlaunch.lifecycle.rounds import Elimination, PlannedLooks, Verdicts
 from fastlaunch.lifecycle.sight import check_account
-from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.world import PROGRESS, Advice, StopRequest, World
 
 #: Free disk space needed before anything starts: more than the records of a few hundred steps take.
 _PROBE_BYTES = 2**20
@@ -572,6 +572,20 @@ class Launcher:
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
         return True
+
+
+@contextmanager
+def open_launcher(world: World, backends: Mapping[str, Backend | CloudBackend]) -> Iterator[Launcher]:
+    """Yield a launcher over the open ledger. Its `stop` receives signals from now on."""
+    with open_ledger(world.settings, clock=world.now) as ledger, StopRequest() as stop:
+        yield Launcher(
+            backends=backends,
+            ledger=ledger,
+            settings=world.settings,
+            display=make_display(sys.stderr, world.monotonic_s),
+            stop=stop,
+            sleep=world.sleep,
+        )
 
 
 def _site_of(attempt: Attempt, sites: Sequence[Site]) -> Site:

@@ -13,11 +13,10 @@ from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.jobs.job import contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.lifecycle.contents import edited_since, script_now
 from fastlaunch.lifecycle.display import Display, RecordTail
-from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.world import PROGRESS, Advice, StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Between two looks at a running job: at first, and once it has run for a second.

@@ -14,7 +14,6 @@ from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.advice import PROGRESS, Advice
 from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.collect import doing
 from fastlaunch.lifecycle.deadline_schedule import disarm
@@ -23,7 +22,7 @@ from fastlaunch.lifecycle.display import Display, Progress, RecordTail
 from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt
 from fastlaunch.lifecycle.rounds import PlannedLooks
 from fastlaunch.lifecycle.sight import look
-from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.world import PROGRESS, Advice, StopRequest
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 LOOK_INTERVAL_S = 10.0

@@ -30,7 +30,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.stop_request import StopRequest
+from fastlaunch.lifecycle.world import StopRequest
 
 #: How long a request is repeated after no answer or throttling.
 UNKNOWN_LIMIT = timedelta(minutes=5)

@@ -13,7 +13,8 @@ from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Subject, subject_of
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.lifecycle.world import World, reconcile_here
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.published import shipped_runs
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def known_rows(
 
         with open_ledger(settings, clock=context.now) as ledger:
             if reconciles:
-                reconcile_here(ledger, context)
+                reconcile(ledger, context.backends, context.settings)
             runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
         measured, left_out = evidence_of(runs, settings.region, with_shared=with_shared)
         in_ledger, older = of_newest_version(measured)

@@ -14,8 +14,8 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.lifecycle.advice import Advice
 from fastlaunch.lifecycle.collect import summarize_run
+from fastlaunch.lifecycle.world import Advice
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.measure.summary import Interval
 

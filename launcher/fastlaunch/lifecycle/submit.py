@@ -26,7 +26,9 @@ from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.lifecycle.announcement import announcement
 from fastlaunch.lifecycle.contents import all_with_contents, edited_since, script_now
-from fastlaunch.lifecycle.world import World, open_launcher
+from fastlaunch.lifecycle.launcher import Launcher, Submission, check_home, open_launcher
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, CostCeiling, check_budget, is_known
 from fastlaunch.placement.resolve import Placement, place_offline, place_on_aws, plan_at, upload_code
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from fastlaunch.backends.protocol import Backend
     from fastlaunch.jobs.job import Script
     from fastlaunch.ledger.ledger import Run
-    from fastlaunch.lifecycle.launcher import Launcher, Submission
 
 #: Placeholder for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
@@ -290,8 +291,6 @@ def check(placement: Placement, world: World, *, yes: bool) -> Placement:
 
     Raises UserError for missing things, and subclasses where AWS refuses.
     """
-    from fastlaunch.lifecycle.launcher import check_home
-
     jobs, options = placement.jobs, placement.options
     if not placement.sites:
         if not jobs.scripts and not options.container:
@@ -364,9 +363,8 @@ def _runner(placement: Placement, world: World) -> "Backend":
     return containers(world, placement.jobs)
 
 
-def submission_of(placement: Placement, world: World) -> "Submission":
+def submission_of(placement: Placement, world: World) -> Submission:
     """Return the submission for the launcher."""
-    from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.lifecycle.measured import verdicts_of
 
     return Submission(
@@ -378,14 +376,12 @@ def submission_of(placement: Placement, world: World) -> "Submission":
 
 
 @contextmanager
-def launching(placement: Placement, world: World) -> "Iterator[Launcher]":
+def launching(placement: Placement, world: World) -> Iterator[Launcher]:
     """Yield the launcher. On this machine, reconcile the ledger first."""
     if placement.sites:
         with open_launcher(world, world.cloud_backends) as launcher:
             yield launcher
         return
-    from fastlaunch.lifecycle.reconcile import reconcile
-
     runner = _runner(placement, world)
     with open_launcher(world, {runner.name: runner}) as launcher:
         reconcile(launcher.ledger, world.backends, world.settings)

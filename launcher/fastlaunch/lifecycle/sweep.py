@@ -20,11 +20,11 @@ from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ids import is_batch_search
 from fastlaunch.ledger.ledger import Ledger, Run
-from fastlaunch.lifecycle.advice import PROGRESS
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S
 from fastlaunch.lifecycle.resume import is_undone
 from fastlaunch.lifecycle.rounds import Elimination
+from fastlaunch.lifecycle.world import PROGRESS
 from fastlaunch.measure.summary import RunSummary
 
 

@@ -1,16 +1,23 @@
-"""`World`: everything that a command acts on, such as settings, prices, machine, backends, clock and user."""
+"""`World`: everything that a command acts on, such as settings, prices, machine, backends, clock and user.
+
+`Advice` guards what only informs the user, and `StopRequest` notes the user's wish to stop.
+"""
 
 import os
+import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cache, cached_property, partial
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
-from typing import TYPE_CHECKING, Any
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
@@ -28,12 +35,116 @@ from fastlaunch.jobs.working_directory import ask_git
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
-    from fastlaunch.ledger.ledger import Ledger
-    from fastlaunch.lifecycle.advice import Advice
-    from fastlaunch.lifecycle.launcher import Launcher
 
+#: File in the home folder for tracebacks of guarded errors.
+ERROR_LOG = "errors.log"
+#: The subject of warnings where runs are shown.
+PROGRESS = "the display of progress"
 #: Time-outs to connect to AWS and to wait for an answer, for looks at what is under way.
 _SHORT_TIMEOUTS_S = (3.0, 20.0)
+
+
+@dataclass(kw_only=True)
+class Advice:
+    """Guards advisory code. Each kind of error is reported once, as a warning."""
+
+    home: Path
+    #: Called with a warning.
+    warn: Callable[[str], None]
+    _warned: set[tuple[str, type[Exception]]] = field(default_factory=set)
+
+    def guard(self, what: str) -> "_Guard":
+        """Return a context manager that turns an exception of its block into a warning.
+
+        Interruptions pass through. what: the subject of the warning, such as `the comparison`. Let the block
+        return or store its decision in its last statement, so that a block that fails half-way decides
+        nothing.
+        """
+        return _Guard(self, what)
+
+    def _take(self, what: str, error: Exception) -> None:
+        if (what, type(error)) in self._warned:
+            return
+        self._warned.add((what, type(error)))
+        if isinstance(error, UserError):
+            why = error.message
+        else:
+            why = f"{type(error).__name__}: {error}".rstrip(": ") + self._logged(what, error)
+        self.warn(f"{what} failed, which ends nothing: {why}")
+
+    def _logged(self, what: str, error: Exception) -> str:
+        """Append the error's traceback to the log; return where it is, in words."""
+        path, lines = self.home / ERROR_LOG, "".join(traceback.format_exception(error))
+        with suppress(OSError):
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
+                log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {what}\n{lines}\n")
+            return f" (a bug in fastlaunch: please report it with its traceback in {path})"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """A class, so that type checkers know that code after the block is reached."""
+
+    advice: Advice
+    what: str
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.advice._take(self.what, error)
+        return True
+
+
+@dataclass(kw_only=True)
+class StopRequest:
+    """Whether the user asked this process to stop: by Ctrl-C, SIGTERM, or closing its terminal.
+
+    It listens as a context manager. The first signal is noted in `by`; every later one raises
+    KeyboardInterrupt in the main thread, and in other threads that sleep through `sleeping`.
+    """
+
+    by: str | None = None
+    _num_interrupts: int = 0
+    _before: dict[int, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # Keep ignored signals ignored, for nohup.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def sleeping(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        """Return `sleep` for a thread other than the main one, which alone receives signals."""
+        num_raised = self._num_interrupts
+
+        def sleep_unless_interrupted(seconds: float) -> None:
+            nonlocal num_raised
+            sleep(seconds)
+            if num_raised < self._num_interrupts:
+                num_raised = self._num_interrupts
+                raise KeyboardInterrupt
+
+        return sleep_unless_interrupted
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.by is not None:
+            self._num_interrupts += 1
+            raise KeyboardInterrupt
+        self.by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +231,8 @@ class World:
             raise UserError("nothing was done")
 
     @cached_property
-    def advice(self) -> "Advice":
+    def advice(self) -> Advice:
         """The guard of verdicts, predictions and displays."""
-        from fastlaunch.lifecycle.advice import Advice
-
         return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(as_warning(line)))
 
     @property
@@ -155,34 +264,6 @@ def default_context(argv: tuple[str, ...] = (), *, config_may_lack: bool = False
 def _ask(question: str) -> bool:
     report_line(f"{question} [y/N]")
     return input().strip().lower() in ("y", "yes")
-
-
-@contextmanager
-def open_launcher(context: World, backends: "Mapping[str, Backend | CloudBackend]") -> "Iterator[Launcher]":
-    """Yield a launcher over the open ledger. Its `stop` receives signals from now on."""
-    from fastlaunch.ledger.ledger import open_ledger
-    from fastlaunch.lifecycle.display import make_display
-    from fastlaunch.lifecycle.launcher import Launcher
-    from fastlaunch.lifecycle.stop_request import StopRequest
-
-    with open_ledger(context.settings, clock=context.now) as ledger, StopRequest() as stop:
-        yield Launcher(
-            backends=backends,
-            ledger=ledger,
-            settings=context.settings,
-            display=make_display(sys.stderr, context.monotonic_s),
-            stop=stop,
-            sleep=context.sleep,
-        )
-
-
-def reconcile_here(ledger: "Ledger", context: World) -> None:
-    """End the runs whose launcher was killed, so that they are not shown as running."""
-    from fastlaunch.lifecycle.reconcile import concerns_cloud, reconcile
-
-    # Most ledgers have nothing under way, and AWS clients are slow to make.
-    if ledger.fetch_comparable(["state=planned", "state=running"]) or concerns_cloud(ledger):
-        reconcile(ledger, context.backends, context.settings)
 
 
 def make_backends(settings: Settings, find_machine: Callable[[], Machine]) -> Mapping[str, Backend]:
