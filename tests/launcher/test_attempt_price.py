@@ -22,7 +22,7 @@ from fastlaunch.core.settings import AccountRate, Settings
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.attempt_price import (
+from fastlaunch.lifecycle.sight import (
     managed_spot_price,
     note_machines,
 )

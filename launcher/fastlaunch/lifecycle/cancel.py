@@ -12,7 +12,6 @@ from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import report_line
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of
 from fastlaunch.lifecycle.finish import finish_attempt, settle_run
@@ -99,7 +98,6 @@ def _stop(
         report(f"{machine_of(attempt, backend)} was not seen to end; {how_to_stop(attempt, backend)}")
         raise
     aws_status = _wait_for_end(attempt, backend, ledger)
-    note_machines(ledger, backend, [(ledger.attempt(attempt.id), aws_status)])
     finish_attempt(attempt, aws_status, backend=backend, ledger=ledger)
     if ledger.attempt(attempt.id).ended_at is not None:
         disarm(ledger, backend.aws, attempt)

@@ -15,8 +15,8 @@ from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.attempt_price import managed_spot_price
 from fastlaunch.lifecycle.collect import run_entries, summarize_run, with_start
+from fastlaunch.lifecycle.sight import managed_spot_price
 from fastlaunch.measure.outcome import Outcome, outcome_of, read_records
 from fastlaunch_train.node.protocol import BLOCK, HARDWARE, PEER, SPOT, STOP, WATCHDOG
 

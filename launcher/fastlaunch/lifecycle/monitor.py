@@ -14,7 +14,6 @@ from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.collect import doing
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
@@ -181,7 +180,6 @@ class AttemptMonitor:
                 self._stop()
             # A machine out of sight for a moment is taken to be as before.
             last = self._see() or last
-            note_machines(self.ledger, self.backend, [(self.ledger.attempt(self.attempt.id), last)])
             if last.has_ended:
                 return last
             self._sync()

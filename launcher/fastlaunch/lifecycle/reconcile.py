@@ -13,7 +13,6 @@ from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.attempt_price import note_machines
 from fastlaunch.lifecycle.deadline_schedule import arm, disarm, needs_timer
 from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.lifecycle.local import finish_run
@@ -216,10 +215,7 @@ def _update(
 ) -> None:
     """Note the machines that AWS shows, and end the attempts whose machines have ended."""
     started = [attempt for attempt in attempts if attempt.handle is not None and attempt.ended_at is None]
-    statuses = look(ledger, backend, started)
-    seen = list(zip(started, statuses, strict=True))
-    note_machines(ledger, backend, seen)
-    for attempt, aws_status in seen:
+    for attempt, aws_status in zip(started, look(ledger, backend, started), strict=True):
         if not aws_status.has_ended:
             continue
         try:

@@ -22,7 +22,9 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -32,9 +34,15 @@ from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.node_agent import agent_archive
 from fastlaunch.backends.sagemaker.plan import plan_sagemaker
 from fastlaunch.backends.site import Site
+from fastlaunch.catalog.container_images import find_base_image, public_uri
+from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
-from fastlaunch.core.plan import Plan
+from fastlaunch.core.plan import CodeBundle, Plan
+from fastlaunch.jobs.build import Jobs
+from fastlaunch.jobs.code_bundle import make_bundle
 from fastlaunch.jobs.job import Job
+from fastlaunch.jobs.wheels import wheel_folder
+from fastlaunch.lifecycle.world import World, local_settings
 from fastlaunch_train.node.protocol import agent_name, run_list_name
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
@@ -49,6 +57,20 @@ _OUTPUT = "s3://rehearsal"
 _PRINTED = re.compile(r"/node-\d+/[^/]+/log\.txt\.\d+$")
 #: The containers' network; the SDK's resourceconfig.json names one that exists only in SageMaker.
 _INTERFACE = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+#: Placeholder for SageMaker's machine in the request; this machine takes its place.
+_HERE = InstanceType(
+    name="local",
+    accelerator="none",
+    num_accelerators=1,
+    vcpus=1,
+    memory_gib=1,
+    network_gbps=1,
+    num_network_cards=1,
+    num_efa_interfaces=0,
+    local_nvme_gb=0,
+    purchase_options=(),
+    source="this machine",
+)
 
 
 class RehearsalBackend(LocalBackend):
@@ -81,6 +103,58 @@ class RehearsalBackend(LocalBackend):
         program = [sys.executable, "-m", "fastlaunch.lifecycle.rehearsal"]
         argv = [*program, str(self.settings.home), str(self._code or ""), job, run_list]
         return replace(here, request={**here.request, "argv": argv})
+
+
+def rehearsal_backend(world: World, jobs: Jobs) -> RehearsalBackend:
+    """Return the backend that rehearses the jobs.
+
+    If the image has no training code, make the code bundle and keep it with the runs. Raises UserError where
+    the SageMaker SDK or docker is missing.
+    """
+    options = jobs.options
+    if find_spec("sagemaker") is None or find_spec("sagemaker.train") is None:
+        raise UserError(
+            "a rehearsal in containers needs the SageMaker SDK, which is not installed",
+            f"{INSTALL_EXTRA.format('sagemaker')} (about 1 GB)",
+        )
+    if which("docker") is None:
+        raise UserError("a rehearsal in containers needs docker with compose", "install docker")
+    image, code, stored = options.image, None, None
+    if image is None:
+        image, code, stored = _image_and_code(world, jobs)
+    site = Site(
+        instance=_HERE,
+        region=world.settings.region,
+        backend="sagemaker",
+        role="<role>",
+        bucket="rehearsal",
+        prefix="",
+        image=image,
+        code=stored,
+        volume_gib=1,
+    )
+    return RehearsalBackend(
+        local_settings(world.settings.home, world.machine, os.environ),
+        site=site,
+        code=code,
+        max_minutes=options.max_minutes,
+        has_gpus=bool(world.machine.devices),
+    )
+
+
+def _image_and_code(world: World, jobs: Jobs) -> tuple[str, Path, CodeBundle]:
+    """Return AWS's image in the public gallery, and the code bundle of a job as a local file."""
+    base = find_base_image(jobs.options.base_image, flavour="ec2", today=world.today)
+    bundle = make_bundle(
+        base, user_file=jobs.user_file, commit=world.commit, wheels=wheel_folder(world.settings)
+    )
+    path = world.settings.home.absolute() / "code" / bundle.sha256 / f"{bundle.sha256}.tar.gz"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bundle.data)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}", "free some space") from None
+    return public_uri(base), path, CodeBundle.under("", sha256=bundle.sha256, commit=bundle.commit)
 
 
 @dataclass(frozen=True, kw_only=True)

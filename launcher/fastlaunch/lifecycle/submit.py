@@ -358,9 +358,9 @@ def _runner(placement: Placement, world: World) -> "Backend":
     """Return the backend that runs the jobs on this machine, directly or in containers."""
     if not placement.options.container:
         return world.backends[placement.options.service]
-    from fastlaunch.lifecycle.containers import containers
+    from fastlaunch.lifecycle.rehearsal import rehearsal_backend
 
-    return containers(world, placement.jobs)
+    return rehearsal_backend(world, placement.jobs)
 
 
 def submission_of(placement: Placement, world: World) -> Submission:
