@@ -15,7 +15,7 @@ from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
-from fastlaunch.lifecycle.measured import measured_run as compared_run
+from fastlaunch.lifecycle.evidence import measured_run as compared_run
 from fastlaunch.measure.published import shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fastlaunch.jobs.contents import script_now, with_contents
 from fastlaunch.jobs.job import Job, Script
 from fastlaunch.jobs.scripts import script_name, script_spec
 from fastlaunch.jobs.working_directory import working_directory
-from fastlaunch.lifecycle.contents import script_now, with_contents
 from fastlaunch_train.records.contents import version_of
 
 #: A repository of two projects: what each file holds.

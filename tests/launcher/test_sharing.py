@@ -23,11 +23,9 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.job import SCRIPT_RECIPE, Job, Script
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle import importer, sharing
-from fastlaunch.lifecycle.export import record_files
+from fastlaunch.lifecycle.evidence import evidence_of, measured_run, measured_runs
+from fastlaunch.lifecycle.export import Words, record_files, series_of
 from fastlaunch.lifecycle.importer import find_runs
-from fastlaunch.lifecycle.measured import evidence_of, measured_run, measured_runs
-from fastlaunch.lifecycle.series import series_of
-from fastlaunch.lifecycle.words import Words
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipes import resolve_recipe
 

@@ -31,8 +31,8 @@ from fastlaunch.jobs.scripts import script_spec
 from fastlaunch.ledger.db import LedgerFile
 from fastlaunch.ledger.ids import BATCH_SEARCH
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
+from fastlaunch.lifecycle.evidence import measured_run
 from fastlaunch.lifecycle.launcher import Launcher, Submission
-from fastlaunch.lifecycle.measured import measured_run
 from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs
 from fastlaunch.lifecycle.sweep_plan import Cell, PlannedPart, SweepPlan

@@ -169,7 +169,7 @@ def compared(
 
     Raises UserError if there is nothing to compare.
     """
-    from fastlaunch.lifecycle.measured import measured_runs
+    from fastlaunch.lifecycle.evidence import measured_runs
 
     if not runs:
         raise UserError(

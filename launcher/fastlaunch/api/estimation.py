@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.rate import Query, Rate
     from fastlaunch.api.purchases import Market
     from fastlaunch.catalog.hardware import InstanceType
-    from fastlaunch.lifecycle.rates import Known
+    from fastlaunch.lifecycle.evidence import Known
     from fastlaunch.measure.summary import Interval
     from fastlaunch_train.recipes.recipe import Recipe
 
@@ -161,7 +161,7 @@ def estimate(
     from fastlaunch.analysis.rate import Query, label_of, precision_of, unit_of
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.lifecycle.rates import known_rows
+    from fastlaunch.lifecycle.evidence import known_rows
     from fastlaunch_train.recipes.recipe import Recipe
     from fastlaunch_train.recipes.recipes import recipe_of
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Purchase
     from fastlaunch.analysis.rate import Origin
     from fastlaunch.api.purchases import Market
-    from fastlaunch.lifecycle.rates import Known
+    from fastlaunch.lifecycle.evidence import Known
     from fastlaunch.measure.summary import RunSummary, Setup
     from fastlaunch_train.recipes.recipe import Recipe
 
@@ -104,7 +104,7 @@ def recommend(
     from fastlaunch.analysis.rate import Origin
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.lifecycle.rates import known_rows
+    from fastlaunch.lifecycle.evidence import known_rows
 
     context = context or default_context()
     settings, today = context.settings, context.today

@@ -87,7 +87,7 @@ class Report:
 
     def page_input(self) -> "PageInput":
         """Return the input of the page and the chart."""
-        from fastlaunch.lifecycle.series import series_of
+        from fastlaunch.lifecycle.export import series_of
         from fastlaunch.report.page.page import PageInput
 
         comparison = self.comparison

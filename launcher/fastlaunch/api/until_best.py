@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.catalog.hardware import identify
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import ML
-from fastlaunch.lifecycle.measured import measured_run
+from fastlaunch.lifecycle.evidence import measured_run
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:

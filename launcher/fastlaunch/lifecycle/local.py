@@ -1,6 +1,6 @@
 """Runs a job on this machine: starts it, follows it, and stores how it ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
 from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.terminal import as_warning
-from fastlaunch.jobs.job import contents_environment
+from fastlaunch.jobs.contents import script_now
+from fastlaunch.jobs.job import Script, contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.collect import summarize_run
-from fastlaunch.lifecycle.contents import edited_since, script_now
 from fastlaunch.lifecycle.display import Display, RecordTail
 from fastlaunch.lifecycle.world import PROGRESS, Advice, StopRequest
+from fastlaunch.measure.headers import changed_files
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 #: Between two looks at a running job: at first, and once it has run for a second.
@@ -150,3 +151,14 @@ def finish_run(
             for attempt in ledger.attempts_of(run.id):
                 ledger.end_attempt(attempt.id, state, ending=ending)
     return ledger.get(run.id).state
+
+
+def edited_since(runs: Iterable[Run], label: str, script: Script) -> str:
+    """Return which files of a script changed since the last run with that label; empty if none."""
+    known: Mapping[str, str] = {}
+    for run in runs:
+        ran = run.summary.environment.files if run.summary else None
+        files = ran or dict(run.script.files if run.script else ())
+        if run.recipe == label and files:
+            known = files
+    return changed_files(dict(script.files), known) if known and script.files else ""

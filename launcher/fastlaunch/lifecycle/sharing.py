@@ -22,9 +22,8 @@ from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import shared_id
 from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
 from fastlaunch.lifecycle.describe import measured_to_dict
-from fastlaunch.lifecycle.export import compress, plain_name, record_files
+from fastlaunch.lifecycle.export import Words, compress, plain_name, record_files, without_words
 from fastlaunch.lifecycle.importer import RUN_FILE, RUN_SCHEMA, ImportedRun, find_runs, unpacked
-from fastlaunch.lifecycle.words import Words, without_words
 from fastlaunch_train.records.records import RecordError, open_unpacked, read_header
 
 #: The most bytes of one run.

@@ -19,14 +19,15 @@ from fastlaunch.core.plan import Plan
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.contents import all_with_contents, script_now
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws, check_places, settings_with
 from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.lifecycle.announcement import announcement
-from fastlaunch.lifecycle.contents import all_with_contents, edited_since, script_now
 from fastlaunch.lifecycle.launcher import Launcher, Submission, check_home, open_launcher
+from fastlaunch.lifecycle.local import edited_since
 from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, CostCeiling, check_budget, is_known
@@ -197,7 +198,7 @@ def expected_of(placement: Placement, world: World) -> "Expected | str":
     if not placement.sites:
         return "nothing is billed"
     with world.advice.guard("the expected cost"):
-        from fastlaunch.lifecycle.expected import expected
+        from fastlaunch.lifecycle.evidence import expected
 
         try:
             return expected(world, placement.jobs_at(), placement.sites[0])
@@ -365,7 +366,7 @@ def _runner(placement: Placement, world: World) -> "Backend":
 
 def submission_of(placement: Placement, world: World) -> Submission:
     """Return the submission for the launcher."""
-    from fastlaunch.lifecycle.measured import verdicts_of
+    from fastlaunch.lifecycle.evidence import verdicts_of
 
     return Submission(
         jobs_at=placement.jobs_at,

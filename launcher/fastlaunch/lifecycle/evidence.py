@@ -1,0 +1,327 @@
+"""Runs as evidence: as comparisons take them, the known rates of a workload, and what a submission will take.
+
+Also judges a submission's rows between its rounds. No network.
+"""
+
+import datetime
+import glob
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fastlaunch.analysis.anchors import published_anchors
+from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row, compare, rate_on_type
+from fastlaunch.analysis.configurations import check_memory
+from fastlaunch.analysis.cost import (
+    Assumptions,
+    Cost,
+    Expected,
+    ExpectedJob,
+    Purchase,
+    cost_of,
+    together,
+    training_of,
+)
+from fastlaunch.analysis.pooling import newest_version, of_newest_version
+from fastlaunch.analysis.pricing import accelerator_of
+from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
+from fastlaunch.analysis.statistics import UNRESOLVED
+from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
+from fastlaunch.backends.site import Site
+from fastlaunch.catalog.prices import SERVICES, Catalogue, paid_usd_per_hour
+from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.core.terminal import as_warning
+from fastlaunch.core.units import counted, utc_day
+from fastlaunch.jobs.job import Job
+from fastlaunch.jobs.options import Options
+from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
+from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
+from fastlaunch.lifecycle.world import World
+from fastlaunch.measure.published import shipped_runs
+from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
+
+
+def measured_runs(
+    runs: Sequence[Run], region: str, *, with_shared: bool
+) -> tuple[list[MeasuredRun], list[str]]:
+    """Return the runs that measured something as `compare` takes them, each once; what is left out, in words.
+
+    If its owner shared a run again, the last copy counts. with_shared: the runs of others count as the
+    user's own; of one name then a run of the user's own counts, else what was shared first, since whoever
+    shares a run chooses its name.
+    """
+    last = {(run.owner, run.recorded_id): run for run in runs if run.owner is not None}
+    owners: dict[str, str | None] = {}
+    for run in sorted(runs, key=lambda run: run.owner is not None):
+        owners.setdefault(run.recorded_id, run.owner)
+    kept, left_out = [], []
+    for run in runs:
+        counts = run if run.owner is None else last[run.owner, run.recorded_id]
+        if counts is not run:
+            left_out.append(f"{run.id} is left out: {run.owner} shared it again, as {counts.id}")
+        elif with_shared and owners[run.recorded_id] != run.owner:
+            whose = owners[run.recorded_id]
+            first = f"{whose} shared one of this name before" if whose else "a run of yours has its name"
+            left_out.append(f"{run.id} of {run.owner} is left out: {first}")
+        elif (measured := measured_run(run, region)) is not None:
+            kept.append(_joined(measured) if with_shared else measured)
+    return kept, left_out
+
+
+def evidence_of(
+    runs: Sequence[Run], region: str, *, with_shared: bool
+) -> tuple[list[MeasuredRun], list[str]]:
+    """Return what `measured_runs` does, without the runs of others unless `with_shared`: no row is theirs."""
+    counted_runs = [run for run in runs if with_shared or run.owner is None]
+    kept, left_out = measured_runs(counted_runs, region, with_shared=with_shared)
+    if num_others := len(runs) - len(counted_runs):
+        word = "counts" if num_others == 1 else "count"
+        left_out.append(f"{counted(num_others, 'run')} that others shared {word} with --with-shared")
+    return kept, left_out
+
+
+def _joined(run: MeasuredRun) -> MeasuredRun:
+    """Return the run as one that pools with those of others: a script's by a digest of its command."""
+    summary = run.summary
+    if run.words and WORDS not in summary.setup.fingerprint:
+        fingerprint = {**summary.setup.fingerprint, WORDS: run.words}
+        summary = replace(summary, setup=replace(summary.setup, fingerprint=fingerprint))
+    return replace(run, summary=summary, is_joined=True)
+
+
+def measured_run(run: Run, region: str) -> MeasuredRun | None:
+    """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
+    if run.summary is None:
+        return None
+    # Where nothing was noted that it was billed at, what its own service lists for what was asked for counts.
+    if run.backend in SERVICES:
+        service, region, purchase = run.backend, run.region or region, run.purchase or "on-demand"
+    else:
+        service, purchase = run.summary.environment.service or "ec2", "on-demand"
+    return MeasuredRun(
+        run_id=run.id,
+        summary=run.summary,
+        # What was imported together need not have been measured together; what is shared knows what was.
+        session=None if run.backend == IMPORT and run.owner is None else run.submission_id,
+        price=run.price,
+        service=service,
+        region=region,
+        purchase=purchase,
+        script=run.script.typed if run.script else (),
+        words=run.script.digest_under(run.workload) if run.script else None,
+        owner=run.owner,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """The rows of a workload, from the user's ledger and as shipped."""
+
+    workload: str
+    comparisons: Mapping[Origin, Comparison]
+    catalogue: Catalogue
+    warnings: tuple[str, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(row for comparison in self.comparisons.values() for row in comparison.rows)
+
+    @property
+    def on_gpus(self) -> tuple[tuple[Origin, Row], ...]:
+        """The rows with a speed on a GPU, with their origin."""
+        return tuple(
+            (origin, row)
+            for origin, comparison in self.comparisons.items()
+            for row in comparison.rows
+            if rate_on_type(row.group) and accelerator_of(row.setup, self.catalogue)
+        )
+
+    def subject(self, reference: Setup | None) -> Subject:
+        """Return the subject of predictions. reference: the setup that others must train like."""
+        return subject_of(self.workload, self.rows, reference, self.catalogue)
+
+    def finder(self, subject: Subject, *, scaling: float | None = None) -> Finder:
+        """Return a finder of rates. scaling: as for `Finder`."""
+        rows = {origin: comparison.rows for origin, comparison in self.comparisons.items()}
+        return Finder(rows, subject, self.catalogue, published_anchors, scaling=scaling)
+
+
+def known_rows(
+    context: World,
+    workload: str,
+    catalogue: Catalogue,
+    *,
+    day: datetime.date | None = None,
+    allow_unverified: bool = False,
+    reconciles: bool = False,
+    with_shared: bool = False,
+    judges: bool = True,
+) -> Known:
+    """Return the workload's measured rows. reconciles: first bring the ledger's runs up to date.
+
+    with_shared: include runs that others shared. judges: see `compare`.
+    """
+    day, settings = day or context.today, context.settings
+    request = PriceRequest(today=day, as_of=day, region=settings.region)
+
+    def compared(runs: Sequence[MeasuredRun]) -> Comparison:
+        return compare(
+            runs, catalogue=catalogue, prices=request, allow_unverified=allow_unverified, judges=judges
+        )
+
+    left_out: list[str] = []
+    in_ledger: list[MeasuredRun] = []
+    if (settings.home / LEDGER_NAME).exists():
+        with open_ledger(settings, clock=context.now) as ledger:
+            if reconciles:
+                reconcile(ledger, context.backends, context.settings)
+            runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
+        measured, left_out = evidence_of(runs, settings.region, with_shared=with_shared)
+        in_ledger, older = of_newest_version(measured)
+        left_out += [older] if older else []
+    # Count runs that were imported from the shipped records once.
+    imported = {_identity(run.summary) for run in in_ledger}
+    shipped = [
+        MeasuredRun(run_id=id, summary=summary)
+        for id, summary in shipped_runs(workload).items()
+        if _identity(summary) not in imported
+    ]
+    return Known(
+        workload=workload,
+        comparisons={Origin.LEDGER: compared(in_ledger), Origin.SHIPPED: compared(shipped)},
+        catalogue=catalogue,
+        warnings=tuple(left_out),
+    )
+
+
+def _identity(summary: RunSummary) -> Hashable:
+    """Return a key that only a run and its copies share."""
+    return summary.setup.recipe, summary.setup.num_gpus, summary.timing, summary.figures
+
+
+def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
+    """Return the jobs' expected time and cost at the site, or the reason why they are unknown.
+
+    Warn of batches that probably do not fit in the memory of the site's GPUs.
+    """
+    if any(job.script for job in jobs):
+        return "as only the script says how long it runs"
+    catalogue = context.catalogue
+    bought = _purchase(context, jobs[0], site, catalogue)
+    known = {
+        name: known_rows(context, name, catalogue, judges=False)
+        for name in dict.fromkeys(job.workload for job in jobs)
+    }
+    first = Assumptions()
+    totals: list[Cost] = []
+    named: list[ExpectedJob] = []
+    unknown: list[str] = []
+    for kind in dict.fromkeys(job.without_seed for job in jobs):
+        name = f"{kind.recipe.label} on {kind.workload} at batch {kind.batch_size or 'auto'}"
+        query, rows = _query(kind, site), known[kind.workload]
+        subject = rows.subject(_reference(rows, kind))
+        try:
+            check_memory(query, rows.rows, subject, catalogue)
+        except UserError as error:
+            context.report(
+                as_warning(f"{kind.recipe.label} on {kind.workload}: {error.message}: {error.hint}")
+            )
+        # Another model than the workload's own, and a batch that is searched for, are of unknown speed.
+        rate = None
+        if kind.batch_size and kind.steps and kind.inputs.model is None:
+            rate = rows.finder(subject).rate(query)
+        if rate is None or isinstance(rate, str):
+            unknown.append(f"{name}{f' ({rate})' if rate else ''}")
+            continue
+        assert kind.steps and kind.batch_size
+        batch = kind.batch_size * kind.num_gpus
+        samples = Interval(value=float(kind.steps * batch))
+        training = training_of(
+            rate, kind.recipe, samples, num_nodes=kind.num_nodes, global_batch=float(batch)
+        )
+        num_runs = sum(job.without_seed == kind for job in jobs)
+        for number in range(num_runs):
+            assumptions = first.for_next_job() if totals or number else first
+            totals.append(cost_of(training, bought, assumptions=assumptions, with_parts=False))
+        step_time_s = batch / rate.samples_per_s.value
+        named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))
+    if all(job.epochs is not None for job in jobs):
+        return "how many steps an epoch has is known when the data are read"
+    if unknown:
+        more = f", nor of {len(unknown) - 2} more of these" if len(unknown) > 2 else ""
+        return f"no speed of {' or '.join(unknown[:2])} is{more}"
+    return Expected(
+        hours=together([cost.hours for cost in totals]),
+        # A capacity block is paid as a whole, whatever the jobs use of it.
+        usd=together([cost.effective_usd for cost in totals]),
+        jobs=tuple(named),
+    )
+
+
+def _query(job: Job, site: Site) -> Query:
+    return Query(
+        instance=site.instance,
+        num_nodes=job.num_nodes,
+        recipe=job.recipe,
+        batch_size_per_gpu=job.batch_size,
+        precision=job.recipe.precision,
+        data=job.inputs.data.partition(":")[0],
+        sequence_length=job.inputs.sequence_length,
+    )
+
+
+def _reference(rows: Known, job: Job) -> Setup | None:
+    """Return the setup from which predictions take the unit and length of a sample."""
+    alike = [row for _, row in rows.on_gpus if row.setup.recipe == job.recipe.label]
+    return next((row.setup for row in alike or rows.rows), None)
+
+
+def _purchase(context: World, job: Job, site: Site, catalogue: Catalogue) -> Purchase:
+    """Return the purchase of the machine: by the hour, and spot at its price limit without losses."""
+    assert site.price
+    # The limit for spot may be the on-demand price, which differs from this account's spot price.
+    is_on_demand = job.terms.purchase == "on-demand"
+    paid = paid_usd_per_hour(site.price, context.settings) if is_on_demand else site.price.usd_per_hour
+    volume = catalogue.find_volume_price(site.region, on=utc_day(context.now()))
+    return Purchase(price=site.price, usd_per_hour=paid, volume=volume if site.backend == "ec2" else None)
+
+
+def verdicts_of(world: World, options: Options) -> Verdicts | None:
+    """Return what judges a submission's rows after each round; None if all its rounds are run."""
+    if not options.until_resolved:
+        return None
+    settings = world.settings
+
+    def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+        if options.add_to:
+            with open_ledger(settings, clock=world.now) as ledger:
+                runs = [*ledger.fetch_comparable(submission=options.add_to), *runs]
+        comparison = compare(
+            [measured for run in runs if (measured := measured_run(run, settings.region))],
+            catalogue=world.catalogue,
+            prices=PriceRequest(today=world.today, region=settings.region),
+        )
+        # A script that was edited meanwhile is judged by what it is now.
+        now = {
+            name: newest_version([run for row in rows for run in row.runs])
+            for name, rows in comparison.by_workload.items()
+        }
+        judged = [
+            (row, row.verdict.in_batch or row.verdict)
+            for row in comparison.rows
+            if row.setup.version == now[row.setup.workload]
+        ]
+        return {
+            id: RowVerdict(
+                kind=verdict.kind,
+                ratio=verdict.ratio or verdict.speed_ratio,
+                is_baseline=verdict.kind == BASELINE,
+                is_open=verdict.kind in (UNRESOLVED, NO_INTERVAL),
+                batch=(row.setup.global_batch, row.setup.sequence_length),
+            )
+            for row, verdict in judged
+            for id in row.run_ids
+        }
+
+    return verdicts
