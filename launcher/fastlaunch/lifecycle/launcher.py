@@ -7,11 +7,9 @@ machines that have to be had first; another attempt goes on if AWS takes them aw
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,18 +22,17 @@ from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder, writing
 from fastlaunch.core.ownership import MIN_MINUTES
 from fastlaunch.core.plan import Ending, RunState
-from fastlaunch.core.settings import Settings
-from fastlaunch.core.terminal import as_warning, report_line
+from fastlaunch.core.terminal import as_warning
 from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.attempt_cost import minutes_used
-from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
+from fastlaunch.ledger.ledger import Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
-from fastlaunch.lifecycle.display import Display, make_display
+from fastlaunch.lifecycle.display import make_display
 from fastlaunch.lifecycle.finish import held_runs, settle_run
-from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, LocalRunner
+from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, run_here
 from fastlaunch.lifecycle.monitor import AttemptDisplay, AttemptMonitor
 from fastlaunch.lifecycle.provision import Provisioner
 from fastlaunch.lifecycle.reconcile import reconcile
@@ -52,7 +49,7 @@ from fastlaunch.lifecycle.resume import (
 )
 from fastlaunch.lifecycle.rounds import Elimination, PlannedLooks, Verdicts
 from fastlaunch.lifecycle.sight import check_account
-from fastlaunch.lifecycle.world import PROGRESS, Advice, StopRequest, World
+from fastlaunch.lifecycle.world import PROGRESS, LaunchContext, StopRequest, World
 
 #: Free disk space needed before anything starts: more than the records of a few hundred steps take.
 _PROBE_BYTES = 2**20
@@ -77,22 +74,6 @@ class Submission:
     elimination: Elimination | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """Runs in the ledger to carry out, just added or reopened."""
-
-    run_ids: Sequence[str]
-    #: Where on AWS, in the order to try; empty on this machine.
-    sites: Sequence[Site]
-    #: Returns the jobs at a site, by run id.
-    jobs_at: Callable[[Site], Mapping[str, Job]]
-    options: Options
-    #: What leaves out runs that are not needed; None if all are to be done.
-    looks: PlannedLooks | None = None
-    #: An attempt at the runs that lives, to be followed first.
-    under_way: Attempt | None = None
-
-
 @dataclass(kw_only=True)
 class _Leftover:
     """Why runs that no attempt holds when the launcher ends do not go on."""
@@ -102,20 +83,8 @@ class _Leftover:
     followed: set[int] = field(default_factory=set)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launcher:
+class Launcher(LaunchContext):
     """Carries out submissions, and resumes runs of earlier ones."""
-
-    #: By name. The backends for AWS have a clock and a sleep of their own.
-    backends: Mapping[str, Backend | CloudBackend]
-    ledger: Ledger
-    settings: Settings
-    display: Display
-    stop: StopRequest
-    #: Between two looks at a job on this machine.
-    sleep: Callable[[float], None] = time.sleep
-    #: Called with a line for the user.
-    report: Callable[[str], None] = report_line
 
     def submit(
         self, submission: Submission, *, command: str, sweep: str | None = None, part: str | None = None
@@ -141,13 +110,11 @@ class Launcher:
         with self._launching(submission_id):
             run_ids = self._add_rows(submission_id, replace(submission, jobs_at=jobs_at))
             self._carry_out(
-                _Work(
-                    run_ids=run_ids,
-                    sites=submission.placements,
-                    jobs_at=lambda site: dict(zip(run_ids, jobs_at(site), strict=True)),
-                    options=submission.options,
-                    looks=self._looks(submission, run_ids),
-                )
+                run_ids,
+                submission.placements,
+                lambda site: dict(zip(run_ids, jobs_at(site), strict=True)),
+                submission.options,
+                looks=self._looks(submission, run_ids),
             )
         return self.ledger.select(submission=submission_id)
 
@@ -159,19 +126,14 @@ class Launcher:
         """
         runs = self._wait_for_others(submission_id)
         run_ids, attempts = [run.id for run in runs], self._attempts_of(runs)
-        work = _Work(
-            run_ids=run_ids,
-            sites=tuple(read(Site, site, "site") for site in self.ledger.sites_of(submission_id)),
-            jobs_at=jobs_of(runs),
-            options=replace(submission.options, detach=False),
-            looks=self._looks(submission, run_ids),
-        )
+        sites = tuple(read(Site, site, "site") for site in self.ledger.sites_of(submission_id))
+        options, looks = replace(submission.options, detach=False), self._looks(submission, run_ids)
         with self._launching(submission_id):
-            if work.sites and attempts and attempts[-1].ended_at is None:
-                self._carry_out(replace(work, run_ids=attempts[-1].run_ids, under_way=attempts[-1]))
+            if sites and attempts and (last := attempts[-1]).ended_at is None:
+                self._carry_out(last.run_ids, sites, jobs_of(runs), options, looks=looks, under_way=last)
             if not self.stop.by and (undone := self._reopen_undone(run_ids)):
                 # On this machine the runs that are done still count where runs are numbered.
-                self._carry_out(replace(work, run_ids=undone) if work.sites else work)
+                self._carry_out(undone if sites else run_ids, sites, jobs_of(runs), options, looks=looks)
         return self.ledger.select(submission=submission_id)
 
     def _wait_for_others(self, submission_id: str) -> list[Run]:
@@ -238,9 +200,7 @@ class Launcher:
                 siblings = self.ledger.select(submission=run.submission_id)
                 self.ledger.set_goes_on([sibling.id for sibling in siblings], None)
                 self._agree(run.id, run.backend, options)
-            self._carry_out(
-                _Work(run_ids=[run.id], sites=plan.placements, jobs_at=jobs_of([run]), options=options)
-            )
+            self._carry_out([run.id], plan.placements, jobs_of([run]), options)
         return self.ledger.get(run.id)
 
     def go_on(self) -> bool:
@@ -290,9 +250,7 @@ class Launcher:
                 "left of what was submitted"
             )
             options = replace(agreed, max_minutes=plan.max_minutes)
-            self._carry_out(
-                _Work(run_ids=run_ids, sites=plan.placements, jobs_at=jobs_of(runs), options=options)
-            )
+            self._carry_out(run_ids, plan.placements, jobs_of(runs), options)
 
     def _resumable(self, run: Run, *, account_timer: bool) -> Resumable:
         """Return how the run would be resumed. Raises UserError's kinds if that is impossible."""
@@ -308,18 +266,6 @@ class Launcher:
         if options.detach and backend == "ec2":
             terms = {"account_timer": options.account_timer, "max_replacements": options.max_replacements}
             self.ledger.set_goes_on([run_id], terms)
-
-    @cached_property
-    def advice(self) -> Advice:
-        """What guards verdicts, predictions and displays."""
-        return Advice(home=self.settings.home.absolute(), warn=lambda line: self.report(as_warning(line)))
-
-    @property
-    def cloud_backends(self) -> dict[str, CloudBackend]:
-        """The backends whose plans cost money, by name."""
-        return {
-            name: cast(CloudBackend, backend) for name, backend in self.backends.items() if name != "local"
-        }
 
     @contextmanager
     def _launching(self, submission_id: str) -> Iterator[None]:
@@ -355,7 +301,6 @@ class Launcher:
 
     def _add_rows(self, submission_id: str, submission: Submission) -> list[str]:
         first = next(iter(submission.placements), None)
-        home = self.settings.home.absolute()
         run_ids = []
         with self.ledger.transaction():
             if submission.placements:
@@ -366,7 +311,7 @@ class Launcher:
                 backend = first.backend if first else "local"
                 # On AWS each attempt has a plan of its own.
                 plan = None if first else self.backends[backend].plan({run_id: job})
-                directory = plan.request["directory"] if plan else s3_sync.run_folder(home, run_id)
+                directory = plan.request["directory"] if plan else s3_sync.run_folder(self.home, run_id)
                 self.ledger.add_run(
                     submission_id,
                     run_id,
@@ -385,34 +330,11 @@ class Launcher:
         if submission.verdicts is None and submission.elimination is None:
             return None
         return PlannedLooks(
-            verdicts=submission.verdicts,
-            elimination=submission.elimination,
-            ledger=self.ledger,
-            run_ids=run_ids,
-            home=self.settings.home.absolute(),
-            report=self.report,
-            advice=self.advice,
+            verdicts=submission.verdicts, elimination=submission.elimination, launch=self, run_ids=run_ids
         )
-
-    def _carry_out(self, work: _Work) -> None:
-        """Start the runs, and follow them unless they are detached. The caller holds the launcher's lock."""
-        if work.sites:
-            self._run_on_aws(work)
-        else:
-            self._run_here(work.run_ids, work.looks)
 
     def _run_here(self, run_ids: Sequence[str], looks: PlannedLooks | None) -> None:
         """Run the jobs one after another; a job whose like failed is not tried again."""
-        runner = LocalRunner(
-            backend=cast(Backend, self.backends["local"]),
-            ledger=self.ledger,
-            display=self.display,
-            stop=self.stop,
-            sleep=self.sleep,
-            advice=self.advice,
-            home=self.settings.home.absolute(),
-            report=self.report,
-        )
         jobs = {run_id: self.ledger.get(run_id).job for run_id in run_ids}
         with self._settling(run_ids):
             for (run_id, job), label in zip(jobs.items(), _labels([*jobs.values()]), strict=True):
@@ -422,7 +344,7 @@ class Launcher:
                 # Another command may have cancelled and removed it while it waited for its turn.
                 if not self.ledger.existing([run_id]) or self.ledger.get(run_id).state.is_final:
                     continue
-                if runner.run(run_id, label) in (RunState.FAILED, RunState.LOST):
+                if run_here(self, run_id, label) in (RunState.FAILED, RunState.LOST):
                     why = f"an earlier run of this {'variant' if job.script else 'recipe'} failed"
                     alike = [id for id, other in jobs.items() if other.without_seed == job.without_seed]
                     for other_id in self.ledger.existing(alike):
@@ -437,17 +359,32 @@ class Launcher:
             self.ledger.set_state(run_id, RunState.CANCELLED, why, ending=Ending.NOT_NEEDED)
         return {*unneeded}
 
-    def _run_on_aws(self, work: _Work) -> None:
-        """Start and follow attempts until no run is left that another attempt could go on with.
+    def _carry_out(
+        self,
+        run_ids: Sequence[str],
+        sites: Sequence[Site],
+        jobs_at: Callable[[Site], Mapping[str, Job]],
+        options: Options,
+        *,
+        looks: PlannedLooks | None = None,
+        under_way: Attempt | None = None,
+    ) -> None:
+        """Start the runs, and follow them unless they are detached. The caller holds the launcher's lock.
 
-        All share the minutes of the options, and so the ceiling.
+        On AWS start attempts until no run is left that another one could go on with. All share the minutes of
+        the options, and so the ceiling.
+
+        run_ids: just added to the ledger, or reopened. sites: on AWS, in the order to try; empty on this
+        machine. jobs_at: returns the jobs at a site, by run id. looks: leaves out runs that are not needed.
+        under_way: an attempt at the runs that lives, to be followed first.
         """
-        run_ids, sites, options, looks = work.run_ids, work.sites, work.options, work.looks
-        under_way = work.under_way
+        if not sites:
+            self._run_here(run_ids, looks)
+            return
         if under_way is None and looks and looks.elimination:
             unneeded = self._cancel_unneeded(looks)
             run_ids = [run_id for run_id in run_ids if run_id not in unneeded]
-        remaining, provisioner = tuple(run_ids), self._provisioner()
+        remaining, provisioner = tuple(run_ids), Provisioner(launch=self)
         result, num_faulty = None, 0
         with self._settling(run_ids) as leftover:
             while remaining:
@@ -465,7 +402,7 @@ class Launcher:
                     sites = self._sites_to_go_on(sites, earlier)
                     started = provisioner.place(
                         sites,
-                        lambda at, ids=remaining: {run_id: work.jobs_at(at)[run_id] for run_id in ids},  # type: ignore[misc]
+                        lambda at, ids=remaining: {run_id: jobs_at(at)[run_id] for run_id in ids},  # type: ignore[misc]
                         max_minutes=int(options.max_minutes - used),
                         root=root_of(earlier),
                     )
@@ -490,7 +427,7 @@ class Launcher:
                 elif remaining:
                     num_faulty += is_faulty
                     # From the first site again: there may be capacity by now.
-                    provisioner = self._provisioner()
+                    provisioner = Provisioner(launch=self)
                     self.report(f"{result.reason}: going on, on another, from the last checkpoint")
 
     def _sites_to_go_on(self, sites: Sequence[Site], attempts: Sequence[Attempt]) -> Sequence[Site]:
@@ -503,39 +440,21 @@ class Launcher:
     def _backend(self, attempt: Attempt) -> CloudBackend:
         return self.cloud_backends[attempt.backend]
 
-    def _provisioner(self) -> Provisioner:
-        return Provisioner(
-            backends=self.cloud_backends,
-            ledger=self.ledger,
-            settings=self.settings,
-            stop=self.stop,
-            report=self.report,
-        )
-
     def _monitor(
         self, attempt: Attempt, run_ids: Sequence[str], looks: PlannedLooks | None
     ) -> AttemptMonitor:
-        backend = self._backend(attempt)
         runs = [self.ledger.get(run_id) for run_id in run_ids]
         labels = dict(zip(run_ids, _labels([run.job for run in runs]), strict=True))
-        return AttemptMonitor(
+        backend = self._backend(attempt)
+        shown = AttemptDisplay(
+            launch=self,
             attempt=attempt,
-            backend=backend,
-            ledger=self.ledger,
-            shown=AttemptDisplay(
-                display=self.display,
-                home=self.settings.home.absolute(),
-                attempt=attempt,
-                runs=[run for run in runs if run.id in attempt.run_ids],
-                labels=labels,
-                place=f"{_machines(attempt)} in {attempt.zone or attempt.region}",
-                machine=machine_of(attempt, backend),
-            ),
-            stop=self.stop,
-            report=self.report,
-            advice=self.advice,
-            looks=looks,
+            runs=[run for run in runs if run.id in attempt.run_ids],
+            labels=labels,
+            place=f"{_machines(attempt)} in {attempt.zone or attempt.region}",
+            machine=machine_of(attempt, backend),
         )
+        return AttemptMonitor(launch=self, attempt=attempt, backend=backend, shown=shown, looks=looks)
 
     def _protect(self, attempt: Attempt, *, account_timer: bool) -> str | None:
         """Make the timer in the account that ends the attempt's machines; return its state in words.

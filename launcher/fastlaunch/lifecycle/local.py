@@ -1,9 +1,8 @@
 """Runs a job on this machine: starts it, follows it, and stores how it ended."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.data import read
@@ -15,8 +14,8 @@ from fastlaunch.jobs.contents import script_now
 from fastlaunch.jobs.job import Script, contents_environment
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.collect import summarize_run
-from fastlaunch.lifecycle.display import Display, RecordTail
-from fastlaunch.lifecycle.world import PROGRESS, Advice, StopRequest
+from fastlaunch.lifecycle.display import RecordTail
+from fastlaunch.lifecycle.world import PROGRESS, LaunchContext
 from fastlaunch.measure.headers import changed_files
 from fastlaunch.measure.outcome import outcome_of, read_records
 
@@ -24,92 +23,77 @@ from fastlaunch.measure.outcome import outcome_of, read_records
 _FIRST_LOOK_S, LOOK_INTERVAL_S = 0.02, 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalRunner:
-    """Runs planned runs of this machine, one at a time."""
+def run_here(launch: LaunchContext, run_id: str, label: str) -> RunState:
+    """Carry out a planned run of this machine; return its final state.
 
-    backend: Backend
-    ledger: Ledger
-    display: Display
-    stop: StopRequest
-    sleep: Callable[[float], None]
-    advice: Advice
-    #: fastlaunch's home folder, which is no part of a script.
-    home: Path
-    #: Called with a line for the user.
-    report: Callable[[str], None]
+    After an earlier attempt it goes on from its last checkpoint; a script, from its output folder. Raises
+    UserError, with the run failed, if it cannot be started.
+    """
+    ledger, backend = launch.ledger, cast(Backend, launch.backends["local"])
+    run = ledger.get(run_id)
+    assert run.plan is not None and run.spec is not None and run.directory is not None
+    is_resumed = bool(ledger.attempts_of(run_id))
+    # Claim it before it starts: a command that cancels it meanwhile sees it planned or running, not between.
+    if not ledger.set_state(run_id, RunState.RUNNING):
+        return ledger.get(run_id).state
+    attempt_id, token = ledger.add_attempt([run_id])
+    try:
+        plan = _with_contents(launch, read(Plan, run.plan, "plan"), run)
+        if is_resumed:
+            plan = _resuming(plan, number=token.rpartition("-a")[2], is_script="script" in run.spec)
+        handle = backend.execute(plan)
+    except UserError as error:
+        ledger.set_state(run_id, RunState.FAILED, error.message)
+        ledger.end_attempt(attempt_id, RunState.FAILED)
+        raise
+    try:
+        ledger.set_handle(attempt_id, handle)
+        with launch.advice.guard(PROGRESS):
+            launch.display.start(label, run.spec.get("steps"))
+        _follow(launch, backend, handle, RecordTail(run.directory))
+    except BaseException:
+        # After a second Ctrl-C, an unwritable ledger or a bug, nobody would follow the job any more.
+        backend.kill(handle)
+        if launch.stop.by:
+            finish_run(run, handle, backend=backend, ledger=ledger, stopped_by=launch.stop.by)
+        raise
+    state = finish_run(run, handle, backend=backend, ledger=ledger, stopped_by=launch.stop.by)
+    with launch.advice.guard(PROGRESS):
+        launch.display.finish(str(state))
+    return state
 
-    def run(self, run_id: str, label: str) -> RunState:
-        """Return the run's final state. Raises UserError, with the run failed, where it cannot be started.
 
-        After an earlier attempt it goes on from its last checkpoint; a script, from its output folder.
-        """
-        run = self.ledger.get(run_id)
-        assert run.plan is not None and run.spec is not None and run.directory is not None
-        is_resumed = bool(self.ledger.attempts_of(run_id))
-        # Claimed before it is started: whoever cancels it meanwhile finds it planned or running, not between.
-        if not self.ledger.set_state(run_id, RunState.RUNNING):
-            return self.ledger.get(run_id).state
-        attempt_id, token = self.ledger.add_attempt([run_id])
-        try:
-            plan = self._with_contents(read(Plan, run.plan, "plan"), run)
-            if is_resumed:
-                plan = _resuming(plan, number=token.rpartition("-a")[2], is_script="script" in run.spec)
-            handle = self.backend.execute(plan)
-        except UserError as error:
-            self.ledger.set_state(run_id, RunState.FAILED, error.message)
-            self.ledger.end_attempt(attempt_id, RunState.FAILED)
-            raise
-        try:
-            self.ledger.set_handle(attempt_id, handle)
-            with self.advice.guard(PROGRESS):
-                self.display.start(label, run.spec.get("steps"))
-            self._follow(handle, RecordTail(run.directory))
-        except BaseException:
-            # A second Ctrl-C, a ledger that cannot be written, a bug: nobody would follow the job any more.
-            self.backend.kill(handle)
-            if self.stop.by:
-                self._finish(run, handle)
-            raise
-        state = self._finish(run, handle)
-        with self.advice.guard(PROGRESS):
-            self.display.finish(str(state))
-        return state
+def _with_contents(launch: LaunchContext, plan: Plan, run: Run) -> Plan:
+    """Return the plan with the script's contents as they are now. Report if they changed meanwhile."""
+    folder = plan.request.get("working_directory")
+    runs = launch.ledger.times_of_attempts("local")
+    script = script_now(run.job, folder, home=launch.home, runs=runs) if folder else None
+    if script is None:
+        return plan
+    earlier = [*launch.ledger.select(submission=run.submission_id), run]
+    if edited := edited_since(earlier, run.recipe, script):
+        text = f"{edited} changed since the last such run: those from here on are another row"
+        launch.report(as_warning(text))
+    # A workload's commit is that of the code that trains it.
+    contents = contents_environment(script if run.script else replace(script, commit=None))
+    environment = {**plan.request["env"], **contents}
+    return replace(plan, request={**plan.request, "env": environment})
 
-    def _with_contents(self, plan: Plan, run: Run) -> Plan:
-        """Return the plan with the script's contents as they are now. Reports if they changed meanwhile."""
-        folder = plan.request.get("working_directory")
-        runs = self.ledger.times_of_attempts("local")
-        script = script_now(run.job, folder, home=self.home, runs=runs) if folder else None
-        if script is None:
-            return plan
-        earlier = [*self.ledger.select(submission=run.submission_id), run]
-        if edited := edited_since(earlier, run.recipe, script):
-            text = f"{edited} changed since the last such run: those from here on are another row"
-            self.report(as_warning(text))
-        # A workload's commit is that of the code that trains it.
-        contents = contents_environment(script if run.script else replace(script, commit=None))
-        environment = {**plan.request["env"], **contents}
-        return replace(plan, request={**plan.request, "env": environment})
 
-    def _follow(self, handle: Mapping[str, Any], tail: RecordTail) -> None:
-        pause_s = _FIRST_LOOK_S
-        while self.backend.state(handle) is RunState.RUNNING:
-            if self.stop.by:
-                self.backend.stop(handle)
-                break
-            self._show(tail)
-            self.sleep(pause_s)
-            pause_s = min(1.25 * pause_s, LOOK_INTERVAL_S)
-        self._show(tail)
-
-    def _show(self, tail: RecordTail) -> None:
-        with self.advice.guard(PROGRESS):
+def _follow(launch: LaunchContext, backend: Backend, handle: Mapping[str, Any], tail: RecordTail) -> None:
+    """Show the job's progress until it has ended, or stop it if the user asks."""
+    pause_s, is_running = _FIRST_LOOK_S, True
+    while is_running:
+        is_running = backend.state(handle) is RunState.RUNNING
+        if is_running and launch.stop.by:
+            backend.stop(handle)
+            is_running = False
+        with launch.advice.guard(PROGRESS):
             if progress := tail.read():
-                self.display.show(progress)
-
-    def _finish(self, run: Run, handle: Mapping[str, Any]) -> RunState:
-        return finish_run(run, handle, backend=self.backend, ledger=self.ledger, stopped_by=self.stop.by)
+                launch.display.show(progress)
+        if is_running:
+            launch.sleep(pause_s)
+            pause_s = min(1.25 * pause_s, LOOK_INTERVAL_S)
 
 
 def _resuming(plan: Plan, *, number: str, is_script: bool) -> Plan:

@@ -1,6 +1,6 @@
 """Follows an attempt on AWS until it has ended: downloads and shows its progress, ends machines that hang."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,16 +12,16 @@ from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.core.errors import CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import Ending, RunState
-from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import doing
 from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
-from fastlaunch.lifecycle.display import Display, Progress, RecordTail
+from fastlaunch.lifecycle.display import Progress, RecordTail
 from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt
 from fastlaunch.lifecycle.rounds import PlannedLooks
 from fastlaunch.lifecycle.sight import look
-from fastlaunch.lifecycle.world import PROGRESS, Advice, StopRequest
+from fastlaunch.lifecycle.world import PROGRESS, LaunchContext
 from fastlaunch.measure.outcome import outcome_of, read_records
 
 LOOK_INTERVAL_S = 10.0
@@ -42,8 +42,7 @@ _PAUSE_S = 1.0
 class AttemptDisplay:
     """Shows the runs of an attempt, one after another."""
 
-    display: Display
-    home: Path
+    launch: LaunchContext
     attempt: Attempt
     #: In the order in which the machine does them, and how they are shown, by id.
     runs: Sequence[Run]
@@ -65,45 +64,42 @@ class AttemptDisplay:
             if self._has_begun(run, files):
                 records, _ = read_records(self._records(self.current, files))
                 # The node's last word on the run comes later.
-                self.display.finish(str(outcome_of(records).state) if records else "ended without a record")
+                state = str(outcome_of(records).state) if records else "ended without a record"
+                self.launch.display.finish(state)
                 self._show_start(run)
         # Records of earlier attempts are not this one's progress.
         progress = self._tail.read() if self._has_begun(self.current, files) else None
         if progress is None:
             num_steps, stage = self.current.job.steps or 0, self._stage(aws_status)
             progress = Progress(step=0, num_steps=num_steps, phase=stage)
-        self.display.show(progress)
+        self.launch.display.show(progress)
 
     def _records(self, run: Run, files: Collection[Path]) -> list[Path]:
-        return [path for path in s3_sync.record_paths(self.home, run.id) if path in files]
+        return [path for path in s3_sync.record_paths(self.launch.home, run.id) if path in files]
 
     def _has_begun(self, run: Run, files: Collection[Path]) -> bool:
         return any(path.name.startswith("rank-00000-") for path in self._records(run, files))
 
     def _show_start(self, run: Run) -> None:
-        self.current, self._tail = run, RecordTail(s3_sync.run_folder(self.home, run.id))
-        self.display.start(self.labels[run.id], run.job.steps)
+        self.current, self._tail = run, RecordTail(s3_sync.run_folder(self.launch.home, run.id))
+        self.launch.display.start(self.labels[run.id], run.job.steps)
 
     def _stage(self, aws_status: AttemptStatus) -> str:
         if not aws_status.is_seen or (aws_status.is_live and not aws_status.is_up):
             return f"{self.place}: {aws_status.detail or 'pending'}"
         if not aws_status.is_live:
             return f"{self.machine}: {aws_status.detail or 'shutting down'}"
-        return f"{self.machine}: {doing(self.current, [self.attempt], self.home, None)}"
+        return f"{self.machine}: {doing(self.current, [self.attempt], self.launch.home, None)}"
 
 
 @dataclass(kw_only=True)
 class AttemptMonitor:
     """Follows `attempt`, which has a handle."""
 
+    launch: LaunchContext
     attempt: Attempt
     backend: CloudBackend
-    ledger: Ledger
     shown: AttemptDisplay
-    stop: StopRequest
-    #: Called with a line for the user.
-    report: Callable[[str], None]
-    advice: Advice
     #: Ends rows that are settled; None if all runs are to be done.
     looks: PlannedLooks | None = None
     #: Why this monitor ended the machines, if it did.
@@ -128,11 +124,11 @@ class AttemptMonitor:
         machine then goes on.
         """
         try:
-            with self.advice.guard(PROGRESS):
+            with self.launch.advice.guard(PROGRESS):
                 self.shown.start()
             aws_status = self._until_ended()
         except UserError as error:
-            if self.stop.by and not isinstance(error, CloudRefused):
+            if self.launch.stop.by and not isinstance(error, CloudRefused):
                 self._kill()
                 raise
             raise self._unfollowed(error) from None
@@ -140,14 +136,14 @@ class AttemptMonitor:
             self._kill()
             raise
         result = self._finish(aws_status)
-        if self.ledger.attempt(self.attempt.id).ended_at is not None:
-            disarm(self.ledger, self.backend.aws, self.attempt)
-        with self.advice.guard(PROGRESS):
+        if self.launch.ledger.attempt(self.attempt.id).ended_at is not None:
+            disarm(self.launch.ledger, self.backend.aws, self.attempt)
+        with self.launch.advice.guard(PROGRESS):
             run_id = self.shown.current.id
             if run_id in result.left:
-                self.shown.display.finish("no capacity" if result.try_next else str(RunState.INTERRUPTED))
-            elif self.ledger.existing([run_id]):
-                self.shown.display.finish(str(self.ledger.get(run_id).state))
+                self.launch.display.finish("no capacity" if result.try_next else str(RunState.INTERRUPTED))
+            elif self.launch.ledger.existing([run_id]):
+                self.launch.display.finish(str(self.launch.ledger.get(run_id).state))
         return result
 
     def _finish(self, aws_status: AttemptStatus) -> AttemptResult:
@@ -159,13 +155,13 @@ class AttemptMonitor:
                     self.attempt,
                     aws_status,
                     backend=self.backend,
-                    ledger=self.ledger,
+                    ledger=self.launch.ledger,
                     why=self._why,
-                    go_on=not self.stop.by,
+                    go_on=not self.launch.stop.by,
                 )
             except CloudRefused as error:
                 may_pass = isinstance(error, Throttled | Unreachable) and self.backend.now() < deadline
-                if not may_pass or self.stop.by:
+                if not may_pass or self.launch.stop.by:
                     message = (
                         f"{self._machine} has ended; what it uploaded cannot be read now: {error.message}"
                     )
@@ -176,14 +172,14 @@ class AttemptMonitor:
     def _until_ended(self) -> AttemptStatus:
         last = AttemptStatus(has_ended=False, is_seen=False)
         while True:
-            if self.stop.by and not self._is_stopping:
+            if self.launch.stop.by and not self._is_stopping:
                 self._stop()
             # A machine out of sight for a moment is taken to be as before.
             last = self._see() or last
             if last.has_ended:
                 return last
             self._sync()
-            with self.advice.guard(PROGRESS):
+            with self.launch.advice.guard(PROGRESS):
                 self.shown.update(last, set(self._synced.files))
             if self._is_down(last):
                 return last
@@ -199,7 +195,7 @@ class AttemptMonitor:
 
     def _see(self) -> AttemptStatus | None:
         try:
-            (aws_status,) = look(self.ledger, self.backend, [self.attempt])
+            (aws_status,) = look(self.launch.ledger, self.backend, [self.attempt])
         except (Throttled, Unreachable) as error:
             now = self.backend.now()
             # A laptop that slept for hours finds its network a while after its clock.
@@ -221,7 +217,7 @@ class AttemptMonitor:
             before, self._synced = self._synced, self.backend.sync(self._handle)
             self._synced_at = now
             if self._synced.left_out and not before.left_out:
-                self.report(self._synced.left_out.message)
+                self.launch.report(self._synced.left_out.message)
             self._skip_settled()
             if self._unseen_since is None:
                 self._warnings.clear()
@@ -241,9 +237,9 @@ class AttemptMonitor:
         if not can_skip and not self.looks.are_all_settled:
             return
         for run_id, why in unneeded.items():
-            self.ledger.set_state(run_id, RunState.CANCELLED, why, ending=Ending.NOT_NEEDED)
+            self.launch.ledger.set_state(run_id, RunState.CANCELLED, why, ending=Ending.NOT_NEEDED)
         if not can_skip:
-            self.ledger.note_stop(self.attempt.id, "fastlaunch: all rows are settled")
+            self.launch.ledger.note_stop(self.attempt.id, "fastlaunch: all rows are settled")
             self._is_stopping = True
             self.backend.stop(self._handle)
 
@@ -287,7 +283,7 @@ class AttemptMonitor:
         return f"only {self._synced.num_booted} of its {num_nodes} nodes booted {within}"
 
     def _terminate(self, why: str) -> None:
-        self.report(f"{self._machine}: {why}; terminating it")
+        self.launch.report(f"{self._machine}: {why}; terminating it")
         # Set first: if terminating fails, nobody tries again, but the reason is known.
         self._why = why
         self.backend.kill(self._handle)
@@ -301,34 +297,34 @@ class AttemptMonitor:
     def _stop(self) -> None:
         self._is_stopping = True
         self._note_stop()
-        self.report(f"stopping {self._machine}: it saves what it can; {once_more(self.backend)}")
+        self.launch.report(f"stopping {self._machine}: it saves what it can; {once_more(self.backend)}")
         self.backend.stop(self._handle)
 
     def _note_stop(self) -> None:
         # A full disk must not keep the machine alive.
         with suppress(UserError):
-            self.ledger.note_stop(self.attempt.id, str(self.stop.by))
+            self.launch.ledger.note_stop(self.attempt.id, str(self.launch.stop.by))
 
     def _kill(self) -> None:
         """End the machine at once; if that fails, report what may be running."""
-        if self.stop.by:
+        if self.launch.stop.by:
             self._note_stop()
         try:
             self.backend.kill(self._handle)
-            self.report(f"{self._machine} was told to end")
+            self.launch.report(f"{self._machine} was told to end")
         except BaseException as error:
-            self.report(
+            self.launch.report(
                 f"{self._machine} may still be running ({error}); {how_to_stop(self.attempt, self.backend)}"
             )
             if not isinstance(error, CloudRefused):
                 raise
             return
         with suppress(UserError):
-            (aws_status,) = look(self.ledger, self.backend, [self.attempt])
+            (aws_status,) = look(self.launch.ledger, self.backend, [self.attempt])
             # While it is still shutting down, whoever looks next ends it in the ledger.
             if aws_status.has_ended:
-                finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.ledger)
-                disarm(self.ledger, self.backend.aws, self.attempt)
+                finish_attempt(self.attempt, aws_status, backend=self.backend, ledger=self.launch.ledger)
+                disarm(self.launch.ledger, self.backend.aws, self.attempt)
 
     def _unfollowed(self, error: UserError) -> UserError:
         hint = f"{error.hint}; " if error.hint else ""
@@ -354,11 +350,11 @@ class AttemptMonitor:
     def _warn_once(self, message: str) -> None:
         if message not in self._warnings:
             self._warnings.add(message)
-            self.report(f"{message}; trying again")
+            self.launch.report(f"{message}; trying again")
 
     def _pause(self) -> None:
         # Counted, not timed: a clock that is set back must not make it last.
         for _ in range(round(LOOK_INTERVAL_S / _PAUSE_S)):
-            if self.stop.by and not self._is_stopping:
+            if self.launch.stop.by and not self._is_stopping:
                 return
             self.backend.sleep(_PAUSE_S)

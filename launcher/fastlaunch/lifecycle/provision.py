@@ -26,11 +26,9 @@ from fastlaunch.core.errors import (
     UserError,
 )
 from fastlaunch.core.plan import Ending, Plan, RunState
-from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.job import Job
-from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.world import StopRequest
+from fastlaunch.lifecycle.world import LaunchContext
 
 #: How long a request is repeated after no answer or throttling.
 UNKNOWN_LIMIT = timedelta(minutes=5)
@@ -46,12 +44,7 @@ _NAME_IN_USE = "ResourceInUse"
 class Provisioner:
     """Starts machines. Remembers the sites that refused, so that each is asked once."""
 
-    backends: Mapping[str, CloudBackend]
-    ledger: Ledger
-    settings: Settings
-    stop: StopRequest
-    #: Called with a line for the user.
-    report: Callable[[str], None]
+    launch: LaunchContext
     _refused: dict[str, CloudRefused] = field(default_factory=dict)
     _over_quota: list[Site] = field(default_factory=list)
 
@@ -70,7 +63,7 @@ class Provisioner:
         refuse, and Unreachable if it is not known whether one accepted.
         """
         for site in placements:
-            if self.stop.by:
+            if self.launch.stop.by:
                 return None
             if site.name in self._refused:
                 continue
@@ -91,57 +84,58 @@ class Provisioner:
     def refuse(self, site: Site, error: CloudRefused) -> None:
         """Note and report that the site refused; another one may be tried."""
         self._refused[site.name] = error
-        self.report(f"{site.name}: {error.message}")
+        self.launch.report(f"{site.name}: {error.message}")
 
     def _try(self, site: Site, jobs: Mapping[str, Job], max_minutes: int, root: str | None) -> Attempt | None:
         """Return the attempt once its request is accepted; None if all its runs were cancelled meanwhile."""
-        backend = self.backends[site.backend].at(site, max_minutes, root=root)
+        ledger = self.launch.ledger
+        backend = self.launch.cloud_backends[site.backend].at(site, max_minutes, root=root)
         identity = backend.aws.identity()
         job = next(iter(jobs.values()))
         # EC2's spot price is looked up once the machine exists.
         price = None if site.backend == "ec2" and job.terms.purchase == "spot" else site.price
         # In one transaction: the rows name the site of the attempt that is about to be sent.
-        with self.ledger.transaction():
+        with ledger.transaction():
             # Another command may have cancelled them since, and a run that has ended must not start anything.
-            jobs = {run_id: spec for run_id, spec in jobs.items() if self._is_open(run_id)}
+            known = ledger.existing(list(jobs))
+            jobs = {
+                id: spec for id, spec in jobs.items() if id in known and not ledger.get(id).state.is_final
+            }
             if not jobs:
                 return None
             for run_id, spec in jobs.items():
-                self.ledger.place(run_id, spec=spec.to_json(), instance=site.instance.name, price=price)
-            attempt_id, _ = self.ledger.add_attempt(
+                ledger.place(run_id, spec=spec.to_json(), instance=site.instance.name, price=price)
+            attempt_id, _ = ledger.add_attempt(
                 list(jobs),
                 max_minutes=max_minutes,
-                usd_per_hour=paid_usd_per_hour(price, self.settings),
+                usd_per_hour=paid_usd_per_hour(price, self.launch.settings),
                 account=identity.account,
                 partition=identity.partition,
                 make_plan=lambda n: backend.plan(jobs, attempt=n),
             )
-        plan = self.ledger.plan_of(attempt_id)
+        plan = ledger.plan_of(attempt_id)
         assert plan is not None
         try:
             self._note_start(attempt_id, jobs, self._send(attempt_id, plan, backend))
-            return self.ledger.attempt(attempt_id)
+            return ledger.attempt(attempt_id)
         except Unreachable:
             raise self._unknown(attempt_id, plan, unanswered(plan)) from None
         except CloudRefused as error:
             ending = Ending.NO_CAPACITY if isinstance(error, NoCapacity) else None
-            self.ledger.end_attempt(attempt_id, RunState.FAILED, ending=ending, reason=error.message)
+            ledger.end_attempt(attempt_id, RunState.FAILED, ending=ending, reason=error.message)
             raise
         except BaseException:
             # A second Ctrl-C, an unwritable ledger or a bug while the request was under way.
             unknown = self._unknown(attempt_id, plan, "its launcher ended while it was being started")
-            self.report(f"{unknown.message}; {unknown.hint}")
+            self.launch.report(f"{unknown.message}; {unknown.hint}")
             raise
 
-    def _is_open(self, run_id: str) -> bool:
-        return bool(self.ledger.existing([run_id])) and not self.ledger.get(run_id).state.is_final
-
     def _note_start(self, attempt_id: int, run_ids: Iterable[str], handle: Mapping[str, Any]) -> None:
-        with self.ledger.transaction():
-            self.ledger.set_handle(attempt_id, handle)
+        with self.launch.ledger.transaction():
+            self.launch.ledger.set_handle(attempt_id, handle)
             for run_id in run_ids:
-                self.ledger.explain(run_id, None)
-                self.ledger.set_state(run_id, RunState.RUNNING)
+                self.launch.ledger.explain(run_id, None)
+                self.launch.ledger.set_state(run_id, RunState.RUNNING)
 
     def _send(self, attempt_id: int, plan: Plan, backend: CloudBackend) -> Mapping[str, Any]:
         deadline = backend.now() + UNKNOWN_LIMIT
@@ -152,13 +146,13 @@ class Provisioner:
             except (Throttled, Unreachable) as error:
                 if isinstance(error, Unreachable):
                     unknown = True
-                    self.ledger.explain_attempt(attempt_id, unanswered(plan))
-                if self.stop.by or backend.now() >= deadline or isinstance(error, TlsFailed):
+                    self.launch.ledger.explain_attempt(attempt_id, unanswered(plan))
+                if self.launch.stop.by or backend.now() >= deadline or isinstance(error, TlsFailed):
                     handle = _find(plan, backend) if unknown else None
                     if handle is not None:
                         return handle
                     raise Unreachable(error.message) if unknown else error from None
-                self.report(f"{error.message}; the same request is sent again")
+                self.launch.report(f"{error.message}; the same request is sent again")
             except CloudRefused as error:
                 # This request is refused, but an earlier one without an answer may have been carried out.
                 if error.code == _NAME_IN_USE or (not unknown and error.code != _STARTED_BEFORE):
@@ -175,13 +169,13 @@ class Provisioner:
 
     def _unknown(self, attempt_id: int, plan: Plan, why: str) -> Unreachable:
         """Return the error that says what may be running, and note the same in the ledger."""
-        attempt = self.ledger.attempt(attempt_id)
+        attempt = self.launch.ledger.attempt(attempt_id)
         # On a full disk this cannot be noted, but the user must be told.
-        with suppress(UserError), self.ledger.transaction():
-            self.ledger.explain_attempt(attempt_id, why)
+        with suppress(UserError), self.launch.ledger.transaction():
+            self.launch.ledger.explain_attempt(attempt_id, why)
             for run_id in attempt.run_ids:
-                self.ledger.set_state(run_id, RunState.RUNNING, why)
-                self.ledger.explain(run_id, why)
+                self.launch.ledger.set_state(run_id, RunState.RUNNING, why)
+                self.launch.ledger.explain(run_id, why)
         first, is_single = attempt.run_ids[0], attempt.num_nodes == 1
         machines = f"one {attempt.instance}" if is_single else f"{attempt.num_nodes} {attempt.instance}"
         ends = "it ends by itself" if is_single else "they end by themselves"

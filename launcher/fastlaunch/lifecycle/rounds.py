@@ -6,16 +6,15 @@ Or, in a sweep, as soon as they cannot be the best: `sweep --until-best`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 
 from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.ownership import FIRST_LOOK
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.job import Job, names_apart
-from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.collect import summarize_run
-from fastlaunch.lifecycle.world import Advice
+from fastlaunch.lifecycle.world import LaunchContext
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.measure.summary import Interval
 
@@ -53,12 +52,8 @@ class PlannedLooks:
     verdicts: Verdicts | None
     #: Instead of verdicts.
     elimination: Elimination | None = None
-    ledger: Ledger
+    launch: LaunchContext
     run_ids: Sequence[str]
-    home: Path
-    #: Called with a line for the user.
-    report: Callable[[str], None]
-    advice: Advice
     #: Whether every run has ended or is not needed.
     are_all_settled: bool = False
     _num_rounds: int = 0
@@ -72,10 +67,10 @@ class PlannedLooks:
 
         Empty if that cannot be decided.
         """
-        known = self.ledger.existing(self.run_ids)
-        runs = [self.ledger.get(id) for id in self.run_ids if id in known]
+        known = self.launch.ledger.existing(self.run_ids)
+        runs = [self.launch.ledger.get(id) for id in self.run_ids if id in known]
         self.are_all_settled = False
-        with self.advice.guard("a look at what is settled"):
+        with self.launch.advice.guard("a look at what is settled"):
             recorded = list(map(self._as_recorded, runs))
             if self.elimination is not None:
                 self._eliminate(recorded, self.elimination)
@@ -98,7 +93,8 @@ class PlannedLooks:
             rows = {specs[id].without_seed: why for id, why in added.items()}
             names = zip(names_apart(list(rows)), rows.values(), strict=True)
             if added:
-                self.report(f"left out from now on: {'; '.join(f'{name}: {why}' for name, why in names)}")
+                reasons = "; ".join(f"{name}: {why}" for name, why in names)
+                self.launch.report(f"left out from now on: {reasons}")
             self._why |= {id: f"{NOT_NEEDED}{why}" for id, why in added.items()}
 
     def _look_at_rounds(self, runs: Sequence[Run]) -> None:
@@ -118,12 +114,14 @@ class PlannedLooks:
         """Report how long all rounds take on this machine at the pace of the first."""
         took_s = 0.0
         for run in (run for run in first_round if run.backend == "local"):
-            for attempt in self.ledger.attempts_of(run.id):
+            for attempt in self.launch.ledger.attempts_of(run.id):
                 ended_at = datetime.fromisoformat(attempt.ended_at or attempt.started_at)
                 took_s += (ended_at - datetime.fromisoformat(attempt.started_at)).total_seconds()
         if took_s and most > 1:
             first, every = duration_text(took_s), duration_text(most * took_s)
-            self.report(f"round 1 took {first}: at this pace all {most} take {every}, and fewer may do")
+            self.launch.report(
+                f"round 1 took {first}: at this pace all {most} take {every}, and fewer may do"
+            )
 
     def _look(self, done: Sequence[Run], specs: Mapping[str, Job]) -> None:
         """Look at the runs of complete rounds, and note which of the later ones are not needed."""
@@ -154,7 +152,7 @@ class PlannedLooks:
                 unneeded[id] = f"{NOT_NEEDED}{settled.kind} {after}"
         names = zip(verdicts.values(), names_apart(list(verdicts)), strict=True)
         parts = [f"{name} {verdict}" for verdict, name in names if not verdict.is_baseline]
-        self.report(f"{after}: {'; '.join(parts) or 'nothing is left to compare'}")
+        self.launch.report(f"{after}: {'; '.join(parts) or 'nothing is left to compare'}")
         # The first reason stays: by that one the run was left out.
         self._why = unneeded | self._why
 
@@ -163,7 +161,7 @@ class PlannedLooks:
         if run.state.is_final or run.backend == "local":
             return run
         if run.id not in self._ended:
-            records, _ = read_records(record_paths(self.home, run.id))
+            records, _ = read_records(record_paths(self.launch.home, run.id))
             state = outcome_of(records).state
             if state not in (RunState.COMPLETED, RunState.FAILED):
                 return run

@@ -17,7 +17,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
@@ -35,6 +35,8 @@ from fastlaunch.jobs.working_directory import ask_git
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue
+    from fastlaunch.ledger.ledger import Ledger
+    from fastlaunch.lifecycle.display import Display
 
 #: File in the home folder for tracebacks of guarded errors.
 ERROR_LOG = "errors.log"
@@ -245,6 +247,38 @@ class World:
         return {
             name: make(aws=self.aws, home=home, sleep=self.sleep, now=self.now)
             for name, make in CLOUD.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContext:
+    """What a launcher and its parts act on while they carry out runs."""
+
+    #: By name. The backends for AWS have a clock and a sleep of their own.
+    backends: Mapping[str, Backend | CloudBackend]
+    ledger: "Ledger"
+    settings: Settings
+    display: "Display"
+    stop: StopRequest
+    #: Between two looks at a job on this machine.
+    sleep: Callable[[float], None] = time.sleep
+    #: Called with a line for the user.
+    report: Callable[[str], None] = report_line
+
+    @property
+    def home(self) -> Path:
+        return self.settings.home.absolute()
+
+    @cached_property
+    def advice(self) -> Advice:
+        """The guard of verdicts, predictions and displays."""
+        return Advice(home=self.home, warn=lambda line: self.report(as_warning(line)))
+
+    @property
+    def cloud_backends(self) -> dict[str, CloudBackend]:
+        """The backends whose plans cost money, by name."""
+        return {
+            name: cast(CloudBackend, backend) for name, backend in self.backends.items() if name != "local"
         }
 
 
