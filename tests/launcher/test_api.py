@@ -21,7 +21,7 @@ from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.options import arguments, command_line
 from fastlaunch.ledger.ledger import open_ledger
-from fastlaunch.lifecycle.submit import DryRun
+from fastlaunch.lifecycle.announcement import DryRun
 from fastlaunch.lifecycle.world import World
 
 

@@ -6,7 +6,7 @@ from fastlaunch.api.keywords import SubmitArguments
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.jobs.options import Options, arguments, command_line
 from fastlaunch.lifecycle import submit as lifecycle
-from fastlaunch.lifecycle.submit import DryRun
+from fastlaunch.lifecycle.announcement import DryRun
 from fastlaunch.lifecycle.world import World, default_context
 
 

@@ -1,5 +1,6 @@
 """`fastlaunch submit`: make jobs from options and plans from jobs, and run them here or on AWS."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +11,7 @@ import click
 from fastlaunch.api import submission as api
 from fastlaunch.api.results import Submitted
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, print_json, table_or_json_option, yes_option
+from fastlaunch.cli.options import examples, next_command, print_json, table_or_json_option, yes_option
 from fastlaunch.cli.render import answer_of, print_runs
 from fastlaunch.cli.submit_options import (
     GroupedCommand,
@@ -20,7 +21,17 @@ from fastlaunch.cli.submit_options import (
 )
 from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
+from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.job import Job
+from fastlaunch.jobs.working_directory import shown
+from fastlaunch.lifecycle.announcement import (
+    DryRun,
+    expected_json,
+    plan_text,
+    request_text,
+    to_be_given,
+    user_data_text,
+)
 
 
 @click.command(
@@ -79,17 +90,44 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
         print_runs(result.runs, output=output, answer=answer_of(context, result.runs))
         return result.exit_code
     if result.placement.sites:
-        from fastlaunch.cli.plan_text import print_dry_run
-
-        print_dry_run(result, argv=context.argv, output=output, show=show)
+        _print_dry_run(result, argv=context.argv, output=output, show=show)
     elif show:
         raise _show_is_for_aws()
     elif output == "json":
-        shown = [asdict(plan) for plan in result.plans]
-        print_json(shown[0] if len(shown) == 1 else {"plans": shown})
+        plans = [asdict(plan) for plan in result.plans]
+        print_json(plans[0] if len(plans) == 1 else {"plans": plans})
     else:
         click.echo(_plans_text(result.plans, result.jobs))
     return EXIT_DONE
+
+
+def _print_dry_run(dry_run: DryRun, *, argv: Sequence[str], output: str, show: str | None) -> None:
+    """Print what a submission for AWS would do, as text or JSON. argv: of the command, without its name.
+
+    Raises UserError for a --show of a part that the plan lacks.
+    """
+    (plan,), directory = dry_run.plans, dry_run.placement.directory
+    if output == "json":
+        for reason in by_reason(dry_run.placement.skipped):
+            click.echo(f"left out: {reason}", err=True)
+        files = {"files": [file.path for file in directory.files]} if directory else {}
+        expected = {"expected": expected_json(dry_run.expected)}
+        print_json({**asdict(plan), **expected, **files})
+    elif show == "files":
+        if directory is None:
+            raise UserError(
+                "--show files lists what travels with a script", "end with one: -- python train.py"
+            )
+        click.echo("\n".join(f"{file.num_bytes:>11,}  {shown(file.path)}" for file in directory.files))
+    elif show is not None:
+        click.echo(request_text(plan) if show == "request" else user_data_text(plan))
+    else:
+        click.echo(plan_text(dry_run))
+        if not dry_run.lacks_scheduler and not to_be_given(plan):
+            command, *words = (word for word in argv if word != "--dry-run")
+            if dry_run.placement.ceiling.is_above(dry_run.budget_usd):
+                words = ["--max-cost", str(math.ceil(dry_run.placement.ceiling.usd)), *words]
+            next_command(shlex.join(["fastlaunch", command, *words]))
 
 
 def _show_is_for_aws() -> UserError:

@@ -1,7 +1,8 @@
 """Which files make a script what it is: those that it imports, and those that configure it.
 
 We take their digests and commit when the script travels, or just before it starts on this machine. We follow
-the import statements of a script. Where it imports names that it makes up, or is not Python, all sources count.
+the import statements of a script. Where it imports names that it makes up, or is not Python, all sources
+count.
 """
 
 import ast

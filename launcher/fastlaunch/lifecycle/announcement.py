@@ -1,17 +1,21 @@
-"""A submission for AWS in words: before it starts, and as a dry run prints it."""
+"""A submission for AWS in words: before it starts, and as a dry run prints it; its request as YAML."""
 
+import json
+import math
 import re
 import shlex
 import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends.site import Site
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import FIRST_LOOK
+from fastlaunch.core.plan import Plan
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import by_reason, counted, in_ms, size_text
 from fastlaunch.jobs.job import Job
@@ -19,31 +23,65 @@ from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.working_directory import IGNORE_FILE, WorkingDirectory, shown
-from fastlaunch.placement.cost_ceiling import NOT_COUNTED, hours_text
+from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, hours_text
+from fastlaunch.placement.lookup import setup_command
+from fastlaunch.placement.resolve import Placement
 from fastlaunch_train.node.protocol import input_environment
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.ledger.ledger import Ledger
     from fastlaunch.measure.summary import Interval
-    from fastlaunch.placement.resolve import Placement
 
 #: The most entries to show of a long list.
-MOST = 4
+_MOST = 4
 #: The column of the sentences, beside the names of their topics.
-INDENT = 9
+_INDENT = 9
 #: Longer lines are hard to read.
 _WIDEST = 100
 #: Names of files that are probably sent by mistake.
 _PRIVATE = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|ed25519|ecdsa)|.*\.(pem|key)|credentials")
+_USER_DATA = "UserData"
+#: Placeholders that AWS cannot fill, and the options that do.
+_TO_BE_GIVEN = {
+    "bucket": "--bucket",
+    "instance-profile": "--instance-profile",
+    "role": "--role",
+    "subnet-id": "--subnet",
+    "security-group-id": "--security-group",
+}
 
 
-def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected | str") -> str:
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """A planned submission, for which nothing was started, written or asked."""
+
+    #: On this machine a plan per run; on AWS the request at the first site.
+    plans: tuple[Plan, ...] = field(repr=False)
+    jobs: tuple[Job, ...] = field(repr=False)
+    #: The sites on AWS where it may run; without sites on this machine.
+    placement: Placement = field(repr=False)
+    #: The expected time and cost, from similar runs, or a sentence on why they are unknown.
+    expected: "Expected | str" = field(repr=False, default="")
+    #: A warning about the oldest price, if it is old.
+    old_prices: str | None = None
+    #: Whether the config file names no role for the timer in the account.
+    lacks_scheduler: bool = False
+    #: The most that a submission may cost, by the option or the config file; None without either.
+    budget_usd: float | None = None
+
+    @property
+    def ceiling(self) -> CostCeiling | None:
+        """The most that it may cost; None on this machine."""
+        return self.placement.ceiling if self.placement.sites else None
+
+
+def announcement(placement: Placement, ledger: "Ledger", expected: "Expected | str") -> str:
     """Return what will be done, warnings about it, and finally its cost."""
     from fastlaunch.lifecycle.resume import slow_checkpoint
 
     options, site = placement.options, placement.sites[0]
-    topics = topics_of(placement, expected)
+    topics = _topics_of(placement, expected)
     cost = topics.pop("cost")
     notes = [*placement.changes, *warnings_of(placement)]
     if slow := slow_checkpoint(ledger, placement.jobs_at(), backend=site.backend):
@@ -54,61 +92,94 @@ def announcement(placement: "Placement", ledger: "Ledger", expected: "Expected |
         notes.append(
             "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
         )
-    return "\n".join([*layout(topics), *notes, *layout({"cost": cost})])
+    return "\n".join([*_layout(topics), *notes, *_layout({"cost": cost})])
 
 
-def topics_of(
-    placement: "Placement",
+def plan_text(dry_run: DryRun) -> str:
+    """Return what would be done at the first site, what it costs, what ends it and what is missing."""
+    (plan,), placement = dry_run.plans, dry_run.placement
+    topics = _topics_of(
+        placement,
+        dry_run.expected,
+        old_prices=dry_run.old_prices,
+        lacks_scheduler=dry_run.lacks_scheduler,
+    )
+    user_data = ", and `--show user-data` its script" if _USER_DATA in plan.request else ""
+    request = f"{plan.operation} in {plan.region}: `--show request` prints all of it{user_data}."
+    missing = _missing(plan, placement.sites[0], lacks_scheduler=dry_run.lacks_scheduler)
+    most = "at most " if _followed_jobs(placement)[0].max_rounds else ""
+    planned = f"Planned, not started: {most}{counted(len(dry_run.jobs), 'run')}."
+    return "\n".join([*_layout(topics), *missing, *_layout({"request": [request]}), "", planned])
+
+
+def to_be_given(plan: Plan) -> list[str]:
+    """Return the names of settings or options that are needed before the plan can start."""
+    return [name for name in plan.placeholders if name in _TO_BE_GIVEN]
+
+
+def _missing(plan: Plan, site: Site, *, lacks_scheduler: bool) -> list[str]:
+    """Return which names are missing, how to give them, and the commands that create them."""
+    rows = [f"{name:<18} {_TO_BE_GIVEN[name]}" for name in to_be_given(plan)]
+    rows += [f"{'scheduler-role':<18} or --no-account-timer"] * lacks_scheduler
+    if not rows:
+        return _layout({"missing": ["nothing: the config file and the options name all."]})
+    lines = [f"{'' if number else 'missing':<{_INDENT}}{row}" for number, row in enumerate(rows)]
+    lines += _wrapped(f"or as entries under `aws: {site.region}:` in the config file. To make them:")
+    return [*lines, *_wrapped(setup_command(site.region))]
+
+
+def _topics_of(
+    placement: Placement,
     expected: "Expected | str",
     *,
     old_prices: str | None = None,
     lacks_scheduler: bool = False,
 ) -> dict[str, list[str]]:
     """Return what a submission does, where, with what, what it costs and what ends it: sentences by topic."""
-    options, jobs = placement.options, followed_jobs(placement)
+    options, jobs = placement.options, _followed_jobs(placement)
     site, *others = placement.sites
     where = [f"left out: {reason}" for reason in by_reason(placement.skipped)]
     if others:
-        where.insert(0, f"without capacity there: {some([other.name for other in others], ', then ')}")
+        where.insert(0, f"without capacity there: {_some([other.name for other in others], ', then ')}")
         if len({other.instance.name for other in placement.sites}) > 1:
             where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
     travels = travels_text(placement.directory) if placement.directory else []
     wheels = placement.wheels
-    cost = expected_text(expected, jobs, max_minutes=options.max_minutes)
+    cost = _expected_text(expected, jobs, max_minutes=options.max_minutes)
     ends = [_ends(site, options, lacks_scheduler=lacks_scheduler)]
     if options.detach:
         ends.append("--detach: nobody will follow it.")
     return {
-        "plan": [in_words(jobs, site)],
+        "plan": [_in_words(jobs, site)],
         "where": where,
-        "travels": [*travels, *needs_text(options, num_bytes=len(wheels.data) if wheels else None)],
+        "travels": [*travels, *_needs_text(options, num_bytes=len(wheels.data) if wheels else None)],
         "cost": [f"{placement.ceiling}.", *([f"{old_prices}."] if old_prices else []), cost, NOT_COUNTED],
-        "ends": [*ends, *spot_text(jobs)],
+        "ends": [*ends, *_spot_text(jobs)],
     }
 
 
-def followed_jobs(placement: "Placement") -> Sequence[Job]:
+def _followed_jobs(placement: Placement) -> Sequence[Job]:
     """Return the jobs that are run: all rounds where nobody looks in between."""
     jobs = placement.jobs_at()
     return [replace(job, max_rounds=None) for job in jobs] if placement.options.detach else jobs
 
 
-def layout(topics: Mapping[str, Sequence[str]]) -> list[str]:
+def _layout(topics: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the sentences, wrapped and indented; a topic's name stands before its first."""
     lines = []
     for name, texts in topics.items():
-        column = [line for text in texts for line in wrapped(text)]
-        lines += [f"{name:<{INDENT}}{column[0].lstrip()}", *column[1:]] if column else []
+        column = [line for text in texts for line in _wrapped(text)]
+        lines += [f"{name:<{_INDENT}}{column[0].lstrip()}", *column[1:]] if column else []
     return lines
 
 
-def wrapped(text: str) -> list[str]:
+def _wrapped(text: str) -> list[str]:
     """Return lines in the column of the sentences."""
     return textwrap.wrap(
         text,
         min(_WIDEST, shutil.get_terminal_size(fallback=(80, 1)).columns),
-        initial_indent=" " * INDENT,
-        subsequent_indent=" " * INDENT,
+        initial_indent=" " * _INDENT,
+        subsequent_indent=" " * _INDENT,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -124,7 +195,7 @@ def _ends(site: Site, options: Options, *, lacks_scheduler: bool) -> str:
     return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
 
 
-def warnings_of(placement: "Placement") -> list[str]:
+def warnings_of(placement: Placement) -> list[str]:
     """Return the warnings of the checks; a warning for several places appears once."""
     warnings = dict.fromkeys(
         (check.message, check.hint) for check in placement.checks if check.result == "warning"
@@ -132,7 +203,7 @@ def warnings_of(placement: "Placement") -> list[str]:
     return [as_warning(f"{message}\n  {hint}" if hint else message) for message, hint in warnings]
 
 
-def in_words(jobs: Sequence[Job], site: Site) -> str:
+def _in_words(jobs: Sequence[Job], site: Site) -> str:
     """`te-fp8, 3 times: vit-huge at batch 64 for 200 steps, on one p5.48xlarge (8 x H100) in us-east-1a`"""
     # Group the recipes that share everything else; in an experiment not all do.
     shared: dict[str, list[str]] = {}
@@ -195,25 +266,25 @@ def _bought(job: Job, site: Site) -> str:
 
 def travels_text(directory: WorkingDirectory) -> list[str]:
     """Return sentences on which files travel with a script, by which rule, and how to list all."""
-    files, largest = directory.files, directory.largest[:MOST]
+    files, largest = directory.files, directory.largest[:_MOST]
     rules = {"git": "what git tracks here", IGNORE_FILE: f"what {IGNORE_FILE} leaves"}
     what = rules.get(directory.rule or "", f"all that is here, as neither git nor a {IGNORE_FILE} says less")
     named = ", ".join(f"{shown(file.path)} ({size_text(file.num_bytes)})" for file in largest)
-    only = "largest: " if len(files) > MOST else ""
+    only = "largest: " if len(files) > _MOST else ""
     lines = [f"{counted(len(files), 'file')}, {size_text(directory.num_bytes)}: {what}; {only}{named}."]
     if directory.untracked:
-        behind = some([shown(path) for path in directory.untracked], ", ")
+        behind = _some([shown(path) for path in directory.untracked], ", ")
         lines.append(f"Stays behind, as git does not track it: {behind}.")
     if private := [file.path for file in files if _PRIVATE.fullmatch(PurePath(file.path).name)]:
-        lines.append(f"Look: {some([shown(path) for path in private], ', ')} may hold secrets.")
+        lines.append(f"Look: {_some([shown(path) for path in private], ', ')} may hold secrets.")
     return [*lines, "`--dry-run --show files` lists all."]
 
 
-def needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
+def _needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
     """Return sentences on what jobs need besides their code. num_bytes: size of the resolved wheels."""
     lines = []
     if options.requirements:
-        names = some(read_requirements(Path(options.requirements)).names, ", ")
+        names = _some(read_requirements(Path(options.requirements)).names, ", ")
         how = "resolved here into wheels before anything starts, which pip installs there without an index"
         if num_bytes is not None:
             how = f"wheels of {size_text(num_bytes)}, which pip installs there without an index"
@@ -226,7 +297,7 @@ def needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
     return lines
 
 
-def spot_text(jobs: Sequence[Job]) -> list[str]:
+def _spot_text(jobs: Sequence[Job]) -> list[str]:
     """Return what a script on spot must do to be resumable; empty for other jobs."""
     if jobs[0].script is None or jobs[0].terms.purchase != "spot":
         return []
@@ -236,7 +307,7 @@ def spot_text(jobs: Sequence[Job]) -> list[str]:
     ]
 
 
-def expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minutes: int) -> str:
+def _expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minutes: int) -> str:
     """Return `expected: probably $12.30 (11.9 to 12.8) in 2.2 h (...)`, or why that is unknown.
 
     max_minutes: the time limit at which unfinished work is stopped.
@@ -248,7 +319,7 @@ def expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minute
     rates = {"spot": ", at the most that spot may cost", "capacity-block": " of the block's fee"}
     rate = rates.get(jobs[0].terms.purchase, "")
     runs = f" for {'all ' if jobs[0].max_rounds else ''}{len(jobs)} runs" if len(jobs) > 1 else ""
-    times = some(
+    times = _some(
         [
             f"{in_ms(job.step_time_s)} for {job.name}, {job.rate.evidence_text}: {job.rate.source}"
             for job in expected.jobs
@@ -289,6 +360,45 @@ def expected_json(expected: "Expected | str") -> dict[str, Any]:
     }
 
 
-def some(names: Sequence[str], separator: str) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return separator.join(names[:MOST]) + more
+def _some(names: Sequence[str], separator: str) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return separator.join(names[:_MOST]) + more
+
+
+def request_text(plan: Plan) -> str:
+    """Return the whole request as YAML, and the list of runs that its machines fetch."""
+    lines = [f"{plan.operation} in {plan.region}:", *_as_yaml(plan.request)]
+    for item in plan.objects:
+        if item.text is not None:
+            lines += ["", "What its machines do, in the list of runs that they fetch:"]
+            lines += _as_yaml(json.loads(item.text))
+    run_ids = [name for name in plan.placeholders if name.startswith("run-id")]
+    unknown = [f"<{name}>" for name in plan.placeholders if name not in run_ids]
+    unknown.append("<run-id>" if len(run_ids) == 1 else f"<run-id> to <run-id-{len(run_ids)}>")
+    return "\n".join([*lines, "", f"# Known when it is submitted: {', '.join(unknown)}"])
+
+
+def user_data_text(plan: Plan) -> str:
+    """Return the script that the machine runs when it boots. Raises UserError if it has none."""
+    if _USER_DATA not in plan.request:
+        raise UserError("a training job of SageMaker has no user data", "give --show request")
+    return str(plan.request[_USER_DATA])
+
+
+def _as_yaml(value: Mapping[str, Any]) -> list[str]:
+    """Return indented lines of YAML, with every object in full and texts of several lines as blocks."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+    def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, represent_text)
+    text = yaml.dump(value, Dumper=Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
+    return [f"  {line}".rstrip() for line in text.removesuffix("\n").split("\n")]

@@ -8,14 +8,13 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastlaunch.catalog.prices import age_note
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.plan import Plan
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
@@ -25,12 +24,12 @@ from fastlaunch.jobs.option_rules import backend_of, check_on_aws, check_places,
 from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
-from fastlaunch.lifecycle.announcement import announcement
+from fastlaunch.lifecycle.announcement import DryRun, announcement
 from fastlaunch.lifecycle.launcher import Launcher, Submission, check_home, open_launcher
 from fastlaunch.lifecycle.local import edited_since
 from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.world import World
-from fastlaunch.placement.cost_ceiling import BUDGET, CostCeiling, check_budget, is_known
+from fastlaunch.placement.cost_ceiling import BUDGET, check_budget, is_known
 from fastlaunch.placement.resolve import Placement, place_offline, place_on_aws, plan_at, upload_code
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
@@ -42,30 +41,6 @@ if TYPE_CHECKING:
 
 #: Placeholder for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """A planned submission, for which nothing was started, written or asked."""
-
-    #: On this machine a plan per run; on AWS the request at the first site.
-    plans: tuple[Plan, ...] = field(repr=False)
-    jobs: tuple[Job, ...] = field(repr=False)
-    #: The sites on AWS where it may run; without sites on this machine.
-    placement: Placement = field(repr=False)
-    #: The expected time and cost, from similar runs, or a sentence on why they are unknown.
-    expected: "Expected | str" = field(repr=False, default="")
-    #: A warning about the oldest price, if it is old.
-    old_prices: str | None = None
-    #: Whether the config file names no role for the timer in the account.
-    lacks_scheduler: bool = False
-    #: The most that a submission may cost, by the option or the config file; None without either.
-    budget_usd: float | None = None
-
-    @property
-    def ceiling(self) -> CostCeiling | None:
-        """The most that it may cost; None on this machine."""
-        return self.placement.ceiling if self.placement.sites else None
 
 
 def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryRun | tuple[list[Run], bool]":
