@@ -197,7 +197,7 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path, progress: Progress 
 
 
 def has_record(run_id: str, attempt: Attempt, home: Path) -> bool:
-    """Whether rank 0 has a record of this attempt, or of a later start of the same job."""
+    """Return whether rank 0 has a record of this attempt, or of a later start of the same job."""
     names = [_RECORD.fullmatch(path.name) for path in s3_sync.record_paths(home, run_id)]
     return any(name and int(name[1]) == 0 and int(name[2]) >= attempt.n for name in names)
 

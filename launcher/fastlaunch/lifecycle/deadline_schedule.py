@@ -50,7 +50,7 @@ def decline(ledger: Ledger, attempt: Attempt) -> None:
 
 
 def needs_timer(attempt: Attempt) -> bool:
-    """Whether the attempt's machines may be alive without a known timer in the account."""
+    """Return whether the attempt's machines may be alive without a known timer in the account."""
     state = (attempt.schedule or {}).get("state")
     has_machines = bool((attempt.handle or {}).get("instance_ids"))
     return attempt.ended_at is None and has_machines and state not in ("created", "declined")

@@ -45,11 +45,11 @@ from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
 def measured_runs(
     runs: Sequence[Run], region: str, *, with_shared: bool
 ) -> tuple[list[MeasuredRun], list[str]]:
-    """Return the runs that measured something as `compare` takes them, each once; what is left out, in words.
+    """Return the measured runs as `compare` takes them, each once, and sentences on those left out.
 
-    If its owner shared a run again, the last copy counts. with_shared: the runs of others count as the
-    user's own; of one name then a run of the user's own counts, else what was shared first, since whoever
-    shares a run chooses its name.
+    If an owner shared a run again, the last copy counts. with_shared: pool the runs of others with the user's;
+    of several owners' runs with the same name the user's counts, or else the one that was shared first, since
+    whoever shares a run chooses its name.
     """
     last = {(run.owner, run.recorded_id): run for run in runs if run.owner is not None}
     owners: dict[str, str | None] = {}
@@ -72,7 +72,7 @@ def measured_runs(
 def evidence_of(
     runs: Sequence[Run], region: str, *, with_shared: bool
 ) -> tuple[list[MeasuredRun], list[str]]:
-    """Return what `measured_runs` does, without the runs of others unless `with_shared`: no row is theirs."""
+    """Return what `measured_runs` does; without `with_shared`, leave out the runs of others."""
     counted_runs = [run for run in runs if with_shared or run.owner is None]
     kept, left_out = measured_runs(counted_runs, region, with_shared=with_shared)
     if num_others := len(runs) - len(counted_runs):
@@ -82,7 +82,7 @@ def evidence_of(
 
 
 def _joined(run: MeasuredRun) -> MeasuredRun:
-    """Return the run as one that pools with those of others: a script's by a digest of its command."""
+    """Return the run in a form that pools with runs of others: a script's, by a digest of its command."""
     summary = run.summary
     if run.words and WORDS not in summary.setup.fingerprint:
         fingerprint = {**summary.setup.fingerprint, WORDS: run.words}
@@ -91,10 +91,10 @@ def _joined(run: MeasuredRun) -> MeasuredRun:
 
 
 def measured_run(run: Run, region: str) -> MeasuredRun | None:
-    """Return the run as `compare` takes it; None if it measured nothing. region: the user's own."""
+    """Return the run as `compare` takes it; None if it measured nothing. region: of the user."""
     if run.summary is None:
         return None
-    # Where nothing was noted that it was billed at, what its own service lists for what was asked for counts.
+    # Without a noted price, the list price of its service counts, for the requested purchase option.
     if run.backend in SERVICES:
         service, region, purchase = run.backend, run.region or region, run.purchase or "on-demand"
     else:
@@ -102,7 +102,7 @@ def measured_run(run: Run, region: str) -> MeasuredRun | None:
     return MeasuredRun(
         run_id=run.id,
         summary=run.summary,
-        # What was imported together need not have been measured together; what is shared knows what was.
+        # Runs imported together may be of several sessions; a shared run names its session.
         session=None if run.backend == IMPORT and run.owner is None else run.submission_id,
         price=run.price,
         service=service,
@@ -288,7 +288,7 @@ def _purchase(context: World, job: Job, site: Site, catalogue: Catalogue) -> Pur
 
 
 def verdicts_of(world: World, options: Options) -> Verdicts | None:
-    """Return what judges a submission's rows after each round; None if all its rounds are run."""
+    """Return a function that judges a submission's rows after each round; None if all rounds are run."""
     if not options.until_resolved:
         return None
     settings = world.settings
@@ -302,7 +302,7 @@ def verdicts_of(world: World, options: Options) -> Verdicts | None:
             catalogue=world.catalogue,
             prices=PriceRequest(today=world.today, region=settings.region),
         )
-        # A script that was edited meanwhile is judged by what it is now.
+        # If the script was edited meanwhile, judge its newest version.
         now = {
             name: newest_version([run for row in rows for run in row.runs])
             for name, rows in comparison.by_workload.items()

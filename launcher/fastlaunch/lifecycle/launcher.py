@@ -478,7 +478,7 @@ class Launcher(LaunchContext):
         return timer
 
     def _leave(self, attempt: Attempt, timer: str | None) -> bool:
-        """Whether the attempt is left to itself. timer: what `_protect` said.
+        """Return whether the attempt is left to itself. timer: what `_protect` said.
 
         False if the user asked to stop meanwhile: it is followed then, and stopped.
         """

@@ -187,7 +187,7 @@ class AttemptMonitor:
             self._pause()
 
     def _is_down(self, aws_status: AttemptStatus) -> bool:
-        """Whether the machine has been shutting down for a while: it costs and uploads nothing more."""
+        """Return whether the machine has been shutting down for a while: its costs and uploads are over."""
         if not aws_status.is_seen or aws_status.is_live:
             return False
         self._down_since = self._down_since or self.backend.now()
@@ -268,7 +268,7 @@ class AttemptMonitor:
             self._terminate("its machine did not turn itself off")
 
     def _is_one_lost(self, aws_status: AttemptStatus) -> bool:
-        """Whether a machine ended a while ago without a last word, before there was anything to save."""
+        """Return whether a machine ended a while ago without a last word, before any step was recorded."""
         has_begun = any(path.name.startswith("rank-") for path in self._synced.files)
         if has_begun or aws_status.num_ended <= len(self._synced.statuses):
             self._lost_since = None

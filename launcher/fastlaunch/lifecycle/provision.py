@@ -215,7 +215,7 @@ def _find(plan: Plan, backend: CloudBackend) -> Mapping[str, Any] | None:
 
 
 def _shares_quota(site: Site, refused: Site) -> bool:
-    """Whether the quota that refused one site also refuses this one.
+    """Return whether the quota that refused one site also refuses this one.
 
     EC2 has a quota in vCPUs per family and region; SageMaker has one per type and region.
     """
@@ -233,5 +233,5 @@ def _family(site: Site) -> str:
 
 
 def _is_of_place(error: BadConfiguration, site: Site) -> bool:
-    """Whether the fault lies in this site's names, so that another site may work."""
+    """Return whether the fault lies in this site's names, so that another site may work."""
     return any(name in error.message for name in site.own_names)

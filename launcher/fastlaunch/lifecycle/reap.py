@@ -65,7 +65,6 @@ class Inventory:
 
     instances: tuple[Instance, ...]
     jobs: tuple[TrainingJob, ...]
-    #: Jobs that have ended, whose machines are kept.
     schedules: tuple[Schedule, ...]
     #: What could not be listed.
     refused: tuple["Refusal", ...]
@@ -76,7 +75,7 @@ class Orphan:
     """A machine, job or schedule that is alive, and whether it must go."""
 
     kind: Kind
-    #: Id of an instance; name of a schedule or a job, also for its pool.
+    #: Id of an instance; name of a schedule or a job.
     id: str
     region: str
     must_go: bool
@@ -99,7 +98,6 @@ class Orphan:
     state: str | None = None
     #: Billed hours per machine.
     hours: float = 0.0
-    #: Whether machines are kept after a job.
     #: None if its attempt is in another ledger.
     known: KnownAttempt | None = None
 
@@ -154,12 +152,8 @@ def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datet
 
     known: from this ledger; None if the attempt is not in it.
     """
-    ends_at, must_go, why = (
-        instance_ends_at(instance.tags, instance.token, instance.launch_time),
-        False,
-        NOT_OURS,
-    )
-    if ends_at:
+    must_go, why = False, NOT_OURS
+    if ends_at := instance_ends_at(instance.tags, instance.token, instance.launch_time):
         minutes = instance.tags[MAX_MINUTES_TAG]
         over = f"over its time: {minutes} minutes, and {MARGIN_MINUTES} more, ended at {_clock_time(ends_at)}"
         must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="its own timer stops it")
@@ -190,8 +184,8 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     SageMaker itself enforces MaxRuntimeInSeconds, which counts from when the job has machines. A job that is
     stopping is left to SageMaker.
     """
-    ends_at, must_go, why = job_ends_at(job.tags, job.name, job.created_at), False, NOT_OURS
-    if ends_at:
+    must_go, why = False, NOT_OURS
+    if ends_at := job_ends_at(job.tags, job.name, job.created_at):
         minutes = job.tags[MAX_MINUTES_TAG]
         over = (
             f"over its time: {minutes} minutes, and {JOB_WAIT_MINUTES} of waiting and {MARGIN_MINUTES} more, "
@@ -234,12 +228,12 @@ def judge_schedule(
     live_tokens: of attempts in its region whose machines are alive and stay. is_known: whether these machines
     could be listed. is_ended: whether all machines of its attempt were just ended.
     """
-    must_go = False
-    if schedule_token(schedule.name) is None:
+    must_go, token = False, schedule_token(schedule.name)
+    if token is None:
         why = "its name is not in fastlaunch's form: left alone"
     elif not is_known:
         why = "whether its machine lives is not known"
-    elif schedule_token(schedule.name) in live_tokens:
+    elif token in live_tokens:
         why = "its machine lives"
     elif now - schedule.created_at < YOUNG_SCHEDULE and not is_ended:
         why = "made a moment ago: its machine may not be seen yet"
@@ -251,7 +245,7 @@ def judge_schedule(
         region=schedule.region,
         must_go=must_go,
         why=why,
-        is_ours=schedule_token(schedule.name) is not None,
+        is_ours=token is not None,
         began_at=schedule.created_at,
     )
 
@@ -351,12 +345,10 @@ def _judged(
     if now > ends_at:
         return True, over
     if known and known.over_since and not known.is_followed:
+        ended = f"it ended at {_clock_time(known.over_since)}"
         if now - known.over_since > LINGER:
-            return (
-                True,
-                f"it ended at {_clock_time(known.over_since)} by the ledger or its own word, and still runs",
-            )
-        return False, f"it ended at {_clock_time(known.over_since)}, and may be shutting down"
+            return True, f"{ended} by the ledger or its own word, and still runs"
+        return False, f"{ended}, and may be shutting down"
     if known is None:
         who = "of another ledger"
     elif known.is_followed:

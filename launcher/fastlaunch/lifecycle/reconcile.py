@@ -57,7 +57,7 @@ def reconcile(
 
 
 def concerns_cloud(ledger: Ledger) -> bool:
-    """Whether the ledger knows of anything on AWS that may be under way or left behind."""
+    """Return whether the ledger knows of anything on AWS that may be under way or left behind."""
     open_or_lost = (
         *map(ledger.unfinished_attempts, CLOUD_BACKENDS),
         *map(ledger.lost_attempts, CLOUD_BACKENDS),

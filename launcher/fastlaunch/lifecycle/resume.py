@@ -144,7 +144,7 @@ def _newest_saved(run: Run) -> str | None:
 
 
 def is_worth_resuming(run: Run) -> bool:
-    """Whether the run was interrupted after it saved a checkpoint; on AWS, after it was to save some."""
+    """Return whether the run was interrupted after it saved a checkpoint; on AWS, if it was to save any."""
     if run.state is not RunState.INTERRUPTED or run.spec is None or run.directory is None:
         return False
     if run.backend == "local":
@@ -176,12 +176,12 @@ def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
 
 
 def is_too_soon(attempt: Attempt, now: datetime) -> bool:
-    """Whether the attempt got no machine just now, and another one would get none either."""
+    """Return whether the attempt got no machine just now, and another one would get none either."""
     return attempt.handle is None and now - datetime.fromisoformat(attempt.started_at) < _RETRY_AFTER
 
 
 def is_undone(run: Run, attempts: Sequence[Attempt]) -> bool:
-    """Whether the run ended before it was done, and neither failed by itself nor was cancelled."""
+    """Return whether the run ended before it was done, and neither failed by itself nor was cancelled."""
     if run.ending in (Ending.CANCELLED, Ending.NOT_NEEDED, Ending.EARLIER_FAILED):
         return False
     if run.state is RunState.FAILED:
@@ -191,12 +191,12 @@ def is_undone(run: Run, attempts: Sequence[Attempt]) -> bool:
 
 
 def has_begun(attempt: Attempt, home: Path) -> bool:
-    """Whether records of one of the attempt's runs are here."""
+    """Return whether records of one of the attempt's runs are here."""
     return any(s3_sync.record_paths(home, run_id) for run_id in attempt.run_ids)
 
 
 def can_go_on(attempt: Attempt, site: Site) -> bool:
-    """Whether `site` has the attempt's instance type, and the bucket with its checkpoints."""
+    """Return whether `site` has the attempt's instance type, and the bucket with its checkpoints."""
     folder = f"s3://{site.bucket}/" + (f"{site.prefix}/" if site.prefix else "")
     has_bucket = (attempt.output or "").startswith(f"{folder}runs/")
     return has_bucket and site.instance.name == attempt.instance

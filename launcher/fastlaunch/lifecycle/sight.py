@@ -114,7 +114,7 @@ def _judged(ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: Att
 
 
 def _should_be_seen(attempt: Attempt, now: datetime) -> bool:
-    """Whether AWS should show the attempt's machines by now."""
+    """Return whether AWS should show the attempt's machines by now."""
     assert attempt.handle is not None
     return now - datetime.fromisoformat(attempt.handle["launched_at"]) > FORGOTTEN_AFTER
 
@@ -141,7 +141,7 @@ def _ends_at(attempt: Attempt, launched_at: str) -> datetime:
 
 
 def _has_said_its_last_word(attempt: Attempt, backend: CloudBackend) -> bool:
-    """Whether all nodes sent a final report, or a spot notice is more than ten minutes old."""
+    """Return whether all nodes sent a final report, or a spot notice is more than ten minutes old."""
     assert attempt.handle is not None
     try:
         synced = backend.sync(attempt.handle)

@@ -5,6 +5,7 @@ starts only the others.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -83,7 +84,7 @@ class Sweep:
         self._carry_out_all(searches, None)
         if self.launcher.stop.by:
             return
-        batch_size = self._found_batch(searches) if searches else None
+        batch_size = self._common_batch_size(searches) if searches else None
         self._carry_out_all([part for part in self.parts if part not in searches], batch_size)
 
     def _carry_out_all(self, parts: Sequence[Part], batch_size: int | None) -> None:
@@ -96,7 +97,7 @@ class Sweep:
                 if self.launcher.stop.by or self._errors:
                     break
                 with self.launcher.advice.guard(PROGRESS):
-                    self._say_how_far(part, number, len(parts), began_s)
+                    self._report_pace(part, number, len(parts), began_s)
                 self._start(part, batch_size)
         finally:
             while self._threads:
@@ -104,7 +105,7 @@ class Sweep:
         if self._errors:
             raise self._errors[0]
 
-    def _say_how_far(self, part: Part, number: int, num_parts: int, began_s: float | None) -> None:
+    def _report_pace(self, part: Part, number: int, num_parts: int, began_s: float | None) -> None:
         """Report which part begins, and how long the rest takes at the pace of the parts before."""
         num_done, left = number - len(self._threads), ""
         if num_done and began_s is not None:
@@ -232,9 +233,10 @@ class Sweep:
         )
 
     def _runs(self, name: str) -> list[Run]:
-        return _runs_of(self.launcher.ledger, self.id, name)
+        submission_id = self.launcher.ledger.parts_of(self.id).get(name)
+        return self.launcher.ledger.select(submission=submission_id) if submission_id else []
 
-    def _found_batch(self, searches: Sequence[Part]) -> int:
+    def _common_batch_size(self, searches: Sequence[Part]) -> int:
         """Return the largest batch size that fits in all searches."""
         sizes = []
         for part in searches:
@@ -248,11 +250,6 @@ class Sweep:
                 raise UserError(f"no batch size was found: {why}", "give one: --batch-size 64")
             sizes.append(size)
         return min(sizes)
-
-
-def _runs_of(ledger: Ledger, sweep_id: str, name: str) -> list[Run]:
-    submission_id = ledger.parts_of(sweep_id).get(name)
-    return ledger.select(submission=submission_id) if submission_id else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +267,7 @@ def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
     """Return the time and cost of the runs that were not needed. runs: of the sweep."""
     rows: dict[tuple[str, Job], list[Run]] = {}
     for run in runs:
-        key = (run.submission_id, run.job.without_seed)
-        rows.setdefault(key, []).append(run)
+        rows.setdefault((run.submission_id, run.job.without_seed), []).append(run)
     num_runs, machine_s, usd = 0, 0.0, 0.0
     is_timed, is_priced = True, True
     for like in rows.values():
@@ -284,19 +280,17 @@ def saved(ledger: Ledger, runs: Sequence[Run]) -> Saved:
         if not times_s:
             is_timed = False
             continue
-        spec = like[0].job
-        seconds = len(unmade) * fmean(times_s) * spec.num_nodes
+        seconds = len(unmade) * fmean(times_s) * like[0].job.num_nodes
         machine_s += seconds
-        attempts = [attempt for run in like for attempt in ledger.attempts_of(run.id)]
-        rates = (attempt.billing.usd_per_hour for attempt in attempts)
+        rates = (attempt.billing.usd_per_hour for run in like for attempt in ledger.attempts_of(run.id))
         rate = next((rate for rate in rates if rate is not None), None)
         is_priced = is_priced and rate is not None
         usd += seconds / 3600 * (rate or 0.0)
-    is_known = is_timed and num_runs > 0
+    is_timed = is_timed and num_runs > 0
     return Saved(
         num_runs=num_runs,
-        machine_s=machine_s if is_known else None,
-        usd=usd if is_known and is_priced else None,
+        machine_s=machine_s if is_timed else None,
+        usd=usd if is_timed and is_priced else None,
     )
 
 
@@ -323,5 +317,4 @@ def sweep_runs(ledger: Ledger, sweep_id: str) -> dict[str, list[Run]]:
 
 def states(runs: Sequence[Run]) -> Mapping[str, int]:
     """Return the number of runs by state, with `not needed` for runs that a look left out."""
-    names = ["not needed" if run.is_unneeded else str(run.state) for run in runs]
-    return {name: names.count(name) for name in dict.fromkeys(names)}
+    return Counter("not needed" if run.is_unneeded else str(run.state) for run in runs)

@@ -200,9 +200,8 @@ def matrix(options: Options, world: World) -> dict[str, PlannedPart]:
     for name, instance in types.items():
         kept = options if name is None else replace(options, instances=(name,))
         if options.command is not None:
-            cells = [
-                Cell(instance=name, label=script.label, batch_size=None) for script in scripts_of(options)
-            ]
+            labels = [script.label for script in scripts_of(options)]
+            cells = [Cell(instance=name, label=label, batch_size=None) for label in labels]
         else:
             variants = variants_of(options, GPU_WORKLOAD if is_on_gpus else CPU_WORKLOAD)
             cells = []
@@ -213,14 +212,8 @@ def matrix(options: Options, world: World) -> dict[str, PlannedPart]:
                     why = error.message if error else None
                 else:
                     why = missing_on(variant.recipe, kinds)
-                cells.append(
-                    Cell(
-                        instance=name,
-                        label=variant.recipe.label,
-                        batch_size=variant.batch_size,
-                        skipped=why,
-                    )
-                )
+                label, batch_size = variant.recipe.label, variant.batch_size
+                cells.append(Cell(instance=name, label=label, batch_size=batch_size, skipped=why))
                 if why is None:
                     recipes[variant.recipe.name] = None
             kept = replace(kept, recipes=tuple(recipes))
@@ -297,15 +290,15 @@ def _check_budget(plan: SweepPlan) -> None:
     """Raise UserError if no instance type fits into the budget."""
     if plan.max_cost_usd is None:
         return
-    first_usd = sum(ceiling.usd for name, ceiling in plan.ceilings.items() if is_batch_search(name))
-    least_usd = first_usd + min(
-        ceiling.usd for name, ceiling in plan.ceilings.items() if not is_batch_search(name)
-    )
+    searches_usd = [ceiling.usd for name, ceiling in plan.ceilings.items() if is_batch_search(name)]
+    types_usd = [ceiling.usd for name, ceiling in plan.ceilings.items() if not is_batch_search(name)]
+    first_usd = sum(searches_usd)
+    least_usd = first_usd + min(types_usd)
     if round(least_usd, 2) > plan.max_cost_usd:
+        searches = f", of which ${first_usd:,.2f} to find the batch size" if first_usd else ""
         raise UserError(
             f"no instance type fits into {BUDGET} of ${plan.max_cost_usd:,.2f}: the cheapest may cost "
-            f"${least_usd:,.2f}"
-            + (f", of which ${first_usd:,.2f} to find the batch size" if first_usd else ""),
+            f"${least_usd:,.2f}{searches}",
             "give more --max-cost, or shorter --max-hours",
         )
 
