@@ -41,7 +41,13 @@ def cancel(
     UserError while it is unknown whether there is a machine.
     """
     if run.backend in CLOUD_BACKENDS:
-        return _cancel_cloud(run, backend=cast(CloudBackend, backend), ledger=ledger, report=report)
+        cloud = cast(CloudBackend, backend)
+        # Its launcher may have begun another attempt before it saw the request to stop.
+        while to_stop := _attempt_to_stop(run, cloud, ledger):
+            _stop(to_stop, backend=cloud, ledger=ledger, report=report)
+            if ledger.get(run.id).state.is_final:
+                break
+        return ledger.get(run.id).state
     backend = cast(Backend, backend)
     if ledger.get(run.id).state is RunState.PLANNED:
         ledger.set_state(run.id, RunState.CANCELLED, BEFORE_START, ending=Ending.CANCELLED)
@@ -63,28 +69,7 @@ def cancel(
     return finish_run(run, handle, backend=backend, ledger=ledger)
 
 
-def _cancel_cloud(
-    run: Run,
-    *,
-    backend: CloudBackend,
-    ledger: Ledger,
-    report: Callable[[str], None],
-) -> RunState:
-    # Its launcher may have begun another attempt before it saw the request to stop.
-    while attempt := _attempt_to_stop(run, backend, ledger):
-        _stop(attempt, backend=backend, ledger=ledger, report=report)
-        if ledger.get(run.id).state.is_final:
-            break
-    return ledger.get(run.id).state
-
-
-def _stop(
-    attempt: Attempt,
-    *,
-    backend: CloudBackend,
-    ledger: Ledger,
-    report: Callable[[str], None],
-) -> None:
+def _stop(attempt: Attempt, *, backend: CloudBackend, ledger: Ledger, report: Callable[[str], None]) -> None:
     """Stop the attempt's machines, wait a while for their end, and note it."""
     assert attempt.handle is not None
     check_account(attempt, backend.aws.identity())

@@ -3,14 +3,12 @@
 import json
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from fastlaunch.core.terminal import printable, raw_output, report_line
 from fastlaunch.core.units import rounded
@@ -163,36 +161,9 @@ def newest_record(paths: Iterable[Path]) -> Path | None:
     return max(paths, key=lambda path: (len(path.name), path.name), default=None)
 
 
-class Display(ABC):
-    """Shows the progress of one run after another, inside a `with` block."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
-
-    @abstractmethod
-    def start(self, label: str, num_steps: int | None) -> None:
-        """Show another run. num_steps: None if only its record will have it."""
-
-    @abstractmethod
-    def show(self, progress: Progress) -> None: ...
-
-    @abstractmethod
-    def finish(self, outcome: str) -> None: ...
-
-
-def make_display(stream: TextIO, clock: Callable[[], float]) -> Display:
-    """Return a progress bar if `stream` is a terminal, else plain lines."""
-    return ProgressBar(stream) if stream.isatty() else PlainLines(stream=stream, clock=clock)
-
-
 @dataclass(kw_only=True)
-class PlainLines(Display):
-    """Prints a line for every tenth of the steps or every five seconds, if there is something new to say."""
+class PlainLines:
+    """Prints the progress of one run after another: a line for every tenth of the steps or five seconds."""
 
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     clock: Callable[[], float]
@@ -202,7 +173,14 @@ class PlainLines(Display):
     _shown: Progress | None = None
     _shown_at: float = 0.0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
     def start(self, label: str, num_steps: int | None) -> None:
+        """Show another run. num_steps: None if only its record will have it."""
         self._label, self._shown, self._shown_at = f"{self.prefix}{label}", None, self.clock()
         report_line(f"{self._label}: started" + (f", {num_steps} steps" if num_steps else ""), self.stream)
 
@@ -221,8 +199,8 @@ class PlainLines(Display):
         report_line(f"{self._label}: {printable(outcome)}", self.stream)
 
 
-class ProgressBar(Display):
-    """A bar with step, samples/s, loss and time left."""
+class ProgressBar:
+    """Draws the progress of one run after another as a bar with step, samples/s, loss and time left."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -247,9 +225,7 @@ class ProgressBar(Display):
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):
             self._bar.stop()
 
@@ -276,6 +252,14 @@ class ProgressBar(Display):
             line = f"{self._label}: {printable(outcome)}"
             self._bar.console.print(line, style=colour, markup=False, highlight=False)
             self._bar.remove_task(self._task)
+
+
+Display: TypeAlias = PlainLines | ProgressBar
+
+
+def make_display(stream: TextIO, clock: Callable[[], float]) -> Display:
+    """Return a progress bar if `stream` is a terminal, else plain lines."""
+    return ProgressBar(stream) if stream.isatty() else PlainLines(stream=stream, clock=clock)
 
 
 def describe(progress: Progress) -> str:

@@ -47,9 +47,9 @@ def measured_runs(
 ) -> tuple[list[MeasuredRun], list[str]]:
     """Return the measured runs as `compare` takes them, each once, and sentences on those left out.
 
-    If an owner shared a run again, the last copy counts. with_shared: pool the runs of others with the user's;
-    of several owners' runs with the same name the user's counts, or else the one that was shared first, since
-    whoever shares a run chooses its name.
+    If an owner shared a run again, the last copy counts. with_shared: pool the runs of others with those of
+    the user. If several owners have a run of one name, the user's counts, or else the one that was shared
+    first, since whoever shares a run chooses its name.
     """
     last = {(run.owner, run.recorded_id): run for run in runs if run.owner is not None}
     owners: dict[str, str | None] = {}

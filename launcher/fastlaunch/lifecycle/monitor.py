@@ -257,7 +257,7 @@ class AttemptMonitor:
         # Only what the bucket said lately counts: it may be the bucket that cannot be reached.
         is_fresh = self._synced_at is not None and now - self._synced_at <= 2 * SYNC_INTERVAL
         if self._runs_since and now - self._runs_since > boot_limit and not has_booted and is_fresh:
-            self._terminate(f"{self._who_did_not_boot(boot_limit)}{self._printed()}")
+            self._terminate(self._why_not_booted(boot_limit))
         elif is_fresh and self._is_one_lost(aws_status):
             why = f"{aws_status.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
             self._terminate(f"{why}: {aws_status.problem.message}" if aws_status.problem else why)
@@ -276,23 +276,21 @@ class AttemptMonitor:
         self._lost_since = self._lost_since or self.backend.now()
         return self.backend.now() - self._lost_since > _LOST_LIMIT
 
-    def _who_did_not_boot(self, limit: timedelta) -> str:
+    def _why_not_booted(self, limit: timedelta) -> str:
         within, num_nodes = f"within {limit.total_seconds() / 60:.0f} minutes", self.attempt.num_nodes
+        why = f"only {self._synced.num_booted} of its {num_nodes} nodes booted {within}"
         if num_nodes == 1:
-            return f"its node did not boot {within}"
-        return f"only {self._synced.num_booted} of its {num_nodes} nodes booted {within}"
+            why = f"its node did not boot {within}"
+        try:
+            return f"{why}; what it printed is in {self.backend.console_log(self._handle)}"
+        except CloudRefused as error:
+            return f"{why}; what it printed cannot be read: {error.message}"
 
     def _terminate(self, why: str) -> None:
         self.launch.report(f"{self._machine}: {why}; terminating it")
         # Set first: if terminating fails, nobody tries again, but the reason is known.
         self._why = why
         self.backend.kill(self._handle)
-
-    def _printed(self) -> str:
-        try:
-            return f"; what it printed is in {self.backend.console_log(self._handle)}"
-        except CloudRefused as error:
-            return f"; what it printed cannot be read: {error.message}"
 
     def _stop(self) -> None:
         self._is_stopping = True

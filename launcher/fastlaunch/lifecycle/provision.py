@@ -74,7 +74,9 @@ class Provisioner:
                 attempt = self._try(site, jobs_at(site), max_minutes, root)
                 return (attempt, site) if attempt else None
             except (QuotaExceeded, NoCapacity, BadConfiguration) as error:
-                if isinstance(error, BadConfiguration) and not _is_of_place(error, site):
+                # If the fault lies in this site's names, another site may work.
+                is_of_site = any(name in error.message for name in site.own_names)
+                if isinstance(error, BadConfiguration) and not is_of_site:
                     raise
                 if isinstance(error, QuotaExceeded):
                     self._over_quota.append(site)
@@ -182,8 +184,7 @@ class Provisioner:
         identity = "client token" if "ClientToken" in plan.request else "name"
         return Unreachable(
             f"{why}: {machines} may be running in {plan.region}, with {identity} {attempt.token} and tag "
-            f"fastlaunch:run={first}; if so, {ends} "
-            f"within {attempt.max_minutes} min",
+            f"fastlaunch:run={first}; if so, {ends} within {attempt.max_minutes} min",
             f"to find and stop it: fastlaunch cancel {first}   (or, from anywhere: fastlaunch reap "
             f"--region {plan.region})",
         )
@@ -223,15 +224,7 @@ def _shares_quota(site: Site, refused: Site) -> bool:
         return False
     if site.backend != "ec2":
         return site.instance.name == refused.instance.name
-    return _family(site) == _family(refused) and site.instance.vcpus >= refused.instance.vcpus
-
-
-def _family(site: Site) -> str:
-    """`p5` for p5, p5e and p5en, as no quota covers less."""
-    family = re.match(r"[a-z]+\d*", site.instance.name)
-    return family[0] if family else site.instance.name
-
-
-def _is_of_place(error: BadConfiguration, site: Site) -> bool:
-    """Return whether the fault lies in this site's names, so that another site may work."""
-    return any(name in error.message for name in site.own_names)
+    # `p5` for p5, p5e and p5en, as no quota covers less.
+    first, second = (re.match(r"[a-z]+\d*", it.instance.name) for it in (site, refused))
+    is_of_family = first and second and first[0] == second[0]
+    return bool(is_of_family) and site.instance.vcpus >= refused.instance.vcpus

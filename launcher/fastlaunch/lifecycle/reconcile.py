@@ -162,7 +162,8 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
     handles = backend.find_all(list(plans.values()))
     for attempt in attempts:
         plan = plans.get(attempt.id)
-        handle, is_old = handles.get(attempt.token), _is_old(attempt, backend.now())
+        age, handle = backend.now() - datetime.fromisoformat(attempt.started_at), handles.get(attempt.token)
+        is_old = age > FORGOTTEN_AFTER
         if handle is None and is_old and plan is not None:
             handle = _forgotten(backend, attempt)
         with ledger.transaction():
@@ -265,7 +266,3 @@ def _unheld(ledger: Ledger, backends: Collection[str]) -> list[Run]:
 def _is_followed(ledger: Ledger, attempt: Attempt) -> bool:
     known = ledger.existing(attempt.run_ids)
     return any(ledger.launcher_lives(ledger.get(run_id)) for run_id in attempt.run_ids[:1] if run_id in known)
-
-
-def _is_old(attempt: Attempt, now: datetime) -> bool:
-    return now - datetime.fromisoformat(attempt.started_at) > FORGOTTEN_AFTER

@@ -69,7 +69,7 @@ class SharedFolder:
             if name := _NAME.fullmatch(stored.key.removeprefix(self.prefix)):
                 sender, run_id, digest = name.groups()
                 copies.append(SharedRun(owner=sender, run_id=run_id, digest=digest, stored=stored))
-        return sorted(copies, key=lambda copy: (_age_key(copy.stored), copy.name))
+        return sorted(copies, key=lambda copy: (copy.modified_s, copy.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,10 @@ class SharedRun:
     run_id: str
     digest: str
     stored: StoredObject
+
+    @property
+    def modified_s(self) -> float:
+        return self.stored.modified_at.timestamp() if self.stored.modified_at else 0.0
 
     @property
     def name(self) -> str:
@@ -311,7 +315,3 @@ def _read(archive: Path, copy: SharedRun) -> ImportedRun:
         whose = f"says that it is {imported.owner}'s" if imported.owner else "does not say whose it is"
         raise BadFile(archive, f"it lies in the folder of {copy.owner} and {whose}")
     return imported
-
-
-def _age_key(stored: StoredObject) -> float:
-    return stored.modified_at.timestamp() if stored.modified_at else 0.0
