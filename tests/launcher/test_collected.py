@@ -107,14 +107,14 @@ def missing(home: Path, of: Run, *attempts: Attempt) -> str:
 
 def test_what_is_missing_of_a_run_under_way_is_what_it_is_doing(tmp_path: Path) -> None:
     assert (
-        missing(tmp_path, run(state=RunState.PLANNED)) == "under way: waiting for a machine to be asked for"
+        missing(tmp_path, run(state=RunState.PLANNED)) == "under way: waiting for a machine to be requested"
     )
     assert missing(tmp_path, run(), attempt(handle=None, reason="no answer")) == "under way: no answer"
 
 
 def test_what_is_missing_in_the_end_and_why(tmp_path: Path) -> None:
     failed = run(state=RunState.FAILED)
-    assert missing(tmp_path, failed) == "no machine was ever asked for"
+    assert missing(tmp_path, failed) == "no machine was ever requested"
     refused = ended(handle=None, billed_s=None, reason="no capacity")
     assert missing(tmp_path, failed, refused) == "no machine was started: no capacity"
     assert missing(tmp_path, failed, ended()) == "the node never started"
@@ -197,7 +197,7 @@ def test_everything_as_data(tmp_path: Path) -> None:
 
 
 def test_what_a_run_is_doing(tmp_path: Path) -> None:
-    assert does(tmp_path, run()) == "waiting for a machine to be asked for"
+    assert does(tmp_path, run()) == "waiting for a machine to be requested"
     assert does(tmp_path, run(), attempt(handle=None)) == "asking EC2 for a machine"
     assert does(tmp_path, run(), attempt()) == "waiting for the machine to boot"
     say(tmp_path, "boot")

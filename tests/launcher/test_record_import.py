@@ -188,7 +188,7 @@ def test_paths_that_cannot_be_imported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         find_runs([tmp_path / "gone"])
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UserError, match=r"notes\.txt is of no kind that can be imported") as error:
+    with pytest.raises(UserError, match=r"notes\.txt cannot be imported: its kind is unknown") as error:
         find_runs([tmp_path / "notes.txt"])
     assert error.value.hint is not None and ".jsonl.xz" in error.value.hint
 

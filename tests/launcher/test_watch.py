@@ -88,7 +88,7 @@ def test_a_run_that_trains_has_its_rate_its_cost_and_the_time_left() -> None:
 @pytest.mark.parametrize(
     ("run", "attempts", "note"),
     [
-        (run_with(), [], "waiting for a machine to be asked for"),
+        (run_with(), [], "waiting for a machine to be requested"),
         (run_with(state=RunState.PLANNED), [replace(MACHINE, handle=None)], "asking EC2 for a machine"),
         (
             run_with(),

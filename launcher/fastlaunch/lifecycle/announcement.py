@@ -87,7 +87,7 @@ def announcement(placement: Placement, ledger: "Ledger", expected: "Expected | s
     if slow := slow_checkpoint(ledger, placement.jobs_at(), backend=site.backend):
         notes.append(as_warning(slow))
     if options.detach and options.until_resolved:
-        notes.append("--until-resolved looks while it follows: with --detach all rounds are run")
+        notes.append("--until-resolved needs a launcher that follows: with --detach all rounds run")
     if options.detach and site.backend == "ec2" and options.purchase == "spot":
         notes.append(
             "if EC2 takes its machine, the next `fastlaunch status` starts another, within this ceiling"
@@ -274,7 +274,7 @@ def travels_text(directory: WorkingDirectory) -> list[str]:
     lines = [f"{counted(len(files), 'file')}, {size_text(directory.num_bytes)}: {what}; {only}{named}."]
     if directory.untracked:
         behind = _some([shown(path) for path in directory.untracked], ", ")
-        lines.append(f"Stays behind, as git does not track it: {behind}.")
+        lines.append(f"Not sent, as git does not track it: {behind}.")
     if private := [file.path for file in files if _PRIVATE.fullmatch(PurePath(file.path).name)]:
         lines.append(f"Look: {_some([shown(path) for path in private], ', ')} may hold secrets.")
     return [*lines, "`--dry-run --show files` lists all."]

@@ -141,7 +141,7 @@ def missing_of(run: Run, attempts: Sequence[Attempt], home: Path) -> list[str]:
         progress = RecordTail(s3_sync.run_folder(home, run.id)).read()
         return [f"under way: {doing(run, attempts, home, progress)}"]
     if not attempts:
-        return ["no machine was ever asked for"]
+        return ["no machine was ever requested"]
     attempt = attempts[-1]
     if attempt.handle is None:
         return [f"no machine was started: {attempt.reason or attempt.state}"]
@@ -172,7 +172,7 @@ def doing(run: Run, attempts: Sequence[Attempt], home: Path, progress: Progress 
     progress: from the newest record in its folder, which may belong to an earlier attempt.
     """
     if not attempts:
-        return run.reason or "waiting for a machine to be asked for"
+        return run.reason or "waiting for a machine to be requested"
     last = attempts[-1]
     if last.handle is None:
         machines = "a machine" if last.num_nodes == 1 else f"{last.num_nodes} machines"

@@ -22,6 +22,8 @@ from fastlaunch.measure.summary import StepProfile, Timing
 from fastlaunch_train.records.records import STEP_PARTS, Check, Eval
 
 _INDENT = "  "
+#: Fields of an attempt that its nodes report.
+_OF_NODES = ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
 
 
 def run_to_dict(run: Run) -> dict[str, Any]:
@@ -67,10 +69,7 @@ def attempt_to_dict(run: Run, attempt: Attempt, *, home: Path, now: datetime) ->
     handle = attempt.handle or {}
     return {
         **attempt.to_json(),
-        **{
-            name: node.get(name)
-            for name in ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
-        },
+        **{name: node.get(name) for name in _OF_NODES},
         "instance_id": handle.get("instance_id"),
         "instance_ids": handle.get("instance_ids") or list(filter(None, [handle.get("instance_id")])),
         "job_name": handle.get("job_name"),
@@ -116,11 +115,8 @@ def collected_to_dict(
     be fetched.
     """
     folder, records = s3_sync.run_folder(home, run.id), s3_sync.record_paths(home, run.id)
-    node_logs = [
-        s3_sync.node_log_path(home, attempt.token, n)
-        for attempt in attempts
-        for n in range(attempt.num_nodes)
-    ]
+    nodes = ((attempt.token, node) for attempt in attempts for node in range(attempt.num_nodes))
+    node_logs = [s3_sync.node_log_path(home, *token_and_node) for token_and_node in nodes]
     as_data = [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts]
     costs = [attempt["cost_usd"] for attempt in as_data]
     return {
@@ -200,9 +196,8 @@ def _profiled(profile: StepProfile | None, timing: Timing) -> Iterator[str]:
     if hidden_s := profile.overlapped_communication_s:
         yield f"{'hidden communication':<20} {in_ms(hidden_s):>10}  beside the computation above"
     usual = timing.step_time_s
-    slower = (
-        f", {profile.step_time_s / usual.value:.3g} times the run's {in_ms(usual.value)}" if usual else ""
-    )
+    ratio = f"{profile.step_time_s / usual.value:.3g} times" if usual else ""
+    slower = f", {ratio} the run's {in_ms(usual.value)}" if usual else ""
     yield f"{'step with profiler':<20} {in_ms(profile.step_time_s):>10}{slower}; of {profile.num_steps} steps"
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ class LiveRun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended, and not as it should have."""
+        """Whether it ended without completing, though it was needed."""
         state = self.run.state
         return state.is_final and state is not RunState.COMPLETED and not self.run.is_unneeded
 
@@ -164,18 +165,18 @@ class View:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all runs have."""
+        """Whether all runs have ended."""
         return all(live.run.state.is_final for live in self.runs)
 
 
 def at_once(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
-    """Ask, wait, and return a function that gives the answer."""
+    """Ask, wait, and return a function that returns the answer."""
     problems = ask()
     return lambda: problems
 
 
 def in_thread(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
-    """Ask in a thread; return a function that gives the answer, None until it is there."""
+    """Ask in a thread; return a function that returns the answer, None until it is there."""
     answers: list[list[str]] = []
     errors: list[BaseException] = []
 
@@ -199,9 +200,10 @@ def in_thread(ask: Callable[[], list[str]]) -> Callable[[], list[str] | None]:
 class Follower:
     """Follows runs in the ledger. Only `go_on` starts anything, and only what has ended in the ledger ends.
 
-    choose: returns the runs; every run it once returned stays. fetch: downloads what these runs uploaded,
-    over a ledger that may be another thread's; see `fetch_unfollowed`. go_on: goes on with runs whose machine
-    AWS took; returns whether any still waits for one. local_gpu_use: of this machine's GPUs, from 0 to 1.
+    choose: returns the runs; every run that it once returned is followed to its end. fetch: downloads what
+    these runs uploaded, over a ledger that may be another thread's; see `fetch_unfollowed`. go_on: resumes
+    runs whose machine AWS took; returns whether any still waits for one. local_gpu_use: returns the mean use
+    of this machine's GPUs, from 0 to 1.
     """
 
     world: "World"
@@ -273,12 +275,8 @@ class Follower:
         now, runs = self.world.now(), self._runs()
         attempts = {run.id: self.ledger.attempts_of(run.id) for run in runs}
         unfinished = {run.id for run in runs if not run.state.is_final}
-        machines = {
-            attempt.id: attempt
-            for attempts_of_run in attempts.values()
-            for attempt in attempts_of_run
-            if attempt.backend in CLOUD_BACKENDS
-        }
+        on_aws = filter(lambda attempt: attempt.backend in CLOUD_BACKENDS, chain(*attempts.values()))
+        machines = {attempt.id: attempt for attempt in on_aws}
         return View(
             now=now,
             runs=[self._live(run, attempts[run.id], unfinished - {run.id}, now) for run in runs],
@@ -293,21 +291,19 @@ class Follower:
         return [*chosen.values(), *(self.ledger.get(run_id) for run_id in others)]
 
     def _live(self, run: Run, attempts: Sequence[Attempt], waiting: Iterable[str], now: datetime) -> LiveRun:
-        is_cloud, gpu_use = run.backend in CLOUD_BACKENDS, None
-        if not run.state.is_final:
-            gpu_use = self._gpu_use
-            if is_cloud:
-                gpu_use = s3_sync.gpu_use(self.world.settings.home, attempts[-1].token) if attempts else None
-        seen_s = (now - self._answered_at).total_seconds() if is_cloud and self._answered_at else None
+        is_cloud, home = run.backend in CLOUD_BACKENDS, self.world.settings.home
+        gpu_use = None if is_cloud or run.state.is_final else self._gpu_use
+        if is_cloud and attempts and not run.state.is_final:
+            gpu_use = s3_sync.gpu_use(home, attempts[-1].token)
         return live_run(
             run,
             attempts if is_cloud else (),
             progress=self._progress(run, attempts),
-            home=self.world.settings.home,
+            home=home,
             now=now,
             waiting=waiting,
             gpu_use=gpu_use,
-            seen_s=seen_s,
+            seen_s=(now - self._answered_at).total_seconds() if is_cloud and self._answered_at else None,
         )
 
     def _progress(self, run: Run, attempts: Sequence[Attempt]) -> Progress | None:
@@ -344,8 +340,8 @@ def live_run(
     left_s = progress.seconds_left if progress else None
     cost_usd = cost.usd if cost else None
     projected = projected_usd(last, cost_usd, ceiling, left_s, waiting)
-    is_final, does = run.state.is_final, None
-    if is_final:
+    does = None
+    if run.state.is_final:
         projected, left_s, seen_s = cost_usd, None, None
     elif progress is not None and has_steps:
         does = describe(progress)
@@ -355,6 +351,12 @@ def live_run(
         does = "waiting for its turn"
     else:
         does = (progress and progress.phase) or "starting"
+    if last and not run.state.is_final:
+        # The time left to the machines is unknown before they are there.
+        left_s = None
+        if last.launched_at and last.max_minutes is not None:
+            ends_at = datetime.fromisoformat(last.launched_at) + timedelta(minutes=last.max_minutes)
+            left_s = max(0.0, (ends_at - now).total_seconds())
     return LiveRun(
         run=run,
         attempts=attempts,
@@ -364,7 +366,7 @@ def live_run(
         cost=cost,
         projected_usd=projected,
         max_cost_usd=ceiling,
-        time_left_s=_time_left_s(last, now) if last and not is_final else left_s,
+        time_left_s=left_s,
         alarm=alarm(last, now) if last else None,
         seen_s=seen_s,
     )
@@ -387,14 +389,6 @@ def projected_usd(
         return None
     usd = cost_usd + seconds_left / 3600 * attempt.billing.usd_per_hour * attempt.num_nodes
     return usd if ceiling is None else min(usd, max(ceiling, cost_usd))
-
-
-def _time_left_s(attempt: Attempt, now: datetime) -> float | None:
-    """Return the time left to the machines; None before they are there."""
-    if attempt.launched_at is None or attempt.max_minutes is None:
-        return None
-    ends_at = datetime.fromisoformat(attempt.launched_at) + timedelta(minutes=attempt.max_minutes)
-    return max(0.0, (ends_at - now).total_seconds())
 
 
 def gpu_use_here() -> float | None:
@@ -447,10 +441,7 @@ def fetch_output(world: "World", attempts: Iterable[Attempt]) -> dict[str, UserE
 
 
 def fetch_unfollowed(world: "World", ledger: Ledger, runs: Sequence[Run]) -> dict[str, UserError]:
-    """Bring home what is new of these runs from machines that no launcher follows, a few of them.
-
-    Return the errors by token.
-    """
+    """Bring home what is new of these runs from machines that no launcher follows; return the errors."""
     attempts: dict[str, Attempt] = {}
     for run in runs:
         if run.backend not in CLOUD_BACKENDS or run.state.is_final or len(attempts) >= _MAX_FETCHED:
@@ -462,5 +453,5 @@ def fetch_unfollowed(world: "World", ledger: Ledger, runs: Sequence[Run]) -> dic
 
 
 def not_here(refused: Mapping[str, UserError]) -> list[str]:
-    """Return in words what could not be brought home. refused: by token."""
+    """Return sentences on what could not be brought home. refused: the errors by token."""
     return [f"what {token} uploaded is not here: {error.message}" for token, error in refused.items()]

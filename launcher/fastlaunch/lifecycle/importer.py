@@ -47,7 +47,7 @@ _MAX_DEPTH = 32
 _CHUNK_BYTES = 2**16
 #: The most characters in all summaries of one import; a usual summary has 4,000.
 MAX_SUMMARIES = 2**28
-_MOST_SAID = 300
+_MAX_PROBLEM_LENGTH = 300
 #: Fields of a summary that may be negative, and the shortest time of a step or a run.
 _SIGNED = ("seed", "late", "loss", "final_loss", "metric_value", "value", "limit", "low", "high")
 _LEAST_S = 1e-9
@@ -145,7 +145,7 @@ class Imports:
 
     def skip(self, error: BadFile) -> None:
         # A new exception, since the traceback of the first keeps all that was read in memory.
-        problem = error.problem[:_MOST_SAID]
+        problem = error.problem[:_MAX_PROBLEM_LENGTH]
         self.skipped.append(BadFile(error.path, problem, line=error.line, hint=error.hint))
 
 
@@ -171,10 +171,10 @@ def find_runs(paths: Sequence[Path]) -> Imports:
             files.append(path)
         elif len(paths) > 1:
             # A glob such as `folder/*` also names other files.
-            imports.skipped.append(BadFile(path, "is of no kind that can be imported"))
+            imports.skipped.append(BadFile(path, "cannot be imported: its kind is unknown"))
         else:
             raise UserError(
-                f"{path} is of no kind that can be imported",
+                f"{path} cannot be imported: its kind is unknown",
                 f"its name must end in one of {', '.join(_SUFFIXES)}",
             )
     archives = [file for file in dict.fromkeys(files) if file.name.endswith(ARCHIVE_SUFFIXES)]

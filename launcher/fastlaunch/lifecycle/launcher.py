@@ -2,7 +2,7 @@
 
 The runs are new ones of a submission, or earlier ones that go on; `_carry_out` does the same with both. The
 backends differ: on this machine an attempt does one run, and starts at once. On AWS it does all the runs, on
-machines that have to be had first; another attempt goes on if AWS takes them away or one of them is faulty.
+machines that must first be obtained; another attempt goes on if AWS takes them away or one is faulty.
 """
 
 import os
@@ -334,7 +334,7 @@ class Launcher(LaunchContext):
         )
 
     def _run_here(self, run_ids: Sequence[str], looks: PlannedLooks | None) -> None:
-        """Run the jobs one after another; a job whose like failed is not tried again."""
+        """Run the jobs one after another. Skip the repeats of a job that failed."""
         jobs = {run_id: self.ledger.get(run_id).job for run_id in run_ids}
         with self._settling(run_ids):
             for (run_id, job), label in zip(jobs.items(), _labels([*jobs.values()]), strict=True):
@@ -410,7 +410,9 @@ class Launcher(LaunchContext):
                         return
                     attempt, site = started
                     timer = self._protect(attempt, account_timer=options.account_timer)
-                    if options.detach and self._leave(attempt, timer):
+                    # If the user asked to stop meanwhile, it is followed, and stopped.
+                    if options.detach and not self.stop.by:
+                        self._report_detached(attempt, timer)
                         return
                 result = self._monitor(attempt, run_ids, looks).follow()
                 if looks:
@@ -459,7 +461,7 @@ class Launcher(LaunchContext):
     def _protect(self, attempt: Attempt, *, account_timer: bool) -> str | None:
         """Make the timer in the account that ends the attempt's machines; return its state in words.
 
-        What went wrong is reported, and tried again by the next command that looks.
+        Report what went wrong. The next command that looks tries again.
         """
         backend, timer = self._backend(attempt), None
         role = self.settings.region_settings(attempt.region or "").scheduler_role
@@ -477,20 +479,14 @@ class Launcher(LaunchContext):
             timer = "a timer in the account may have been made"
         return timer
 
-    def _leave(self, attempt: Attempt, timer: str | None) -> bool:
-        """Return whether the attempt is left to itself. timer: what `_protect` said.
-
-        False if the user asked to stop meanwhile: it is followed then, and stopped.
-        """
-        if self.stop.by:
-            return False
+    def _report_detached(self, attempt: Attempt, timer: str | None) -> None:
+        """Report what ends an attempt that nobody follows. timer: see `_protect`."""
         backend, first = self._backend(attempt), attempt.run_ids[0]
         protection = "; ".join(filter(None, [ends_by_itself(attempt, backend), timer]))
         self.report(
             f"started {machine_of(attempt, backend)} ({_machines(attempt)}). Nobody follows it: "
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
-        return True
 
 
 @contextmanager

@@ -227,8 +227,8 @@ class AttemptMonitor:
     def _skip_settled(self) -> None:
         """Have the machines leave out the runs of rows that are settled.
 
-        A run that is under way is done all the same, and not looked at. SageMaker's containers cannot be
-        told: such a job goes on until all rows are settled, and is stopped then.
+        A run that is under way is completed. SageMaker's containers take no such request: their job goes on
+        until all rows are settled, and is stopped then.
         """
         unneeded = self.looks.unneeded() if self.looks and not self._is_stopping else {}
         if self.looks is None or not unneeded:

@@ -1,7 +1,7 @@
 """Try one site after another until AWS starts machines for the runs or all sites have refused.
 
 Only a definite refusal permits the next site. Without an answer the same request is sent again. While it is
-unknown whether a machine runs, nothing else is tried, and both the ledger and the user get to know.
+unknown whether a machine runs, nothing else is tried, and both the ledger and the user are informed.
 """
 
 import re

@@ -175,6 +175,6 @@ def _most_rounds(specs: Mapping[str, Job]) -> int:
 
 
 def _not_ended(runs: Sequence[Run]) -> Iterator[Run]:
-    """Yield the runs that have not ended. A run without a recorded end has, if a later one has."""
+    """Yield the runs that have not ended. A run without a recorded end has ended if a later one has."""
     last = max((at for at, run in enumerate(runs) if run.summary), default=-1)
     return (run for at, run in enumerate(runs) if at > last and not run.state.is_final)

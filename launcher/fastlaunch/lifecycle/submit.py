@@ -109,12 +109,13 @@ def backend_name(options: Options, world: World) -> str:
     if named is None and not options.instances:
         here = f"on this machine, type: {_typed(world, '--local')}"
         raise UserError(
-            "it does not say where to train", here if "--" in world.argv else f"{here}\n  on AWS: {on_aws}"
+            "the command does not say where to train",
+            here if "--" in world.argv else f"{here}\n  on AWS: {on_aws}",
         )
     if named not in (None, *world.backends, *BACKENDS):
         raise UnknownName("backend", str(named), (*world.backends, *BACKENDS))
     if named in BACKENDS and not options.instances:
-        raise UserError("it does not say on which instance type", f"type: {on_aws}")
+        raise UserError("the command names no instance type", f"type: {on_aws}")
     return named if named == "local" else backend_of(options.instances, named)
 
 
@@ -252,7 +253,7 @@ def report_jobs(jobs: Jobs, world: World) -> None:
         world.report(
             f"rehearsing for {options.rehearsed} on this machine, which does not cover:"
             if options.rehearsed
-            else f"experiment {options.experiment} on this machine is not, in all, as it was published:"
+            else f"experiment {options.experiment} on this machine differs from the published one:"
         )
         for name, how in differences:
             world.report(f"  {name:<{width}}  {how}")
