@@ -36,7 +36,7 @@ PRICE = {
 def test_the_ranks_of_a_run_become_one_run(tmp_path: Path) -> None:
     files = write_run(tmp_path, world_size=3, steps=40, run_id="20261121-090312-k3f9")
     (run,) = find_runs([tmp_path]).runs.values()
-    assert run.run_id == "20261121-090312-k3f9"
+    assert run.run_file.id == "20261121-090312-k3f9"
     assert run.summary == summarize([read_record(file) for file in files])
     assert (run.summary.setup.num_gpus, run.summary.problems) == (3, ())
     assert (run.source, run.files) == (tmp_path, tuple(files))

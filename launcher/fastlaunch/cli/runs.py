@@ -227,8 +227,8 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
             run_ids=ids,
         )
         for run_id, run in zip(ids, importable.runs.values(), strict=True):
-            if run.price is not None and run_id not in known:
-                ledger.set_price(run_id, run.price)
+            if (price := run.run_file.price) is not None and run_id not in known:
+                ledger.set_price(run_id, price)
     new = len(ids) - len(known)
     here = f", {len(known)} {'was' if len(known) == 1 else 'were'} here already" if known else ""
     click.echo(f"Imported {counted(new, 'run')}{here}.")

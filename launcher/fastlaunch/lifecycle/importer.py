@@ -63,8 +63,8 @@ class RunFile:
     """The fields that are read from the run file of `fastlaunch runs export` and `push`."""
 
     id: str
-    spec: dict[str, Any] | None
-    summary: RunSummary | None
+    spec: dict[str, Any] | None = None
+    summary: RunSummary | None = None
     price: Price | None = None
     backend: str | None = None
     owner: str | None = None
@@ -85,35 +85,19 @@ class RunFile:
         if self.price is not None and not _LEAST_USD < self.price.usd_per_hour < _MOST_USD:
             raise UserError(f"usd_per_hour is {self.price.usd_per_hour}")
 
-    def imported(self, summary: RunSummary, source: Path, files: tuple[Path, ...] = ()) -> "ImportedRun":
-        """Return the run of this file, with a summary of its records if there are any."""
-        return ImportedRun(
-            run_id=self.id,
-            summary=summary,
-            source=source,
-            files=files,
-            price=self.price,
-            owner=self.owner,
-            account=self.account,
-            submission=self.submission,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """A run read from files. source: the file, folder or archive. files: its record files, if any.
+    """A run read from files."""
 
-    price: the billed price, if a run file has one. owner, account, submission: from the run file too.
-    """
-
-    run_id: str
+    #: Without a run file, it has the id alone.
+    run_file: RunFile
+    #: By its records; without any, by its run file or the row of a CSV.
     summary: RunSummary
+    #: The file, folder or archive.
     source: Path
+    #: Its record files.
     files: tuple[Path, ...] = ()
-    price: Price | None = None
-    owner: str | None = None
-    account: str | None = None
-    submission: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -129,11 +113,12 @@ class Imports:
 
     def add(self, run: ImportedRun) -> None:
         """Add a run. If its id is taken, keep the first run and report the second."""
-        first = self.runs.get(run.run_id)
+        run_id = run.run_file.id
+        first = self.runs.get(run_id)
         if first is None:
             self._left -= len(repr(run.summary))
             if self._left > 0:
-                self.runs[run.run_id] = run
+                self.runs[run_id] = run
             elif not self._is_full:
                 self._is_full = True
                 self.skip(BadFile(run.source, "there are too many runs: the rest is left out"))
@@ -141,7 +126,7 @@ class Imports:
         if run.summary.setup.kind == "published":
             self.copies[run.source] += 1
         elif first.summary != run.summary:
-            self.skipped.append(BadFile(run.source, f"run {run.run_id} again, differing from {first.source}"))
+            self.skipped.append(BadFile(run.source, f"run {run_id} again, differing from {first.source}"))
 
     def skip(self, error: BadFile) -> None:
         # A new exception, since the traceback of the first keeps all that was read in memory.
@@ -330,7 +315,8 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
                 for published in read_published(path):
                     # In the form in which the ledger returns it.
                     row = read_summary(to_data(published))
-                    imports.add(ImportedRun(run_id=published_run_id(row), summary=row, source=path))
+                    run_file_of_row = RunFile(id=published_run_id(row))
+                    imports.add(ImportedRun(run_file=run_file_of_row, summary=row, source=path))
             else:
                 ranks.setdefault(read_header(path)["run_id"], []).append(path)
         except BadFile as error:
@@ -345,7 +331,7 @@ def _read_folder(folder: Path, files: Sequence[Path], imports: Imports) -> None:
         if records:
             _add(_recorded(folder, records, run_file), imports)
     if run_file and run_file.summary and not ranks:
-        _add(run_file.imported(run_file.summary, folder), imports)
+        _add(ImportedRun(run_file=run_file, summary=run_file.summary, source=folder), imports)
 
 
 def _add(run: ImportedRun, imports: Imports) -> None:
@@ -374,7 +360,7 @@ def _recorded(folder: Path, records: list[RankRecord], run_file: RunFile | None)
     records.sort(key=lambda record: (record.header["attempt"], record.header["rank"]))
     run_id = recorded_run_id(records[0].header)
     if run_file is None or run_file.id != run_id:
-        run_file = RunFile(id=run_id, spec=None, summary=None)
+        run_file = RunFile(id=run_id)
     summary, _ = summarize_run(run_file.spec, records)
     assert summary is not None
     if run_file.summary:
@@ -386,7 +372,8 @@ def _recorded(folder: Path, records: list[RankRecord], run_file: RunFile | None)
         # Older records do not name the service.
         summary = replace(summary, environment=replace(summary.environment, service="sagemaker"))
     files = tuple(record.path for record in records)
-    return run_file.imported(summary, files[0] if len(files) == 1 else folder, files)
+    source = files[0] if len(files) == 1 else folder
+    return ImportedRun(run_file=run_file, summary=summary, source=source, files=files)
 
 
 def _read_run_file(path: Path) -> RunFile | None:

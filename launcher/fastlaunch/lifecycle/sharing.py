@@ -194,16 +194,17 @@ def pull(
                 if not archive.exists():
                     write_whole(archive, _fetched(folder, copy))
                 imported = _read(archive, copy)
-                assert imported.submission is not None
+                run_file = imported.run_file
+                assert run_file.submission is not None
                 ledger.add_shared(
                     copy.id,
                     imported.summary,
                     archive,
                     origin_id=copy.run_id,
                     owner=copy.owner,
-                    account=imported.account,
-                    submission_id=imported.submission,
-                    price=imported.price,
+                    account=run_file.account,
+                    submission_id=run_file.submission,
+                    price=run_file.price,
                 )
             except BadFile as error:
                 archive.unlink(missing_ok=True)
@@ -311,7 +312,8 @@ def _read(archive: Path, copy: SharedRun) -> ImportedRun:
             raise BadFile(archive, error.problem) from None
         except UserError as error:
             raise BadFile(archive, error.message) from None
-    if imported.owner != copy.owner or imported.submission is None:
-        whose = f"says that it is {imported.owner}'s" if imported.owner else "does not say whose it is"
+    owner = imported.run_file.owner
+    if owner != copy.owner or imported.run_file.submission is None:
+        whose = f"says that it is {owner}'s" if owner else "does not say whose it is"
         raise BadFile(archive, f"it lies in the folder of {copy.owner} and {whose}")
     return imported
