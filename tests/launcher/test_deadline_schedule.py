@@ -142,7 +142,7 @@ def test_what_is_refused_is_said_and_noted(
 
 def test_what_cannot_be_deleted_stays_noted(ledger: Ledger, stubbed_aws: "StubbedAws") -> None:
     attempt = started(ledger)
-    ledger.set_schedule(attempt.id, {"name": "fastlaunch-x-a1", "region": "us-east-1", "state": "created"})
+    ledger.set_schedule(attempt.id, {"names": ["fastlaunch-x-a1"], "region": "us-east-1", "state": "created"})
     stubbed_aws.error("scheduler", "delete_schedule", "AccessDeniedException", status=403)
     disarm(ledger, stubbed_aws.aws, attempt)
     assert ledger.attempt(attempt.id).schedule is not None

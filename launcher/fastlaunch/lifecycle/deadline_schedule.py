@@ -99,7 +99,7 @@ def disarm(ledger: Ledger, aws: Aws, attempt: Attempt) -> None:
         return
     try:
         # After a refusal too, since the first of several may have been made.
-        for name in schedule["names"] if "names" in schedule else [schedule["name"]]:
+        for name in schedule["names"]:
             aws.delete_schedule(schedule["region"], name)
     except CloudRefused:
         return
