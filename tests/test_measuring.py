@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_records import write_run
 
-from benchmarks.keep import keep
+from benchmarks.keep import keep, write_summaries
 from benchmarks.measure import (
     MEASUREMENTS,
     PACKED,
@@ -24,6 +24,9 @@ from benchmarks.measure import (
     train,
 )
 from benchmarks.plan import PlannedRun, read_plan
+from fastlaunch.core.errors import BadFile
+from fastlaunch.measure.published import read_summaries
+from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.records.records import read_record
 
 ARMS = """
@@ -264,3 +267,20 @@ def test_a_planned_run_trains_and_is_kept(tmp_path: Path) -> None:
 
     kept = benchmark("keep", tmp_path, "--measurements", tmp_path / "measurements")
     assert "tiny: 2 of 2 runs" in kept and "Summarised 2 runs" in kept
+
+
+def test_the_summaries_that_ship_are_those_of_the_records(tmp_path: Path) -> None:
+    expected = []
+    for recipe, step_time_s in (("bf16", 0.14), ("te-fp8", 0.09)):
+        paths = write_run(tmp_path / recipe, run_id=recipe, recipe=recipe, step_time_s=step_time_s)
+        expected.append(summarize([read_record(path) for path in paths]))
+    write_summaries(tmp_path)
+    assert list(read_summaries(tmp_path / "summaries.json").values()) == expected
+
+
+def test_two_runs_of_one_id_are_not_shipped(tmp_path: Path) -> None:
+    for name, step_time_s in (("x1", 0.14), ("x2", 0.09)):
+        write_run(tmp_path / name, run_id="20261121-090312-k3f9", step_time_s=step_time_s)
+    with pytest.raises(BadFile):
+        write_summaries(tmp_path)
+    assert not (tmp_path / "summaries.json").exists()

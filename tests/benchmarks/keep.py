@@ -10,9 +10,8 @@ come. The archives of equal records are equal byte for byte. `make tables` comes
 
 import argparse
 import io
+import json
 import lzma
-import os
-import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping
@@ -27,14 +26,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("found", type=Path, metavar="DIR")
+    parser.add_argument("found", type=Path, metavar="DIR", nargs="?", help="without it only summarise")
     parser.add_argument("--plan", type=Path, default=PLAN)
     parser.add_argument("--measurements", type=Path, default=MEASUREMENTS)
     asked = parser.parse_args()
-    if not asked.found.is_dir():
+    if asked.found is not None and not asked.found.is_dir():
         parser.error(f"{asked.found} is not a folder: unpack what measure.py packed")
     planned: dict[str, dict[str, str | None]] = {}
-    for run in (run for of in read_plan(asked.plan) for run in of):
+    for run in (run for of in read_plan(asked.plan) for run in of if asked.found is not None):
         planned.setdefault(run.folder, {})[run.run_id] = run.device_name
     for folder, runs in sorted(planned.items()):
         kept = keep(asked.found / folder, asked.measurements / folder / PACKED, runs)
@@ -44,11 +43,26 @@ def main() -> None:
             for change, changed in changes:
                 print("".join(f"  {change}: {run_id}\n" for run_id in changed), end="")
     root = MEASUREMENTS.parents[1]
-    subprocess.run(
-        [sys.executable, "-m", "fastlaunch", "demo", "--summarise", str(asked.measurements)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "launcher"), str(root / "train")])},
-        check=True,
-    )
+    sys.path[:0] = [str(root / "launcher"), str(root / "train")]
+    write_summaries(asked.measurements)
+
+
+def write_summaries(folder: Path) -> None:
+    """Write summaries.json for the records under `folder`, as the package ships it.
+
+    Raises BadFile for a record that cannot be used, and for a run of the same id as another.
+    """
+    from fastlaunch.core.data import to_data
+    from fastlaunch.lifecycle.importer import find_runs
+    from fastlaunch.measure.published import SUMMARIES
+
+    imports = find_runs([folder])
+    if imports.skipped:
+        raise imports.skipped[0]
+    # Profiled runs show where time goes; their speeds are not compared.
+    runs = {run_id: run for run_id, run in imports.runs.items() if run.summary.profile is None}
+    text = json.dumps({run_id: to_data(run.summary) for run_id, run in runs.items()}, indent=1)
+    (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)

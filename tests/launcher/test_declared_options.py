@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
-from fastlaunch.cli.job_file import job_schema
 from fastlaunch.cli.main import fastlaunch as group
 from fastlaunch.core.settings import RegionSettings
+from fastlaunch.jobs.job_file import job_schema
 from fastlaunch.jobs.options import HEADINGS, OPTIONS, PLACES, Option, Options, options_of
 
 ROOT = Path(__file__).parents[2]

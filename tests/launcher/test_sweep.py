@@ -20,7 +20,6 @@ from test_rounds import settled_after
 
 from fastlaunch.analysis.compare import compare
 from fastlaunch.analysis.pricing import PriceRequest
-from fastlaunch.api.until_best import best_rows, until_best
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.core.errors import NoCapacity, UserError
 from fastlaunch.core.plan import RunState
@@ -36,6 +35,7 @@ from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs
 from fastlaunch.lifecycle.sweep_plan import Cell, PlannedPart, SweepPlan
+from fastlaunch.lifecycle.until_best import best_rows, until_best
 from fastlaunch.lifecycle.world import StopRequest
 from fastlaunch.lifecycle.world import World as RealWorld
 

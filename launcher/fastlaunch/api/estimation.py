@@ -58,21 +58,19 @@ class Estimate:
         """Hours and dollars in a sentence."""
         from fastlaunch.report.cost import sentence
 
-        return sentence(self.cost, self.rate, **self._names)
-
-    @property
-    def _names(self) -> dict[str, Any]:
         where = f"{f'{self.num_nodes} x ' if self.num_nodes > 1 else ''}{self.instance}"
         if self.batch_size is not None:
             where += f" at batch {self.batch_size} per GPU"
         length = f" of {self.sequence_length:,} tokens" if self.sequence_length else ""
-        return {
-            "what": f"{self.workload} with {self.recipe}",
-            "where": where,
-            "samples": self.samples,
-            "unit": f"{self.sample_unit}{length}",
-            "purchase": self.price.purchase,
-        }
+        return sentence(
+            self.cost,
+            self.rate,
+            what=f"{self.workload} with {self.recipe}",
+            where=where,
+            samples=self.samples,
+            unit=f"{self.sample_unit}{length}",
+            purchase=self.price.purchase,
+        )
 
     def __repr__(self) -> str:
         return self.answer
@@ -100,26 +98,6 @@ class Estimate:
             "assumptions_given": sorted(self.assumptions.given),
             "notes": list(self.notes),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Length:
-    """The length of a training, in exactly one of these units."""
-
-    samples: int | None = None
-    epochs: float | None = None
-    tokens: int | None = None
-    target: str | None = None  # such as `accuracy=0.9`, on held-out data
-
-    def __post_init__(self) -> None:
-        given = [name for name, value in vars(self).items() if value is not None]
-        if len(given) != 1:
-            raise UserError(
-                f"the length of the training is {'given twice' if given else 'missing'}",
-                "give one of --samples, --epochs, --tokens and --target",
-            )
-        if self.target is None and not 0 < getattr(self, given[0]) < math.inf:
-            raise UserError(f"--{given[0]} is not a number above 0", "give more than 0")
 
 
 def estimate(
@@ -166,12 +144,21 @@ def estimate(
     from fastlaunch_train.recipes.recipes import recipe_of
 
     context = context or default_context()
-    length = Length(
-        samples=parse_count(samples) if isinstance(samples, str) else samples,
-        epochs=epochs,
-        tokens=parse_count(tokens) if isinstance(tokens, str) else tokens,
-        target=target,
-    )
+    lengths = {
+        "samples": parse_count(samples) if isinstance(samples, str) else samples,
+        "epochs": epochs,
+        "tokens": parse_count(tokens) if isinstance(tokens, str) else tokens,
+        "target": target,
+    }
+    given = {name: length for name, length in lengths.items() if length is not None}
+    if len(given) != 1:
+        raise UserError(
+            f"the length of the training is {'given twice' if given else 'missing'}",
+            "give one of --samples, --epochs, --tokens and --target",
+        )
+    ((unit, length),) = given.items()
+    if not isinstance(length, str) and not 0 < length < math.inf:
+        raise UserError(f"--{unit} is not a number above 0", "give more than 0")
     for name, number in (("num-nodes", num_nodes), ("batch-size", batch_size)):
         if number is not None and number < 1:
             raise UserError(f"--{name} is {number}", "give 1 or more")
@@ -194,14 +181,14 @@ def estimate(
     known = known_rows(context, workload, catalogue, with_shared=with_shared, judges=False)
     for warning in known.warnings:
         context.report(as_warning(warning))
-    wanted_recipe = recipe and (recipe_of(recipe) or recipe)
-    row = _most_like(known, wanted_recipe, kind, num_nodes=num_nodes, batch_size=batch_size)
+    typed_recipe = recipe and (recipe_of(recipe) or recipe)
+    row = _most_like(known, typed_recipe, kind, num_nodes=num_nodes, batch_size=batch_size)
     _check_gpu(row, kind, catalogue)
     query = Query(
         instance=kind,
         num_nodes=num_nodes,
-        recipe=wanted_recipe
-        if isinstance(wanted_recipe, Recipe) and not row.setup.is_script
+        recipe=typed_recipe
+        if isinstance(typed_recipe, Recipe) and not row.setup.is_script
         else row.setup.known_recipe or row.setup.recipe,
         batch_size_per_gpu=batch_size,
         precision=precision_of(row.setup),
@@ -210,7 +197,7 @@ def estimate(
     if batch_size is None and row.setup.micro_batch is not None:
         # Keep the micro-batch size of the row.
         query = replace(query, batch_size_per_gpu=row.setup.micro_batch * query.num_parts)
-    count = _samples(context, length, known, row, query)
+    count = _samples(context, unit, length, known, row, query)
     subject = known.subject(row.setup)
     unknown = check_memory(query, known.rows, subject, catalogue)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
@@ -244,10 +231,9 @@ def estimate(
         paid_usd_per_hour=bought.paid_usd_per_hour,
         assumptions=assumptions,
         notes=(
-            *_rate_notes(rate),
+            *_notes(rate, price, bought.paid_usd_per_hour),
             *([unknown] if unknown else []),
             *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
-            _price_note(price, bought.paid_usd_per_hour),
             *market.age_notes([price]),
         ),
     )
@@ -266,8 +252,8 @@ def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> No
             raise problem
 
 
-def _rate_notes(rate: "Rate") -> Iterator[str]:
-    """Yield doubts about the rate, and the published figure beside it."""
+def _notes(rate: "Rate", price: Price, paid_usd_per_hour: float) -> Iterator[str]:
+    """Yield the published figure beside the rate, doubts about it, and what a machine costs."""
     if rate.published is not None:
         figure = rate.published
         yield (
@@ -276,13 +262,9 @@ def _rate_notes(rate: "Rate") -> Iterator[str]:
         )
     if rate.row is not None and rate.row.is_barred:
         yield f"its recipe is not ranked by compare: {rate.row.validity.failures[0]}"
-
-
-def _price_note(price: Price, paid_usd_per_hour: float) -> str:
-    """Return `a machine costs $55.04/h as of 2026-07-20: AWS price list, ...`, and what the account pays."""
-    paid = "" if paid_usd_per_hour == price.usd_per_hour else f", of which you pay ${paid_usd_per_hour:g}"
     when = "" if price.basis == "given" else f" as of {price.as_of}"
-    return f"a machine costs ${price.usd_per_hour:g}/h{when}{paid}: {price.source}"
+    paid = "" if paid_usd_per_hour == price.usd_per_hour else f", of which you pay ${paid_usd_per_hour:g}"
+    yield f"a machine costs ${price.usd_per_hour:g}/h{when}{paid}: {price.source}"
 
 
 def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumptions") -> Iterator[str]:
@@ -372,9 +354,7 @@ def _most_like(
         )
 
     fitting = [(origin, row) for origin, row in known.on_gpus if is_of(row)]
-    on_it = [
-        [row for whose, row in fitting if whose is origin and is_on(row)] for origin in known.comparisons
-    ]
+    on_it = [[row for of, row in fitting if of is origin and is_on(row)] for origin in known.comparisons]
     for rows in (*on_it, [row for _, row in fitting]):
         if rows:
             return min(_of_one_recipe(rows, known.workload), key=distance)
@@ -423,24 +403,25 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
     return [row for row in rows if row.setup.recipe == DEFAULT_RECIPE]
 
 
-def _samples(context: World, length: Length, known: "Known", row: "Row", query: "Query") -> "Interval":
+def _samples(
+    context: World, unit: str, length: float | str, known: "Known", row: "Row", query: "Query"
+) -> "Interval":
     """Return the number of samples, with an interval for a target. Raises UserError if unknown."""
     from fastlaunch.measure.summary import Interval
 
-    if length.samples is not None:
-        return Interval(value=length.samples)
-    if length.tokens is not None:
-        return Interval(value=length.tokens / _tokens_of_sample(row))
-    if length.epochs is not None:
-        return Interval(value=length.epochs * _samples_of_epoch(context, row))
-    assert length.target is not None
-    if query.num_gpus != row.setup.num_gpus:
-        raise UserError(
-            f"the batch on {query.num_gpus} GPUs differs from that on the {row.setup.num_gpus} that reached"
-            " the target, and may need more samples",
-            "give --samples",
-        )
-    return _samples_to(length.target, known, row)
+    if isinstance(length, str):
+        if query.num_gpus != row.setup.num_gpus:
+            raise UserError(
+                f"the batch on {query.num_gpus} GPUs differs from that on the {row.setup.num_gpus} that"
+                " reached the target, and may need more samples",
+                "give --samples",
+            )
+        return _samples_to(length, known, row)
+    if unit == "tokens":
+        return Interval(value=length / _tokens_of_sample(row))
+    if unit == "epochs":
+        return Interval(value=length * _samples_of_epoch(context, row))
+    return Interval(value=length)
 
 
 def _tokens_of_sample(row: "Row") -> float:
@@ -477,12 +458,13 @@ def _samples_to(target: str, known: "Known", row: "Row") -> "Interval":
     from fastlaunch.analysis.rate import unit_of
     from fastlaunch.analysis.target import parse_target, to_target
 
-    (comparison,) = (
-        comparison
+    results = (
+        result
         for comparison in known.comparisons.values()
         if any(row is other for other in comparison.rows)
+        for result in to_target(comparison, parse_target(target))
     )
-    result = next(result for result in to_target(comparison, parse_target(target)) if result.row is row)
+    result = next(result for result in results if result.row is row)
     if result.samples is None:
         raise UserError(
             f"how many {unit_of(row)} {row.setup.recipe} takes to {target} is not known: {result.reason}",

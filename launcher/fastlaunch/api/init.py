@@ -78,7 +78,10 @@ def init(context: World, options: InitOptions, *, prompt: Prompt | None = None) 
     with activity("asking AWS who you are"):
         identity = context.aws.identity()
     context.report(f"account {identity.account}, as {identity.arn}")
-    region = _region(context, options, prompt)
+    if options.region is None and prompt is not None:
+        region = _answer(context, prompt, "region", context.own_region(), _checked_region)
+    else:
+        region = _checked_region(options.region or context.own_region())
     return _Init(context, options, prompt, identity, region).run()
 
 
@@ -92,12 +95,6 @@ def names_of_region(settings: Settings, region: str) -> dict[str, Any]:
         "kms_keys": tuple(filter(None, (here.volume_kms_key, here.output_kms_key))),
         "ami_parameter": None if here.ami_parameter == DEFAULT_AMI_PARAMETER else here.ami_parameter,
     }
-
-
-def _region(context: World, options: InitOptions, prompt: Prompt | None) -> str:
-    if options.region is not None or prompt is None:
-        return _checked_region(options.region or context.own_region())
-    return _answer(context, prompt, "region", context.own_region(), _checked_region)
 
 
 def _checked_region(region: str) -> str:
@@ -141,9 +138,6 @@ class _Init:
         entries = {**stack_entries(stack.outputs.get("ConfigFile", ""), self.region), "subnets": subnets}
         return Ready(region=self.region, stack=stack, config=self._write_config(entries, budget_usd))
 
-    def _template(self, zones: Sequence[str]) -> str:
-        return template_text(template(zones=zones, **names_of_region(self.context.settings, self.region)))
-
     # A new stack
 
     def _create(self) -> tuple[Stack, Mapping[str, str]]:
@@ -160,17 +154,10 @@ class _Init:
         import_existing = self._import_existing(bucket)
         self.context.check_can_ask(yes=self.options.yes)
         with ExitStack() as unless_agreed:
-            with activity("asking CloudFormation what the template makes"):
-                change_set = aws.create_change_set(
-                    region,
-                    name,
-                    is_new=True,
-                    template=self._template(list(subnets)),
-                    parameters={"BucketName": bucket, "Vpc": vpc, "RouteTables": ",".join(route_tables)},
-                    import_existing=import_existing,
-                )
-                unless_agreed.callback(self._discard, change_set)
-                changes = aws.changes(region, change_set)
+            parameters = {"BucketName": bucket, "Vpc": vpc, "RouteTables": ",".join(route_tables)}
+            change_set, changes = self._propose(
+                unless_agreed, list(subnets), parameters, is_new=True, import_existing=import_existing
+            )
             self.context.report(f"stack {name} in {region}, with bucket {bucket}, in {vpc}:")
             self._confirm(changes, f"Make stack {name}?")
             unless_agreed.pop_all()
@@ -245,25 +232,15 @@ class _Init:
 
     def _compare(self, stack: Stack, subnets: Mapping[str, str]) -> Stack:
         """Compare the stack with the template, update it if the user agrees, and return it."""
-        aws, region = self.context.aws, self.region
-        entries = stack_entries(stack.outputs["ConfigFile"], region)
+        entries = stack_entries(stack.outputs["ConfigFile"], self.region)
         zones = list(entries.get("placement_groups") or ())
         if self.options.update:
             zones = sorted({*zones, *subnets})
         there = f"stack {stack.name} is there"
         with ExitStack() as unless_agreed:
             try:
-                with activity(f"comparing stack {stack.name} with the template"):
-                    change_set = aws.create_change_set(
-                        region,
-                        stack.name,
-                        is_new=False,
-                        template=self._template(zones),
-                        parameters=dict.fromkeys(stack.parameters),
-                        import_existing=False,
-                    )
-                    unless_agreed.callback(self._discard, change_set)
-                    changes = aws.changes(region, change_set)
+                parameters = dict.fromkeys(stack.parameters)
+                change_set, changes = self._propose(unless_agreed, zones, parameters, is_new=False)
             except (NotAuthorised, BadConfiguration) as error:
                 if self.options.update:
                     raise
@@ -278,12 +255,36 @@ class _Init:
                 differing = f"this template would change {counted(len(changes), 'resource')} of it"
                 self.context.report(f"{there}; {differing}: {again}")
                 return stack
-            self.context.report(f"changes in stack {stack.name} in {region}:")
+            self.context.report(f"changes in stack {stack.name} in {self.region}:")
             self._confirm(changes, f"Change stack {stack.name}?")
             unless_agreed.pop_all()
         return self._execute(change_set)
 
     # Both
+
+    def _propose(
+        self,
+        unless_agreed: ExitStack,
+        zones: Sequence[str],
+        parameters: Mapping[str, str | None],
+        *,
+        is_new: bool,
+        import_existing: bool = False,
+    ) -> tuple[str, Sequence[StackChange]]:
+        """Return a change set of what the template would change, to be discarded on exit, and its changes."""
+        aws, region, name = self.context.aws, self.region, self.options.stack_name
+        names = names_of_region(self.context.settings, region)
+        with activity(f"comparing stack {name} with the template"):
+            change_set = aws.create_change_set(
+                region,
+                name,
+                is_new=is_new,
+                template=template_text(template(zones=zones, **names)),
+                parameters=parameters,
+                import_existing=import_existing,
+            )
+            unless_agreed.callback(self._discard, change_set)
+            return change_set, aws.changes(region, change_set)
 
     def _discard(self, change_set: str) -> None:
         """Delete a declined change set, and its stack if empty. Ignore refusals."""

@@ -3,7 +3,7 @@
 import datetime
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -107,7 +107,7 @@ def recommend(
     from fastlaunch.lifecycle.evidence import known_rows
 
     context = context or default_context()
-    settings, today = context.settings, context.today
+    settings = context.settings
     number = parse_count(samples) if isinstance(samples, str) else samples
     if not _is_number(number) or number <= 0:
         raise UserError(f"--samples is {number}", "give more than 0, such as --samples 100M")
@@ -118,20 +118,17 @@ def recommend(
     hours = parse_duration_s(deadline) / 3600 if isinstance(deadline, str) else deadline
     if hours is not None and (not _is_number(hours) or hours <= 0):
         raise UserError(f"{deadline!r} is no deadline", "give hours above 0, or text such as 48h")
-    purchases = (purchases,) if isinstance(purchases, str) else purchases
-    regions = (regions,) if isinstance(regions, str) else regions
+    purchases = [*dict.fromkeys((purchases,) if isinstance(purchases, str) else purchases)]
     for purchase in purchases:
         if purchase not in PURCHASE_OPTIONS:
             raise UnknownName("purchase option", purchase, PURCHASE_OPTIONS)
+    regions = [*dict.fromkeys((regions,) if isinstance(regions, str) else regions)]
     for region in regions:
         if not is_region(region):
             raise UserError(f"{region!r} is not the name of a region", "give one such as us-east-1")
     assumptions = read_assumptions(assume)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
-    left_out: list[LeftOut] = []
-    unsold: list[LeftOut] = []
-    warnings: list[str] = []
     scope = Scope(
         max_nodes=max_nodes,
         excluded_recipes=frozenset(exclude_recipes),
@@ -139,12 +136,12 @@ def recommend(
         allow_unverified=allow_unverified,
         measured_only=measured_only,
     )
-    day = as_of or today
+    market = Market(context, catalogue, assumptions, as_of=as_of)
     known = known_rows(
         context,
         workload,
         catalogue,
-        day=day,
+        day=market.day,
         allow_unverified=allow_unverified,
         reconciles=True,
         with_shared=with_shared,
@@ -154,15 +151,10 @@ def recommend(
     for name in exclude_recipes:
         if name not in names:
             raise UnknownName("recipe", name, names)
-    late_warnings = [*known.warnings]
-    if candidates.origin is Origin.SHIPPED and candidates.rows:
-        late_warnings.append(
-            f"the ledger has no run of {workload} on a GPU: the answer uses the figures and measurements"
-            " that come with fastlaunch"
-        )
-    regions = regions or (context.own_region(),)
-    market = Market(context, catalogue, assumptions, as_of=as_of)
-    bought = _purchases(market, catalogue, purchases, regions, unsold)
+    left_out: list[LeftOut] = []
+    unsold: list[LeftOut] = []
+    warnings: list[str] = []
+    bought = _purchases(market, catalogue, purchases, regions or (context.own_region(),), unsold)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
     configurations = _configurations(known, candidates, scope, scaling, left_out, warnings, bought)
     recipes = {
@@ -178,7 +170,7 @@ def recommend(
         paid = [purchase.price for purchase in bought if purchase.price.instance in used]
         if settings.max_price_age is not None:
             max_age = datetime.timedelta(seconds=parse_duration_s(settings.max_price_age))
-            check_age([price.as_of for price in paid], today, max_age)
+            check_age([price.as_of for price in paid], market.day, max_age)
         warnings += market.age_notes(paid)
     job = Task(
         workload=workload,
@@ -195,17 +187,23 @@ def recommend(
         steps_only=steps_only,
     )
     choices = analysis.choices_of(configurations, bought, job)
-    offered = {bought[number].price.purchase for number in set(choices.purchase_ids.tolist())}
     if configurations:
+        offered = {bought[number].price.purchase for number in set(choices.purchase_ids.tolist())}
         priced = {purchase.price.purchase for purchase in bought}
-        for option in dict.fromkeys(purchases):
-            if option not in offered:
-                warnings.append(_no_candidate(option, has_price=option in priced))
+        for name in purchases:
+            if name not in offered:
+                warnings.append(_no_candidate(name, has_price=name in priced))
+    warnings += known.warnings
+    if candidates.origin is Origin.SHIPPED and candidates.rows:
+        warnings.append(
+            f"the ledger has no run of {workload} on a GPU: the answer uses the figures and measurements"
+            " that come with fastlaunch"
+        )
     result = analysis.recommend(
         choices,
         Limits(deadline_hours=hours, budget_usd=budget_usd),
         left_out=[*left_out, *unsold],
-        warnings=[*dict.fromkeys([*warnings, *late_warnings])],
+        warnings=[*dict.fromkeys(warnings)],
     )
     if not result.num_choices:
         result = replace(result, command=_sweep_command(job, bought, catalogue))
@@ -215,7 +213,7 @@ def recommend(
         **vars(result),
         reference=candidates.reference,
         source=str(candidates.origin),
-        prices_as_of=as_of or today,
+        prices_as_of=market.day,
     )
 
 
@@ -308,16 +306,16 @@ def _candidates(known: "Known") -> _Candidates:
     from fastlaunch.analysis.configurations import samples_to_train_as
     from fastlaunch.analysis.rate import Origin, gpu_of
 
-    origin, comparison = Origin.LEDGER, known.comparisons[Origin.LEDGER]
-    rows = [row for row in comparison.rows if gpu_of(row.setup, known.catalogue)]
+    comparisons = known.comparisons
+    origin, rows = Origin.LEDGER, comparisons[Origin.LEDGER].rows
+    rows = tuple(row for row in rows if gpu_of(row.setup, known.catalogue))
     if not rows:
-        origin, comparison = Origin.SHIPPED, known.comparisons[Origin.SHIPPED]
-        rows = [*comparison.rows]
+        origin, rows = Origin.SHIPPED, tuple(comparisons[Origin.SHIPPED].rows)
     reference = baseline_of(rows)
-    factors = samples_to_train_as(reference, comparison) if reference else {}
-    reference = reference or baseline_of(known.comparisons[Origin.LEDGER].rows)
+    factors = samples_to_train_as(reference, comparisons[origin]) if reference else {}
+    reference = reference or baseline_of(comparisons[Origin.LEDGER].rows)
     return _Candidates(
-        rows=tuple(rows),
+        rows=rows,
         origin=origin,
         reference=reference.setup if reference else None,
         samples_factors=factors,
@@ -327,8 +325,8 @@ def _candidates(known: "Known") -> _Candidates:
 def _purchases(
     market: "Market",
     catalogue: Catalogue,
-    options: Sequence[str],
-    regions: Sequence[str],
+    options: Iterable[str],
+    regions: Iterable[str],
     left_out: "list[LeftOut]",
 ) -> "list[Purchase]":
     """Return the purchases of each instance type; add impossible ones to `left_out`."""
@@ -336,31 +334,20 @@ def _purchases(
     from fastlaunch.analysis.pooling import Offer
 
     bought = []
-    for region, (name, instance), option in product(
-        dict.fromkeys(regions), catalogue.instances.items(), dict.fromkeys(options)
-    ):
+    for region, (name, instance), option in product(regions, catalogue.instances.items(), options):
         price = market.price(name, Offer("ec2", region, option))
-        if option not in instance.purchase_options:
-            reason = f"AWS does not sell it {option}"
-        elif price is None:
-            reason = f"no {option} price in {region} is known for {market.day}"
-        else:
+        if price is not None and option in instance.purchase_options:
             bought.append(market.purchase(price))
             continue
+        reason = f"no {option} price in {region} is known for {market.day}"
+        if option not in instance.purchase_options:
+            reason = f"AWS does not sell it {option}"
         left_out.append(LeftOut(instance=name, recipe=None, reason=reason))
     if not bought:
         raise UserError(
-            f"no price is known in {', '.join(regions)} of what is asked for",
-            f"type: {UPDATE_COMMAND}",
+            f"no price is known in {', '.join(regions)} of what is asked for", f"type: {UPDATE_COMMAND}"
         )
     return bought
-
-
-def _check_workload_file(workload: str) -> None:
-    """Raise UserError if the workload's file, one of the user's, does not exist."""
-    path, separator, _ = workload.rpartition(".py:")
-    if separator and not Path(f"{path}.py").is_file():
-        raise UserError(f"there is no file {path}.py", "name the workload as FILE.py:FUNCTION")
 
 
 def _configurations(
@@ -389,11 +376,14 @@ def _configurations(
         reason = "a script that ran on no GPU, of whose size nothing is known"
         left_out.append(LeftOut(instance=None, recipe=None, reason=reason))
     elif not subject.has_rows:
-        _check_workload_file(known.workload)
+        path, is_file, _ = known.workload.rpartition(".py:")
+        if is_file and not Path(f"{path}.py").is_file():
+            raise UserError(f"there is no file {path}.py", "name the workload as FILE.py:FUNCTION")
         warnings.append(
             f"no run of {known.workload} on a GPU is known: predictions go by published models, with recipe"
             f" bf16 and a global batch of {subject.global_batch}"
         )
+    types = dict.fromkeys(purchase.price.instance for purchase in bought)
     return configurations(
         known.finder(subject, scaling=scaling),
         subject,
@@ -403,9 +393,6 @@ def _configurations(
         scope,
         left_out,
         candidates.samples_factors,
-        [
-            known.catalogue.instances[name]
-            for name in dict.fromkeys(purchase.price.instance for purchase in bought)
-        ],
+        [known.catalogue.instances[name] for name in types],
         known.catalogue,
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fastlaunch.catalog.experiments import Experiment, ExperimentVariant, published_experiments
+from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.cli.options import examples, next_command, output_option
 from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.jobs.data_sources import MADE_UP
@@ -57,7 +57,7 @@ _VARIANT_HEADERS = {
 @click.command(
     short_help="The recipes: how a workload can be trained.",
     epilog=examples(
-        ("all", "fastlaunch recipes"),
+        ("list them", "fastlaunch recipes"),
         ("every field of one, and what --set can change", "fastlaunch recipes te-fp8"),
     ),
 )
@@ -66,8 +66,8 @@ _VARIANT_HEADERS = {
 def recipes(name: str | None, output: str) -> None:
     """The recipes: how a workload can be trained. With NAME: every field of one, and what can be changed.
 
-    A recipe that is not equivalent trains another model than the one it is given; it is there to show what
-    that costs, and `compare` does not rank it.
+    A recipe that is not equivalent trains another model than the workload's. It shows what that costs, and
+    `compare` does not rank it.
     """
     if name is None:
         rows = [_recipe_row(recipe) for recipe in RECIPES.values()]
@@ -91,8 +91,8 @@ def recipes(name: str | None, output: str) -> None:
 @click.command(
     short_help="The workloads: what can be trained.",
     epilog=examples(
-        ("all", "fastlaunch workloads"),
-        ("any image model of timm", "fastlaunch workloads timm:vit_base_patch16_224"),
+        ("list them", "fastlaunch workloads"),
+        ("what is known of an image model of timm", "fastlaunch workloads timm:vit_base_patch16_224"),
     ),
 )
 @click.argument("name", required=False)
@@ -100,8 +100,9 @@ def recipes(name: str | None, output: str) -> None:
 def workloads(name: str | None, output: str) -> None:
     """The workloads: what can be trained. With NAME: everything known of one.
 
-    Besides those listed: `timm:MODEL`, any image model of timm; `hf-clm:MODEL`, any causal language model, by
-    its folder or its name on the Hugging Face hub; `gelu:ROWSxCOLUMNS`; and `./file.py:function`, your own.
+    Four kinds are not listed: `timm:MODEL` is any image model of timm, `hf-clm:MODEL` any causal language
+    model, by its folder or its name on the Hugging Face hub, `gelu:ROWSxCOLUMNS` one operation, and
+    `./file.py:function` a workload of your own.
     """
     if name is None:
         rows = [asdict(info) for info in WORKLOADS.values()]
@@ -124,7 +125,7 @@ def workloads(name: str | None, output: str) -> None:
 @click.command(
     short_help="The published experiments: lists of runs to repeat.",
     epilog=examples(
-        ("all", "fastlaunch experiments"),
+        ("list them", "fastlaunch experiments"),
         ("the runs of one", "fastlaunch experiments fp8"),
     ),
 )
@@ -133,15 +134,35 @@ def workloads(name: str | None, output: str) -> None:
 def experiments(name: str | None, output: str) -> None:
     """The published experiments: lists of runs to repeat. With NAME: the runs of one.
 
-    `fastlaunch submit --experiment NAME` makes them, on this machine with --local, or on AWS with --instance.
+    `fastlaunch submit --experiment NAME` repeats one: here with --local, or on AWS with --instance.
     """
     if name is None:
-        rows = [_experiment_row(experiment) for experiment in published_experiments().values()]
+        rows = [
+            {
+                "name": experiment.name,
+                "runs": len(experiment.variants),
+                "length": experiment.length,
+                "description": experiment.description,
+                "data": experiment.data,
+                "source": experiment.source,
+            }
+            for experiment in published_experiments().values()
+        ]
         print_rows(rows, output=output, headers=_EXPERIMENT_HEADERS)
         sentence, command = f"{len(rows)} experiments", "fastlaunch experiments fp8"
     else:
         experiment = experiment_named(name)
-        rows = [_variant_row(experiment, variant) for variant in experiment.variants]
+        rows = [
+            {
+                "workload": variant.workload,
+                "recipe": resolve_recipe(variant.recipe, variant.overrides).label,
+                "batch_size": variant.batch_size or workload_info(variant.workload).batch_size,
+                "num_gpus": variant.num_gpus or "all",
+                "length": experiment.length,
+                "eval_every": f"{variant.eval_every:,} steps" if variant.eval_every else None,
+            }
+            for variant in experiment.variants
+        ]
         print_rows(rows, output=output, headers=_VARIANT_HEADERS)
         sentence = f"{name}, {experiment.description}. By the {experiment.source}"
         if experiment.epochs is not None and experiment.data in MADE_UP:
@@ -171,28 +192,6 @@ def _change(field: str) -> str:
         return ""
     choices = CHOICES.get(field) or (("true", "false") if isinstance(getattr(Recipe, field), bool) else ())
     return f"{field}={' | '.join(choices) or '...'}"
-
-
-def _experiment_row(experiment: Experiment) -> dict[str, Any]:
-    return {
-        "name": experiment.name,
-        "runs": len(experiment.variants),
-        "length": experiment.length,
-        "description": experiment.description,
-        "data": experiment.data,
-        "source": experiment.source,
-    }
-
-
-def _variant_row(experiment: Experiment, variant: ExperimentVariant) -> dict[str, Any]:
-    return {
-        "workload": variant.workload,
-        "recipe": resolve_recipe(variant.recipe, variant.overrides).label,
-        "batch_size": variant.batch_size or workload_info(variant.workload).batch_size,
-        "num_gpus": variant.num_gpus or "all",
-        "length": experiment.length,
-        "eval_every": f"{variant.eval_every:,} steps" if variant.eval_every else None,
-    }
 
 
 def _conclude(output: str, sentence: str, command: str) -> None:

@@ -1,21 +1,18 @@
 """`fastlaunch demo`: a published experiment at two days' prices, and what the shipped records say."""
 
 import datetime
-import json
-import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, output_width, print_coloured
-from fastlaunch.core.data import to_data
+from fastlaunch.cli.options import examples, next_command, output_width, print_coloured, wrapped
 from fastlaunch.core.tables import Column, table
-from fastlaunch.measure.published import SUMMARIES, shipped_summaries
+from fastlaunch.measure.published import shipped_summaries
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Comparison, Row
@@ -39,40 +36,50 @@ CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
         ("every row, column and note", "fastlaunch demo --all"),
     ),
 )
-@click.option(
-    "--summarise",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    hidden=True,
-    help="Instead: write FOLDER/summaries.json from the records in FOLDER, as it is shipped.",
-)
 @click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
-def demo(folder: Path | None, in_full: bool) -> None:
+def demo(in_full: bool) -> None:
     """The published experiment and shipped measurements, compared in a second.
 
-    Training a ViT-Huge on eight A100 (p4d) and eight H100 (p5) GPUs, at the prices of November 2023 and of
-    today; then the measurements that come with fastlaunch.
+    It compares the training of a ViT-Huge on eight A100 (p4d) and eight H100 (p5) GPUs, at the prices of
+    November 2023 and of today; then the measurements that come with fastlaunch.
     """
-    if folder is not None:
-        click.echo(f"Summarised {write_summaries(folder)} runs in {folder / SUMMARIES}.")
-        return
-    from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.report.table import VERDICT_COLOURS
+    from fastlaunch.report.table import VERDICT_COLOURS, as_overview, as_table
+    from fastlaunch.report.text import answer
 
-    catalogue, today = load_catalogue(), app_context(config_may_lack=True).today
+    context, width = app_context(config_may_lack=True), output_width()
+    catalogue, today = load_catalogue(), context.today
     then, now = published(catalogue, THEN), published(catalogue, today)
     measured = compared_measurements(of_one_gpu(shipped_summaries()), catalogue, today)
-    text = _in_full(then, now, measured) if in_full else _in_short(then, now, measured)
-    print_coloured(text, VERDICT_COLOURS)
+    changes = wrapped(what_changed(then, now))
+    charged = f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}"
+    if in_full:
+        sections = [
+            f"A published experiment, at the prices of {then.prices_as_of}",
+            as_table(then, width=width),
+            f"The same measurements, at the prices of {now.prices_as_of}",
+            as_table(now, width=width),
+            changes,
+            f"{charged}\n{wrapped(answer(measured))}",
+            as_table(measured, width=width),
+        ]
+    else:
+        ranked = tuple(row for row in measured.rows if row.verdict.is_ranked)
+        num_more = len(measured.rows) - len(ranked)
+        sections = [
+            f"A published experiment: eight A100 against eight H100\n{changes}",
+            _prices_table(then, now, width),
+            f"{charged}\n{wrapped(answer(measured))}",
+            as_overview(replace(measured, rows=ranked), width=width),
+            f"{num_more} more rows, and every column and note: fastlaunch demo --all",
+        ]
+    print_coloured("\n\n".join(sections), VERDICT_COLOURS)
     next_command("fastlaunch submit --local --recipe fp32,bf16 --until-resolved")
 
 
-def _in_short(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
-    """Return the demo in short: what a dollar bought then and now, and the ranked rows."""
-    from fastlaunch.report.table import as_overview
-    from fastlaunch.report.text import answer, dollars
+def _prices_table(then: "Comparison", now: "Comparison", width: int) -> str:
+    """Return the experiment's rows with their cost per million samples on both days."""
+    from fastlaunch.report.text import dollars
 
-    width = output_width()
     columns: list[Column[tuple[Row, Row]]] = [
         Column(
             "row",
@@ -83,44 +90,7 @@ def _in_short(then: "Comparison", now: "Comparison", measured: "Comparison") -> 
         Column(f"$/M, {then.prices_as_of}", lambda pair: dollars(_usd_per_million(pair[0])), align="right"),
         Column(f"$/M, {now.prices_as_of}", lambda pair: dollars(_usd_per_million(pair[1])), align="right"),
     ]
-    prices = table([*zip(then.rows, now.rows, strict=True)], columns, width, rule=True)
-    ranked = [row for row in measured.rows if row.verdict.is_ranked]
-    more = f"{len(measured.rows) - len(ranked)} more rows, and every column and note: fastlaunch demo --all"
-    return "\n\n".join(
-        [
-            "A published experiment: eight A100 against eight H100\n"
-            f"{_filled(what_changed(then, now), width)}",
-            prices,
-            f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n"
-            f"{_filled(answer(measured), width)}",
-            as_overview(replace(measured, rows=tuple(ranked)), width=width),
-            more,
-        ]
-    )
-
-
-def _in_full(then: "Comparison", now: "Comparison", measured: "Comparison") -> str:
-    """Return every row, column and note of the demo."""
-    from fastlaunch.report.table import as_table
-    from fastlaunch.report.text import answer
-
-    width = output_width()
-    return "\n\n".join(
-        [
-            f"A published experiment, at the prices of {then.prices_as_of}",
-            as_table(then, width=width),
-            f"The same measurements, at the prices of {now.prices_as_of}",
-            as_table(now, width=width),
-            _filled(what_changed(then, now), width),
-            f"Measured on one H200, charged as a prorated {SHARE} of {CHARGED_AS}\n"
-            f"{_filled(answer(measured), width)}",
-            as_table(measured, width=width),
-        ]
-    )
-
-
-def _filled(text: str, width: int) -> str:
-    return textwrap.fill(text, width, break_on_hyphens=False)
+    return table([*zip(then.rows, now.rows, strict=True)], columns, width, rule=True)
 
 
 def _usd_per_million(row: "Row") -> float:
@@ -174,23 +144,6 @@ def of_one_gpu(summaries: "Mapping[str, RunSummary]") -> "dict[str, RunSummary]"
         if (summary.setup.workload, summary.setup.num_gpus, summary.setup.device_name)
         == (WORKLOAD, 1, DEVICE)
     }
-
-
-def write_summaries(folder: Path) -> int:
-    """Write summaries.json for the records under `folder`; return the number of runs.
-
-    Raises BadFile for a record that cannot be used, and for a run of the same id as another.
-    """
-    from fastlaunch.lifecycle.importer import find_runs
-
-    imports = find_runs([folder])
-    if imports.skipped:
-        raise imports.skipped[0]
-    # Profiled runs show where time goes; their speeds are not compared.
-    runs = {run_id: run for run_id, run in imports.runs.items() if run.summary.profile is None}
-    text = json.dumps({run_id: to_data(run.summary) for run_id, run in runs.items()}, indent=1)
-    (folder / SUMMARIES).write_text(text + "\n", encoding="utf-8")
-    return len(runs)
 
 
 def _pair(comparison: "Comparison") -> "tuple[Row, Row]":

@@ -21,7 +21,6 @@ from fastlaunch.jobs.options import ML, Options
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
-    from fastlaunch.catalog.prices import Catalogue
     from fastlaunch.placement.check import Check, CheckContext
 
 _HEADERS = {"result": "result", "check": "check", "where": "where", "message": ""}
@@ -51,30 +50,33 @@ _HEADERS = {"result": "result", "check": "check", "where": "where", "message": "
 def doctor(setup: bool, output: str, **given: Any) -> int:
     """What a job on AWS would meet: login, quota, image, network, bucket, price.
 
-    Starts nothing. It asks, and writes one small object to the bucket. Ends with 0 if nothing failed, with 3
-    if AWS would refuse, with 2 if the config file or the command would have to change.
+    It asks AWS, writes one small object to the bucket, and starts nothing. The exit code is 0 if nothing
+    failed, 3 if AWS would refuse the job, and 2 if the config file or the command has to change.
     """
-    from fastlaunch.catalog.load import load_catalogue
+    from fastlaunch.core.settings import config_path
+    from fastlaunch.placement.check import Check, Result
     from fastlaunch.placement.checks import checks
 
     if setup:
         click.echo(shipped("docs/setup.md").read_text(encoding="utf-8"), nl=False)
         return EXIT_DONE
     context = app_context()
-    catalogue = load_catalogue(*context.settings.price_files())
     options = Options(**given)
     backend_of(options.instances, options.backend)
     options = options if options.regions else replace(options, regions=split_names(context.own_region()))
     check_on_aws(options)
-    job = _check_context(context, catalogue, options)
+    job = _check_context(context, options)
+    path = config_path()
+    absence = "" if path.exists() else ", which does not exist yet"
+    config_file = Check(name="config file", result=Result.OK, message=f"{path}{absence}")
     with activity("asking what a job would meet"):
-        results = [_config_file(), *checks(job)]
+        results = [config_file, *checks(job)]
     (_print_json if output == "json" else _print)(results)
     next_command(_next(context, results, job))
     return _exit_code(results)
 
 
-def _check_context(context: World, catalogue: "Catalogue", options: Options) -> "CheckContext":
+def _check_context(context: World, options: Options) -> "CheckContext":
     from fastlaunch.aws.client import cached
     from fastlaunch.catalog.container_images import training_base
     from fastlaunch.jobs.build import instances_of
@@ -83,29 +85,20 @@ def _check_context(context: World, catalogue: "Catalogue", options: Options) -> 
     from fastlaunch.placement.check import CheckContext
     from fastlaunch.placement.lookup import Lookup
 
-    now = context.now()
+    now, pins = context.now(), wanted_pins()
     return CheckContext(
         lookup=Lookup(
             settings=context.settings,
-            catalogue=catalogue,
+            catalogue=context.catalogue,
             now=now,
             base=training_base(None, today=utc_day(now)),
             aws=cached(context.aws),
         ),
         options=options,
-        instances=instances_of(options, catalogue) if options.instances else (),
+        instances=instances_of(options, context.catalogue) if options.instances else (),
         # Without the wheels, no job submitted from here can have stored the bundle.
-        bundles=tuple(filter(None, [cached_bundle(wheel_folder(context.settings), wanted_pins())])),
+        bundles=tuple(filter(None, [cached_bundle(wheel_folder(context.settings), pins)])),
     )
-
-
-def _config_file() -> "Check":
-    from fastlaunch.core.settings import config_path
-    from fastlaunch.placement.check import Check, Result
-
-    path = config_path()
-    absence = "" if path.exists() else ", which does not exist yet"
-    return Check(name="config file", result=Result.OK, message=f"{path}{absence}")
 
 
 def _exit_code(results: Sequence["Check"]) -> int:
@@ -143,11 +136,7 @@ def _print_json(results: Sequence["Check"]) -> None:
         {
             "name": check.name,
             "result": str(check.result),
-            "region": check.region,
-            "zone": check.zone,
-            "instance": check.instance,
-            "message": check.message,
-            "hint": check.hint,
+            **{key: getattr(check, key) for key in ("region", "zone", "instance", "message", "hint")},
             "error": type(check.error).__name__ if check.error else None,
         }
         for check in results

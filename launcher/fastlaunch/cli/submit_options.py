@@ -23,7 +23,7 @@ def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None)
     """Use a job file's options where none are typed."""
     if path is None:
         return
-    from fastlaunch.cli.job_file import read_job
+    from fastlaunch.jobs.job_file import read_job
 
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path} is no job file, whose name ends with .yaml", _WRITE_DASHES)
@@ -32,7 +32,7 @@ def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None)
 
 def _print_job_schema(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
     if is_given:
-        from fastlaunch.cli.job_file import job_schema
+        from fastlaunch.jobs.job_file import job_schema
 
         print_json(job_schema())
         ctx.exit()

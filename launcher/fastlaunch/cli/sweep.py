@@ -1,7 +1,6 @@
 """`fastlaunch sweep`: recipes and batch sizes on several instance types, within one budget."""
 
 import json
-import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,20 @@ import click
 
 from fastlaunch.api import sweep as api
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, print_json, table_or_json_option, yes_option
+from fastlaunch.cli.options import (
+    examples,
+    next_command,
+    print_json,
+    table_or_json_option,
+    terminal_width,
+    yes_option,
+)
 from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import GroupedCommand, declared_options, training_profile_option
 from fastlaunch.core.errors import EXIT_DONE
 from fastlaunch.core.units import counted
 from fastlaunch.lifecycle.announcement import expected_json
-from fastlaunch.lifecycle.sweep_plan import PlannedPart, SweepPlan, plan_lines
+from fastlaunch.lifecycle.sweep_plan import SweepPlan, plan_lines
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
@@ -25,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Longer lines are hard to read.
 _WIDEST = 100
-_HEADERS = {"instance": "instance", "recipe": "recipe", "batch_size": "batch", "runs": "runs"}
-_SCRIPT_HEADERS = {"instance": "instance", "recipe": "variant", "runs": "runs"}
 
 
 @click.command(
@@ -78,8 +82,8 @@ def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: 
 
     Each instance type runs its recipes and batch sizes on one machine, in interleaved rounds, until their
     verdicts are settled. With --until-best a cell runs only as long as it may be the best of all types.
-    --max-cost is for all types together; one whose ceiling does not fit into what is left is not started. A
-    sweep that was stopped or killed goes on with --resume.
+    --max-cost limits all types together: a type whose ceiling does not fit into what is left is not started.
+    To go on with a sweep that was stopped or killed, type --resume.
     """
     context, current = app_context(), click.get_current_context()
     if resume is not None:
@@ -112,17 +116,15 @@ def _print_plan(plan: SweepPlan, *, output: str) -> None:
             for part in plan.types.values()
             for cell in part.cells
         ]
-        ceilings = {name: ceiling.usd for name, ceiling in plan.ceilings.items()}
-        files = {"files": [file.path for file in plan.directory.files]} if plan.directory else {}
-        data = {
+        expected = {name: expected_json(part.expected) for name, part in plan.types.items() if part.ceiling}
+        data: dict[str, Any] = {
             "cells": cells,
-            "ceilings_usd": ceilings,
-            "expected": {
-                name: expected_json(part.expected) for name, part in plan.types.items() if part.ceiling
-            },
+            "ceilings_usd": {name: ceiling.usd for name, ceiling in plan.ceilings.items()},
+            "expected": expected,
             "max_cost_usd": plan.max_cost_usd,
-            **files,
         }
+        if plan.directory:
+            data["files"] = [file.path for file in plan.directory.files]
         print_json(data)
         return
     click.echo(f"{_plan_text(plan)}\n\nPlanned, not started: at most {counted(plan.num_runs, 'run')}.")
@@ -130,27 +132,29 @@ def _print_plan(plan: SweepPlan, *, output: str) -> None:
 
 def _plan_text(plan: SweepPlan) -> str:
     """Return the matrix, what it leaves out and why, and the most that each type and the sweep may cost."""
-    rows = [
-        {
-            **{"instance": name, "recipe": cell.label, "batch_size": cell.batch_size or "default"},
-            "runs": "none" if cell.skipped else _runs_text(part, plan),
-        }
-        for name, part in plan.types.items()
-        for cell in part.cells
-    ]
-    width = min(_WIDEST, shutil.get_terminal_size(fallback=(_WIDEST, 1)).columns)
+    is_script = any(part.options and part.options.command for part in plan.types.values())
+    rows = []
+    for name, part in plan.types.items():
+        is_limit = plan.is_until_best or (part.options is not None and part.options.until_resolved)
+        runs = f"at most {part.num_rounds}" if is_limit else str(part.num_rounds)
+        rows += [
+            {
+                "instance": name,
+                "variant": cell.label if is_script else None,
+                "recipe": None if is_script else cell.label,
+                "batch": None if is_script else cell.batch_size or "default",
+                "runs": "none" if cell.skipped else runs,
+            }
+            for cell in part.cells
+        ]
+    width = min(_WIDEST, terminal_width() or _WIDEST)
     wrapped = [
         textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False)
         for line in plan_lines(plan)
     ]
-    is_script = any(part.options and part.options.command for part in plan.types.values())
-    headers = _SCRIPT_HEADERS if is_script else _HEADERS
+    # A column without values is left out.
+    headers = {name: name for name in ("instance", "variant", "recipe", "batch", "runs")}
     return "\n".join([plain_table(rows, headers), "", *wrapped])
-
-
-def _runs_text(part: PlannedPart, plan: SweepPlan) -> str:
-    is_planned = part.options is not None and part.options.until_resolved
-    return f"at most {part.num_rounds}" if is_planned or plan.is_until_best else str(part.num_rounds)
 
 
 def _print_result(context: "World", swept: api.Swept, *, output: str) -> None:
@@ -215,8 +219,7 @@ def _saved_text(early: "Saved") -> str:
     text = f"Stopping early saved {counted(early.num_runs, 'run')} of the full matrix"
     if early.machine_s is not None:
         minutes = early.machine_s / 60
-        text += (
-            f": about {f'{early.machine_s:.0f} s' if minutes < 1 else f'{minutes:,.0f} min'} of machine time"
-        )
+        time = f"{early.machine_s:.0f} s" if minutes < 1 else f"{minutes:,.0f} min"
+        text += f": about {time} of machine time"
         text += f", ${early.usd:,.2f}" if early.usd is not None else ""
     return f"{text}."

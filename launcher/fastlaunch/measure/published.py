@@ -80,7 +80,7 @@ def shipped_summaries(workload: str | None = None) -> dict[str, RunSummary]:
     """Return the shipped summaries by run id. workload: None for all workloads.
 
     They are in measurements/summaries.json beside the records, which would take seconds to read;
-    `fastlaunch demo --summarise train/measurements` rewrites the file.
+    `python -m benchmarks.keep`, in tests, rewrites the file.
     """
     return read_summaries(shipped("measurements") / SUMMARIES, workload)
 
