@@ -161,8 +161,6 @@ def test_own_runs_give_losses_by_instance_hour_and_the_share_of_requests_met_at_
     # None seen counts as half a one.
     lucky = market_of_runs(instance_hours=20, num_losses=0, num_asked=4, num_granted=4, source="runs")
     assert (lucky.losses_per_hour.value, lucky.available.value) == (0.025, 0.875)
-    with pytest.raises(UserError):
-        market_of_runs(instance_hours=0, num_losses=0, num_asked=3, num_granted=0, source="runs")
 
 
 TRACE = """time,state,place

@@ -12,7 +12,6 @@ is of the mean, not of one training's luck.
 
 import datetime
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -215,13 +214,6 @@ class Purchase:
         """Return the cost of a second of all nodes, without volumes."""
         return self.paid_usd_per_hour * num_nodes / SECONDS_PER_HOUR
 
-    def volume_usd_per_s(self, num_nodes: int, assumptions: Assumptions) -> float:
-        """Return the cost of a second of all nodes' volumes; 0 if no price is known."""
-        if self.volume is None:
-            return 0.0
-        per_hour = self.volume.usd_per_hour(gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps)
-        return per_hour * num_nodes / SECONDS_PER_HOUR
-
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -243,9 +235,14 @@ class Cost:
     block_hours: float | None = None  # length of the capacity block to buy
     fee_usd: float | None = None  # of the whole block; sunk once bought
     effective_usd: Interval  # without the unused part of the block
-    checkpoint_every_s: float | None = None  # on spot, work between two: measured, given, Young's or None
+    spot_job: "SpotJob | None" = None  # the training as `spot.forecast_spot` takes it
     #: They add up to `hours` and `usd`; empty if only the sums were requested.
     parts: tuple[Part, ...] = ()
+
+    @property
+    def checkpoint_every_s(self) -> float | None:
+        """The work between two checkpoints on spot, as given or by Young; None without checkpoints."""
+        return self.spot_job.every_s if self.spot_job else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +284,13 @@ def together(parts: Sequence[Interval]) -> Interval:
     )
 
 
+#: The fields of Assumptions for the parts between the steps.
+_FIELDS = {
+    "evaluations": ("evaluation_s", "evaluations"),
+    "checkpoints": ("checkpoint_s", "checkpoint_every_s"),
+}
+
+
 class _Line(NamedTuple):
     """A part in numbers: fixed + samples x (per_sample + per_step_time / samples per second), in seconds."""
 
@@ -298,36 +302,70 @@ class _Line(NamedTuple):
     source: str
 
 
-#: The line that nobody is billed for.
-_UNBILLED = "waiting"
+class _Charged(NamedTuple):
+    """A part that takes time, and the cost of its seconds on all nodes."""
+
+    name: str
+    evidence: PartEvidence
+    source: str
+    usd_per_s: float  # of the machines
+    has_machine: bool = True  # whose volumes are paid, too
+    takes_time: bool = True  # False for seconds that another part has
 
 
-class _Inputs(NamedTuple):
-    """The inputs with intervals, as numbers; NaN for no limit."""
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    """Mean seconds of the parts, and how far each uncertain input moves them."""
 
-    samples: float
-    fewest: float
-    most: float
-    s_per_sample: float
-    shortest: float
-    longest: float
+    parts: Sequence[_Charged]
+    mean: Sequence[float]
+    least: Sequence[float]  # that no input undercuts
+    #: By input, the seconds at both ends of its interval; None if the speed has no interval.
+    ends: Sequence[tuple[Sequence[float], Sequence[float]]] | None
+    job: "SpotJob | None" = None
 
-    def spread(self, fixed: float, per_sample: float, per_step_time: float, factor: float = 1.0) -> Interval:
-        """Return factor x (fixed + samples x (per_sample + per_step_time x s_per_sample))."""
-        slope = per_sample + per_step_time * self.s_per_sample
-        value = fixed + self.samples * slope
-        if not per_sample and not per_step_time:
-            return Interval(value=factor * value, low=factor * value, high=factor * value)
-        by_speed = self.samples * per_step_time
-        below = math.hypot(
-            (self.samples - self.fewest) * slope, by_speed * (self.s_per_sample - self.shortest)
-        )
-        above = math.hypot((self.most - self.samples) * slope, by_speed * (self.longest - self.s_per_sample))
-        if math.isnan(below) or math.isnan(above):
-            return Interval(value=factor * value)
-        return Interval(
-            value=factor * value, low=factor * max(fixed, value - below), high=factor * (value + above)
-        )
+    def total(self, weight: Callable[[_Charged], float]) -> Interval:
+        """Return the sum of weight x seconds over the parts."""
+        weights = [weight(part) for part in self.parts]
+
+        def weighted(seconds: Sequence[float]) -> float:
+            return sum(factor * time_s for factor, time_s in zip(weights, seconds, strict=True) if factor)
+
+        value, least = weighted(self.mean), weighted(self.least)
+        if self.ends is None:
+            return _exactly(value) if value == least else Interval(value=value)
+        moves = [(weighted(low) - value, weighted(high) - value) for low, high in self.ends]
+        below = math.hypot(*(min(0.0, *move) for move in moves))
+        above = math.hypot(*(max(0.0, *move) for move in moves))
+        return Interval(value=value, low=max(least, value - below), high=value + above)
+
+    def of(self, part: _Charged, factor: float) -> Interval:
+        """Return factor x seconds of one part."""
+        return self.total(lambda other: factor if other is part else 0.0)
+
+
+def _ends(
+    seconds: Callable[..., Sequence[float]],
+    at: Sequence[float],
+    ranges: Sequence[tuple[float | None, float | None]],
+) -> list[tuple[Sequence[float], Sequence[float]]]:
+    """Return `seconds` at both ends of each input that has an interval, with the other inputs as in `at`."""
+    return [
+        (seconds(*at[:number], low, *at[number + 1 :]), seconds(*at[:number], high, *at[number + 1 :]))
+        for number, (low, high) in enumerate(ranges)
+        if low is not None and high is not None and low != high
+    ]
+
+
+def _ranges(training: Training) -> list[tuple[float, float]] | None:
+    """Return the limits of samples and of seconds per sample; None if one of them has no interval."""
+    samples, rate = training.samples, training.rate.samples_per_s
+    few, many = samples.low, samples.high
+    if few is None and many is None:
+        few = many = samples.value
+    if few is None or many is None or rate.low is None or rate.high is None:
+        return None
+    return [(few, many), (1 / rate.high, 1 / rate.low)]
 
 
 #: A placeholder price, to compute the hours of a row without a price.
@@ -405,37 +443,42 @@ def cost_of(
     """
     lines = _lines(training, assumptions, steps_only)
     if purchase.price.purchase == SPOT and not steps_only:
-        return _OnSpot(lines, training, purchase, assumptions, with_interval).cost(with_parts)
-    inputs = _inputs(training)
-    usd_per_s = purchase.usd_per_s(training.num_nodes)
-    volume_usd_per_s = 0.0 if steps_only else purchase.volume_usd_per_s(training.num_nodes, assumptions)
-    kept_usd = 0.0 if steps_only else assumptions.timeless_usd
-    billed = _sums([line for line in lines if line.name != _UNBILLED])
-    hours = inputs.spread(*_sums(lines), factor=1 / SECONDS_PER_HOUR)
-    effective_usd = _plus(inputs.spread(*billed, factor=usd_per_s + volume_usd_per_s), kept_usd)
-    volumes = inputs.spread(*billed, factor=volume_usd_per_s)
-    cost = Cost(hours=hours, usd=effective_usd, effective_usd=effective_usd)
+        times = _on_spot(lines, training, purchase, assumptions, with_interval)
+    else:
+        times = _undisturbed(lines, training, purchase)
+    volume_usd_per_s = kept_usd = 0.0
+    if not steps_only:
+        kept_usd = assumptions.timeless_usd
+    if purchase.volume and not steps_only:
+        per_hour = purchase.volume.usd_per_hour(
+            gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps
+        )
+        volume_usd_per_s = per_hour * training.num_nodes / SECONDS_PER_HOUR
+    hours = times.total(lambda part: part.takes_time / SECONDS_PER_HOUR)
+    usd = _plus(times.total(lambda part: part.usd_per_s + part.has_machine * volume_usd_per_s), kept_usd)
+    volumes_usd = times.total(lambda part: part.has_machine * volume_usd_per_s)
+    cost = Cost(hours=hours, usd=usd, effective_usd=usd, spot_job=times.job)
     if purchase.price.purchase == CAPACITY_BLOCK and not steps_only:
-        block_hours = _block_hours(inputs.spread(*billed, factor=1 / SECONDS_PER_HOUR), assumptions)
-        fee_usd = block_hours * SECONDS_PER_HOUR * usd_per_s
-        usd = _plus(volumes, kept_usd + fee_usd)
+        block_hours = _block_hours(times.total(lambda part: part.has_machine / SECONDS_PER_HOUR), assumptions)
+        fee_usd = block_hours * purchase.paid_usd_per_hour * training.num_nodes
+        usd = _plus(volumes_usd, kept_usd + fee_usd)
         cost = replace(cost, usd=usd, block_hours=block_hours, fee_usd=fee_usd)
     if not with_parts:
         return cost
     parts = [
         Part(
-            name=line.name,
-            seconds=inputs.spread(*line[1:4]),
-            usd=inputs.spread(*line[1:4], factor=0.0 if line.name == _UNBILLED else usd_per_s),
-            evidence=line.evidence,
-            source=line.source,
+            name=part.name,
+            seconds=times.of(part, 1.0) if part.takes_time else None,
+            usd=times.of(part, part.usd_per_s),
+            evidence=part.evidence,
+            source=part.source,
         )
-        for line in lines
+        for part in times.parts
     ]
     if not steps_only:
-        parts += _other_parts(volumes, purchase, assumptions)
+        parts += _other_parts(volumes_usd, purchase, assumptions)
     if cost.fee_usd is not None:
-        used = inputs.spread(*billed, factor=usd_per_s)
+        used = times.total(lambda part: part.usd_per_s)
         unused = Part(
             name="unused block",
             seconds=None,
@@ -453,85 +496,63 @@ def cost_of(
 
 def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> list[_Line]:
     """Return the parts that take time, in order."""
-    steps = _Line("steps", 0.0, 0.0, 1.0, training.rate.evidence, training.rate.source)
+    known = training.rate.evidence, training.rate.source
+    steps = _Line("steps", 0.0, 0.0, 1.0, *known)
     if steps_only:
         return [steps]
     account, given = training.account, assumptions.given
-    waiting = _Line(_UNBILLED, assumptions.waiting_s, 0.0, 0.0, "assumed", assumptions.source("waiting_s"))
-    lines = [waiting]
+    lines = [_Line("waiting", assumptions.waiting_s, 0.0, 0.0, "assumed", assumptions.source("waiting_s"))]
     for name in ONCE:
         key = f"{name}_s"
-        measured = account.once_s[name] if account else None
-        if measured is not None and key not in given:
-            lines.append(_Line(name, measured, 0.0, 0.0, training.rate.evidence, training.rate.source))
+        measured_s = account.once_s[name] if account else None
+        if measured_s is not None and key not in given:
+            lines.append(_Line(name, measured_s, 0.0, 0.0, *known))
         elif name == "compile" and not training.compiles and key not in given:
             lines.append(_Line(name, 0.0, 0.0, 0.0, "assumed", "the recipe does not compile"))
         else:
             seconds = getattr(assumptions, key)
             lines.append(_Line(name, seconds, 0.0, 0.0, "assumed", assumptions.source(key)))
+    lines.append(steps)
     every_s = assumptions.checkpoint_every_s
-    return [
-        *lines,
-        steps,
-        _between(
-            "evaluations",
-            ("evaluation_s", "evaluations"),
-            fixed_s=assumptions.evaluation_s * assumptions.evaluations,
-            training=training,
-            assumptions=assumptions,
-        ),
-        _between(
-            "checkpoints",
-            ("checkpoint_s", "checkpoint_every_s"),
-            per_step_time=every_s and assumptions.checkpoint_s / every_s,
-            training=training,
-            assumptions=assumptions,
-        ),
+    assumed = {
+        "evaluations": (assumptions.evaluation_s * assumptions.evaluations, 0.0),
+        "checkpoints": (0.0, every_s and assumptions.checkpoint_s / every_s),
+    }
+    for name, (fixed_s, per_step_time) in assumed.items():
+        keys = _FIELDS[name]
+        measured = account.between[name] if account else None
+        if measured is not None and not given.intersection(keys):
+            per_sample_s = measured.s_per_step / training.samples_per_step
+            lines.append(_Line(name, measured.once_s, per_sample_s, 0.0, *known))
+        else:
+            lines.append(_Line(name, fixed_s, 0.0, per_step_time, "assumed", assumptions.source(*keys)))
+    return lines
+
+
+def _undisturbed(lines: Sequence[_Line], training: Training, purchase: Purchase) -> _Times:
+    """Return the times of a training that loses no machine."""
+
+    def seconds(samples: float, s_per_sample: float) -> list[float]:
+        return [
+            line.fixed_s + samples * (line.per_sample_s + line.per_step_time * s_per_sample) for line in lines
+        ]
+
+    usd_per_s = purchase.usd_per_s(training.num_nodes)
+    parts = [
+        _Charged(
+            *(line.name, line.evidence, line.source),
+            usd_per_s=0.0 if line.name == "waiting" else usd_per_s,
+            has_machine=line.name != "waiting",
+        )
+        for line in lines
     ]
-
-
-def _between(
-    name: str,
-    keys: tuple[str, str],
-    *,
-    fixed_s: float = 0.0,
-    per_step_time: float = 0.0,
-    training: Training,
-    assumptions: Assumptions,
-) -> _Line:
-    """Return a recurring part as measured, unless the user has set one of `keys`."""
-    measured = training.account.between[name] if training.account else None
-    if measured is not None and not assumptions.given.intersection(keys):
-        per_sample_s = measured.s_per_step / training.samples_per_step
-        return _Line(name, measured.once_s, per_sample_s, 0.0, training.rate.evidence, training.rate.source)
-    return _Line(name, fixed_s, 0.0, per_step_time, "assumed", assumptions.source(*keys))
-
-
-def _inputs(training: Training) -> _Inputs:
-    samples, rate = training.samples, training.rate.samples_per_s
-    exact = samples.low is None and samples.high is None
-    return _Inputs(
-        samples.value,
-        samples.value if exact else _or_nan(samples.low),
-        samples.value if exact else _or_nan(samples.high),
-        1 / rate.value,
-        1 / _or_nan(rate.high),
-        1 / _or_nan(rate.low),
+    at, ranges = (training.samples.value, 1 / training.rate.samples_per_s.value), _ranges(training)
+    return _Times(
+        parts=parts,
+        mean=seconds(*at),
+        least=[line.fixed_s for line in lines],
+        ends=None if ranges is None else _ends(seconds, at, ranges),
     )
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _sums(lines: list[_Line]) -> tuple[float, float, float]:
-    """Return fixed seconds, seconds per sample and multiples of the step time, summed over all lines."""
-    fixed_s = per_sample_s = per_step_time = 0.0
-    for line in lines:
-        fixed_s += line.fixed_s
-        per_sample_s += line.per_sample_s
-        per_step_time += line.per_step_time
-    return fixed_s, per_sample_s, per_step_time
 
 
 def _plus(quantity: Interval, usd: float) -> Interval:
@@ -583,224 +604,137 @@ def _other_parts(volumes: Interval, purchase: Purchase, assumptions: Assumptions
     ]
 
 
-def spot_job(training: Training, purchase: Purchase, assumptions: Assumptions) -> "SpotJob":
-    """Return the training as a job for `spot.forecast_spot`."""
-    return _OnSpot(_lines(training, assumptions, False), training, purchase, assumptions).job
-
-
-class _OnSpot:
-    """A training on spot: mean seconds by part, and how far each input moves them.
+def _on_spot(
+    lines: Sequence[_Line],
+    training: Training,
+    purchase: Purchase,
+    assumptions: Assumptions,
+    with_interval: bool,
+) -> _Times:
+    """Return the mean times on spot.
 
     Raises UserError if losses are unknown, or too frequent for a training without checkpoints.
     """
+    from fastlaunch.analysis.spot import (
+        Fallback,
+        SpotJob,
+        check_checkpoints,
+        expected_spot,
+        forecast_spot,
+        mean_wait_s,
+    )
 
-    #: The parts that losses change, in seconds. EC2 does not bill the last.
-    parts = ("steps", "evaluations", "checkpoints", "rework", "restarts", "no capacity", "on demand", "free")
-
-    def __init__(
-        self,
-        lines: list[_Line],
-        training: Training,
-        purchase: Purchase,
-        assumptions: Assumptions,
-        with_interval: bool = True,
-    ) -> None:
-        from fastlaunch.analysis.spot import check_checkpoints
-
-        if purchase.market is None:
-            raise UserError(
-                "how often spot is lost is not known: no run of yours had spot of this type",
-                HOW_TO_GIVE_LOSSES,
-            )
-        self.market = purchase.market
-        self.training, self.purchase, self.assumptions = training, purchase, assumptions
-        by_name = {line.name: line for line in lines}
-        self.waiting, self.steps = by_name.pop(_UNBILLED), by_name.pop("steps")
-        # How often checkpoints are written is another question on spot: see `_checkpoints`.
-        self.evaluations, _ = by_name.pop("evaluations"), by_name.pop("checkpoints")
-        self.start = list(by_name.values())
-        recurring = [line.name for line in self.start if line.per_sample_s or line.per_step_time]
-        assert not recurring, f"losses repeat {recurring}: make them a part of `parts`, as evaluations are"
-        self.start_s = sum(line.fixed_s for line in self.start)
-        self.checkpoint_s, self.every_s, self.how_often = self._checkpoints()
-        inputs = _inputs(training)
-        losses, available = self.market.losses_per_hour, self.market.available
-        at = (inputs.samples, inputs.s_per_sample, losses.value, self.market.wait_s)
-        self.job = self._job(inputs.samples, inputs.s_per_sample)
-        check_checkpoints(self.job, self.market, training.samples_per_step * inputs.s_per_sample)
-        self.mean = self._seconds(*at)
-        *on_spot_s, waiting_s, _, _ = self.mean
-        endless_s = _MOST_TIMES_ITS_WORK * (self.start_s + self.job.run_s)
-        if sum(on_spot_s) > endless_s or not math.isfinite(waiting_s):
-            raise UserError(
-                "on spot that is lost so often the training would hardly ever end: it takes more than"
-                f" {_MOST_TIMES_ITS_WORK:g} times its work",
-                "take --purchase on-demand",
-            )
-        #: Seconds at both ends of each input's interval; None if speed has no interval.
-        self.moved: list[tuple[tuple[float, ...], tuple[float, ...]]] | None = []
-        ranges = (
-            (inputs.fewest, inputs.most),
-            (inputs.shortest, inputs.longest),
-            (losses.low, losses.high),
-            (_wait_s(losses.value, available.high), _wait_s(losses.value, available.low)),
+    market, deadline_s = purchase.market, assumptions.deadline_s
+    if market is None:
+        raise UserError(
+            "how often spot is lost is not known: no run of yours had spot of this type", HOW_TO_GIVE_LOSSES
         )
-        if not with_interval or any(map(math.isnan, (*ranges[0], *ranges[1]))):
-            self.moved = None
-            return
-        for number, (low, high) in enumerate(ranges):
-            if low is not None and high is not None and low != high:
-                ends = [[*at[:number], end, *at[number + 1 :]] for end in (low, high)]
-                self.moved.append((self._seconds(*ends[0]), self._seconds(*ends[1])))
+    if deadline_s and purchase.on_demand_usd_per_hour is None:
+        raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")
+    by_name = {line.name: line for line in lines}
+    waiting, steps, evaluations = (by_name.pop(name) for name in ("waiting", "steps", "evaluations"))
+    # How often checkpoints are written is another question on spot: see `_checkpoints`.
+    del by_name["checkpoints"]
+    before = [waiting, *by_name.values()]
+    start_s = sum(line.fixed_s for line in before) - waiting.fixed_s
+    checkpoint_s, every_s, how_often = _checkpoints(training, assumptions, market.losses_per_hour.value)
+    # SageMaker promises no notice and bills every second.
+    terms = {"notice_s": 0.0, "free_within_s": 0.0} if purchase.price.service == "sagemaker" else {}
 
-    def _checkpoints(self) -> tuple[float, float | None, str]:
-        """Return seconds per checkpoint, work between two (None without checkpoints), and the source."""
-        from fastlaunch.analysis.spot import young_interval_s
-
-        assumptions, account = self.assumptions, self.training.account
-        measured = account.between["checkpoints"] if account else None
-        seconds = assumptions.checkpoint_s
-        if measured and measured.every and "checkpoint_s" not in assumptions.given:
-            seconds = measured.s_per_step * measured.every
-        if "checkpoint_every_s" in assumptions.given:
-            return seconds, assumptions.checkpoint_every_s or None, "as given"
-        losses = self.market.losses_per_hour.value
-        every_s = young_interval_s(seconds, losses, self.training.num_nodes)
-        if math.isinf(every_s):
-            return seconds, None, "none: nothing is lost"
-        return seconds, every_s, f"every {every_s / 60:.3g} min of work: Young's interval"
-
-    def _job(self, samples: float, s_per_sample: float) -> "SpotJob":
-        from fastlaunch.analysis.spot import SpotJob
-
-        evaluations_s = self.evaluations.fixed_s + samples * self.evaluations.per_sample_s
-        # SageMaker promises no notice and bills every second.
-        is_sagemaker = self.purchase.price.service == "sagemaker"
-        terms = {"notice_s": 0.0, "free_within_s": 0.0} if is_sagemaker else {}
+    def job_of(samples: float, s_per_sample: float) -> SpotJob:
         return SpotJob(
             **terms,
-            work_s=samples * s_per_sample + evaluations_s,
-            restart_s=self.assumptions.restart_s or self.start_s,
-            checkpoint_s=self.checkpoint_s,
-            every_s=self.every_s,
-            num_nodes=self.training.num_nodes,
+            work_s=samples * (s_per_sample + evaluations.per_sample_s) + evaluations.fixed_s,
+            restart_s=assumptions.restart_s or start_s,
+            checkpoint_s=checkpoint_s,
+            every_s=every_s,
+            num_nodes=training.num_nodes,
         )
 
-    def _seconds(
-        self, samples: float, s_per_sample: float, losses_per_hour: float, wait_s: float
-    ) -> tuple[float, ...]:
-        """Return mean seconds of `parts`. wait_s: mean time until capacity returns."""
-        from fastlaunch.analysis.spot import Fallback, expected_spot, forecast_spot
-
-        job, deadline_s = self._job(samples, s_per_sample), self.assumptions.deadline_s
-        market = replace(
-            self.market,
+    def seconds(samples: float, s_per_sample: float, losses_per_hour: float, wait_s: float) -> list[float]:
+        job = job_of(samples, s_per_sample)
+        available = 1 / (1 + losses_per_hour * wait_s / SECONDS_PER_HOUR)
+        then = replace(
+            market,
             losses_per_hour=Interval(value=losses_per_hour),
-            available=Interval(value=1 / (1 + losses_per_hour * wait_s / SECONDS_PER_HOUR)),
+            available=Interval(value=available),
         )
+        fixed_s = [line.fixed_s for line in before]
         if deadline_s:
-            fallback = Fallback(deadline_s=deadline_s - self.waiting.fixed_s, start_s=self.start_s)
-            forecast = forecast_spot(job, market, fallback=fallback)
+            fallback = Fallback(deadline_s=deadline_s - waiting.fixed_s, start_s=start_s)
+            forecast = forecast_spot(job, then, fallback=fallback)
             if not math.isfinite(forecast.time_s().value):
-                return (math.inf,) * len(self.parts)
+                return [*fixed_s, *(math.inf,) * 7, 0.0]
             time = forecast.mean
         else:
-            time = expected_spot(job, market)
+            time = expected_spot(job, then)
         steps_s = samples * s_per_sample * time.work_s / job.work_s
-        return (
-            steps_s,
-            time.work_s - steps_s,
-            *(time.checkpoints_s, time.rework_s, time.restarts_s, time.waiting_s, time.on_demand_s),
-            time.free_s,
-        )
-
-    def _sum(self, *weights: float, fixed: float = 0.0) -> Interval:
-        """Return fixed + the sum of weights x seconds of `parts`, with its interval."""
-
-        def weighted(seconds: tuple[float, ...]) -> float:
-            return fixed + sum(
-                weight * time_s for weight, time_s in zip(weights, seconds, strict=True) if weight
-            )
-
-        value = weighted(self.mean)
-        if self.moved is None:
-            return Interval(value=value)
-        off = [(weighted(low) - value, weighted(high) - value) for low, high in self.moved]
-        below = math.hypot(*(min(0.0, *move) for move in off))
-        above = math.hypot(*(max(0.0, *move) for move in off))
-        return Interval(value=value, low=value - below, high=value + above)
-
-    def _usd_per_s(self) -> tuple[float, ...]:
-        """Return the cost of a second of each of `parts` on all nodes, without volumes."""
-        spot = self.purchase.usd_per_s(self.training.num_nodes)
-        fallback = self.purchase.on_demand_usd_per_hour
-        if self.assumptions.deadline_s and fallback is None:
-            raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")
-        on_demand = (fallback or 0.0) * self.training.num_nodes / SECONDS_PER_HOUR
-        # The first start is charged at the spot price, even if the training never gets spot.
-        return (spot,) * 5 + (0.0, on_demand, -spot)
-
-    def cost(self, with_parts: bool) -> Cost:
-        hour, usd_per_s = 1 / SECONDS_PER_HOUR, self._usd_per_s()
-        per_s = self.purchase.volume_usd_per_s(self.training.num_nodes, self.assumptions)
-        volumes_usd_per_s = (per_s,) * 5 + (0.0, per_s, 0.0)
-        kept_usd = self.assumptions.timeless_usd
-        both = (*map(operator.add, usd_per_s, volumes_usd_per_s),)
-        usd = self._sum(*both, fixed=kept_usd + both[0] * self.start_s)
-        cost = Cost(
-            hours=self._sum(*(hour,) * 7, 0.0, fixed=hour * (self.waiting.fixed_s + self.start_s)),
-            usd=usd,
-            effective_usd=usd,
-            checkpoint_every_s=self.every_s,
-        )
-        if not with_parts:
-            return cost
-        volumes_usd = self._sum(*volumes_usd_per_s, fixed=per_s * self.start_s)
-        others = _other_parts(volumes_usd, self.purchase, self.assumptions)
-        return replace(cost, parts=(*self._parts(usd_per_s), *others))
-
-    def _parts(self, usd_per_s: Sequence[float]) -> list[Part]:
-        market: tuple[PartEvidence, str] = (
-            "assumed" if self.market.evidence == "given" else Evidence.MEASURED,
-            f"spot by {self.market.source}",
-        )
-        known: list[tuple[PartEvidence, str]] = [
-            (self.steps.evidence, self.steps.source),
-            (self.evaluations.evidence, self.evaluations.source),
-            ("assumed", self.how_often),
-            *(market,) * 5,
+        return [
+            *(*fixed_s, steps_s, time.work_s - steps_s, time.checkpoints_s, time.rework_s),
+            *(time.restarts_s, time.waiting_s, time.on_demand_s, time.free_s),
         ]
-        parts = [
-            Part(
-                name=line.name,
-                seconds=_exactly(line.fixed_s),
-                usd=_exactly(0.0 if line is self.waiting else line.fixed_s * usd_per_s[0]),
-                evidence=line.evidence,
-                source=line.source,
-            )
-            for line in (self.waiting, *self.start)
+
+    at = training.samples.value, 1 / training.rate.samples_per_s.value
+    losses, available = market.losses_per_hour, market.available
+    job = job_of(*at)
+    check_checkpoints(job, market, training.samples_per_step * at[1])
+    mean = seconds(*at, losses.value, market.wait_s)
+    *on_spot_s, waiting_s, _, _ = mean[len(before) :]
+    if sum(on_spot_s) > _MOST_TIMES_ITS_WORK * (start_s + job.run_s) or not math.isfinite(waiting_s):
+        raise UserError(
+            "on spot that is lost so often the training would hardly ever end: it takes more than"
+            f" {_MOST_TIMES_ITS_WORK:g} times its work",
+            "take --purchase on-demand",
+        )
+    ends, ranges = None, _ranges(training) if with_interval else None
+    if ranges is not None:
+        waits_s = [
+            None if share is None else mean_wait_s(losses.value, share)
+            for share in (available.high, available.low)
         ]
-        for number, (name, (evidence, source)) in enumerate(zip(self.parts, known, strict=True)):
-            alone = [float(place == number) for place in range(len(self.parts))]
-            parts.append(
-                Part(
-                    name="not billed" if name == "free" else name,
-                    seconds=None if name == "free" else self._sum(*alone),
-                    usd=self._sum(*map(operator.mul, alone, usd_per_s)),
-                    evidence=evidence,
-                    source="EC2 bills no machine that it takes in its first hour"
-                    if name == "free"
-                    else source,
-                )
-            )
-        return parts
+        every_range = (*ranges, (losses.low, losses.high), (waits_s[0], waits_s[1]))
+        ends = _ends(seconds, (*at, losses.value, market.wait_s), every_range)
+    # The first start is charged at the spot price, even if the training never gets spot.
+    usd_per_s = purchase.usd_per_s(training.num_nodes)
+    on_demand_usd_per_s = (purchase.on_demand_usd_per_hour or 0.0) * training.num_nodes / SECONDS_PER_HOUR
+    by_market: tuple[PartEvidence, str] = (
+        "assumed" if market.evidence == "given" else Evidence.MEASURED,
+        f"spot by {market.source}",
+    )
+    free = "EC2 bills no machine that it takes in its first hour"
+    parts = [
+        _Charged(waiting.name, waiting.evidence, waiting.source, 0.0, has_machine=False),
+        *(
+            _Charged(line.name, line.evidence, line.source, usd_per_s)
+            for line in (*before[1:], steps, evaluations)
+        ),
+        _Charged("checkpoints", "assumed", how_often, usd_per_s),
+        _Charged("rework", *by_market, usd_per_s),
+        _Charged("restarts", *by_market, usd_per_s),
+        _Charged("no capacity", *by_market, 0.0, has_machine=False),
+        _Charged("on demand", *by_market, on_demand_usd_per_s),
+        _Charged("not billed", by_market[0], free, -usd_per_s, has_machine=False, takes_time=False),
+    ]
+    least = [*mean[: len(before)], *(-math.inf,) * 7, math.inf]
+    return _Times(parts=parts, mean=mean, least=least, ends=ends, job=job)
 
 
-def _wait_s(losses_per_hour: float, available: float | None) -> float | None:
-    """Return the mean length of a spell without capacity, given one spell per loss and this availability."""
-    if available is None:
-        return None
-    return (1 / available - 1) / losses_per_hour * SECONDS_PER_HOUR if losses_per_hour else 0.0
+def _checkpoints(
+    training: Training, assumptions: Assumptions, losses_per_hour: float
+) -> tuple[float, float | None, str]:
+    """Return seconds per checkpoint on spot, work between two (None without checkpoints), and the source."""
+    from fastlaunch.analysis.spot import young_interval_s
+
+    measured = training.account.between["checkpoints"] if training.account else None
+    seconds = assumptions.checkpoint_s
+    if measured and measured.every and "checkpoint_s" not in assumptions.given:
+        seconds = measured.s_per_step * measured.every
+    if "checkpoint_every_s" in assumptions.given:
+        return seconds, assumptions.checkpoint_every_s or None, "as given"
+    every_s = young_interval_s(seconds, losses_per_hour, training.num_nodes)
+    if math.isinf(every_s):
+        return seconds, None, "none: nothing is lost"
+    return seconds, every_s, f"every {every_s / 60:.3g} min of work: Young's interval"
 
 
 def _exactly(value: float) -> Interval:

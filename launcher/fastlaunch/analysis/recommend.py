@@ -21,7 +21,6 @@ from fastlaunch.analysis.cost import (
     Purchase,
     Training,
     cost_of,
-    spot_job,
     training_of,
 )
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
@@ -370,9 +369,8 @@ def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:
             if num_simulated == _MOST_SIMULATED:
                 continue
             num_simulated += 1
-            training = _training(choices.configurations[choices.configuration_ids[id]], choices.job)
-            job = spot_job(training, purchase, choices.job.assumptions)
-            assert purchase.market is not None
+            job = choices[int(id)].total.spot_job
+            assert job is not None and purchase.market is not None
             forecast = forecast_spot(job, purchase.market, num_jobs=_NUM_SIMULATED)
             if forecast.chance(limits.deadline_hours * SECONDS_PER_HOUR) < _SURE:
                 continue

@@ -9,7 +9,7 @@ EC2 gives two minutes' notice, and does not bill a spot machine that it takes ba
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlaunch.analysis.statistics import regularised_beta
+from fastlaunch.analysis.statistics import bisect, regularised_beta
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.measure.summary import Interval
 
@@ -72,9 +72,12 @@ class SpotMarket:
 
     @property
     def wait_s(self) -> float:
-        """The mean length of a spell without capacity, given one spell per loss."""
-        losses, share = self.losses_per_hour.value, self.available.value
-        return 0.0 if losses == 0 else (1 - share) / (share * losses) * HOUR_S
+        return mean_wait_s(self.losses_per_hour.value, self.available.value)
+
+
+def mean_wait_s(losses_per_hour: float, available: float) -> float:
+    """Return the mean length of a spell without capacity, given one spell per loss."""
+    return 0.0 if losses_per_hour == 0 else (1 - available) / (available * losses_per_hour) * HOUR_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,50 +316,48 @@ def forecast_spot(
         )
     spells = _Spells(market, job.num_nodes, num_jobs, np.random.default_rng(seed))
     up_s, gap_s = spells.first()
-    rest_s = np.full(num_jobs, job.run_s)
-    clock_s, waiting_s, spot_s, starts_s, rework_s, free_s, on_demand_s, num_losses = np.zeros((8, num_jobs))
     limit_s = _GIVES_UP * (job.restart_s + job.run_s)
-    going, num_rounds = np.arange(num_jobs), 0
-    while going.size:
+    jobs, ended, num_rounds = np.zeros((8, num_jobs)), [], 0
+    jobs[-1] = job.run_s
+    while jobs.size:
         num_rounds += 1
+        waiting_s, spot_s, starts_s, rework_s, free_s, on_demand_s, num_losses, rest_s = jobs
         # The job misses a spell that begins and ends between two attempts.
         look_s = gap_s if retry_s == 0 else np.ceil(gap_s / retry_s) * retry_s
         life_s = gap_s + up_s - look_s
-        sees, gives_up = life_s > 0, np.zeros(going.size, dtype=bool)
+        has_machine, is_done = life_s > 0, np.zeros(life_s.size, dtype=bool)
+        missed_s = np.where(has_machine, 0.0, gap_s + up_s)
         if fallback is not None:
-            left_s = fallback.latest_s(job, rest_s[going]) - clock_s[going]
-            gives_up = np.where(sees, look_s, gap_s + up_s) > left_s
-            at = going[gives_up]
-            waiting_s[at] += np.maximum(0.0, left_s[gives_up])
-            on_demand_s[at] = fallback.start_s + rest_s[at]
-            clock_s[at] += np.maximum(0.0, left_s[gives_up]) + on_demand_s[at]
+            left_s = fallback.latest_s(job, rest_s) - waiting_s - spot_s
+            is_done = np.where(has_machine, look_s, missed_s) > left_s
+            waiting_s += np.where(is_done, np.maximum(0.0, left_s), 0.0)
+            on_demand_s += np.where(is_done, fallback.start_s + rest_s, 0.0)
+            has_machine &= ~is_done
         # A machine starts and works until its job is done or the notice comes.
-        has_machine = sees & ~gives_up
-        at, life = going[has_machine], life_s[has_machine]
-        work_s = np.maximum(0.0, life - job.notice_s - job.restart_s)
-        is_done = work_s >= rest_s[at]
-        work_s = np.where(is_done, rest_s[at], work_s)
-        saves_all = is_done | job.saves_at_notice
-        saved_s = np.where(saves_all, work_s, np.floor(work_s / job.segment_s) * job.segment_s)
-        used_s = np.where(is_done, job.restart_s + work_s, life)
-        waiting_s[at] += look_s[has_machine]
-        clock_s[at] += look_s[has_machine] + used_s
-        spot_s[at] += used_s
-        starts_s[at] += used_s - work_s
-        rework_s[at] += work_s - saved_s
-        rest_s[at] -= saved_s
-        num_losses[at] += ~is_done
+        work_s = np.clip(life_s - job.notice_s - job.restart_s, 0.0, rest_s)
+        is_finished = has_machine & (work_s == rest_s)
+        saved_s = work_s if job.saves_at_notice else np.floor(work_s / job.segment_s) * job.segment_s
+        saved_s = np.where(is_finished, work_s, saved_s)
+        used_s = np.where(is_finished, job.restart_s + work_s, life_s)
+        is_lost = has_machine & ~is_finished
         # With several nodes only the one that was taken is free: that is not counted.
-        free_s[at] += np.where(~is_done & (life < job.free_within_s) & (job.num_nodes == 1), life, 0.0)
-        missed_s = np.where(sees, 0.0, gap_s + up_s)
-        is_late = (clock_s[going] + missed_s > limit_s) | (num_rounds == most_spells)
-        has_ended = gives_up
-        has_ended[np.flatnonzero(has_machine)[is_done]] = True
-        clock_s[going[~has_ended & is_late]] = np.inf
-        stays = ~has_ended & ~is_late
-        going = going[stays]
-        up_s, gap_s = spells.after(going)
-        gap_s = gap_s + missed_s[stays]
+        is_free = is_lost & (life_s < job.free_within_s) & (job.num_nodes == 1)
+        waiting_s += np.where(has_machine, look_s, 0.0)
+        spot_s += np.where(has_machine, used_s, 0.0)
+        starts_s += np.where(has_machine, used_s - work_s, 0.0)
+        rework_s += np.where(has_machine, work_s - saved_s, 0.0)
+        rest_s -= np.where(has_machine, saved_s, 0.0)
+        free_s += np.where(is_free, life_s, 0.0)
+        num_losses += is_lost
+        is_done |= is_finished
+        is_late = (waiting_s + spot_s + missed_s > limit_s) | (num_rounds == most_spells)
+        waiting_s[is_late & ~is_done] = math.inf
+        goes_on = ~is_done & ~is_late
+        ended.append(jobs[:, ~goes_on])
+        jobs = jobs[:, goes_on]
+        up_s, gap_s = spells.after(goes_on)
+        gap_s = gap_s + missed_s[goes_on]
+    waiting_s, spot_s, starts_s, rework_s, free_s, on_demand_s, num_losses, rest_s = np.concatenate(ended, 1)
     has_started = spot_s > 0
     done_s = job.run_s - np.where(on_demand_s > 0, rest_s, 0.0)
     first_s = 0.0 if fallback is None else fallback.start_s
@@ -372,7 +373,7 @@ def forecast_spot(
     )
     return SpotForecast(
         mean=mean,
-        total_s=clock_s,
+        total_s=waiting_s + spot_s + on_demand_s,
         billed_s=spot_s - free_s,
         on_demand_s=on_demand_s,
         num_nodes=job.num_nodes,
@@ -422,25 +423,25 @@ class _Spells:
             up_s, gap_s = self._rng.exponential((up, down))
             return up_s, np.where(is_up, 0.0, gap_s)
         up_s, gap_s = np.zeros((2, num_jobs))
-        for kind, at in ((0, np.flatnonzero(is_up)), (1, np.flatnonzero(~is_up))):
+        for kind, at in ((0, is_up), (1, ~is_up)):
             until = np.cumsum(self._observed[:, kind])
-            moments = self._rng.random(at.size) * until[-1]
+            moments = self._rng.random(np.count_nonzero(at)) * until[-1]
             index = np.minimum(np.searchsorted(until, moments, side="right"), until.size - 1)
             (up_s, gap_s)[kind][at] = (until[index] - moments) * self._factors[kind][at]
             self._next[at] = index
-        at = np.flatnonzero(~is_up)
-        up_s[at] = self._advance(at)
+        up_s[~is_up] = self._advance(~is_up)
         return up_s, gap_s
 
-    def after(self, jobs: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Return each job's next spell with capacity, and the spell without capacity before it."""
+    def after(self, goes_on: NDArray[np.bool_]) -> tuple[Array, Array]:
+        """Keep some jobs; return their next spells with capacity, and the spells without it before those."""
+        self._factors, self._next = self._factors[:, goes_on], self._next[goes_on]
         if self._observed is None:
-            up_s, gap_s = self._rng.exponential((self._factors[:, jobs].T * self._means).T)
+            up_s, gap_s = self._rng.exponential((self._factors.T * self._means).T)
             return up_s, gap_s
-        gap_s = self._observed[self._next[jobs], 1] * self._factors[1][jobs]
-        return self._advance(jobs), gap_s
+        gap_s = self._observed[self._next, 1] * self._factors[1]
+        return self._advance(np.ones(len(self._next), bool)), gap_s
 
-    def _advance(self, jobs: NDArray[np.int64]) -> Array:
+    def _advance(self, jobs: NDArray[np.bool_]) -> Array:
         assert self._observed is not None
         self._next[jobs] = (self._next[jobs] + 1) % len(self._observed)
         lengths: Array = self._observed[self._next[jobs], 0] * self._factors[0][jobs]
@@ -475,16 +476,12 @@ def market_of_rates(losses_per_hour: float, available: float, *, source: str) ->
 def market_of_runs(
     *, instance_hours: float, num_losses: int, num_asked: int, num_granted: int, source: str
 ) -> SpotMarket:
-    """Return the market that the user's spot runs show. Raises UserError without any instance hours.
+    """Return the market that the user's spot runs show.
 
-    num_asked: jobs that requested their first machines; num_granted: those that got them at once. Requests
-    after a loss do not count, since capacity is then short more often than usual.
+    instance_hours: above 0. num_asked: jobs that requested their first machines; num_granted: those that got
+    them at once, at least 1. Requests after a loss do not count, since capacity is then short more often than
+    usual.
     """
-    if not instance_hours or not num_granted:
-        raise UserError(
-            f"{source} had no spot machine, so how often one is lost is not known",
-            "give a trace of capacity, or losses per hour and availability",
-        )
     return SpotMarket(
         losses_per_hour=poisson_interval(num_losses, instance_hours),
         available=binomial_interval(num_granted, num_asked),
@@ -589,15 +586,15 @@ def binomial_interval(number: int, of: int) -> Interval:
 
     Count n out of n as n - 0.5.
     """
-
-    def solve(level: float, a: float, b: float) -> float:
-        return _solved(lambda share: regularised_beta(share, a, b), level, 0.0, 1.0)
-
     return Interval(
         value=min(number, of - 0.5) / of,
-        low=solve(0.025, number, of - number + 1) if number else 0.0,
-        high=solve(0.975, number + 1, of - number) if number < of else 1.0,
+        low=_beta_quantile(0.025, number, of - number + 1) if number else 0.0,
+        high=_beta_quantile(0.975, number + 1, of - number) if number < of else 1.0,
     )
+
+
+def _beta_quantile(p: float, a: float, b: float) -> float:
+    return bisect(lambda share: regularised_beta(share, a, b) >= p, 0.0, 1.0)
 
 
 def gamma_quantile(p: float, shape: float) -> float:
@@ -605,7 +602,7 @@ def gamma_quantile(p: float, shape: float) -> float:
     high = shape + 1.0
     while _gamma_cdf(high, shape) < p:
         high *= 2
-    return _solved(lambda x: _gamma_cdf(x, shape), p, 0.0, high)
+    return bisect(lambda x: _gamma_cdf(x, shape) >= p, 0.0, high)
 
 
 def _gamma_cdf(x: float, shape: float) -> float:
@@ -619,11 +616,3 @@ def _gamma_cdf(x: float, shape: float) -> float:
         term *= x / n
         total += term
     return math.exp(shape * math.log(x) - x - math.lgamma(shape)) * total
-
-
-def _solved(function: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Return where a rising function takes the value, by bisection."""
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < value else (low, middle)
-    return (low + high) / 2

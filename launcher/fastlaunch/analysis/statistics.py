@@ -15,6 +15,14 @@ TIE_LOW, TIE_HIGH = 0.98, 1.02
 BETTER, WORSE, TIE, UNRESOLVED = "better", "worse", "tie", "unresolved"
 
 
+def bisect(is_within: Callable[[float], bool], low: float, high: float) -> float:
+    """Return where `is_within`, False below some point of low..high, becomes True."""
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_within(middle) else (middle, high)
+    return 0.5 * (low + high)
+
+
 def t_survival(t: float, dof: float) -> float:
     """Return the probability that Student's t with `dof` degrees of freedom (inf: normal) exceeds t."""
     if t < 0:
@@ -36,12 +44,7 @@ def t_quantile(p: float, dof: float) -> float:
     low, high = 0.0, 2.0
     while t_survival(high, dof) > 1 - p:
         low, high = high, 2 * high
-    while high - low > 1e-13 * high:
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if t_survival(middle, dof) > 1 - p else (low, middle)
-    return 0.5 * (low + high)
+    return bisect(lambda t: t_survival(t, dof) <= 1 - p, low, high)
 
 
 def regularised_beta(x: float, a: float, b: float) -> float:
@@ -198,8 +201,8 @@ class Difference:
         reach = [part.reach(level) for part in self.estimates]
         lows = [part.value - by for part, by in zip(self.estimates, reach, strict=True)]
         highs = [part.value + by for part, by in zip(self.estimates, reach, strict=True)]
-        low = _bisect(lambda x: self._p(x, 1) > level / 2, min(lows), max(lows))
-        high = _bisect(lambda x: self._p(x, -1) <= level / 2, min(highs), max(highs))
+        low = bisect(lambda x: self._p(x, 1) > level / 2, min(lows), max(lows))
+        high = bisect(lambda x: self._p(x, -1) <= level / 2, min(highs), max(highs))
         return low - self.drift, high + self.drift
 
     def verdict(self, level: float) -> str:
@@ -214,14 +217,6 @@ class Difference:
 
     def _p(self, x: float, sign: int) -> float:
         return sum(part.weight * part.p_beyond(sign * (part.value - x)) for part in self.estimates)
-
-
-def _bisect(is_within: Callable[[float], bool], low: float, high: float) -> float:
-    """Return where `is_within`, False below some point of low..high, becomes True."""
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if is_within(middle) else (middle, high)
-    return 0.5 * (low + high)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Assumptions, Cost, Purchase, Training
     from fastlaunch.analysis.pooling import Offer
     from fastlaunch.analysis.rate import Query, Rate
+    from fastlaunch.analysis.spot import SpotJob
     from fastlaunch.api.purchases import Market
     from fastlaunch.catalog.hardware import InstanceType
     from fastlaunch.lifecycle.evidence import Known
@@ -233,7 +234,7 @@ def estimate(
         notes=(
             *_notes(rate, price, bought.paid_usd_per_hour),
             *([unknown] if unknown else []),
-            *(_spot_notes(training, bought, assumptions) if purchase == "spot" and not steps_only else ()),
+            *(_spot_notes(cost.spot_job, training, bought, assumptions) if cost.spot_job else ()),
             *market.age_notes([price]),
         ),
     )
@@ -267,13 +268,13 @@ def _notes(rate: "Rate", price: Price, paid_usd_per_hour: float) -> Iterator[str
     yield f"a machine costs ${price.usd_per_hour:g}/h{when}{paid}: {price.source}"
 
 
-def _spot_notes(training: "Training", bought: "Purchase", assumptions: "Assumptions") -> Iterator[str]:
+def _spot_notes(
+    job: "SpotJob", training: "Training", bought: "Purchase", assumptions: "Assumptions"
+) -> Iterator[str]:
     """Yield how often to write checkpoints, and the range of nine of ten such trainings."""
-    from fastlaunch.analysis.cost import spot_job
     from fastlaunch.analysis.spot import Fallback, forecast_spot, steps_between
 
     assert bought.market is not None
-    job = spot_job(training, bought, assumptions)
     step_time_s = training.samples_per_step / training.rate.samples_per_s.value
     if job.every_s is not None:
         steps = steps_between(job.every_s, step_time_s)
