@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fake_summaries import changed, compared, evaluated, runs
 
+from fastlaunch.analysis.best import more_runs_command
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.analysis.convergence import REFERENCE, WITHIN, WORSE
-from fastlaunch.analysis.lacking import more_runs_command
 from fastlaunch.cli.render import run_row, runs_sentence
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UnknownName

@@ -258,7 +258,7 @@ def test_the_runner_up_is_another_instance_recipe_or_purchase_option() -> None:
     spot = (CHEAP[0], bought("g6e.xlarge", 2.1, purchase="spot"))
     found = recommend(chosen(CHEAP, spot, MIDDLE), Limits())
     assert found.runner_up is not None
-    assert found.runner_up.rate[0] == "spot"
+    assert found.runner_up.purchase.price.purchase == "spot"
 
 
 def test_what_is_paid_already_costs_nothing_more_and_is_picked() -> None:

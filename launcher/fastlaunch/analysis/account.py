@@ -13,10 +13,8 @@ from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.records.records import Eval
 
-#: The parts of a job in order of time: parts before the steps, the steps, parts between the steps.
+#: The parts of a job before its steps, in order of time.
 ONCE = ("boot", "pull", "build", "compile", "warmup")
-BETWEEN = ("evaluations", "checkpoints")
-PARTS = (*ONCE, "steps", *BETWEEN)
 #: Parts whose name in words is another.
 WORDS = {"warmup": "warm-up"}
 
@@ -39,7 +37,7 @@ class Account:
 
     step_time_s: Interval
     once_s: dict[str, float | None]  # seconds by part of ONCE
-    between: dict[str, Repeated | None]  # by part of BETWEEN
+    between: dict[str, Repeated | None]  # of evaluations and checkpoints
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -47,7 +45,7 @@ class Account:
         return tuple(name for name, seconds in self.parts_s(1).items() if seconds is None)
 
     def parts_s(self, steps: float) -> dict[str, float | None]:
-        """Return the seconds of each part of PARTS, in order, for a job of `steps` steps; None if unknown."""
+        """Return the seconds of each part, in order, for a job of `steps` steps; None if unknown."""
         return {
             **self.once_s,
             "steps": steps * self.step_time_s.value,

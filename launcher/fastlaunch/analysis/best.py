@@ -1,18 +1,24 @@
-"""Find the best row: multiple comparisons with the best, in Bonferroni's form (Hsu 1996).
+"""Find the best row, and the command for what a verdict still lacks.
 
-Every view of the answer (sentence, JSON, Markdown, page) shows the decision made here.
+The best row follows from multiple comparisons with the best, in Bonferroni's form (Hsu 1996). Every view of
+the answer (sentence, JSON, Markdown, page) shows the decision made here.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.looks import share_of_both
-from fastlaunch.analysis.pooling import run_times
+from fastlaunch.analysis.pooling import newest_version, run_times
+from fastlaunch.analysis.pricing import ChargedAs, PriceRequest, reciprocal
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE
+from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
-from fastlaunch.measure.summary import Interval
+from fastlaunch.catalog.prices import Catalogue
+from fastlaunch.measure.summary import Interval, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,22 +94,18 @@ def best_of(rows: Sequence[Row]) -> Best | None:
         kind, first, second = others[0].verdict.kind, others[0], base
         if kind == WORSE or (kind == NO_INTERVAL and figure(first) < 1):
             first, second = base, first
+    best = runner_up = ratio = None
     if kind == NO_INTERVAL:
         # A row worse than the baseline cannot be best; the other rows are unknown.
-        may_be_best = [row for row in (base, *others) if row.verdict.kind != WORSE]
-        return Best(
-            kind=kind,
-            is_priced=is_priced,
-            first=first,
-            second=second,
-            row=None,
-            runner_up=None,
-            ratio=None,
-            may_be_best=tuple(sorted(may_be_best, key=figure, reverse=True)),
-        )
-    best = base if kind in (TIE, UNRESOLVED) and figure(first) < 1 else first
-    runner_up = next((row for row in order.rows if row is not best), None)
-    unjudged = [row for row in others if row.verdict.kind == NO_INTERVAL and figure(row) >= figure(best)]
+        known = [row for row in (base, *others) if row.verdict.kind != WORSE]
+        may_be_best = sorted(known, key=figure, reverse=True)
+    else:
+        best = base if kind in (TIE, UNRESOLVED) and figure(first) < 1 else first
+        runner_up = next((row for row in order.rows if row is not best), None)
+        ratio = order.ratio(best, runner_up) if runner_up else None
+        least = figure(best)
+        unjudged = [row for row in others if row.verdict.kind == NO_INTERVAL and figure(row) >= least]
+        may_be_best = [best, *order.rivals(best), *unjudged]
     return Best(
         kind=kind,
         is_priced=is_priced,
@@ -111,8 +113,8 @@ def best_of(rows: Sequence[Row]) -> Best | None:
         second=second,
         row=best,
         runner_up=runner_up,
-        ratio=order.ratio(best, runner_up) if runner_up else None,
-        may_be_best=(best, *order.rivals(best), *unjudged),
+        ratio=ratio,
+        may_be_best=tuple(may_be_best),
     )
 
 
@@ -151,7 +153,7 @@ class _Order:
         if other.is_baseline and of_best is not None:
             return of_best
         if best.is_baseline and of_other is not None:
-            return _inverse(of_other)
+            return reciprocal(of_other)
         difference = self._differences.between(*self._numbers(best, other))
         if difference is None:
             return Interval(value=exp(self._ahead(best, other)))
@@ -169,6 +171,80 @@ class _Order:
         return self._number[id(row)], self._number[id(other)]
 
 
-def _inverse(ratio: Interval) -> Interval:
-    low, high = ratio.low, ratio.high
-    return Interval(value=1 / ratio.value, low=high and 1 / high, high=low and 1 / low)
+def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
+    """Return the command for the first row whose verdict needs more runs, or None.
+
+    It also runs the row's baseline if the two differ only in the recipe.
+    """
+    for row in rows:
+        if row.verdict.more_rounds is None or row.setup.instance is not None or row.setup.num_nodes > 1:
+            continue
+        base = next(
+            other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline
+        )
+        if row.setup.is_script:
+            runs = [run for other in rows if other.setup.workload == row.setup.workload for run in other.runs]
+            if not row.runs[0].script or row.setup.version != newest_version(runs):
+                continue
+            is_same = (base.runs[0].script, base.setup.version) == (row.runs[0].script, row.setup.version)
+            both = [base, row] if is_same and base is not row else [row]
+            return script_command(both, row.verdict.more_rounds)
+        is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
+        return submit_command(
+            [run.summary for run in row.runs],
+            [of.setup.known_recipe or of.setup.recipe for of in ((base, row) if is_pair else (row,))],
+            place=place_of(row.runs[0], own_region=own_region),
+            # Choose unused seeds; a used seed would not form a new pair.
+            first_seed=next_seed([run.summary for of in (base, row) for run in of.runs]),
+            repeats=row.verdict.more_rounds,
+        )
+    return None
+
+
+def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = ("--local",)) -> str:
+    """Return the command that runs the rows' common script again. place: options that say where.
+
+    If the rows differ in several texts, it makes every combination of them.
+    """
+    words = [*place]
+    for name in rows[-1].setup.variant:
+        texts = dict.fromkeys(of.setup.variant[name] for of in rows)
+        words += ["-L", f"{name}={','.join(texts)}"]
+    if repeats > 1:
+        words += ["--repeats", str(repeats)]
+    return shlex.join(["fastlaunch", "submit", *words, *rows[-1].runs[0].script])
+
+
+def _terms(setup: Setup) -> tuple[object, ...]:
+    """Return the settings that one command gives to all its recipes."""
+    recipe = setup.known_recipe
+    overrides = recipe.overrides if recipe else ()
+    return overrides, setup.batch_size_per_gpu, setup.num_gpus, setup.data, setup.sequence_length
+
+
+def instances_to_charge(rows: Sequence[Row], request: PriceRequest, catalogue: Catalogue) -> list[ChargedAs]:
+    """Return instances at whose prices all unpriced `rows` can be charged; empty if some row cannot."""
+    kinds = dict.fromkeys((row.setup.device_name, row.setup.num_gpus // row.setup.num_nodes) for row in rows)
+    charges = [_cheapest_with(device_name, num, request, catalogue) for device_name, num in kinds]
+    known = dict.fromkeys(charge for charge in charges if charge is not None)
+    return [] if None in charges else list(known)
+
+
+def _cheapest_with(
+    device_name: str | None, num_gpus: int, request: PriceRequest, catalogue: Catalogue
+) -> ChargedAs | None:
+    """Return the cheapest instance with `num_gpus` of the GPU, else a share of one, or None."""
+    device = catalogue.accelerator_of_device(device_name) if device_name else None
+    offers = []
+    for instance in catalogue.instances.values():
+        if device is None or catalogue.accelerator_of(instance.name) != device:
+            continue
+        price = catalogue.find_price(instance.name, region=request.region, on=request.as_of or request.today)
+        if price is not None and instance.num_accelerators >= num_gpus:
+            offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
+    if not offers:
+        return None
+    is_part, _, instance = min(offers, key=lambda offer: offer[:2])
+    return ChargedAs(
+        instance=instance.name, share=Fraction(num_gpus, instance.num_accelerators) if is_part else None
+    )

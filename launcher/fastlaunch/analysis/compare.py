@@ -6,7 +6,7 @@ Unknown values are None, never guessed.
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
 
@@ -22,7 +22,6 @@ from fastlaunch.analysis.pooling import (
     Offer,
     first_runs,
     log_sample_time_of,
-    log_time,
     newest_version,
     pool,
     run_times,
@@ -257,8 +256,13 @@ def compare(
             if judges:
                 verdicts = _with_batches(items, judge(items, own_base), baseline, home=home)
             pairs = [pair for pair in zip(items, verdicts, strict=True) if pair[0].group.side == side]
-            warnings += _ranked_unverified([item for item, _ in pairs])
-            judged |= {id(item.group): _row(item, verdict, catalogue) for item, verdict in pairs}
+            for item, verdict in pairs:
+                if allow_unverified and item.validity.failures:
+                    warnings.append(
+                        f"{item.group.setup.recipe} is ranked as --allow-unverified asks, although"
+                        f" {'; '.join(item.validity.failures)}"
+                    )
+                judged[id(item.group)] = _row(item, verdict, catalogue)
         rows += [judged[id(group)] for group in of_workload]
     if prices.as_of is None:
         charged = (row.price for row in rows if row.price and row.price.basis in ("listed", "named"))
@@ -321,20 +325,10 @@ def batches_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return batches
 
 
-def _ranked_unverified(items: Sequence[PricedGroup]) -> Iterator[str]:
-    for item in items:
-        if item.unverified and item.validity.failures:
-            yield (
-                f"{item.group.setup.recipe} is ranked as --allow-unverified asks, although"
-                f" {'; '.join(item.validity.failures)}"
-            )
-
-
 def _is_named(group: Group, name: str) -> bool:
-    ids = [run.run_id for run in group.runs]
-    if group.setup.is_named(name):
-        return True
-    return any(id.startswith(name) or id.endswith(f"-{name}") for id in ids)
+    return group.setup.is_named(name) or any(
+        run.run_id.startswith(name) or run.run_id.endswith(f"-{name}") for run in group.runs
+    )
 
 
 def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
@@ -358,7 +352,7 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
             is_named and not item.is_barred,
             is_named,
             not item.is_barred,
-            log_time(item.group) is not None,
+            item.group.measure is not None,
             is_varied and item.group.setup.version == newest,
             item.group.setup.recipe == DEFAULT_BASELINE,
             recipe is not None and recipe.name == DEFAULT_BASELINE,
@@ -399,14 +393,12 @@ def _prices_as_of(rows: Sequence[Row], prices: PriceRequest) -> datetime.date | 
 
 
 def _row(item: PricedGroup, verdict: Verdict, catalogue: Catalogue) -> Row:
-    group = item.group
-    speed = _speed(group, catalogue)
     return Row(
-        group=group,
+        group=item.group,
         price=item.price,
-        speed=speed,
-        cost=_cost(group, item.price),
-        overhead=_overhead(group),
+        speed=_speed(item.group, catalogue),
+        cost=_cost(item.group, item.price),
+        overhead=_overhead(item.group),
         verdict=verdict,
         validity=item.validity,
         is_barred=item.is_barred,

@@ -82,12 +82,25 @@ class LossDifference:
     step: int
     num_pairs: int
     mean: float
-    low: float | None  # None for fewer than two pairs, like high
-    high: float | None
+    deviation: float  # between pairs
     reference_loss: float  # mean over the same pairs
 
+    @property
+    def low(self) -> float | None:
+        return None if self._half_width is None else self.mean - self._half_width
+
+    @property
+    def high(self) -> float | None:
+        return None if self._half_width is None else self.mean + self._half_width
+
+    @property
+    def _half_width(self) -> float | None:
+        if self.num_pairs < 2:
+            return None
+        return t_quantile(1 - LEVEL, self.num_pairs - 1) * self.deviation / math.sqrt(self.num_pairs)
+
     def relative(self, value: float | None) -> float | None:
-        """Return `value`, a field above, as a fraction of the reference's loss; None if that loss is <= 0."""
+        """Return `value` as a fraction of the reference's loss; None if that loss is <= 0."""
         return None if value is None or self.reference_loss <= 0 else value / self.reference_loss
 
     @property
@@ -174,7 +187,10 @@ def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Converge
     if num_pairs < FEWEST_PAIRS:
         more = PAIRS_WANTED - num_pairs
     elif end is not None and verdict == end.verdict == UNKNOWN:
-        more = _more_pairs(end)
+        # At this mean and spread.
+        numbers = range(1, MOST_PAIRS_PROPOSED + 1)
+        then = (replace(end, num_pairs=end.num_pairs + number).verdict for number in numbers)
+        more = next((number for number, kind in zip(numbers, then, strict=True) if kind != UNKNOWN), None)
     return Convergence(verdict=verdict, end=end, checkpoints=checkpoints, more_pairs=more)
 
 
@@ -189,43 +205,24 @@ def _difference(step: int, pairs: Iterable[Pair]) -> LossDifference | None:
         return None
     mean = math.fsum(ours - theirs for ours, theirs in losses) / len(losses)
     squares = math.fsum((ours - theirs - mean) ** 2 for ours, theirs in losses)
-    deviation = math.sqrt(squares / max(1, len(losses) - 1))
-    reference_loss = math.fsum(theirs for _, theirs in losses) / len(losses)
-    return _limited(step, len(losses), mean, deviation, reference_loss)
-
-
-def _limited(
-    step: int, num_pairs: int, mean: float, deviation: float, reference_loss: float
-) -> LossDifference:
-    low = high = None
-    if num_pairs >= 2:
-        half = t_quantile(1 - LEVEL, num_pairs - 1) * deviation / math.sqrt(num_pairs)
-        low, high = mean - half, mean + half
     return LossDifference(
-        step=step, num_pairs=num_pairs, mean=mean, low=low, high=high, reference_loss=reference_loss
+        step=step,
+        num_pairs=len(losses),
+        mean=mean,
+        deviation=math.sqrt(squares / max(1, len(losses) - 1)),
+        reference_loss=math.fsum(theirs for _, theirs in losses) / len(losses),
     )
 
 
 def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[LossDifference, ...]:
     """Return the differences at the evaluations nearest to a quarter, a half and three quarters."""
-    shared = set.intersection(*(set(pair.ours) & set(pair.theirs) for pair in pairs)) if pairs else set()
+    shared = set.intersection(*(pair.ours.keys() & pair.theirs.keys() for pair in pairs)) if pairs else set()
     steps = sorted(step for step in shared if 0 < step < last_step)
     nearest = dict.fromkeys(
         min(steps, key=lambda step: abs(step - part * last_step)) for part in QUARTERS if steps
     )
     differences = [_difference(step, pairs) for step in nearest]
     return tuple(difference for difference in differences if difference is not None)
-
-
-def _more_pairs(end: LossDifference) -> int | None:
-    """Return how many more pairs would settle it at this mean and spread; None if too many, or never."""
-    assert end.high is not None
-    deviation = (end.high - end.mean) * math.sqrt(end.num_pairs) / t_quantile(1 - LEVEL, end.num_pairs - 1)
-    for more in range(1, MOST_PAIRS_PROPOSED + 1):
-        then = _limited(end.step, end.num_pairs + more, end.mean, deviation, end.reference_loss)
-        if then.verdict != UNKNOWN:
-            return more
-    return None
 
 
 def _on_the_way(convergence: Convergence) -> Iterator[str]:
@@ -386,12 +383,11 @@ def _end_of(run: RunSummary) -> int:
 def _mean_curve(runs: Sequence[RunSummary]) -> Mapping[int, float | None]:
     """Return the mean loss by step at the steps that all `runs` have; None if a loss is not a number."""
     curves = [curve(run) for run in runs]
-    means: dict[int, float | None] = {}
-    for step in curves[0]:
-        if all(step in other for other in curves):
-            losses = (other[step].loss for other in curves)
-            means[step] = mean_if_all(loss if is_finite(loss) else None for loss in losses)
-    return means
+    return {
+        step: mean_if_all(loss if is_finite(loss := other[step].loss) else None for other in curves)
+        for step in curves[0]
+        if all(step in other for other in curves)
+    }
 
 
 def end_step(seeds: Iterable[SeedPairs]) -> int:

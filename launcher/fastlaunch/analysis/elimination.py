@@ -124,39 +124,41 @@ class _Race:
         num_rivals = max(1, len(cells) - 1)
         self._level = LEVEL * share_of_plan(max_rounds + FIRST_LOOK - 1) / num_rivals
         # One run in twenty lies above its range. Keep that rate for all rivals together.
-        self._reach = _quantile(LEVEL / 5 / num_rivals) / _quantile(LEVEL)
+        wider, usual = (t_quantile(1 - p, _PREDICTION_DOF) for p in (LEVEL / 5 / num_rivals, LEVEL))
+        self._reach = wider / usual
         measured = [at for at, cell in enumerate(cells) if cell.runs]
-        self.leader = max(measured, key=lambda at: self._num_beaten(at, measured), default=None)
+
+        def num_beaten(at: int) -> int:
+            return sum(self._differences.log_ratio(at, other) > 0 for other in measured if other != at)
+
+        self.leader = max(measured, key=num_beaten, default=None)
         self.unneeded: dict[int, str] = {}
         self.may_be_best: set[int] = set()
         if self.leader is not None:
-            self._judge(self.leader, measured)
+            self._judge(self.leader)
 
-    def _judge(self, leader: int, measured: Sequence[int]) -> None:
-        rivals = set()
+    def _judge(self, leader: int) -> None:
+        rivals, place = set(), self._cells[leader].place
         for at, cell in enumerate(self._cells):
             if at == leader:
                 continue
-            if at in measured:
+            if cell.runs:
                 if self._between(at, leader).p_below(_WITHIN) <= self._level:
                     self.unneeded[at] = "not the best"
                     continue
                 self.may_be_best.add(at)
-                if self._is_as_sure_as_machines(at, leader):
+                if cell.place != place and self._own_error(at) < MACHINE / 2:
                     self.unneeded[at] = "more runs on these machines would not tell which is better"
                 else:
                     rivals.add(at)
             elif cell.predicted is not None and self._cannot_win(cell, leader):
                 self.unneeded[at] = "predicted not to be the best"
-            elif cell.place == self._cells[leader].place:
+            elif cell.place == place:
                 rivals.add(at)
         self.may_be_best.add(leader)
-        is_apart = all(self._cells[at].place != self._cells[leader].place for at in rivals)
+        is_apart = all(self._cells[at].place != place for at in rivals)
         if not rivals or (is_apart and self._own_error(leader) < MACHINE / 2):
             self.unneeded[leader] = "the best"
-
-    def _num_beaten(self, at: int, others: Sequence[int]) -> int:
-        return sum(self._differences.log_ratio(at, other) > 0 for other in others if other != at)
 
     def _cannot_win(self, cell: SweptCell, leader: int) -> bool:
         assert cell.predicted is not None
@@ -182,10 +184,3 @@ class _Race:
         squares = sum((time - fmean(times)) ** 2 for time in times)
         variance = (_SCATTER_DOF * _SCATTER**2 + squares) / (_SCATTER_DOF + len(times) - 1)
         return math.sqrt(variance / len(times))
-
-    def _is_as_sure_as_machines(self, at: int, leader: int) -> bool:
-        return self._cells[at].place != self._cells[leader].place and self._own_error(at) < MACHINE / 2
-
-
-def _quantile(level: float) -> float:
-    return t_quantile(1 - level, _PREDICTION_DOF)

@@ -7,7 +7,7 @@ the rounds of the runs.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastlaunch.analysis.differences import Differences, RunTime
 from fastlaunch.analysis.statistics import (
@@ -45,13 +45,6 @@ class Looked:
     max_rounds: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    runs: tuple[RunTime, ...]
-    round: int | None  # of the plan
-    max_rounds: int | None
-
-
 def look_through(
     runs: Sequence[RunTime], rows: Collection[int], base: int, usd: Mapping[int, float] | None = None
 ) -> dict[int, Looked]:
@@ -60,8 +53,8 @@ def look_through(
     base: the row to compare with. usd: as for `Differences`.
     """
     looked: dict[int, Looked] = {}
-    for look in _looks(runs):
-        looked = look_again(looked, look.runs, rows, base, usd, round=look.round, max_rounds=look.max_rounds)
+    for shown, number, max_rounds in _looks(runs):
+        looked = look_again(looked, shown, rows, base, usd, round=number, max_rounds=max_rounds)
     return looked
 
 
@@ -89,29 +82,27 @@ def look_again(
     after = dict(before)
     for at, difference in tested.items():
         seen = settled.get(at)
+        level = levels[at] if seen is None else seen.level * shares[at] / seen.share
         if seen is None:
-            after[at] = Looked(
-                difference=difference,
-                level=levels[at],
-                share=shares[at],
-                kind=difference.verdict(levels[at]),
-                next_level=levels[at] / shares[at] * share_of_session(_num_sessions(runs, at)),
-                round=round,
-                max_rounds=max_rounds,
-                contradicted=before[at].contradicted if at in before else None,
-            )
-        elif _agrees(seen.kind, difference, level := seen.level * shares[at] / seen.share):
-            after[at] = replace(seen, difference=difference, level=level, share=shares[at])
+            kind = difference.verdict(level)
+            contradicted = before[at].contradicted if at in before else None
+        elif _agrees(seen.kind, difference, level):
+            kind, contradicted = seen.kind, seen.contradicted
         elif _contradicts(seen.kind, difference):
-            after[at] = replace(
-                seen,
-                difference=difference,
-                level=level,
-                share=shares[at],
-                kind=UNRESOLVED,
-                contradicted=seen.kind,
-                next_level=level / shares[at] * share_of_session(_num_sessions(runs, at)),
-            )
+            kind, contradicted = UNRESOLVED, seen.kind
+        else:
+            continue
+        num_sessions = len({run.session for run in runs if run.row == at})
+        after[at] = Looked(
+            difference=difference,
+            level=level,
+            share=shares[at],
+            kind=kind,
+            next_level=level / shares[at] * share_of_session(num_sessions),
+            contradicted=contradicted,
+            round=seen.round if seen else round,
+            max_rounds=seen.max_rounds if seen else max_rounds,
+        )
     return after
 
 
@@ -161,15 +152,14 @@ def _share(runs: Iterable[RunTime], row: int) -> float:
     return share * (share_of_plan(max_rounds) if max_rounds else 1.0)
 
 
-def _num_sessions(runs: Iterable[RunTime], row: int) -> int:
-    return len({run.session for run in runs if run.row == row})
+def _looks(runs: Sequence[RunTime]) -> Iterator[tuple[Sequence[RunTime], int | None, int | None]]:
+    """Yield the looks: after each session, and after rounds 3, 4, ... of one with a plan.
 
-
-def _looks(runs: Sequence[RunTime]) -> Iterator[_Look]:
-    """Yield the looks at the runs: after each session, and after rounds 3, 4, ... of one with a plan."""
+    A look has its runs, and the plan's round and its most rounds.
+    """
     plans = {run.session: run.max_rounds for run in runs if run.session is not None}
     if not plans:
-        yield _Look(runs=tuple(runs), round=None, max_rounds=None)
+        yield runs, None, None
     seen: list[str | None] = [None]
     for session, max_rounds in plans.items():
         earlier = [run for run in runs if run.session in seen]
@@ -179,4 +169,4 @@ def _looks(runs: Sequence[RunTime]) -> Iterator[_Look]:
         rounds = range(min(FIRST_LOOK, last), last + 1) if max_rounds else (None,)
         for number in rounds:
             shown = [run for run in of_session if number is None or (run.round or 0) <= number]
-            yield _Look(runs=(*earlier, *shown), round=number, max_rounds=max_rounds)
+            yield (*earlier, *shown), number, max_rounds

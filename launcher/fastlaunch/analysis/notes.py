@@ -17,7 +17,6 @@ from fastlaunch.analysis.pooling import (
     MeasuredRun,
     data_of,
     log_sample_time_of,
-    only_from_cache,
 )
 from fastlaunch.analysis.statistics import LEVEL, mean_of
 from fastlaunch.core.units import counted
@@ -37,8 +36,6 @@ _SAID_ELSEWHERE = ("device_name", "num_gpus_per_node", "data", VERSION)
 
 #: Note a GPU that runs kernels for less than this share of the time.
 BUSY = 0.9
-
-_VERSIONED = ("record", "recipe")
 
 
 class NoteKind(StrEnum):
@@ -75,7 +72,7 @@ class Note(str):
 
 def schema_warnings(groups: Sequence[Group]) -> Iterator[str]:
     """Yield mixed record or recipe schemas, within a row and between rows of one workload."""
-    for what in _VERSIONED:
+    for what in ("record", "recipe"):
         recipes: dict[str, list[str]] = {}
         for row in groups:
             schemas = _schemas(row, what)
@@ -317,7 +314,7 @@ def run_notes(group: Group) -> Iterator[str]:
     summaries = group.summaries
     if note := idle_note(summaries):
         yield note
-    if only_from_cache(summaries):
+    if all(run.startup.compile_cached for run in summaries):
         yield "compiled from a cache: a first run takes longer to compile"
     yield from uncounted(summaries)
     of_checks = {check.warning for run in summaries for check in run.quality.checks}

@@ -226,12 +226,6 @@ def run_times(group: Group, row: int) -> list[RunTime]:
     return times
 
 
-def log_time(group: Group) -> float | None:
-    """Return the row's mean log time; None if it gives no speed."""
-    times = group.log_times
-    return sum(times) / len(times) if times else None
-
-
 def are_comparable(one: Group, other: Group) -> bool:
     """Return whether the times of two rows have a ratio: both steps or samples, or one kind."""
     measures = {one.measure, other.measure}
@@ -241,8 +235,3 @@ def are_comparable(one: Group, other: Group) -> bool:
 def first_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
     """Return the runs that compiled without a cache, or all runs if every one used a cache."""
     return [run for run in runs if not run.startup.compile_cached] or list(runs)
-
-
-def only_from_cache(runs: Sequence[RunSummary]) -> bool:
-    """Return whether no run compiled without a cache."""
-    return bool(runs) and all(run.startup.compile_cached for run in runs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastlaunch.analysis.anchors import Anchor, Config, Refusal
+from fastlaunch.analysis.anchors import Anchor, Config
 from fastlaunch.analysis.throughput_model import Array, Features, Fit, Ids
 
 #: Classes of evidence, the best first.
@@ -67,17 +67,10 @@ class Predictor:
 
     def predict(self, queries: Sequence[Config]) -> list[Prediction | str]:
         """Return each query's prediction, or the reason why there is none."""
-        answers: list[Prediction | str] = []
-        configs, places = [], []
-        for place, config in enumerate(queries):
-            try:
-                self._check(config)
-            except Refusal as refusal:
-                answers.append(str(refusal))
-                continue
-            places.append(place)
-            configs.append(config)
-            answers.append("")
+        refusals = [self._refusal(config) for config in queries]
+        places = [place for place, refusal in enumerate(refusals) if refusal is None]
+        configs = [queries[place] for place in places]
+        answers: list[Prediction | str] = [refusal or "" for refusal in refusals]
         if not configs:
             return answers
         near = self._near(configs)
@@ -131,33 +124,33 @@ class Predictor:
             return "C"
         return "A" if (config.workload, config.family, config.generation) in self._cells else "B"
 
-    def _check(self, config: Config) -> None:
+    def _refusal(self, config: Config) -> str | None:
+        """Return why the configuration cannot be predicted; None if it can."""
         known = config.gpu_name in self._gpus
         if config.gpu is None and not known:
-            raise Refusal(f"GPU {config.gpu_name!r} is in no table of hardware and not among the anchors")
+            return f"GPU {config.gpu_name!r} is in no table of hardware and not among the anchors"
         if config.workload not in self._workloads:
             if config.params is None:
-                raise Refusal("no anchor has this model and unit, and without params its FLOPs are unknown")
+                return "no anchor has this model and unit, and without params its FLOPs are unknown"
             if not any(other.unit == config.unit and other.params for other in self.configs):
-                raise Refusal(f"no anchor has this model, or {config.unit} of any model with params")
+                return f"no anchor has this model, or {config.unit} of any model with params"
         if config.gpu is None:
-            return
+            return None
         formats = config.gpu.peak_tflops
         # A run shows that it works, unless the matrix units lack the format and it was emulated.
         if config.family in ("fp8", "fp4") and config.family not in formats:
-            raise Refusal(f"{config.gpu_name} does not support {config.family.upper()}")
+            return f"{config.gpu_name} does not support {config.family.upper()}"
         wanted = re.sub(r"[^a-z0-9]", "", config.precision)
         if (config.gpu_name, config.family) not in self._formats and (
             ("bf16" in wanted and "bf16" not in formats) or (wanted == "tf32" and "tf32" not in formats)
         ):
-            raise Refusal(f"{config.gpu_name} does not support {'BF16' if 'bf16' in wanted else 'TF32'}")
+            return f"{config.gpu_name} does not support {'BF16' if 'bf16' in wanted else 'TF32'}"
         if config.params is not None:
             need_gb = config.params * _bytes_per_weight(config) / 1e9
             have_gb = config.gpu.memory_gb * config.num_gpus
             if need_gb > have_gb:
-                raise Refusal(
-                    f"does not fit in memory: weights and gradients take {need_gb:.0f} GB of {have_gb:.0f}"
-                )
+                return f"does not fit in memory: weights and gradients take {need_gb:.0f} GB of {have_gb:.0f}"
+        return None
 
     def calibrate(self, fit: Fit) -> dict[str, float]:
         """Return the 90% quantile, by class, of a left-out run's error in units of its deviation."""

@@ -63,11 +63,6 @@ class Choice:
     def instance(self) -> str:
         return self.configuration.instance
 
-    @property
-    def rate(self) -> tuple[str, str]:
-        """Return purchase option and region."""
-        return self.purchase.price.purchase, self.purchase.price.region
-
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
@@ -225,9 +220,9 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
             on_instance[is_line & ~compiles[on_instance]],
         ):
             if len(ids):
-                line = _line_of(purchase, job, compiles=bool(compiles[ids[0]]))
-                usd = line.kept_usd + nodes[ids] * (line.once_usd + line.usd_per_s * steps_s[:, ids])
-                hours = line.once_hours + steps_s[:, ids] / SECONDS_PER_HOUR
+                usd, hours = _on_a_line(
+                    purchase, job, nodes[ids], steps_s[:, ids], compiles=bool(compiles[ids[0]])
+                )
                 columns.append((ids, np.full(len(ids), number), usd, hours))
         on_spot = _is_spot(purchase, job)
         for one in on_instance[~is_line]:
@@ -265,39 +260,24 @@ def _ends(quantity: Interval) -> tuple[float, float, float]:
     return value, value if low is None else low, value if high is None else high
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """Cost of a training of T seconds of steps: kept_usd + nodes x (once_usd + usd_per_s x T)."""
+def _on_a_line(
+    purchase: Purchase, job: Task, nodes: Array, steps_s: Array, *, compiles: bool
+) -> tuple[Array, Array]:
+    """Return dollars and hours, kept_usd + nodes x (once_usd + usd_per_s x T), of T seconds of steps."""
 
-    kept_usd: float
-    once_usd: float
-    usd_per_s: float
-    once_hours: float
-
-
-def _line_of(purchase: Purchase, job: Task, *, compiles: bool) -> _Line:
-    """Return the line through the costs of three trainings."""
-
-    def at(num_nodes: int, steps_s: float, samples_per_s: float = 1.0) -> Cost:
-        rate = Rate(samples_per_s=Interval(value=samples_per_s), evidence=Evidence.PREDICTED)
-        samples = Interval(value=steps_s * samples_per_s)
+    def at(num_nodes: int, hours: float) -> Cost:
+        rate = Rate(samples_per_s=Interval(value=1.0), evidence=Evidence.PREDICTED)
+        samples = Interval(value=hours * SECONDS_PER_HOUR)
         return _cost(
             Training(samples=samples, rate=rate, num_nodes=num_nodes, compiles=compiles), purchase, job
         )
 
-    hour, two_hours, two_nodes = at(1, SECONDS_PER_HOUR), at(1, 2 * SECONDS_PER_HOUR), at(2, SECONDS_PER_HOUR)
-    usd_per_s = (two_hours.usd.value - hour.usd.value) / SECONDS_PER_HOUR
+    hour, two_hours, two_nodes = at(1, 1.0), at(1, 2.0), at(2, 1.0)
+    usd_per_hour = two_hours.usd.value - hour.usd.value
     kept_usd = 2 * hour.usd.value - two_nodes.usd.value
-    # It is a line while no part of the cost depends on samples, and none otherwise than so on nodes.
-    other_speed, three_nodes = at(1, SECONDS_PER_HOUR, 2.0), at(3, SECONDS_PER_HOUR)
-    assert math.isclose(other_speed.usd.value, hour.usd.value)
-    assert math.isclose(three_nodes.usd.value, 2 * two_nodes.usd.value - hour.usd.value)
-    return _Line(
-        kept_usd=kept_usd,
-        once_usd=hour.usd.value - kept_usd - usd_per_s * SECONDS_PER_HOUR,
-        usd_per_s=usd_per_s,
-        once_hours=hour.hours.value - 1.0,
-    )
+    hours = steps_s / SECONDS_PER_HOUR
+    once_usd = hour.usd.value - kept_usd - usd_per_hour
+    return kept_usd + nodes * (once_usd + usd_per_hour * hours), hour.hours.value - 1.0 + hours
 
 
 def _steps_s(configuration: Configuration, job: Task) -> tuple[float, float, float]:
@@ -495,10 +475,11 @@ def probe_total(choice: Choice, job: Task) -> Cost:
 
 def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | None:
     """Return the command to train or measure the choice; None for a script of unknown command."""
-    configuration, (purchase, region) = choice.configuration, choice.rate
+    configuration, price = choice.configuration, choice.purchase.price
     hours = (probe_total(choice, job) if is_probe else choice.total).hours
     max_hours = max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))
-    place = Place(service="ec2", region=None if region == job.own_region else region, purchase=purchase)
+    region = None if price.region == job.own_region else price.region
+    place = Place(service="ec2", region=region, purchase=price.purchase)
     samples = job.samples * configuration.samples_factor
     steps = _probe_steps(configuration) if is_probe else math.ceil(samples / configuration.samples_per_step)
     setup = replace(

@@ -110,48 +110,35 @@ def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
     }
     differences = Differences(runs, usd)
     number = next(number for number, item in enumerate(items) if item is base)
-    present = {run.row for run in runs}
     pairs = {
-        at: _pair(item, base, differences, at, number, are_timed={at, number} <= present)
-        for at, item in enumerate(items)
-        if item is not base
+        at: _pair(item, base, differences, at, number) for at, item in enumerate(items) if item is not base
     }
     tested = [at for at, pair in pairs.items() if pair.is_tested and pair.difference]
-    looked = look_through(runs, tested, number, usd)
-    return [
-        _of_baseline(base) if item is base else _judge(_as_looked(pairs[at], looked.get(at)))
-        for at, item in enumerate(items)
-    ]
+    for at, looked in look_through(runs, tested, number, usd).items():
+        # Take value and interval from the same runs.
+        difference = looked.difference
+        pairs[at] = replace(pairs[at], looked=looked, difference=difference, gain=difference.value)
+    return [_of_baseline(base) if item is base else _judge(pairs[at]) for at, item in enumerate(items)]
 
 
-def _as_looked(pair: _Pair, looked: Looked | None) -> _Pair:
-    """Return the pair with the result of its looks."""
-    if looked is None:
-        return pair
-    # Take value and interval from the same runs.
-    return replace(pair, looked=looked, difference=looked.difference, gain=looked.difference.value)
-
-
-def _pair(
-    row: PricedGroup, base: PricedGroup, differences: Differences, at: int, of_base: int, *, are_timed: bool
-) -> _Pair:
+def _pair(row: PricedGroup, base: PricedGroup, differences: Differences, at: int, of_base: int) -> _Pair:
     by_price = differences.by_price(at, of_base)
-    if not are_timed or not are_comparable(row.group, base.group):
+    if not are_comparable(row.group, base.group):
         return _Pair(row=row, base=base, gain=None, by_price=by_price, difference=None)
     difference = differences.between(at, of_base)
+    noise, noise_of_base = (
+        differences.deviations(number) if differences.noise(number) > LEAVES else None
+        for number in (at, of_base)
+    )
     return _Pair(
         row=row,
         base=base,
         gain=difference.value if difference else differences.log_ratio(at, of_base),
         by_price=by_price,
         difference=difference,
-        noise=_noise(differences, at),
-        noise_of_base=_noise(differences, of_base),
+        noise=noise,
+        noise_of_base=noise_of_base,
     )
-
-
-def _noise(differences: Differences, row: int) -> tuple[float, float] | None:
-    return differences.deviations(row) if differences.noise(row) > LEAVES else None
 
 
 def _judge(pair: _Pair) -> Verdict:
@@ -254,10 +241,8 @@ def _of_plan(looked: Looked | None) -> Iterator[str]:
         yield f"its first runs had settled it as {looked.contradicted}, and all together say the opposite"
     if looked.max_rounds is None:
         return
-    if looked.kind == UNRESOLVED:
-        yield f"not settled after round {looked.round} of at most {looked.max_rounds}"
-    else:
-        yield f"settled after round {looked.round} of at most {looked.max_rounds}"
+    settled = "not settled" if looked.kind == UNRESOLVED else "settled"
+    yield f"{settled} after round {looked.round} of at most {looked.max_rounds}"
 
 
 def _of_method(pair: _Pair) -> Iterator[str]:

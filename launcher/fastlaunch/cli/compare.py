@@ -272,7 +272,7 @@ def print_warnings(warnings: Sequence[str]) -> None:
 
 def _next(comparison: "Comparison", output: str) -> str:
     """Return the command to type next: more runs if a verdict needs them, else prices."""
-    from fastlaunch.analysis.lacking import more_runs_command
+    from fastlaunch.analysis.best import more_runs_command
     from fastlaunch.ledger.ledger import IMPORT
 
     # Rounds cannot be added to runs that others shared.
@@ -296,7 +296,7 @@ def _next(comparison: "Comparison", output: str) -> str:
 
 def prices_to_add(comparison: "Comparison") -> list[str]:
     """Return the options that give runs a price if none has one; empty if they need none."""
-    from fastlaunch.analysis.lacking import instances_to_charge
+    from fastlaunch.analysis.best import instances_to_charge
 
     if any(row.price for row in comparison.rows):
         return []

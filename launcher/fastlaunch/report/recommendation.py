@@ -114,12 +114,12 @@ def _experiment(recommendation: Recommendation) -> str:
 
 def _named(choice: Choice, recommendation: Recommendation) -> str:
     """Return `2 x p5.48xlarge with te-fp8 at batch 64 per GPU, on demand`."""
-    configuration, (purchase, region) = choice.configuration, choice.rate
+    configuration, price = choice.configuration, choice.purchase.price
     nodes = f"{configuration.query.num_nodes} x " if configuration.query.num_nodes > 1 else ""
-    where = "" if region == recommendation.job.own_region else f" in {region}"
+    where = "" if price.region == recommendation.job.own_region else f" in {price.region}"
     return (
         f"{nodes}{configuration.instance} with {configuration.recipe} at batch"
-        f" {configuration.query.batch_size_per_gpu} per GPU, {_BOUGHT[purchase]}{where}"
+        f" {configuration.query.batch_size_per_gpu} per GPU, {_BOUGHT[price.purchase]}{where}"
     )
 
 
@@ -189,8 +189,8 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
         Column("nodes", lambda choice: str(choice.configuration.query.num_nodes), align="right"),
         Column("recipe", recipe),
         Column("batch", lambda choice: str(choice.configuration.query.batch_size_per_gpu), importance=2),
-        Column("bought", lambda choice: choice.rate[0]),
-        Column("region", lambda choice: choice.rate[1]),
+        Column("bought", lambda choice: choice.purchase.price.purchase),
+        Column("region", lambda choice: choice.purchase.price.region),
         Column("$", lambda choice: dollars(choice.usd), align="right"),
         Column(
             "range",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from fastlaunch.analysis.best import script_command
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import curve, is_finite
-from fastlaunch.analysis.lacking import script_command
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.suggest import place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue, Price
