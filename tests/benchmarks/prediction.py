@@ -173,7 +173,7 @@ def one_at_a_time(rows: Sequence[Row]) -> str:
     left_out = {name: own for name, own in predictor.left_out(fit).items() if name != "B0"}
     lines = [_line(name, predictor, *own) for name, own in left_out.items()]
     elsewhere = set(left_out["C"][0].tolist())
-    generations, workloads = defaultdict(list), features.workload
+    generations, workloads = defaultdict(list), features["workload"]
     for index, config in enumerate(predictor.configs):
         generations[config.generation].append(index)
     for name in ("C, probe of this workload", "C, probe of another"):

@@ -213,21 +213,20 @@ def read_unit(text: str) -> tuple[str, float]:
     return _THINGS.get(singular, singular + "s"), float(_SECONDS[period])
 
 
+#: Patterns of precisions and their families, the first that fits counts.
+_FAMILIES = (
+    (r"mix.*amp|amp.*mix", "half"),  # "FP8/AMP mix" means the best format that the GPU has
+    (r"fp4", "fp4"),
+    (r"fp8|float8|8-?bit|e4m3", "fp8"),
+    (r"amp|mixed|half|16", "half"),
+    (r"32|single|full|fp64", "single"),
+)
+
+
 def precision_family(precision: str) -> str:
     """Return `single`, `half`, `fp8` or `fp4`."""
-    precision = precision.replace("ampere", "")
-    # "FP8/AMP mix" means the best format that the GPU has.
-    if "mix" in precision and "amp" in precision:
-        return "half"
-    if re.search(r"fp4|mxfp4", precision):
-        return "fp4"
-    if re.search(r"fp8|float8|8-?bit|e4m3", precision):
-        return "fp8"
-    if re.search(r"amp|mixed|half|fp16|float16|bf16|bfloat16|16", precision):
-        return "half"
-    if re.search(r"32|single|full|fp64", precision):
-        return "single"
-    return "half"
+    text = precision.replace("ampere", "")
+    return next((family for pattern, family in _FAMILIES if re.search(pattern, text)), "half")
 
 
 def _positive(row: Row, column: str, *, strict: bool = True) -> float | None:

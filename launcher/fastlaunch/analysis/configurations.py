@@ -27,7 +27,7 @@ from fastlaunch.analysis.target import LOSS, Target, to_target
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.summary import USABLE_MEMORY, RunSummary, Setup, memory_line, peaks_by_batch
+from fastlaunch.measure.summary import USABLE_MEMORY, Setup, memory_line, peaks_by_batch
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import RECIPES, in_parts
 from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
@@ -83,7 +83,6 @@ class Scope:
     max_nodes: int = 1
     excluded_recipes: frozenset[str] = frozenset()
     batch_equivalent: bool = False
-    allow_unverified: bool = False
     measured_only: bool = False  # no predictions
 
 
@@ -92,7 +91,7 @@ def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, flo
 
     Keys are the rows' `id`. Only rows on the same data whose three or more seeds all reached the loss count.
     """
-    ends = [loss for run in reference.group.summaries if (loss := _end_loss(run)) is not None]
+    ends = [end.loss for run in reference.group.summaries if (end := at_end(run)) and end.loss is not None]
     if not ends:
         return {}
     results = to_target(comparison, Target(metric=LOSS, value=max(ends)))
@@ -105,11 +104,6 @@ def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, flo
     }
     of_reference = samples.get(id(reference))
     return {row: number / of_reference for row, number in samples.items()} if of_reference else {}
-
-
-def _end_loss(run: RunSummary) -> float | None:
-    end = at_end(run)
-    return end.loss if end else None
 
 
 #: A query, the factor of its samples, and the assumption behind that.
@@ -389,16 +383,9 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
         for row in alike
     ):
         return None
-    facts = next(
-        (
-            candidate
-            for candidate in facts_of(alike, subject, catalogue)
-            if label_of(candidate.recipe) == query.undivided
-        ),
-        None,
-    )
+    facts = facts_of(alike, subject, catalogue)[0]
     has_peak = any(row.overhead.peak_memory_gib is not None for row in alike)
-    if facts is None or facts.gib_per_sample is None or not has_peak:
+    if facts.gib_per_sample is None or not has_peak:
         return f"whether a batch of {batch_size} per GPU fits in its memory is not known"
     is_script = subject.info is None
     largest = largest_part(part, facts, accelerator, is_script=is_script)

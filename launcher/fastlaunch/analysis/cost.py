@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.spot import SpotJob, SpotMarket
 
-HOW_TO_GIVE_LOSSES = "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8"
-
 #: The evidence of a part: a rate's, a price list, or none.
 PartEvidence = Evidence | Literal["listed", "assumed"]
 #: Refuse a training that losses on spot make longer than this.
@@ -119,10 +117,6 @@ class Assumptions:
             "storage": (storage_usd, self.source("storage_gib")),
             "transfer": (transfer_usd, self.source("transfer_gb")),
         }
-
-    @property
-    def timeless_usd(self) -> float:
-        return sum(usd for usd, _ in self.timeless.values())
 
     def for_next_job(self) -> "Assumptions":
         """Return them for another job on the same machine, which has started by then."""
@@ -448,7 +442,7 @@ def cost_of(
         times = _undisturbed(lines, training, purchase)
     volume_usd_per_s = kept_usd = 0.0
     if not steps_only:
-        kept_usd = assumptions.timeless_usd
+        kept_usd = sum(usd for usd, _ in assumptions.timeless.values())
     if purchase.volume and not steps_only:
         per_hour = purchase.volume.usd_per_hour(
             gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps
@@ -627,7 +621,8 @@ def _on_spot(
     market, deadline_s = purchase.market, assumptions.deadline_s
     if market is None:
         raise UserError(
-            "how often spot is lost is not known: no run of yours had spot of this type", HOW_TO_GIVE_LOSSES
+            "how often spot is lost is not known: no run of yours had spot of this type",
+            "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8",
         )
     if deadline_s and purchase.on_demand_usd_per_hour is None:
         raise UserError("no on-demand price is known for the rest", "leave out --assume deadline")

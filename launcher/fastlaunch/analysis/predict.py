@@ -76,9 +76,9 @@ class Predictor:
         near = self._near(configs)
         num = len(near.configs)
         features, likeness = features_of([*near.configs, *configs], num)
-        fit = Fit(features[:num], near.log_throughput, near.num_runs, likeness)
+        fit = Fit(features.rows(slice(num)), near.log_throughput, near.num_runs, likeness)
         factors = near.calibrate(fit)
-        means, deviations = fit.predict(features[num:])
+        means, deviations = fit.predict(features.rows(slice(num, None)))
         for place, config, mean, deviation in zip(places, configs, means, deviations, strict=True):
             evidence = self.evidence(config)
             half = factors[evidence] * deviation
@@ -258,29 +258,36 @@ def features_of(configs: Sequence[Config], num_anchors: int | None = None) -> tu
 
     log_gpus = np.array([math.log(c.num_gpus) for c in configs])
     firsts = np.unique(workloads, return_index=True)[1]
-    features = Features(
-        unit=ids([c.unit for c in configs]),
-        workload=workloads,
-        family=ids([c.family for c in configs]),
-        precision=ids([c.precision for c in configs]),
-        gpu=ids([c.gpu_name for c in configs]),
-        generation=ids([c.generation for c in configs]),
-        peak=np.array([math.log(c.peak_tflops / 312) if c.gpu else 0.0 for c in configs]),
-        bandwidth=np.array([math.log(c.gpu.bandwidth_gb_per_s / 1555) if c.gpu else 0.0 for c in configs]),
-        log_flops=log_flops,
-        loose=np.array([float(c.unit not in _USUAL_LOG_FLOPS) for c in configs]),
-        log_batch=np.array([-100.0 if c.log_batch is None else c.log_batch for c in configs]),
-        batch_offset=np.array([batch_offset(c) for c in configs]),
-        room=np.array(
+    features = {
+        "unit": ids([c.unit for c in configs]),
+        "workload": workloads,
+        "family": ids([c.family for c in configs]),
+        "precision": ids([c.precision for c in configs]),
+        "gpu": ids([c.gpu_name for c in configs]),
+        "generation": ids([c.generation for c in configs]),
+        # Logs relative to an A100; 0 for a GPU without figures.
+        "peak": np.array([math.log(c.peak_tflops / 312) if c.gpu else 0.0 for c in configs]),
+        "bandwidth": np.array([math.log(c.gpu.bandwidth_gb_per_s / 1555) if c.gpu else 0.0 for c in configs]),
+        "log_flops": log_flops,  # of one unit, relative to the unit's usual; 0 if unknown
+        # 1 if the unit has no usual size: a sample may be a click or a minute of speech.
+        "loose": np.array([float(c.unit not in _USUAL_LOG_FLOPS) for c in configs]),
+        "log_batch": np.array([-100.0 if c.log_batch is None else c.log_batch for c in configs]),
+        # Relative to the workload's usual batch; 0 if not given.
+        "batch_offset": np.array([batch_offset(c) for c in configs]),
+        # The GPU's memory, relative to 40 GB, if the batch is not given: it is then the largest that fits.
+        "room": np.array(
             [math.log(c.gpu.memory_gb / 40) if c.gpu and c.log_batch is None else 0.0 for c in configs]
         ),
-        log_sequence=np.array([math.log(c.sequence or _USUAL_SEQUENCE.get(c.unit, 1e-40)) for c in configs]),
-        log_gpus=log_gpus,
-        several=(log_gpus > 0).astype(float),
-        unlinked=np.minimum(log_gpus, math.log(8)) * [bool(c.gpu and not c.gpu.linked) for c in configs],
-        years=np.array([c.year for c in configs]),
-    )
-    return features, _likeness([configs[first] for first in firsts], log_flops[firsts])
+        "log_sequence": np.array(
+            [math.log(c.sequence or _USUAL_SEQUENCE.get(c.unit, 1e-40)) for c in configs]
+        ),
+        "log_gpus": log_gpus,
+        "several": (log_gpus > 0).astype(float),
+        # The GPUs in a host without NVLink or a similar link.
+        "unlinked": np.minimum(log_gpus, math.log(8)) * [bool(c.gpu and not c.gpu.linked) for c in configs],
+        "years": np.array([c.year for c in configs]),
+    }
+    return Features(features), _likeness([configs[first] for first in firsts], log_flops[firsts])
 
 
 def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:

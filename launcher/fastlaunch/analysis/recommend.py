@@ -401,16 +401,13 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
     best: Experiment | None = None
     rivals = [choice for at in cheapest if limits.allow(choice := choices[at])]
     for choice in (picked, *(choices[at] for at in cheapest)):
-        if choice.usd <= 0:
+        is_pick = choice is picked
+        if choice.usd <= 0 or (is_pick and not rivals):
             continue
-        if choice is not picked:
-            probability, saves_usd = expected_saving(choice.usd, deviation_of(choice), picked.usd)
-        elif rivals:
-            probability, saves_usd = expected_saving(
-                picked.usd, deviation_of(picked), rivals[0].usd, dearer=True
-            )
-        else:
-            continue
+        against_usd = rivals[0].usd if is_pick else picked.usd
+        probability, saves_usd = expected_saving(
+            choice.usd, deviation_of(choice), against_usd, dearer=is_pick
+        )
         worth_usd = best.saves_usd - best.usd if best else 0.0
         if saves_usd <= worth_usd:
             continue

@@ -62,7 +62,8 @@ def submit_command(
     for field, text in () if isinstance(recipes[0], str) else recipes[0].overrides:
         words += ["--set", f"{field}={text}"]
     words += ["--batch-size", str(like.setup.batch_size_per_gpu)]
-    if like.setup.instance is None and (like.setup.num_gpus > 1 or _is_of_gpu(like)):
+    is_on_gpu = "NVIDIA" in (like.setup.device_name or "")
+    if like.setup.instance is None and (like.setup.num_gpus > 1 or is_on_gpu):
         words += ["--nproc", str(like.setup.num_gpus)]
     if like.setup.data not in ("synthetic", "published"):
         is_path = like.setup.data in ("folder", "file")
@@ -75,8 +76,9 @@ def submit_command(
         words += ["--sequence-length", str(like.setup.sequence_length)]
     if num_steps := max(run.num_steps for run in runs):
         words += ["--steps", str(num_steps)]
-    if period := _evaluates_every(runs):
-        words += ["--eval-every", str(period)]
+    evaluated = ([step for step in curve(run) if step > 0] for run in runs)
+    if steps := next(filter(None, evaluated), None):
+        words += ["--eval-every", str(min(steps))]
     return f"fastlaunch submit {shlex.join(words)} {seeds(first_seed, repeats)}"
 
 
@@ -105,17 +107,8 @@ def _saves_every(runs: Sequence[RunSummary]) -> int:
     return max(1, min(_MOST_BETWEEN_CHECKPOINTS, max(run.num_steps for run in runs) // 4))
 
 
-def _is_of_gpu(run: RunSummary) -> bool:
-    return run.setup.device_name is not None and "NVIDIA" in run.setup.device_name
-
-
 def _takes_a_length(workload: str) -> bool:
     try:
         return "sequence_length" in workload_info(workload).takes
     except WorkloadError:
         return False
-
-
-def _evaluates_every(runs: Iterable[RunSummary]) -> int | None:
-    """Return the steps between evaluations of the first run with evaluations, or None."""
-    return next((min(steps) for run in runs if (steps := [step for step in curve(run) if step > 0])), None)

@@ -12,13 +12,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import stdev
+from statistics import fmean, stdev
 
 from fastlaunch.analysis.account import account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import curve, mean_if_all
 from fastlaunch.analysis.differences import FLOOR, RunTime
-from fastlaunch.analysis.looks import Looked, look_through
+from fastlaunch.analysis.looks import look_through
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key, samples_per_step
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.rate import IN_RANGE
@@ -27,7 +27,7 @@ from fastlaunch.analysis.suggest import seeds
 from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import counted
-from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.measure.summary import Interval
 from fastlaunch_train.records.records import Eval
 
 LOSS = "loss"
@@ -140,13 +140,13 @@ def to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]
 def _runs_of(row: Row, unfit: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """Return the row's runs, and failed runs of the same setup, which did not reach the target either."""
     key = pooling_key(row.runs[0], None)
-    failed = [run for run in unfit if pooling_key(run, None) == key and _counts(run.summary)]
+    failed = [
+        run
+        for run in unfit
+        if pooling_key(run, None) == key
+        and (run.summary.status in ("nan_loss", "out_of_memory") or curve(run.summary))
+    ]
     return [*row.runs, *failed]
-
-
-def _counts(summary: RunSummary) -> bool:
-    """Return whether a run that is unfit for timing still shows how its recipe trains."""
-    return summary.status in ("nan_loss", "out_of_memory") or bool(curve(summary))
 
 
 def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTarget:
@@ -267,14 +267,12 @@ def are_on_other_data(rows: Sequence[RowToTarget], target: Target) -> bool:
     Synthetic images have the same held-out data with and without a loader. A loss is per token, so another
     tokenizer or sample length gives the same text another loss.
     """
-    return len({_evaluated_on(row.row.runs[0].summary, target) for row in rows}) > 1
-
-
-def _evaluated_on(run: RunSummary, target: Target) -> tuple[object, ...]:
-    data = data_of(run).replace("loader", "synthetic")
-    if target.metric != LOSS:
-        return (data,)
-    return data, run.setup.fingerprint.get("tokenizer"), run.setup.sequence_length
+    kinds = set()
+    for run in (row.row.runs[0].summary for row in rows):
+        of_loss = (run.setup.fingerprint.get("tokenizer"), run.setup.sequence_length)
+        data = data_of(run).replace("loader", "synthetic")
+        kinds.add((data, of_loss if target.metric == LOSS else None))
+    return len(kinds) > 1
 
 
 def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
@@ -287,15 +285,23 @@ def margins(rows: Sequence[RowToTarget], target: Target) -> tuple[Margin, ...]:
     if len(ranked) < 2 or are_on_other_data(ranked, target):
         return ()
     priced = all(row.usd_per_s for row in ranked)
-    means = {id(row): _log_mean(row, priced) for row in ranked}
-    ranked.sort(key=lambda row: means[id(row)])
+
+    def log_mean(row: RowToTarget) -> float:
+        unit = row.usd_per_s if priced and row.usd_per_s else 1.0
+        return fmean(map(math.log, row.times_s.values())) + math.log(unit)
+
+    ranked.sort(key=log_mean)
     # The seed is the round: it gives every row the same weights and data order.
     runs = [run for number, row in enumerate(ranked) for run in _seed_times(row, number)]
     usd = {at: row.usd_per_s for at, row in enumerate(ranked) if priced and row.usd_per_s}
     looked = look_through(runs, range(1, len(ranked)), 0, usd)
-    return tuple(
-        Margin(best=ranked[0], other=ranked[other], ratio=_ratio(looked[other])) for other in sorted(looked)
-    )
+    margins = []
+    for other, result in sorted(looked.items()):
+        # The ratio of times is the inverse of the ratio of speeds.
+        low, high = result.difference.limits(result.level)
+        ratio = Interval(value=exp(-result.difference.value), low=exp(-high), high=exp(-low))
+        margins.append(Margin(best=ranked[0], other=ranked[other], ratio=ratio))
+    return tuple(margins)
 
 
 def _seed_times(row: RowToTarget, number: int) -> Iterator[RunTime]:
@@ -313,15 +319,3 @@ def _seed_times(row: RowToTarget, number: int) -> Iterator[RunTime]:
             round=where.round,
             max_rounds=where.max_rounds,
         )
-
-
-def _ratio(looked: Looked) -> Interval:
-    # The ratio of times is the inverse of the ratio of speeds.
-    low, high = looked.difference.limits(looked.level)
-    return Interval(value=exp(-looked.difference.value), low=exp(-high), high=exp(-low))
-
-
-def _log_mean(row: RowToTarget, priced: bool) -> float:
-    """Return the mean of the log times, or of the log costs."""
-    unit = row.usd_per_s if priced and row.usd_per_s else 1.0
-    return sum(map(math.log, row.times_s.values())) / len(row.times_s) + math.log(unit)

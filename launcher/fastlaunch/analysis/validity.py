@@ -119,7 +119,11 @@ def judge_validity(
     to prefer as the reference if they were evaluated, unless a recipe of ours was. own_region: the user's,
     which proposed commands leave out.
     """
-    rows = [_runs_of(group, unfit) for group in groups]
+    rows = []
+    for group in groups:
+        key = pooling_key(group.runs[0], None)
+        lost = [run for run in unfit if diverged(run.summary) and pooling_key(run, None) == key]
+        rows.append([run.summary for run in (*group.runs, *lost)])
     in_order = sorted(zip(groups, rows, strict=True), key=lambda row: row[0] not in references)
     evaluated = evaluated_rows([runs for _, runs in in_order if not list(_wrong_numerics(runs))])
     places = [place_of(group.runs[0], own_region=own_region) for group in groups]
@@ -127,12 +131,6 @@ def judge_validity(
         _validity(runs, reference_of(runs, evaluated), place=place)
         for runs, place in zip(rows, places, strict=True)
     ]
-
-
-def _runs_of(group: Group, unfit: Sequence[MeasuredRun]) -> list[RunSummary]:
-    key = pooling_key(group.runs[0], None)
-    lost = [other for other in unfit if diverged(other.summary) and pooling_key(other, None) == key]
-    return [candidate.summary for candidate in (*group.runs, *lost)]
 
 
 def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place) -> Validity:
@@ -303,7 +301,11 @@ def reference_of(runs: Sequence[RunSummary], rows: Sequence[Evaluated]) -> Refer
         stem = rows[0].stem
         return Reference(recipe=stem if isinstance(stem, str) else _with_rules(stem, rules))
     ends = _ends(runs)
-    alike = [row for row in by_rules if _trains_alike(runs[0], ends, row)]
+    alike = [
+        row
+        for row in by_rules
+        if share_setup(runs[0], row.runs[0]) and (not ends or not row.ends or ends & row.ends)
+    ]
     best = (alike or by_rules)[0]
     return Reference(
         recipe=best.recipe,
@@ -330,8 +332,3 @@ def _with_rules(recipe: Recipe, rules: Overrides) -> Recipe | str:
 
 def _ends(runs: Sequence[RunSummary]) -> frozenset[int]:
     return frozenset(max(curve(run)) for run in runs if at_end(run))
-
-
-def _trains_alike(run: RunSummary, ends: frozenset[int], row: Evaluated) -> bool:
-    """Return whether runs like `run` that end at `ends` pair with runs of `row` at the same seeds."""
-    return share_setup(run, row.runs[0]) and (not ends or not row.ends or bool(ends & row.ends))

@@ -133,7 +133,6 @@ def recommend(
         max_nodes=max_nodes,
         excluded_recipes=frozenset(exclude_recipes),
         batch_equivalent=batch_equivalent,
-        allow_unverified=allow_unverified,
         measured_only=measured_only,
     )
     market = Market(context, catalogue, assumptions, as_of=as_of)
