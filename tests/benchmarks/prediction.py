@@ -25,8 +25,16 @@ import numpy as np
 from tabulate import tabulate
 
 from fastlaunch.analysis.anchors import Config, Row, read, read_anchors
-from fastlaunch.analysis.predict import CLASSES, Prediction, Predictor, best_guess, features_of
-from fastlaunch.analysis.throughput_model import Array, Fit, Ids
+from fastlaunch.analysis.predict import (
+    CLASSES,
+    Array,
+    Fit,
+    Ids,
+    Prediction,
+    Predictor,
+    best_guess,
+    features_of,
+)
 from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT
 
 #: Mean absolute error by class, in percent.

@@ -28,8 +28,7 @@ from tabulate import tabulate
 
 from benchmarks.prediction import bandwidth, baselines
 from fastlaunch.analysis.anchors import Config, read_anchors
-from fastlaunch.analysis.predict import Predictor, best_guess, features_of
-from fastlaunch.analysis.throughput_model import Fit
+from fastlaunch.analysis.predict import Fit, Predictor, best_guess, features_of
 from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT, identify
 from fastlaunch.catalog.load import load_catalogue
 

@@ -192,10 +192,13 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
         is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
         return submit_command(
             [run.summary for run in row.runs],
-            [of.setup.known_recipe or of.setup.recipe for of in ((base, row) if is_pair else (row,))],
+            [
+                other.setup.known_recipe or other.setup.recipe
+                for other in ((base, row) if is_pair else (row,))
+            ],
             place=place_of(row.runs[0], own_region=own_region),
             # Choose unused seeds; a used seed would not form a new pair.
-            first_seed=next_seed([run.summary for of in (base, row) for run in of.runs]),
+            first_seed=next_seed([run.summary for run in (*base.runs, *row.runs)]),
             repeats=row.verdict.more_rounds,
         )
     return None
@@ -208,7 +211,7 @@ def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = 
     """
     words = [*place]
     for name in rows[-1].setup.variant:
-        texts = dict.fromkeys(of.setup.variant[name] for of in rows)
+        texts = dict.fromkeys(row.setup.variant[name] for row in rows)
         words += ["-L", f"{name}={','.join(texts)}"]
     if repeats > 1:
         words += ["--repeats", str(repeats)]

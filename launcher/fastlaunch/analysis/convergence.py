@@ -325,9 +325,9 @@ def pairs_of_seed(runs: Sequence[RunSummary], references: Sequence[RunSummary]) 
         and (reference := [run for run in theirs if _end_of(run) == step])
     }
     if not pairs:
-        ends = [max(_end_of(run) for run in of) for of in (theirs, ours)]
+        ends = [max(map(_end_of, side)) for side in (theirs, ours)]
         return SeedPairs(lacks=f"a {name} run, but to step {ends[0]} and not {ends[1]}")
-    sizes = [max(curve(run)[_end_of(run)].num_samples for run in of) for of in (theirs, ours)]
+    sizes = [max(curve(run)[_end_of(run)].num_samples for run in side) for side in (theirs, ours)]
     if sizes[0] != sizes[1]:
         return SeedPairs(
             lacks=f"a {name} run, but of other held-out data ({sizes[0]} samples, not {sizes[1]})"

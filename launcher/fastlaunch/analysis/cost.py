@@ -120,7 +120,7 @@ class Assumptions:
 
     def for_next_job(self) -> "Assumptions":
         """Return them for another job on the same machine, which has started by then."""
-        names = [of.name for of in fields(self) if of.metadata.get("once_a_machine")]
+        names = [field.name for field in fields(self) if field.metadata.get("once_a_machine")]
         return replace(self, **dict.fromkeys(names, 0.0), given=self.given.union(names))
 
     def source(self, *names: str) -> str:

@@ -299,7 +299,7 @@ class _Scatter:
         self._residual = every
         self.everything = table.effects(table.rows)
         self._shared = table.effects(shared)
-        self._carried = _carried(table.left(shared), len(shared) - 1)
+        self._carried = _carried(table.residuals(shared), len(shared) - 1)
         # Two rows that ran only beside other rows both include the variance between hosts.
         num_hosts = len({_machine(block) for block in blocks})
         prior = Variance(value=ROW_ON_HOST**2, dof=ROW_ON_HOST_DOF)
@@ -383,11 +383,11 @@ class _Table:
             fit=_LeastSquares(counts, sums),
         )
 
-    def left(self, rows: Collection[int]) -> Iterator[Mapping[Hashable, Sequence[float]]]:
+    def residuals(self, rows: Collection[int]) -> Iterator[Mapping[Hashable, Sequence[float]]]:
         """Yield each row's least-squares residuals, round after round, by host."""
         _, counts, sums = self._of(rows)
         blocks = [block for block in self._blocks if not block.keys().isdisjoint(rows)]
-        for line, sizes in zip(_LeastSquares(counts, sums).left, counts, strict=True):
+        for line, sizes in zip(_LeastSquares(counts, sums).residuals, counts, strict=True):
             ran = sizes.nonzero()[0]
             yield _by(_host, [blocks[at] for at in ran], line[ran])
 
@@ -406,7 +406,7 @@ class _LeastSquares:
 
     inverse: (lines, lines), the pseudo-inverse of the normal matrix of the lines' effects, since each linked
     group has a free constant. explained: the squares that all effects explain. rank: the number of effects
-    less the free constants. left: (lines, columns), the residual sums.
+    less the free constants. residuals: (lines, columns), summed over a cell's runs.
     """
 
     def __init__(self, counts: "Array", sums: "Array") -> None:
@@ -421,7 +421,7 @@ class _LeastSquares:
         self.effects = self.inverse @ moments
         self.explained = float(totals**2 @ (1 / sizes) + self.effects @ moments)
         self.rank = len(sizes) + int(free.sum())
-        self.left = sums - counts * (self.effects[:, None] + (totals - self.effects @ counts) / sizes)
+        self.residuals = sums - counts * (self.effects[:, None] + (totals - self.effects @ counts) / sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,8 +465,8 @@ def _noise(every: _Residual, others: _Residual) -> float | None:
         return None
     if not of_others:
         return 0.0
-    own_deviation, deviation = _deviations(every, others)
-    ratio = dof * (own_deviation / deviation) ** 2 / of_others
+    of_row, of_rest = _deviations(every, others)
+    ratio = dof * (of_row / of_rest) ** 2 / of_others
     # In logarithms: the powers overflow at a few hundred degrees of freedom.
     likelihoods = [
         -dof * math.log(k) - (dof + of_others) / 2 * math.log1p(ratio / (k * k)) for k in (1, *_TIMES_NOISIER)
@@ -514,9 +514,8 @@ def _carried(rows: Iterable[Mapping[Hashable, Sequence[float]]], num_contrasts: 
     for lines in of_hosts.values():
         num_rounds = max(map(len, lines))
         squares = sum(value * value for line in lines for value in line)
-        seen = (
-            sum(one * other for line in lines for one, other in pairwise(line)) / squares if squares else 0.0
-        )
+        products = sum(value * after for line in lines for value, after in pairwise(line))
+        seen = products / squares if squares else 0.0
         deviation = (num_rounds - 2) / num_rounds / math.sqrt((num_rounds - 1) * num_contrasts)
         points.append((seen + 1 / num_rounds) / deviation)
         correlations.append(seen + (1 + 4 * seen) / num_rounds)

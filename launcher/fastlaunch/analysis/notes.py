@@ -32,7 +32,7 @@ _Groups = Mapping[str | None, Sequence[MeasuredRun]]
 
 _KINDS = {"records": "measured", "published": "published"}
 #: Parts of a fingerprint that the row shows elsewhere.
-_SAID_ELSEWHERE = ("device_name", "num_gpus_per_node", "data", VERSION)
+_SHOWN_ELSEWHERE = ("device_name", "num_gpus_per_node", "data", VERSION)
 
 #: Note a GPU that runs kernels for less than this share of the time.
 BUSY = 0.9
@@ -179,7 +179,7 @@ def version_notes(row: Group, base: Group) -> Iterator[str]:
     """Yield the files and commits in which a script differs from the baseline's version."""
     if row.setup.version == base.setup.version:
         return
-    ours, theirs = (of.first.environment for of in (row, base))
+    ours, theirs = row.first.environment, base.first.environment
     if not ours.files or not theirs.files:
         which = "this row" if not ours.files else "the baseline"
         yield f"which version of {row.setup.workload} {which} ran is not known"
@@ -200,7 +200,7 @@ def other_commits(group: Group, base: Group) -> Iterator[str]:
     )
     if ours and theirs and not ours.keys() & theirs.keys():
         both = {*ours, *theirs}
-        row, baseline = (" and ".join(_short(commit, both) for commit in of) for of in (ours, theirs))
+        row, baseline = (" and ".join(_short(commit, both) for commit in side) for side in (ours, theirs))
         yield f"of another commit than the baseline: {row} against {baseline}"
 
 
@@ -249,10 +249,8 @@ def _short(commit: str | None, known: Iterable[str | None]) -> str:
 def _length(commit: str, known: Iterable[str | None]) -> int:
     """Return how many characters tell a commit from the others, ignoring the part after a dash."""
     names = {other.partition("-")[0] for other in known if other} - {commit.partition("-")[0]}
-    length = _SHORT
-    while any(other[:length] == commit[:length] for other in names) and length < len(commit):
-        length += 1
-    return length
+    lengths = range(_SHORT, len(commit))
+    return next((n for n in lengths if all(other[:n] != commit[:n] for other in names)), len(commit))
 
 
 def _glob(commit: str | None, groups: _Groups) -> str | None:
@@ -282,11 +280,11 @@ def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str
         yield f"trained on other data: {data_of(row.first)} against {data_of(base.first)}"
     if ours.fingerprint and theirs.fingerprint:
         names = dict.fromkeys((*theirs.fingerprint, *ours.fingerprint))
-        values = {name: [of.fingerprint.get(name, "none") for of in (ours, theirs)] for name in names}
+        values = {name: [side.fingerprint.get(name, "none") for side in (ours, theirs)] for name in names}
         differing = [
             f"{name} ({value} against {other})"
             for name, (value, other) in values.items()
-            if name not in _SAID_ELSEWHERE and value != other
+            if name not in _SHOWN_ELSEWHERE and value != other
         ]
         if differing:
             yield f"differs from the baseline in {', '.join(differing)}"

@@ -171,8 +171,8 @@ class Choices:
         known: dict[object, int] = {}
         return np.array(
             [
-                known.setdefault(label(self.configurations[one], self.purchases[other]), len(known))
-                for one, other in zip(self.configuration_ids, self.purchase_ids, strict=True)
+                known.setdefault(label(self.configurations[at], self.purchases[way]), len(known))
+                for at, way in zip(self.configuration_ids, self.purchase_ids, strict=True)
             ],
             np.int64,
         )
@@ -225,9 +225,9 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
                 )
                 columns.append((ids, np.full(len(ids), number), usd, hours))
         on_spot = _is_spot(purchase, job)
-        for one in on_instance[~is_line]:
+        for id in on_instance[~is_line]:
             try:
-                training = _training(configurations[one], job)
+                training = _training(configurations[id], job)
                 whole = _cost(training, purchase, job, with_interval=not on_spot)
             except UserError as error:
                 what = f"{purchase.price.purchase}: {error.message}"
@@ -239,8 +239,8 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
             if on_spot:
                 # Use the interval of the steps: on spot the mean's is nearly the same and takes eight times
                 # as long.
-                usd, hours = (end * (steps_s[:, [one]] / steps_s[0, one]) for end in (usd, hours))
-            columns.append((np.array([one]), np.array([number]), usd, hours))
+                usd, hours = (end * (steps_s[:, [id]] / steps_s[0, id]) for end in (usd, hours))
+            columns.append((np.array([id]), np.array([number]), usd, hours))
     empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((3, 0)), np.zeros((3, 0)))
     ids, numbers, usd, hours = (np.concatenate(parts, axis=-1) for parts in zip(empty, *columns, strict=True))
     return Choices(

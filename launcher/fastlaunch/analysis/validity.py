@@ -140,15 +140,15 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
         convergence = Convergence(verdict=REFERENCE, reference=runs[0].setup.recipe)
     else:
         convergence = converges(runs, reference.runs)
-    noun = "round" if runs[0].setup.is_script else "seed"
-    worse = (f"convergence: {_evidence(convergence, noun)}",) if convergence.verdict == WORSE else ()
     is_script = runs[0].setup.is_script
+    noun = "round" if is_script else "seed"
+    worse = (f"convergence: {_evidence(convergence, noun)}",) if convergence.verdict == WORSE else ()
     notes = [] if checked or is_script else ["numerics not checked"]
     why = ""
     # A forward pass alone does not converge. `notes.script_warnings` warns once about a script without
     # evaluations.
-    is_told = is_script and not any(map(is_evaluated, runs))
-    if convergence.verdict == UNKNOWN and not is_told and runs[0].setup.sample_unit != FORWARD_ONLY:
+    is_warned = is_script and not any(map(is_evaluated, runs))
+    if convergence.verdict == UNKNOWN and not is_warned and runs[0].setup.sample_unit != FORWARD_ONLY:
         why = _unknown(convergence, runs, reference, place)
         notes.append(f"convergence unknown: {why}")
     notes += [caveat for caveat in convergence.caveats if caveat != why]
