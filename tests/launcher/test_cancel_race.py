@@ -14,6 +14,7 @@ from fastlaunch.core.errors import NotAuthorised
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.lifecycle.cancel import BY_CANCEL
+from fastlaunch.lifecycle.provision import Provisioner
 from fastlaunch.lifecycle.resume import is_undone
 
 
@@ -116,7 +117,7 @@ def test_cancel_stops_the_attempt_that_a_launcher_begins_meanwhile(tmp_path: Pat
                 self._called("identity")
                 self.end("i-0001", "Server.SpotInstanceTermination: taken", "Server.SpotInstanceTermination")
                 world.ledger.end_attempt(world.attempt(run).id, RunState.INTERRUPTED, ending=Ending.RECLAIMED)
-                world.launcher()._provisioner().place((A,), lambda at: {run.id: job()}, max_minutes=60)
+                Provisioner(launch=world.launcher()).place((A,), lambda at: {run.id: job()}, max_minutes=60)
             return super().identity()
 
     with opened_world(tmp_path, Asked) as world:

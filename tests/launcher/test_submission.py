@@ -14,13 +14,14 @@ from fake_records import write_run
 from fastlaunch.core import locks
 from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import check_home
 from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.cancel import cancel
 from fastlaunch.lifecycle.display import PlainLines
-from fastlaunch.lifecycle.launcher import Launcher, Submission, check_home
+from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.local import finish_run
 from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.world import StopRequest

@@ -103,7 +103,8 @@ def sweep(
 
     Raises UserError for an impossible request, and its kinds if AWS refuses everything.
     """
-    from fastlaunch.lifecycle.launcher import check_home, open_launcher
+    from fastlaunch.core.home import check_home
+    from fastlaunch.lifecycle.launcher import open_launcher
     from fastlaunch.lifecycle.sweep_start import carry_out, stored_sweep
 
     check_truths("sweep", dry_run=dry_run, yes=yes)

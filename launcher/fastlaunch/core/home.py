@@ -11,6 +11,8 @@ from fastlaunch.core.errors import UserError
 #: File name of the ledger.
 LEDGER_NAME = "ledger.sqlite"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+#: Free disk space needed before anything starts: more than the records of a few hundred steps take.
+_PROBE_BYTES = 2**20
 
 
 @contextmanager
@@ -55,3 +57,18 @@ def close_to_others(home: Path) -> None:
         mode = home.stat().st_mode
         if mode & _OTHERS and not mode & stat.S_ISVTX:
             home.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+
+
+def check_home(home: Path) -> None:
+    """Raise UserError if the home folder cannot take a run's files."""
+    probe = home / "runs" / f".probe-{os.getpid()}"
+    with writing(home):
+        make_folder(probe.parent)
+        try:
+            with probe.open("wb") as file:
+                file.write(b"\0" * _PROBE_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)

@@ -5,10 +5,9 @@ backends differ: on this machine an attempt does one run, and starts at once. On
 machines that must first be obtained; another attempt goes on if AWS takes them away or one is faulty.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +18,7 @@ from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
 from fastlaunch.core.data import read, to_data
 from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
-from fastlaunch.core.home import make_folder, writing
+from fastlaunch.core.home import make_folder
 from fastlaunch.core.ownership import MIN_MINUTES
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import as_warning
@@ -51,8 +50,6 @@ from fastlaunch.lifecycle.rounds import Elimination, PlannedLooks, Verdicts
 from fastlaunch.lifecycle.sight import check_account
 from fastlaunch.lifecycle.world import PROGRESS, LaunchContext, StopRequest, World
 
-#: Free disk space needed before anything starts: more than the records of a few hundred steps take.
-_PROBE_BYTES = 2**20
 #: Between two looks at whether an unanswered request started a machine.
 _SETTLE_INTERVAL_S = 30.0
 
@@ -508,21 +505,6 @@ def _site_of(attempt: Attempt, sites: Sequence[Site]) -> Site:
     where = (attempt.instance, attempt.region)
     alike = [site for site in sites if (site.instance.name, site.region) == where] or sites
     return next((site for site in alike if site.zone == attempt.zone), alike[0])
-
-
-def check_home(home: Path) -> None:
-    """Raise UserError if the home folder cannot take a run's files."""
-    probe = home / "runs" / f".probe-{os.getpid()}"
-    with writing(home):
-        make_folder(probe.parent)
-        try:
-            with probe.open("wb") as file:
-                file.write(b"\0" * _PROBE_BYTES)
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            with suppress(OSError):
-                probe.unlink(missing_ok=True)
 
 
 def _labels(jobs: Sequence[Job]) -> list[str]:

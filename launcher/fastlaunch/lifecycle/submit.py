@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.catalog.prices import age_note
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.core.home import LEDGER_NAME, check_home
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs
@@ -25,9 +25,6 @@ from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.lifecycle.announcement import DryRun, announcement
-from fastlaunch.lifecycle.launcher import Launcher, Submission, check_home, open_launcher
-from fastlaunch.lifecycle.local import edited_since
-from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, check_budget, is_known
 from fastlaunch.placement.resolve import Placement, place_offline, place_on_aws, plan_at, upload_code
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from fastlaunch.backends.protocol import Backend
     from fastlaunch.jobs.job import Script
     from fastlaunch.ledger.ledger import Run
+    from fastlaunch.lifecycle.launcher import Launcher, Submission
 
 #: Placeholder for the id that a run gets when it is submitted.
 _RUN_ID = "<run-id>"
@@ -223,6 +221,8 @@ def check_add_to(submission: str | None, jobs: Sequence[Job], world: World) -> N
 
 def report_edits(world: World, runs: "Sequence[Run]", scripts: "Mapping[str, Script]") -> None:
     """Report the files of the scripts, by label, that changed since earlier runs."""
+    from fastlaunch.lifecycle.local import edited_since
+
     for edited in dict.fromkeys(edited_since(runs, label, script) for label, script in scripts.items()):
         if edited:
             text = f"{edited} changed since {runs[0].submission_id}: these runs are other rows"
@@ -340,9 +340,10 @@ def _runner(placement: Placement, world: World) -> "Backend":
     return rehearsal_backend(world, placement.jobs)
 
 
-def submission_of(placement: Placement, world: World) -> Submission:
+def submission_of(placement: Placement, world: World) -> "Submission":
     """Return the submission for the launcher."""
     from fastlaunch.lifecycle.evidence import verdicts_of
+    from fastlaunch.lifecycle.launcher import Submission
 
     return Submission(
         jobs_at=placement.jobs_at,
@@ -353,8 +354,11 @@ def submission_of(placement: Placement, world: World) -> Submission:
 
 
 @contextmanager
-def launching(placement: Placement, world: World) -> Iterator[Launcher]:
+def launching(placement: Placement, world: World) -> "Iterator[Launcher]":
     """Yield the launcher. On this machine, reconcile the ledger first."""
+    from fastlaunch.lifecycle.launcher import open_launcher
+    from fastlaunch.lifecycle.reconcile import reconcile
+
     if placement.sites:
         with open_launcher(world, world.cloud_backends) as launcher:
             yield launcher

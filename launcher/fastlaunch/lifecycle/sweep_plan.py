@@ -22,7 +22,6 @@ from fastlaunch.jobs.scripts import scripts_of
 from fastlaunch.jobs.variants import missing_on, problem_on, variants_of
 from fastlaunch.ledger.ids import BATCH_SEARCH, is_batch_search
 from fastlaunch.lifecycle.announcement import range_in_brackets, travels_text, warnings_of
-from fastlaunch.lifecycle.launcher import Submission
 from fastlaunch.lifecycle.submit import (
     ask_aws,
     backend_name,
@@ -40,6 +39,7 @@ from fastlaunch.placement.resolve import Placement, upload_code
 if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.jobs.working_directory import WorkingDirectory
+    from fastlaunch.lifecycle.launcher import Submission
     from fastlaunch.lifecycle.sweep import Part
     from fastlaunch_train.recipes.requirements import Capabilities
 
@@ -339,7 +339,7 @@ def _submission(
     placement: Placement,
     world: World,
     batch_size: int | None,
-) -> Submission:
+) -> "Submission":
     """Return the part's submission, with the batch size that was found in place of `auto`."""
     if batch_size is not None and part.options and not placement.jobs.scripts:
         placement = replace(placement, jobs=build(with_batch(part.options, batch_size), world))
