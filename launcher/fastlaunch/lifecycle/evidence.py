@@ -1,12 +1,10 @@
-"""Runs as evidence: as comparisons take them, the known rates of a workload, and what a submission will take.
-
-Also judges a submission's rows between its rounds. No network.
-"""
+"""Runs as evidence: in the form of comparisons, as known rates of a workload, as what a submission takes."""
 
 import datetime
 import glob
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.anchors import published_anchors
 from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row, compare, rate_on_type
@@ -21,11 +19,9 @@ from fastlaunch.analysis.cost import (
     together,
     training_of,
 )
-from fastlaunch.analysis.pooling import newest_version, of_newest_version
+from fastlaunch.analysis.pooling import of_newest_version
 from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
-from fastlaunch.analysis.statistics import UNRESOLVED
-from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import SERVICES, Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UserError
@@ -33,17 +29,16 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import counted, utc_day
 from fastlaunch.jobs.job import Job
-from fastlaunch.jobs.options import Options
-from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
-from fastlaunch.lifecycle.reconcile import reconcile
-from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.published import shipped_runs
 from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
 
+if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Run
+
 
 def measured_runs(
-    runs: Sequence[Run], region: str, *, with_shared: bool
+    runs: Sequence["Run"], region: str, *, with_shared: bool
 ) -> tuple[list[MeasuredRun], list[str]]:
     """Return the measured runs as `compare` takes them, each once, and sentences on those left out.
 
@@ -70,7 +65,7 @@ def measured_runs(
 
 
 def evidence_of(
-    runs: Sequence[Run], region: str, *, with_shared: bool
+    runs: Sequence["Run"], region: str, *, with_shared: bool
 ) -> tuple[list[MeasuredRun], list[str]]:
     """Return what `measured_runs` does; without `with_shared`, leave out the runs of others."""
     counted_runs = [run for run in runs if with_shared or run.owner is None]
@@ -90,8 +85,10 @@ def _joined(run: MeasuredRun) -> MeasuredRun:
     return replace(run, summary=summary, is_joined=True)
 
 
-def measured_run(run: Run, region: str) -> MeasuredRun | None:
+def measured_run(run: "Run", region: str) -> MeasuredRun | None:
     """Return the run as `compare` takes it; None if it measured nothing. region: of the user."""
+    from fastlaunch.ledger.ledger import IMPORT
+
     if run.summary is None:
         return None
     # Without a noted price, the list price of its service counts, for the requested purchase option.
@@ -173,6 +170,9 @@ def known_rows(
     left_out: list[str] = []
     in_ledger: list[MeasuredRun] = []
     if (settings.home / LEDGER_NAME).exists():
+        from fastlaunch.ledger.ledger import open_ledger
+        from fastlaunch.lifecycle.reconcile import reconcile
+
         with open_ledger(settings, clock=context.now) as ledger:
             if reconciles:
                 reconcile(ledger, context.backends, context.settings)
@@ -285,43 +285,3 @@ def _purchase(context: World, job: Job, site: Site, catalogue: Catalogue) -> Pur
     paid = paid_usd_per_hour(site.price, context.settings) if is_on_demand else site.price.usd_per_hour
     volume = catalogue.find_volume_price(site.region, on=utc_day(context.now()))
     return Purchase(price=site.price, usd_per_hour=paid, volume=volume if site.backend == "ec2" else None)
-
-
-def verdicts_of(world: World, options: Options) -> Verdicts | None:
-    """Return a function that judges a submission's rows after each round; None if all rounds are run."""
-    if not options.until_resolved:
-        return None
-    settings = world.settings
-
-    def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
-        if options.add_to:
-            with open_ledger(settings, clock=world.now) as ledger:
-                runs = [*ledger.fetch_comparable(submission=options.add_to), *runs]
-        comparison = compare(
-            [measured for run in runs if (measured := measured_run(run, settings.region))],
-            catalogue=world.catalogue,
-            prices=PriceRequest(today=world.today, region=settings.region),
-        )
-        # If the script was edited meanwhile, judge its newest version.
-        now = {
-            name: newest_version([run for row in rows for run in row.runs])
-            for name, rows in comparison.by_workload.items()
-        }
-        judged = [
-            (row, row.verdict.in_batch or row.verdict)
-            for row in comparison.rows
-            if row.setup.version == now[row.setup.workload]
-        ]
-        return {
-            id: RowVerdict(
-                kind=verdict.kind,
-                ratio=verdict.ratio or verdict.speed_ratio,
-                is_baseline=verdict.kind == BASELINE,
-                is_open=verdict.kind in (UNRESOLVED, NO_INTERVAL),
-                batch=(row.setup.global_batch, row.setup.sequence_length),
-            )
-            for row, verdict in judged
-            for id in row.run_ids
-        }
-
-    return verdicts

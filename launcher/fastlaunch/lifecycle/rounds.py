@@ -12,9 +12,10 @@ from fastlaunch.core.ownership import FIRST_LOOK
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.job import Job, names_apart
-from fastlaunch.ledger.ledger import Run
+from fastlaunch.jobs.options import Options
+from fastlaunch.ledger.ledger import Run, open_ledger
 from fastlaunch.lifecycle.collect import summarize_run
-from fastlaunch.lifecycle.world import LaunchContext
+from fastlaunch.lifecycle.world import LaunchContext, World
 from fastlaunch.measure.outcome import outcome_of, read_records
 from fastlaunch.measure.summary import Interval
 
@@ -42,6 +43,53 @@ NOT_NEEDED = "not needed: "
 Verdicts = Callable[[Sequence[Run]], Mapping[str, RowVerdict]]
 #: Returns why a run need not begin any more, by the id of the run. Some of the runs have ended.
 Elimination = Callable[[Sequence[Run]], Mapping[str, str]]
+
+
+def verdicts_of(world: World, options: Options) -> Verdicts | None:
+    """Return a function that judges a submission's rows after each round; None if all rounds are run."""
+    from fastlaunch.analysis.compare import compare
+    from fastlaunch.analysis.pooling import newest_version
+    from fastlaunch.analysis.pricing import PriceRequest
+    from fastlaunch.analysis.statistics import UNRESOLVED
+    from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
+    from fastlaunch.lifecycle.evidence import measured_run
+
+    if not options.until_resolved:
+        return None
+    settings = world.settings
+
+    def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
+        if options.add_to:
+            with open_ledger(settings, clock=world.now) as ledger:
+                runs = [*ledger.fetch_comparable(submission=options.add_to), *runs]
+        comparison = compare(
+            [measured for run in runs if (measured := measured_run(run, settings.region))],
+            catalogue=world.catalogue,
+            prices=PriceRequest(today=world.today, region=settings.region),
+        )
+        # If the script was edited meanwhile, judge its newest version.
+        now = {
+            name: newest_version([run for row in rows for run in row.runs])
+            for name, rows in comparison.by_workload.items()
+        }
+        judged = [
+            (row, row.verdict.in_batch or row.verdict)
+            for row in comparison.rows
+            if row.setup.version == now[row.setup.workload]
+        ]
+        return {
+            id: RowVerdict(
+                kind=verdict.kind,
+                ratio=verdict.ratio or verdict.speed_ratio,
+                is_baseline=verdict.kind == BASELINE,
+                is_open=verdict.kind in (UNRESOLVED, NO_INTERVAL),
+                batch=(row.setup.global_batch, row.setup.sequence_length),
+            )
+            for row, verdict in judged
+            for id in row.run_ids
+        }
+
+    return verdicts
 
 
 @dataclass(kw_only=True)

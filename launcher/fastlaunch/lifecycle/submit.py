@@ -342,8 +342,8 @@ def _runner(placement: Placement, world: World) -> "Backend":
 
 def submission_of(placement: Placement, world: World) -> "Submission":
     """Return the submission for the launcher."""
-    from fastlaunch.lifecycle.evidence import verdicts_of
     from fastlaunch.lifecycle.launcher import Submission
+    from fastlaunch.lifecycle.rounds import verdicts_of
 
     return Submission(
         jobs_at=placement.jobs_at,
