@@ -50,7 +50,6 @@ _NUM_LINES = 40
 
 
 @click.command(
-    short_help="Build an image with the training code in it; --push it to ECR.",
     epilog=examples(
         ("what would be done", "fastlaunch build --with transformers --dry-run"),
         ("build and push an image for language models", "fastlaunch build --with transformers --push"),
@@ -58,7 +57,7 @@ _NUM_LINES = 40
     ),
 )
 @click.option("--base", metavar="TAG", help="Start from this image of AWS's.  [default: the newest]")
-@click.option("--push", is_flag=True, help="Upload it to ECR, into a repository made for it if need be.")
+@click.option("--push", is_flag=True, help="Upload it to ECR, and create the repository if there is none.")
 @click.option(
     "--flavour",
     type=click.Choice(FLAVOURS),
@@ -76,7 +75,7 @@ _NUM_LINES = 40
 @click.option(
     "--ort",
     is_flag=True,
-    help="Build an image for ORTModule instead, with the old versions that it works with.",
+    help="Build an image for ORTModule instead, with the old versions that it needs.",
 )
 @click.option(
     "--region", metavar="REGION", help="Use the registries of this region.  [default: the config's]"
@@ -102,9 +101,9 @@ def build(
 ) -> None:
     """Build an image with the training code in it; --push it to ECR.
 
-    `submit` needs no such image: it sends the training code along with AWS's own. Build one to add packages,
-    or to keep code and environment under one digest. Language models need one --with transformers. Prints
-    the image's name, with --push by its digest.
+    `submit` needs no such image: it sends the training code along with AWS's image. Build one to add
+    packages, or to keep code and environment under one digest. Language models need an image --with
+    transformers. The command prints the image's name, with --push by its digest.
     """
     context = app_context()
     region = region or context.own_region()

@@ -55,7 +55,6 @@ _VARIANT_HEADERS = {
 
 
 @click.command(
-    short_help="The recipes: how a workload can be trained.",
     epilog=examples(
         ("list them", "fastlaunch recipes"),
         ("every field of one, and what --set can change", "fastlaunch recipes te-fp8"),
@@ -89,7 +88,6 @@ def recipes(name: str | None, output: str) -> None:
 
 
 @click.command(
-    short_help="The workloads: what can be trained.",
     epilog=examples(
         ("list them", "fastlaunch workloads"),
         ("what is known of an image model of timm", "fastlaunch workloads timm:vit_base_patch16_224"),
@@ -123,7 +121,6 @@ def workloads(name: str | None, output: str) -> None:
 
 
 @click.command(
-    short_help="The published experiments: lists of runs to repeat.",
     epilog=examples(
         ("list them", "fastlaunch experiments"),
         ("the runs of one", "fastlaunch experiments fp8"),

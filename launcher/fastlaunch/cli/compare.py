@@ -86,7 +86,6 @@ comparison_options = with_options(
 
 
 @click.command(
-    short_help="What a dollar bought: runs side by side, with intervals and verdicts.",
     help=with_filters("""What a dollar bought: runs side by side, with intervals and verdicts.
 
     Without arguments it compares the runs of the last submit, sweep or import. Repeats of a run become one

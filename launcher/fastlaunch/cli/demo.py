@@ -30,9 +30,8 @@ CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
 
 
 @click.command(
-    short_help="The published experiment and shipped measurements, compared in a second.",
     epilog=examples(
-        ("in short", "fastlaunch demo"),
+        ("the answer and a summary", "fastlaunch demo"),
         ("every row, column and note", "fastlaunch demo --all"),
     ),
 )

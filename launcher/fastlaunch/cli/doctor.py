@@ -27,7 +27,6 @@ _HEADERS = {"result": "result", "check": "check", "where": "where", "message": "
 
 
 @click.command(
-    short_help="What a job on AWS would meet: login, quota, image, network, bucket, price.",
     epilog=examples(
         ("all that a job on this type needs", "fastlaunch doctor --instance p5.48xlarge"),
         (

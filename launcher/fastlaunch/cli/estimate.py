@@ -26,7 +26,6 @@ from fastlaunch.core.errors import UserError
 
 
 @click.command(
-    short_help="What a training will take and cost, before anything runs.",
     epilog=examples(
         (
             "one training, part by part",

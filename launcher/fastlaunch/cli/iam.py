@@ -15,7 +15,6 @@ from fastlaunch.jobs.option_rules import check_folder, check_secret
 
 
 @click.group(
-    short_help="What an account must allow: IAM policies, or a template that makes everything.",
     epilog=examples(
         (
             "a template that makes all that jobs need",
@@ -45,9 +44,15 @@ def iam() -> None:
     is_flag=True,
     help="Print one template that creates bucket, roles, repository and network.",
 )
-@click.option("--region", help="Let jobs run in this region.  [default: the config's]")
-@click.option("--bucket", help="Keep runs in this bucket.  [default: the config's for the region]")
-@click.option("--prefix", help="Keep them in this folder of it.  [default: the config's, or fastlaunch]")
+@click.option("--region", metavar="R", help="Let jobs run in this region.  [default: the config's]")
+@click.option(
+    "--bucket", metavar="NAME", help="Keep runs in this bucket.  [default: the config's for the region]"
+)
+@click.option(
+    "--prefix",
+    metavar="FOLDER",
+    help="Keep them in this folder of it.  [default: the config's, or fastlaunch]",
+)
 @click.option("--account", default="ACCOUNT", help="Write this account number into the policies.")
 @click.option("--repository", help="Push images of fastlaunch build to this repository.")
 @click.option("--kms-key", metavar="ARN", help="Encrypt the bucket and the volumes with this key.")

@@ -11,16 +11,17 @@ from fastlaunch.core.errors import EXIT_DONE
 
 
 @click.command(
-    short_help="Make an AWS account ready for jobs, and write the config file; asks first.",
     epilog=examples(
-        ("be asked for everything", "fastlaunch init"),
+        ("asking for everything", "fastlaunch init"),
         (
             "without a question",
             "fastlaunch init --region us-east-1 --bucket acme-training --budget 25 --yes",
         ),
     ),
 )
-@click.option("--region", help="Region in which jobs run.  [default: the config's, else the AWS login's]")
+@click.option(
+    "--region", metavar="R", help="Region in which jobs run.  [default: the config's, else the AWS login's]"
+)
 @click.option(
     "--bucket",
     metavar="NAME",
@@ -47,18 +48,18 @@ from fastlaunch.core.errors import EXIT_DONE
 @click.option(
     "--import-existing",
     is_flag=True,
-    help="Let the stack take over a bucket and a repository of yours that have their names.",
+    help="Let the stack take over your bucket and repository if they exist already.",
 )
-@click.option("--update", is_flag=True, help="Change a stack that is there to this version's template.")
+@click.option("--update", is_flag=True, help="Change an existing stack to this version's template.")
 @yes_option
 @profile_option
 def init(**options: Any) -> int:
     """Make an AWS account ready for jobs, and write the config file; asks first.
 
-    Deploys one CloudFormation stack: bucket, roles and policies, image repository, security group, placement
-    groups, and a gateway to S3 where there is none. Shows the stack before it makes it, and the config file's
-    lines before it writes them. Run again, it adds only what is missing. Without a terminal it needs --yes.
-    For an administrator, fastlaunch iam print --cloudformation prints the template.
+    It deploys one CloudFormation stack: bucket, roles and policies, image repository, security group,
+    placement groups, and a gateway to S3 where there is none. It shows the stack before it makes it, and the
+    config file's lines before it writes them. A second run adds only what is missing. Without a terminal it
+    needs --yes. `fastlaunch iam print --cloudformation` prints the template for an administrator.
     """
     from fastlaunch.api import init as api
 

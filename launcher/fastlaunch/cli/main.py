@@ -14,7 +14,7 @@ from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UnknownName, UserError
 from fastlaunch.core.terminal import plain_output, printable_message
 
-#: command -> (module under fastlaunch.cli, one line of help). A test compares the lines with the commands.
+#: command -> (module under fastlaunch.cli, one line of help).
 COMMANDS = {
     "init": ("init", "Make an AWS account ready for jobs, and write the config file; asks first."),
     "submit": ("submit", "Train a workload with a recipe: here, or on AWS."),
@@ -29,7 +29,7 @@ COMMANDS = {
     "logs": ("follow", "Show what a run printed; -f follows it."),
     "collect": ("collect", "Bring home the records, logs and facts of runs on AWS."),
     "cancel": ("follow", "Stop a run and keep what it recorded."),
-    "resume": ("resume", "Resume an interrupted run from its last checkpoint."),
+    "resume": ("submit", "Resume an interrupted run from its last checkpoint."),
     "reap": ("reap", "End instances, jobs and schedules that nobody stops, found by their tags."),
     "iam": ("iam", "What an account must allow: IAM policies, or a template that makes everything."),
     "build": ("build", "Build an image with the training code in it; --push it to ECR."),
@@ -74,6 +74,7 @@ class LazyGroup(click.Group):
             return None
         module = import_module(f"fastlaunch.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
+        command.short_help = COMMANDS[cmd_name][1]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

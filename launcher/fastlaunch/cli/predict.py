@@ -25,7 +25,6 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
 
 
 @click.command(
-    short_help="Throughput of runs that nobody made, from runs that somebody published.",
     epilog=examples(
         (
             "from the published runs that come with fastlaunch",
@@ -37,21 +36,25 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
         ),
     ),
 )
-@click.option("--anchors", type=click.Path(path_type=Path), metavar="CSV", help="Measured runs.")
-@click.option("--shipped-anchors", is_flag=True, help="Also the published runs that ship with fastlaunch.")
 @click.option(
-    "--queries", type=click.Path(path_type=Path), required=True, metavar="CSV", help="Runs to predict."
+    "--anchors", type=click.Path(path_type=Path), metavar="CSV", help="Predict from these measured runs."
+)
+@click.option(
+    "--shipped-anchors", is_flag=True, help="Predict from the published runs that ship with fastlaunch."
+)
+@click.option(
+    "--queries", type=click.Path(path_type=Path), required=True, metavar="CSV", help="Predict these runs."
 )
 @output_option
 def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: str) -> None:
     """Throughput of runs that nobody made, from runs that somebody published.
 
-    Both files have the columns model, params, task, precision, gpu, num_gpus, batch_per_gpu, seq_or_image,
-    unit, date and, for measured runs, throughput, summed over the GPUs; .xz is read, too. Adds predicted, low
-    and high (they hold one run in 90%) to each query, or the reason why it is refused, and the class of
-    evidence: A (measured on this generation of GPU), B (on another one), B0 (this model is not measured, only
-    its size is known), C (nothing is measured on this generation: a run of two minutes there, on one GPU,
-    tells most as a row of --anchors).
+    Both files are CSV, plain or .xz, with the columns model, params, task, precision, gpu, num_gpus,
+    batch_per_gpu, seq_or_image, unit and date. Measured runs also have throughput, summed over the GPUs. To
+    each query, predict adds predicted, with the limits low and high that hold nine runs in ten, or the reason
+    why it is refused; and the class of evidence: A (measured on this generation of GPU), B (on another one),
+    B0 (only the model's size is known), C (nothing is measured on this generation: there a run of two minutes
+    on one GPU, added to --anchors, tells most).
     """
     from fastlaunch.analysis.anchors import Refusal, read, read_anchors
     from fastlaunch.analysis.predict import Predictor

@@ -37,7 +37,6 @@ _COLUMNS = 100
 
 @click.group(
     invoke_without_command=True,
-    short_help="What instances cost, by whom and since when; update it.",
     epilog=examples(
         ("what p5 costs now", "fastlaunch prices --instance 'p5*'"),
         (

@@ -33,7 +33,6 @@ def _hours(text: str) -> float:
 
 
 @click.command(
-    short_help="What to train on, how, and bought how: by cost, time, and what is known.",
     epilog=examples(
         (
             "the cheapest way to train 100 million samples within two days",

@@ -25,13 +25,12 @@ _START_BYTES = 1000
 
 
 @click.command(
-    short_help="A report to send round: a page with charts, a picture, Markdown, CSV, JSON.",
     help=with_filters(
         """A report to send round: one page of HTML that needs no network, with the answer first.
 
-    It covers every run, or those that are named. The page draws cost against time, dollars by recipe and
-    instance, step times, where a step's time goes, losses and prices; it ranks anew for a price typed there,
-    and has every run's fingerprint with the command that reproduces it.
+    It covers every run, or those that RUN and FILTER pick. The page draws cost against time, dollars by
+    recipe and instance, step times, where a step's time goes, losses and prices. It ranks anew for a price
+    that you type there, and shows for every run what it was and the command that reproduces it.
     """
     ),
     epilog=examples(
@@ -44,21 +43,23 @@ _START_BYTES = 1000
     ),
 )
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
-@click.option("--sweep", metavar="ID", help="Only the runs of this sweep; the beginning of its id is enough.")
+@click.option(
+    "--sweep", metavar="ID", help="Report on the runs of this sweep; the beginning of its id is enough."
+)
 @click.option(
     "--format",
     "given_format",
     type=click.Choice(_FORMATS),
-    help="What to write; png is the chart of cost against time.  [default: by the name of FILE, else html]",
+    help="Write this; png is the chart of cost against time.  [default: by the name of FILE, else html]",
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="Write it here; - is stdout.  [default: report.html, report.png, else stdout]",
+    help="Write to this file, or - for stdout.  [default: report.html, report.png, else stdout]",
 )
-@click.option("--open", "show", is_flag=True, help="Show the page in the browser.")
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @comparison_options
 @click.option("--measured-only", is_flag=True, help="Draw no predictions beside the runs.")
 def report(

@@ -55,11 +55,10 @@ _COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
 
 @click.group(
     invoke_without_command=True,
-    short_help="List, show, import, export, share and remove runs.",
     epilog=examples(
         ("all runs", "fastlaunch runs"),
         ("what finished with Transformer Engine", "fastlaunch runs list 'recipe=te-*' state=completed"),
-        ("everything about one", "fastlaunch runs show k3f9"),
+        ("everything about one of them", "fastlaunch runs show k3f9"),
     ),
 )
 @click.pass_context
@@ -78,9 +77,9 @@ runs.add_command(pull)
     short_help="List runs, the newest last.",
     epilog=examples(
         ("the last 20", "fastlaunch runs list --limit 20"),
-        ("those of one instance type, as JSON", "fastlaunch runs list 'instance=p5*' --output json"),
+        ("runs on one instance type, as JSON", "fastlaunch runs list 'instance=p5*' --output json"),
     ),
-    help=with_filters("""List runs, the newest last: all, or those that RUN and FILTER pick."""),
+    help=with_filters("List runs, the newest last: all, or those that RUN and FILTER pick."),
 )
 @click.argument("selectors", nargs=-1, metavar="[RUN|FILTER]...")
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Show only the last N.")
@@ -123,8 +122,8 @@ def _day_of(run: Run) -> str | None:
 @table_or_json_option("the run is")
 @profile_option
 def show(name: str, output: str) -> None:
-    """Show everything that is known of a run: what was asked for, what was done and when, what it measured,
-    what it was billed at, and where its files are.
+    """Show everything that is known of a run: its job, what was done and when, what it measured, what it was
+    billed at, and where its files are.
 
     RUN is the run's id, or the beginning or last part of it.
     """
@@ -155,9 +154,9 @@ def show(name: str, output: str) -> None:
 @yes_option
 @profile_option
 def remove(selectors: tuple[str, ...], yes: bool) -> None:
-    """Remove runs from the ledger, and their folders if fastlaunch made them. Files that were imported stay.
+    """Remove runs from the ledger, and their folders if fastlaunch made them. Imported files stay.
 
-    A run that has not ended is refused.
+    A run that has not ended is not removed.
     """
     context = app_context()
     settings = context.settings
@@ -193,10 +192,10 @@ def remove(selectors: tuple[str, ...], yes: bool) -> None:
 @click.option("--published", is_flag=True, help="Import the published figures that come with fastlaunch.")
 def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     """Import record files (.jsonl, .jsonl.gz, .jsonl.xz), CSV files of published figures, archives of these
-    (.tar.gz, .tar.xz), as `runs export` writes them, or folders of all these with their subfolders.
+    (.tar.gz, .tar.xz) as `runs export` writes them, or folders of all these.
 
-    The record files of all ranks of a run, in one folder, become one run. A run that is there already is not
-    doubled. Files stay where they are: the ledger keeps a run's summary and the path.
+    The record files of all ranks of a run, in one folder, become one run. No run is imported twice. Files
+    stay where they are: the ledger keeps a run's summary and the path.
     """
     from fastlaunch.lifecycle.importer import find_runs
     from fastlaunch.measure.published import shipped_figures
@@ -246,12 +245,12 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
         ),
         ("for TensorBoard", "fastlaunch runs export k3f9 --to tensorboard/ --format tensorboard"),
     ),
-    help=with_filters("""Write the record files of runs, compressed, with all else that is known of them,
-    to a .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both.
+    help=with_filters("""Write the record files of runs, compressed, with all else that is known of them, to a
+    .tar.gz file, or to a folder for each run under PATH. `fastlaunch runs import` reads both.
 
-    With --format, write them for MLflow, Weights & Biases (offline files) or TensorBoard instead: parameters,
-    tags, figures of the whole run, and loss, step time, samples/s and data wait of every step. A run that is
-    there already is replaced."""),
+    With --format, write for MLflow, Weights & Biases (offline files) or TensorBoard instead: parameters,
+    tags, figures of the whole run, and loss, step time, samples/s and data wait of every step. This replaces
+    a run that is there already."""),
 )
 @click.argument("selectors", nargs=-1, required=True, metavar="[RUN|FILTER]...")
 @click.option(
@@ -259,7 +258,7 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
     "destination",
     required=True,
     metavar="PATH",
-    help="Write to a .tar.gz file that is not there yet, or to a folder; for MLflow also to a server's URI.",
+    help="Write to this new .tar.gz file or this folder; MLflow also takes a server's URI.",
 )
 @click.option(
     "--format",

@@ -28,33 +28,34 @@ if TYPE_CHECKING:
 
 #: Time between reports of the progress of a push or a pull.
 _PROGRESS_INTERVAL_S = 2.0
-_region_option = click.option("--region", metavar="R", help="The bucket's.  [default: yours, or us-east-1]")
+_region_option = click.option(
+    "--region", metavar="R", help="Region of the bucket.  [default: yours, or us-east-1]"
+)
 _dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Say what would be done; change nothing, here or there."
+    "--dry-run", is_flag=True, help="Show what would be done; change nothing, here or there."
 )
 
 
 @click.command(
     short_help="Share runs with a team, through a folder of S3.",
     epilog=examples(
-        ("all of yours that have ended", "fastlaunch runs push"),
-        ("some, to another folder", "fastlaunch runs push s3://acme-team/runs 'workload=vit-huge'"),
+        ("all runs of yours that have ended", "fastlaunch runs push"),
+        ("some of them, to another folder", "fastlaunch runs push s3://acme-team/runs 'workload=vit-huge'"),
         ("what would be sent", "fastlaunch runs push --dry-run"),
     ),
     help=with_filters("""Share runs with a team: add them to a folder of S3, for `fastlaunch runs pull`.
 
-    All of yours that have ended and measured something, or those that RUN and FILTER pick. What is there
-    already is not sent again. The folder is that of the bucket in the config file, unless s3://... names one.
-    Everybody writes in the folder of the own name alone. Sent are the records, summary, job and price, with
-    your name and account; not the command line, nor what follows -- in it, where runs lie here, or what
-    AWS was asked."""),
+    It sends all runs of yours that have ended and measured something, or those that RUN and FILTER pick, and
+    nothing twice. The folder is in the config file's bucket, unless s3://... names one; you write only in the
+    folder of your name. It sends records, summary, job and price, with your name and account, but not the
+    command line, the words after --, where runs lie on this machine, or requests to AWS."""),
 )
 @click.argument("selectors", nargs=-1, metavar="[s3://...] [RUN|FILTER]...")
 @_region_option
 @click.option(
     "--with-words",
     is_flag=True,
-    help="Send what follows -- of scripts, too. It may hold secrets and private paths.",
+    help="Send the words after -- too. They may hold secrets and private paths.",
 )
 @_dry_run_option
 @table_or_json_option("the result is")
@@ -97,7 +98,7 @@ def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_r
     short_help="Bring home the runs that a team shares.",
     epilog=examples(
         ("from the folder of the config file's bucket", "fastlaunch runs pull"),
-        ("from another", "fastlaunch runs pull s3://acme-team/runs"),
+        ("from another folder", "fastlaunch runs pull s3://acme-team/runs"),
         ("what would come", "fastlaunch runs pull --dry-run"),
     ),
 )
@@ -109,10 +110,9 @@ def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_r
 def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int:
     """Bring home the runs that a team shares in a folder of S3, each once; `runs push` puts them there.
 
-    They say whose they are, and are rows of their own in `compare` and `report`. With --with-shared they
-    count there, and in `recommend` and `estimate`, as yours do. None replaces a run that is here: of one
-    name, both stay. Nothing acts on them: they cannot be cancelled, resumed or collected here, and no cost
-    of yours includes them.
+    A shared run says whose it is, and is a row of its own in `compare` and `report`. With --with-shared it
+    counts there, and in `recommend` and `estimate`, as yours do. It replaces no run that is here: two of one
+    name both stay. It cannot be cancelled, resumed or collected here, and no cost of yours includes it.
     """
     from fastlaunch.lifecycle import sharing
 

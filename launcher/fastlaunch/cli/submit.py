@@ -1,17 +1,24 @@
-"""`fastlaunch submit`: make jobs from options and plans from jobs, and run them here or on AWS."""
+"""`fastlaunch submit`, which makes and runs jobs here or on AWS, and `fastlaunch resume`."""
 
 import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastlaunch.api import submission as api
-from fastlaunch.api.results import Submitted
+from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, print_json, table_or_json_option, yes_option
+from fastlaunch.cli.options import (
+    examples,
+    next_command,
+    print_json,
+    profile_option,
+    table_or_json_option,
+    yes_option,
+)
 from fastlaunch.cli.render import answer_of, print_runs
 from fastlaunch.cli.submit_options import (
     GroupedCommand,
@@ -23,6 +30,11 @@ from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.job import Job
+from fastlaunch.lifecycle.world import World
+
+if TYPE_CHECKING:
+    from fastlaunch.ledger.ledger import Run
+    from fastlaunch.lifecycle.launcher import Launcher
 from fastlaunch.jobs.working_directory import shown
 from fastlaunch.lifecycle.announcement import (
     DryRun,
@@ -36,7 +48,6 @@ from fastlaunch.lifecycle.announcement import (
 
 @click.command(
     cls=GroupedCommand,
-    short_help="Train a workload with a recipe: here, or on AWS.",
     epilog=examples(
         (
             "compare three recipes on this machine, until the verdicts are settled",
@@ -78,9 +89,9 @@ from fastlaunch.lifecycle.announcement import (
 def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: Any) -> int:
     """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own.
 
-    Defaults that work: without a GPU vit-tiny at batch 8, with one vit-huge at 64; recipe bf16, 200 steps.
-    With several recipes, repeats run A B, B A, A B, so that what changes with time meets them all alike.
-    JOB.yaml holds options under their names, as in `instance: p5.48xlarge`; those typed count before them.
+    By default it trains vit-huge at batch 64, or without a GPU vit-tiny at batch 8, for 200 steps with recipe
+    bf16. With several recipes, repeats run A B, B A, A B, so that drift meets them all alike. JOB.yaml holds
+    options under their names, as in `instance: p5.48xlarge`; options that you type override it.
     """
     context = app_context()
     if show and (not dry_run or output != "table"):
@@ -155,3 +166,59 @@ def _plans_text(plans: Sequence[Plan], jobs: Sequence[Job]) -> str:
         rows = "variant" if jobs[0].script else "recipe"
         runs = f"at most {runs}, until the verdict on each {rows} is settled"
     return "\n".join([*lines, f"Planned, not started: {runs}, on this machine, for which nothing is billed."])
+
+
+@click.command(
+    epilog=examples(
+        ("go on where it stopped", "fastlaunch resume k3f9"),
+        ("on AWS, for at most $40, without following it", "fastlaunch resume k3f9 --max-cost 40 --detach"),
+    ),
+)
+@click.argument("run")
+@declared_options(
+    "resume",
+    max_cost_usd="Refuse if it may cost more.  [default: `max_cost` of the config file]",
+    detach="Return once a machine has started.",
+)
+@table_or_json_option("the run is")
+@yes_option
+@profile_option
+def resume(
+    run: str, max_cost_usd: float | None, detach: bool, account_timer: bool, output: str, yes: bool
+) -> int:
+    """Resume an interrupted run from its last checkpoint.
+
+    RUN is a run's id, or the beginning or end of it. A run of this machine goes on here. On AWS a new machine
+    of the same type goes on with it, for the minutes that earlier machines left of its limit. SageMaker
+    resumes a spot job that it took back by itself: resume only one that stopped or failed.
+    """
+    from fastlaunch.lifecycle.launcher import open_launcher
+    from fastlaunch.lifecycle.reconcile import reconcile
+
+    context = app_context()
+    with open_launcher(context, {**context.backends, **context.cloud_backends}) as launcher:
+        reconcile(launcher.ledger, context.backends, context.settings)
+        chosen = launcher.ledger.get(run)
+        if chosen.backend == "local":
+            for option, is_given in (("--max-cost", max_cost_usd is not None), ("--detach", detach)):
+                if is_given:
+                    raise UserError(f"{option} is for AWS, and this goes on here", f"leave {option} out")
+        else:
+            _ask(context, launcher, chosen, max_cost_usd=max_cost_usd, yes=yes)
+        resumed = launcher.resume(chosen, detach=detach, account_timer=account_timer)
+    print_runs([resumed], output=output, answer=answer_of(context, [resumed]))
+    return Submitted(runs=Runs([resumed]), is_stopped=bool(launcher.stop.by)).exit_code
+
+
+def _ask(context: World, launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool) -> None:
+    """Say where the run would resume and what that may cost. Return if the user agrees."""
+    from fastlaunch.lifecycle.resume import resumable
+    from fastlaunch.placement.cost_ceiling import NOT_COUNTED, check_budget, cost_ceiling
+
+    plan = resumable(run, backends=launcher.cloud_backends, ledger=launcher.ledger)
+    ceiling = cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)
+    check_budget(ceiling, context.settings.budget_usd(max_cost_usd))
+    click.echo(
+        f"from {plan.origin}, with {plan.minutes_left} minutes left; {ceiling}\n{NOT_COUNTED}", err=True
+    )
+    context.confirm(f"go on with {run.id}?", yes=yes)

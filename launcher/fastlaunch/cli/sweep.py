@@ -35,7 +35,6 @@ _WIDEST = 100
 
 @click.command(
     cls=GroupedCommand,
-    short_help="Measure recipes on several instance types, within one budget.",
     epilog=examples(
         (
             "two recipes on two instance types, for at most $300 together",
