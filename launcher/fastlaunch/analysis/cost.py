@@ -631,6 +631,7 @@ def _on_spot(
     # How often checkpoints are written is another question on spot: see `_checkpoints`.
     del by_name["checkpoints"]
     before = [waiting, *by_name.values()]
+    assert not any(line.per_sample_s or line.per_step_time for line in before), "losses repeat what recurs"
     start_s = sum(line.fixed_s for line in before) - waiting.fixed_s
     checkpoint_s, every_s, how_often = _checkpoints(training, assumptions, market.losses_per_hour.value)
     # SageMaker promises no notice and bills every second.
