@@ -1,7 +1,11 @@
 """The kernels of fused blocks against plain torch, and steps in one CUDA graph, on a GPU."""
 
 import copy
+import math
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -10,13 +14,14 @@ import torch
 from running_here import runnable
 
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.graphed import CapturedStep, is_captured
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.fp8_fused import reference
 from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
 from fastlaunch_train.models.precision import setup_precision
-from fastlaunch_train.steppers.graphed import GraphedStepper
-from fastlaunch_train.steppers.stepping import build_native, build_stepper
-from fastlaunch_train.workloads.contract import DataRequest, load_workload, next_batch
+from fastlaunch_train.steppers.stepping import Stepper, build_native, build_stepper
+from fastlaunch_train.workloads.contract import Batch, DataRequest, load_workload, next_batch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -172,13 +177,30 @@ def test_scores_that_are_all_far_below_0_have_finite_gradients() -> None:
     assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
-def steps(label: str, workload_name: str, batch_size: int, number: int) -> tuple[Any, list[float]]:
-    """The stepper after some steps, and their losses."""
+@dataclass(kw_only=True)
+class Steps:
+    """A training's stepper, what does a step of it, and the losses so far."""
+
+    stepper: Stepper
+    step: Callable[[Batch], torch.Tensor]
+    batch: Batch  #: of the last step
+    losses: list[float]
+
+
+def steps(
+    label: str, workload_name: str, batch_size: int, number: int, state: dict[str, Any] | None = None
+) -> Steps:
+    """Do so many steps, from a checkpoint's `state` on, if there is one."""
     recipe, workload = runnable(label), load_workload(workload_name)
     precision = setup_precision(recipe, DEVICE)
     model = build_native(workload, 0, PROCESS)
     convert_model(model, workload, recipe)
     stepper = build_stepper(workload, recipe, precision, PROCESS, model)
+    if state is not None:
+        stepper.load_state(state)
+    step: Callable[[Batch], torch.Tensor] = partial(train_step, stepper)
+    if is_captured(workload, recipe, PROCESS):
+        step = CapturedStep(stepper, train_step)
     request = DataRequest(
         source="synthetic",
         batch_size=batch_size,
@@ -191,19 +213,40 @@ def steps(label: str, workload_name: str, batch_size: int, number: int) -> tuple
         dtype=torch.bfloat16,
     )
     batches = workload.batches(request)
-    return stepper, [float(stepper.step(next_batch(workload, batches))) for _ in range(number)]
+    done = Steps(stepper=stepper, step=step, batch=None, losses=[])
+    for _ in range(number):
+        done.batch = next_batch(workload, batches)
+        done.losses.append(float(step(done.batch)))
+    return done
 
 
 @pytest.mark.parametrize(
     ("workload", "batch_size"), [("vit-tiny", 64), ("gpt2-xsmall", 2), ("distilbert-imdb", 4)]
 )
 def test_captured_steps_train_as_others_do(workload: str, batch_size: int) -> None:
-    captured, losses = steps("graph", workload, batch_size, 8)
-    _, expected = steps("bf16", workload, batch_size, 8)
-    assert isinstance(captured, GraphedStepper)
+    captured = steps("graph", workload, batch_size, 8)
+    expected = steps("bf16", workload, batch_size, 8)
+    assert isinstance(captured.step, CapturedStep)
     # Dropout draws others in a graph.
     tolerance = 0.2 if workload == "distilbert-imdb" else 0.02
-    assert losses == pytest.approx(expected, rel=tolerance)
+    assert captured.losses == pytest.approx(expected.losses, rel=tolerance)
+
+
+def test_a_step_is_captured_while_another_thread_allocates() -> None:
+    """As a loader's thread does, which pins the memory of the batches that follow."""
+    is_done = threading.Event()
+
+    def pin() -> None:
+        while not is_done.is_set():
+            torch.empty(2**20, pin_memory=True)
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        assert all(map(math.isfinite, steps("graph", "vit-tiny", 64, 3).losses))
+    finally:
+        is_done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -211,13 +254,11 @@ def test_captured_steps_train_as_others_do(workload: str, batch_size: int) -> No
     [("graph", "gpt2-xsmall", 2), ("fp8-fused weight_cast=optimizer", "vit-huge", 16)],
 )
 def test_a_captured_step_goes_on_from_a_checkpoint(label: str, workload: str, batch_size: int) -> None:
-    stepper, _ = steps(label, workload, batch_size, 5)
-    state = copy.deepcopy(stepper.state())
-    further = [float(stepper.step(stepper._batch)) for _ in range(3)]
-    resumed, _ = steps(label, workload, batch_size, 1)
-    batch = stepper._batch
-    resumed.load_state(state)
-    assert [float(resumed.step(batch)) for _ in range(3)] == pytest.approx(further, rel=0.01)
+    whole = steps(label, workload, batch_size, 5)
+    state = copy.deepcopy(whole.stepper.state())
+    further = [float(whole.step(whole.batch)) for _ in range(3)]
+    resumed = steps(label, workload, batch_size, 0, state)
+    assert [float(resumed.step(whole.batch)) for _ in range(3)] == pytest.approx(further, rel=0.01)
 
 
 def test_no_replay_rounds_a_weight_that_the_optimizer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,14 +271,14 @@ def test_no_replay_rounds_a_weight_that_the_optimizer_rounds(monkeypatch: pytest
         return cast(parts, *arguments, **options)
 
     monkeypatch.setattr(kernels, "cast_transpose", watched)
-    stepper, _ = steps("fp8-fused weight_cast=optimizer", "vit-huge", 16, 2)
-    stepper.load_state(copy.deepcopy(stepper.state()))
-    stepper.step(stepper._batch)
+    label = "fp8-fused weight_cast=optimizer"
+    first = steps(label, "vit-huge", 16, 2)
+    steps(label, "vit-huge", 16, 1, copy.deepcopy(first.stepper.state()))
     assert (True, False) in rounded and (False, True) in rounded and (True, True) not in rounded
 
 
 @pytest.mark.parametrize("label", ["fp8-fused", "fp8-fused weight_cast=optimizer", "bf16-fused"])
 def test_fused_blocks_learn_as_the_models_own_do(label: str) -> None:
-    _, fused = steps(label, "vit-huge", 32, 12)
-    _, expected = steps("bf16", "vit-huge", 32, 12)
+    fused = steps(label, "vit-huge", 32, 12).losses
+    expected = steps("bf16", "vit-huge", 32, 12).losses
     assert fused[-1] < fused[0] and fused == pytest.approx(expected, rel=0.05)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.checks.batch_size import computed_in, probe_request
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.batch_size import computed_in, probe_request
 from fastlaunch_train.models.fusion import describe_kernels
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.batch_size import probe_request
 from fastlaunch_train.models.attention import attention_backend
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe

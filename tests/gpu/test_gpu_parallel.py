@@ -14,9 +14,10 @@ import toy
 from running_here import runnable
 
 from fastlaunch_train.checks import batch_size as batch_size_search
-from fastlaunch_train.checks.batch_size import auto_batch_size
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.batch_size import auto_batch_size
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -134,9 +135,9 @@ def losses_and_peak(recipe_name: str, overrides: list[str], *, batch_size: int) 
     stepper = build_stepper(workload, recipe, setup_precision(recipe, DEVICE), ALONE, model)
     request = dataclasses.replace(toy.request(ALONE), batch_size=batch_size)
     batches = workload.batches(request)
-    losses = [float(stepper.step(next(batches)))]
+    losses = [float(train_step(stepper, next(batches)))]
     torch.cuda.reset_peak_memory_stats(DEVICE)
-    losses += [float(stepper.step(next(batches))) for _ in range(4)]
+    losses += [float(train_step(stepper, next(batches))) for _ in range(4)]
     return losses, torch.cuda.max_memory_allocated(DEVICE) - before
 
 

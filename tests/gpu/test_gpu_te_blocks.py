@@ -15,9 +15,9 @@ import torch
 from running_here import runnable
 from torch import nn
 
-from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.batch_size import probe_request
 from fastlaunch_train.models.attention import (
     attention_backend,
     guard_cudnn_attention,

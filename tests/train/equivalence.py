@@ -19,9 +19,10 @@ import torch
 from te_fakes import native_state_from_te
 from torch import nn
 
-from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.checks.equivalence import Reference, relative_error, run_checks
 from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
+from fastlaunch_train.loop.batch_size import probe_request
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
@@ -205,7 +206,7 @@ def exactly(
 def after_a_step(stepper: Stepper, batch: Batch, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights after one step, in float64 and under the native model's names."""
     for _ in range(20):  # loss scaling skips steps until its scale is small enough
-        stepper.step(batch)
+        train_step(stepper, batch)
         state = native_state_from_te(stepper.state()["model"])
         # Of shards that were gathered there is also told how they were sharded.
         values = {name: value["full"] if isinstance(value, dict) else value for name, value in state.items()}

@@ -17,6 +17,7 @@ from toy import ALONE
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck, _judged, _some
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import stop_process
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -112,7 +113,7 @@ def first_step(
     if recipe.compiles:
         stepper.compile_ahead(batch)
     for _ in range(2):
-        stepper.step(batch)
+        train_step(stepper, batch)
     check = as_trained.check()
     print(label, seed, check)
     assert check is not None

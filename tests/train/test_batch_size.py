@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from toy import ALONE
 
-from fastlaunch_train.checks.batch_size import (
+from fastlaunch_train.loop.batch_size import (
     auto_batch_size,
     largest_batch,
     largest_batch_that_fits,

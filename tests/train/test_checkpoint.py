@@ -30,6 +30,7 @@ from fastlaunch_train.loop.checkpoint import (
     write_checkpoint,
 )
 from fastlaunch_train.loop.evaluation import Best, Evaluations
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.process.failures import EXIT_DISK_FULL, UnsavedError, classify
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -90,13 +91,13 @@ def test_a_restored_job_goes_on_as_the_saved_one_does(tmp_path: Path) -> None:
     recipe = resolve_recipe("fp16")
     whole, data = toy.build(recipe, ALONE, workload=workload)
     for _ in range(3):
-        whole.step(next(data))
+        train_step(whole, next(data))
     checkpointing(tmp_path, whole).save(3)
     batch = next(data)
-    expected = [float(whole.step(batch)) for _ in range(3)]
+    expected = [float(train_step(whole, batch)) for _ in range(3)]
     restored, _ = toy.build(recipe, ALONE, seed=99, workload=workload)
     assert checkpointing(tmp_path, restored).resume(last_step=9) == 3
-    assert [float(restored.step(batch)) for _ in range(3)] == expected
+    assert [float(train_step(restored, batch)) for _ in range(3)] == expected
 
 
 def test_a_checkpoint_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def sizes(folder: Path, workload: Workload, recipe: Recipe, *, best: bool) -> tu
     """Return the bytes of a checkpoint after a step, and those expected before it."""
     stepper, data = toy.build(recipe, ALONE, workload=workload)
     expected = checkpoint_bytes(stepper.model, workload, recipe, world_size=1, best=best)
-    stepper.step(next(data))
+    train_step(stepper, next(data))
     evaluations = Evaluations(every=1, last_step=9, keep_best=best)
     if best:
         score = Eval(step=1, split="validation", loss=1.0, num_samples=8, seconds=0.1)

@@ -14,7 +14,6 @@ from te_fakes import FakeLayer
 from torch import nn
 from toy import ALONE, CPU, TOY
 
-from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.checks.equivalence import (
     EQUIVALENCE_LIMITS,
     LARGEST_LIMIT,
@@ -29,6 +28,7 @@ from fastlaunch_train.checks.equivalence import (
 )
 from fastlaunch_train.checks.gradients import MOST_VALUES, gradient_errors, gradients_of
 from fastlaunch_train.data.batches import take
+from fastlaunch_train.loop.batch_size import probe_request
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.fp8_fused import reference
 from fastlaunch_train.models.precision import Precision, setup_precision

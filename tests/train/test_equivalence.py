@@ -24,9 +24,9 @@ from equivalence import (
 )
 from toy import ALONE, CPU
 
-from fastlaunch_train.checks.batch_size import probe_request
 from fastlaunch_train.checks.equivalence import relative_error
 from fastlaunch_train.checks.runs_here import runnable_recipes, this_machine
+from fastlaunch_train.loop.batch_size import probe_request
 from fastlaunch_train.loop.checkpoint import checkpoint_path
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.stepping import build_native

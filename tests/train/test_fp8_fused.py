@@ -14,6 +14,8 @@ from torch import nn
 from fastlaunch_train.data.batches import map_tensors
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.graphed import copy_batch
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.fp8_fused import attention, block, reference
 from fastlaunch_train.models.fp8_fused.attention import side_by_side
 from fastlaunch_train.models.fp8_fused.block import replace_blocks
@@ -26,7 +28,6 @@ from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.adafactor import Adafactor
-from fastlaunch_train.steppers.graphed import copy_batch
 from fastlaunch_train.steppers.optimizers import check_optimizer
 from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads.contract import load_workload
@@ -253,7 +254,9 @@ def test_weights_that_the_optimizer_rounds_are_those_that_each_forward_pass_roun
     for overrides in ((), (BY_OPTIMIZER,)):
         stepper, model = steps_of(*overrides)
         stepper.compile_ahead(batch())
-        trained.append(([float(stepper.step(batch())) for _ in range(6)], dict(model.named_parameters())))
+        trained.append(
+            ([float(train_step(stepper, batch())) for _ in range(6)], dict(model.named_parameters()))
+        )
     (losses, weights), (others, others_weights) = trained
     assert losses[-1] < 0.9 * losses[0]
     # In the first pass of all the weights' scales are 1 here and fit there.
@@ -265,7 +268,7 @@ def test_weights_that_the_optimizer_rounds_are_those_that_each_forward_pass_roun
 def test_no_forward_pass_rounds_a_weight_that_the_optimizer_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     stepper, _ = steps_of(BY_OPTIMIZER)
     stepper.compile_ahead(batch())
-    stepper.step(batch())
+    train_step(stepper, batch())
     rounded = []
     cast = reference.cast_transpose
 
@@ -274,7 +277,7 @@ def test_no_forward_pass_rounds_a_weight_that_the_optimizer_rounded(monkeypatch:
         return cast(parts, *arguments, **options)
 
     monkeypatch.setattr(reference, "cast_transpose", spying)
-    stepper.step(batch())
+    train_step(stepper, batch())
     assert not rounded
 
 
@@ -289,7 +292,7 @@ def test_weights_are_rounded_anew_where_their_scales_were_put_back() -> None:
         seen = passed(model, batch()[0])
     expected, outputs = train_passes(untouched, 1), train_passes(model, 1)
     assert torch.equal(outputs, expected) and torch.equal(outputs, seen)
-    stepper.step(batch())
+    train_step(stepper, batch())
     scales: Any = rounded_weights(model).scaling.scale
     assert not (scales.view(-1, len(Slot))[:, WEIGHTS] == 1).any()
 
@@ -297,7 +300,7 @@ def test_weights_are_rounded_anew_where_their_scales_were_put_back() -> None:
 def test_weights_that_somebody_else_changed_are_rounded_anew() -> None:
     stepper, model = steps_of(BY_OPTIMIZER)
     stepper.compile_ahead(batch())
-    stepper.step(batch())
+    train_step(stepper, batch())
     images, _ = batch()
     state, own = copy.deepcopy(stepper.state()), stepper.weights()
 
@@ -315,11 +318,11 @@ def test_weights_that_somebody_else_changed_are_rounded_anew() -> None:
     # As the weights before the best ones are put back: a captured step would read these copies.
     stepper.load_weights(own)
     assert torch.equal(evaluated(), before)
-    losses = [float(stepper.step(batch())) for _ in range(3)]
+    losses = [float(train_step(stepper, batch())) for _ in range(3)]
 
     again, _ = steps_of(BY_OPTIMIZER)
     again.load_state(state)
-    assert [float(again.step(batch())) for _ in range(3)] == losses
+    assert [float(train_step(again, batch())) for _ in range(3)] == losses
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.9, 0.1), (0.0, 0.1)])

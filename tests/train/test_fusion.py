@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from toy import ALONE, CPU
 
-from fastlaunch_train.checks.batch_size import probe_request
+from fastlaunch_train.loop.batch_size import probe_request
 from fastlaunch_train.models.fusion import describe_kernels, is_scripted, listing, short_name
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe

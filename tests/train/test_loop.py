@@ -82,7 +82,7 @@ class Lines(list[Any]):
 
 def step(loop: TrainingLoop) -> torch.Tensor:
     batch = loop.fetch()
-    loop.after_step(loop.training.stepper.step(batch))
+    loop.after_step(loop.step(batch))
     return batch[0]
 
 
@@ -157,7 +157,7 @@ def test_no_step_counts_the_check_of_the_model_as_trained(training: Training) ->
     loop.begin()
     while not loop.finished:
         batch = loop.fetch()
-        loss = training.stepper.step(batch)
+        loss = loop.step(batch)
         clock.now_s += 1
         loop.after_step(loss)
     assert clock.now_s == 163
@@ -190,7 +190,7 @@ def test_a_short_block_after_a_pause_has_no_utilization(
     loop = TrainingLoop(training, clock=clock, monitor=Busy())  # type: ignore[arg-type]
     loop.begin()
     while not loop.finished:
-        loss = training.stepper.step(loop.fetch())
+        loss = loop.step(loop.fetch())
         clock.now_s += block_s
         loop.after_step(loss)
     found = [(line.last_step, line.utilization) for line in lines if isinstance(line, Block)]

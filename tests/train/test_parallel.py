@@ -143,6 +143,7 @@ def test_two_processes_agree_and_train_as_one() -> None:
 FUSED_STEPS = """
     from dataclasses import replace
     from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+    from fastlaunch_train.loop.train import train_step
     from fastlaunch_train.models.conversion import convert_model
     from fastlaunch_train.models.precision import setup_precision
     from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -181,7 +182,7 @@ FUSED_STEPS = """
         stepper.compile_ahead(batch)
         first = weights_of(model)
         for _ in range(3):
-            stepper.step(batch)
+            train_step(stepper, batch)
         buffers = [buffer.flatten().float() for buffer in model.buffers()]
         return weights_of(model) - first, torch.cat([*buffers, torch.zeros(1)])
 """

@@ -10,6 +10,7 @@ from torch import nn
 from toy import ALONE
 
 from fastlaunch_train.distributed.parallel import stop_process
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.precision import name_nondeterministic, setup_precision
 from fastlaunch_train.models.prepare import checkpoint_blocks, hold_in_bf16
 from fastlaunch_train.recipes.recipe import RecipeError
@@ -131,7 +132,7 @@ def test_kept_weights_are_put_back(recipe: str) -> None:
 def test_the_loss_scale_goes_on_from_where_it_was() -> None:
     stepper, batches = toy.build(RECIPES["fp16"], ALONE)
     for _ in range(2):
-        stepper.step(next(batches))
+        train_step(stepper, next(batches))
     saved = stepper.state()
     assert saved["scaler"]["_growth_tracker"] == 2
     again, _ = toy.build(RECIPES["fp16"], ALONE)
@@ -153,7 +154,7 @@ def test_a_step_that_the_loss_scaler_skips_is_told() -> None:
 def _step(stepper: Stepper, batch: Batch) -> tuple[float, bool]:
     """The loss scale of a step, and whether it was skipped."""
     before = stepper.weights()
-    stepper.step(batch)
+    train_step(stepper, batch)
     after = stepper.weights()
     scaling = stepper.loss_scaling()
     assert scaling is not None
@@ -164,7 +165,7 @@ def _step(stepper: Stepper, batch: Batch) -> tuple[float, bool]:
 
 def test_without_loss_scaling_there_is_none() -> None:
     stepper, batches = toy.build(RECIPES["bf16"], ALONE)
-    stepper.step(next(batches))
+    train_step(stepper, next(batches))
     assert stepper.loss_scaling() is None
 
 
@@ -199,7 +200,7 @@ def test_what_cuda_graphs_return_is_added_to_gradients_that_were_there(override:
     recipe = resolve_recipe("compile-reduce-overhead", ["precision=fp32", override])
     stepper, batches = toy.build(recipe, ALONE, workload=dataclasses.replace(toy.TOY, loss=loss))
     stepper.compile_ahead(next(batches))
-    stepper.step(next(batches))
+    train_step(stepper, next(batches))
     assert there == len(there) * [True]
 
 
@@ -222,7 +223,7 @@ def test_an_operator_without_a_deterministic_algorithm_is_named() -> None:
     )
     stepper, batches = toy.build(resolve_recipe("fp32", ["deterministic=true"]), ALONE, workload=workload)
     with pytest.raises(RecipeError, match="no deterministic algorithm for put_"):
-        stepper.step(next(batches))
+        train_step(stepper, next(batches))
     with pytest.raises(RuntimeError, match="deterministic"), name_nondeterministic(RECIPES["fp32"]):
         raise RuntimeError("deterministic")
 
@@ -238,7 +239,7 @@ def test_a_workload_that_does_not_train_is_only_called() -> None:
     before = stepper.weights()
     batch = next(toy.batches(toy.request(ALONE)))
     stepper.compile_ahead(batch)
-    value = stepper.step(batch)
+    value = train_step(stepper, batch)
     torch.testing.assert_close(value, toy.loss(model, batch).detach())
     assert not value.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -264,7 +265,7 @@ def test_what_is_compiled_with_its_wrapper_is_the_wrapper() -> None:
     assert isinstance(stepper, TorchStepper)
     assert stepper.model._compiled_call_impl is not None
     assert all(block._compiled_call_impl is None for block in toy.TOY.blocks(stepper.model))  # type: ignore[misc]
-    stepper.step(next(batches))
+    train_step(stepper, next(batches))
 
 
 CHECKPOINTING = resolve_recipe("fp32", ["activation_checkpointing=block"])

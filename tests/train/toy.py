@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -181,7 +182,7 @@ def train(
     for step in range(1, steps + 1):
         if workload.has_schedule:
             stepper.scale_learning_rate(workload.learning_rate_factor(step, steps))
-        losses.append(float(stepper.step(next(data))))
+        losses.append(float(train_step(stepper, next(data))))
         if step == resume_after:
             state = passed_on(stepper.state(), process)
             stepper, _ = build(recipe, process, seed=99, workload=workload)
@@ -190,7 +191,7 @@ def train(
     probe = next(workload.batches(request(process)))
     said = score(stepper, probe, recipe, process)
     kept = stepper.weights()
-    stepper.step(probe)
+    train_step(stepper, probe)
     changed = score(stepper, probe, recipe, process)
     stepper.load_weights(kept)
     return {

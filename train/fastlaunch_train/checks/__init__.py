@@ -1,4 +1,4 @@
-"""Checks before and during training: equivalence, finiteness, a batch that fits.
+"""Checks before and during training: equivalence, gradients, finiteness, clocks under load.
 
 May import the rooms from records to steppers.
 """

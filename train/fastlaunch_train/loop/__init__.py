@@ -1,4 +1,4 @@
-"""The training loop: fetch, step, record; when a block closes: check, evaluate, save.
+"""The training in plain sight: fetch, step, record; when a block closes: check, evaluate, save.
 
 May import the rooms from records to checks.
 """

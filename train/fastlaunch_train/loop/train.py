@@ -1,7 +1,7 @@
-"""The training loop: fetch, step, record; when a block of steps closes: check, evaluate, save, stop.
+"""What a training does: `train` fetches, steps and records; `train_step` is the step.
 
 A block is about a second of steps. Only at its end do ranks meet and wait for the device, and whatever is not
-a step happens there. All ranks make the same calls in the same order.
+a step happens there: check, evaluate, save, stop. All ranks make the same calls in the same order.
 """
 
 import gc
@@ -17,20 +17,24 @@ import torch
 
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.checks.finiteness import not_finite, not_finite_message, trained
+from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import agree, barrier
 from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.loop.evaluation import Evaluations, rehearse
+from fastlaunch_train.loop.graphed import CapturedStep, is_captured
 from fastlaunch_train.loop.profiling import profile_steps
 from fastlaunch_train.loop.recorder import ClosedBlock, Recorder
 from fastlaunch_train.loop.timing import next_block_steps
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models.compile import num_cached
 from fastlaunch_train.models.fusion import describe_kernels
+from fastlaunch_train.models.precision import name_nondeterministic
 from fastlaunch_train.process.device import DeviceMonitor
 from fastlaunch_train.process.failures import InterruptedRun, NanLossError
 from fastlaunch_train.process.host_threads import limit_cpu_threads
 from fastlaunch_train.records.records import FROM_CACHE
 from fastlaunch_train.steppers.phases import phase
+from fastlaunch_train.steppers.stepping import Stepper
 from fastlaunch_train.workloads.contract import Batch, BatchCount, next_batch, prepend
 
 log = logging.getLogger("fastlaunch_train")
@@ -53,11 +57,28 @@ def train(
     loop.begin()
     while not loop.finished:
         # In one expression, so that neither the batch nor the loss outlives its use.
-        loop.after_step(training.stepper.step(loop.fetch()))
+        loop.after_step(loop.step(loop.fetch()))
     if training.step_profile:
         profile = partial(profile_steps, training, loop.step_uncounted)
         training.phase("profile", profile, step=loop.last_done)
     return loop.last_done
+
+
+def train_step(stepper: Stepper, batch: Batch) -> torch.Tensor:
+    """Do one optimizer step on this rank's `batch`; return its loss, detached and not waited for.
+
+    The loss is the mean over the recipe's micro-batches, each with its own mean. Raises RecipeError if the
+    batch does not divide into them, WorkloadError if the workload's loss is not a scalar.
+    """
+    stepper.zero_grad()
+    micro_batches = split_batch(batch, stepper.recipe.grad_accumulation)
+    with name_nondeterministic(stepper.recipe):
+        losses = [
+            stepper.forward_backward(micro_batch, last=index == len(micro_batches))
+            for index, micro_batch in enumerate(micro_batches, start=1)
+        ]
+        stepper.update()
+    return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
 
 class TrainingLoop:
@@ -76,6 +97,12 @@ class TrainingLoop:
         choose_threads: Callable[[torch.device], None] = limit_cpu_threads,
     ) -> None:
         self.training = training
+        #: Does one optimizer step on a batch; returns its loss.
+        self.step: Callable[[Batch], torch.Tensor] = partial(train_step, training.stepper)
+        self._compile_ahead = training.stepper.compile_ahead
+        if is_captured(training.workload, training.recipe, training.process):
+            captured = CapturedStep(training.stepper, train_step)
+            self.step, self._compile_ahead = captured, captured.compile_ahead
         self._recorder = Recorder(
             training.writer,
             training.process.device,
@@ -118,7 +145,7 @@ class TrainingLoop:
         if not self.finished:
             # First: graphs are compiled again when the number of threads changes.
             self._choose_threads(self.training.process.device)
-            self._compile(compile_ahead or self.training.stepper.compile_ahead)
+            self._compile(compile_ahead or self._compile_ahead)
         if self._evaluation_due() and self._evaluate():
             raise InterruptedRun(self.training.interrupts.message)
         if self.finished:
@@ -149,7 +176,7 @@ class TrainingLoop:
         """Do a step that no record counts, after the last: nothing that is kept depends on its weights."""
         with phase("data"):
             batch = next_batch(self.training.workload, self._batches)
-        self.training.stepper.step(batch)
+        self.step(batch)
 
     def after_step(self, loss: torch.Tensor) -> None:
         """Record the step on the oldest batch; if it ends a block: check, evaluate, save, stop.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from fastlaunch_train.checks.batch_size import auto_batch_size, computed_in, probe_request
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.checks.equivalence import compute_reference, run_checks
@@ -17,6 +16,7 @@ from fastlaunch_train.data.batches import split_batch, take
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.distributed.parallel import Process, broadcast
+from fastlaunch_train.loop.batch_size import auto_batch_size, computed_in, probe_request
 from fastlaunch_train.loop.checkpoint import (
     Checkpointing,
     Identity,
@@ -25,6 +25,7 @@ from fastlaunch_train.loop.checkpoint import (
     newest_step,
 )
 from fastlaunch_train.loop.evaluation import plan_evaluations
+from fastlaunch_train.loop.graphed import is_captured
 from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.loop.train import TrainingLoop, train
 from fastlaunch_train.loop.trainers.adapter import check_trainer
@@ -85,6 +86,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         check_trainer(workload, recipe, process.device)
     check_forward_only(workload, recipe)
     check_optimizer(workload, recipe)
+    is_captured(workload, recipe, process)
 
     # Before any product: cuBLAS reads its settings when its first handle is made.
     set_deterministic(recipe)

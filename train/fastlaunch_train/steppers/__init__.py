@@ -1,4 +1,4 @@
-"""What one optimizer step is: torch, DeepSpeed, forward only; and the optimizers.
+"""The parts of an optimizer step: by torch, by DeepSpeed, forward only; and the optimizers.
 
 May import the rooms from records to workloads.
 """

@@ -15,7 +15,7 @@ from torch import nn
 from fastlaunch_train.data.batches import map_tensors, split_batch
 from fastlaunch_train.distributed.parallel import Process, gather_object, join_group
 from fastlaunch_train.models.model_state import model_state, plain
-from fastlaunch_train.models.precision import Precision, name_nondeterministic
+from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.requirements import parse_version
@@ -58,7 +58,7 @@ class DeepSpeedStepper:
     ) -> None:
         check_recipe(workload, recipe)
         self._workload = workload
-        self._recipe = recipe
+        self.recipe = recipe
         self._precision = precision
         self._process = process
         self._native = model
@@ -74,22 +74,25 @@ class DeepSpeedStepper:
         if recipe.compile_mode != "none" and recipe.compile_scope == "wrapped":
             self._engine.compile(backend=recipe.compile_backend)
 
-    def step(self, batch: Batch) -> torch.Tensor:
-        """Do one optimizer step on `batch`; return its loss."""
-        losses = []
-        if self._recipe.precision == "fp16":
+    def zero_grad(self) -> None:
+        """Note the loss scale of the step that begins: DeepSpeed frees the gradients itself."""
+        if self.recipe.precision == "fp16":
             self._loss_scale = float(self._engine.optimizer.loss_scaler.cur_scale)
-        with name_nondeterministic(self._recipe):
-            for micro_batch in split_batch(batch, self._recipe.grad_accumulation):
-                with phase("forward"), self._precision.autocast():
-                    loss = self._workload.loss(self.model, micro_batch)
-                check_loss(self._workload, loss)
-                losses.append(loss.detach().clone())
-                with phase("backward"):
-                    self._engine.backward(loss)
-                with phase("optimizer"):
-                    self._engine.step()
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
+        """Hand a micro-batch to DeepSpeed, which counts them and updates after the last; return its loss."""
+        with phase("forward"), self._precision.autocast():
+            loss = self._workload.loss(self.model, batch)
+        check_loss(self._workload, loss)
+        before = loss.detach().clone()
+        with phase("backward"):
+            self._engine.backward(loss)
+        with phase("optimizer"):
+            self._engine.step()
+        return before
+
+    def update(self) -> None:
+        """Do nothing: DeepSpeed has clipped the gradients and updated the parameters."""
 
     def scale_learning_rate(self, factor: float) -> None:
         """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
@@ -97,7 +100,7 @@ class DeepSpeedStepper:
 
     def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the last step's loss scale and whether DeepSpeed skipped it."""
-        if self._recipe.precision != "fp16":
+        if self.recipe.precision != "fp16":
             return None
         return torch.tensor(self._loss_scale), torch.tensor(not self._engine.was_step_applied())
 
@@ -106,7 +109,9 @@ class DeepSpeedStepper:
         before = {**own_state(self._engine), "model": _on_cpu(model_state(self._native))}
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            self.step(batch)
+            self.zero_grad()
+            for micro_batch in split_batch(batch, self.recipe.grad_accumulation):
+                self.forward_backward(micro_batch, last=False)
         restore(self._engine, self._native, before)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -31,6 +31,7 @@ class ForwardStepper:
         self, workload: Workload, recipe: Recipe, precision: Precision, process: Process, model: nn.Module
     ) -> None:
         self._workload = workload
+        self.recipe = recipe
         self._precision = precision
         self._device = process.device
         if recipe.compile_scope == "wrapped":
@@ -41,10 +42,16 @@ class ForwardStepper:
             workload.pointwise(model, recipe.pointwise)
         self.model = prepare_model(workload, recipe, model)
 
-    def step(self, batch: Batch) -> torch.Tensor:
+    def zero_grad(self) -> None:
+        """Do nothing: there are no gradients."""
+
+    def forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
         """Return what the workload gives for a loss, not waited for."""
         with phase("forward"), torch.no_grad(), self._precision.autocast():
             return self._workload.loss(self.model, batch).detach()
+
+    def update(self) -> None:
+        """Do nothing: there is no optimizer."""
 
     def scale_learning_rate(self, factor: float) -> None:
         """Do nothing: there is no learning rate."""
@@ -55,7 +62,7 @@ class ForwardStepper:
     def compile_ahead(self, batch: Batch) -> None:
         """Run forward passes until nothing is left to compile."""
         for _ in range(_PASSES_AHEAD):
-            self.step(batch)
+            self.forward_backward(batch, last=True)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

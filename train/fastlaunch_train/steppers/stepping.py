@@ -9,7 +9,6 @@ from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
-from fastlaunch_train.steppers.graphed import GraphedStepper
 from fastlaunch_train.steppers.torch_stepper import TorchStepper
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
@@ -18,17 +17,27 @@ from fastlaunch_train.workloads.registry import WorkloadError
 class Stepper(Protocol):
     """What trains a model. Every rank calls every method, in the same order: sharded ranks meet in it."""
 
+    recipe: Recipe
+
     @property
     def model(self) -> nn.Module:
         """The model, compiled, wrapped and sharded; evaluation calls it under the precision's autocast."""
         ...
 
-    def step(self, batch: Batch) -> torch.Tensor:
-        """Do one optimizer step on this rank's `batch`; return its loss, detached and not waited for.
+    def zero_grad(self) -> None:
+        """Free or zero the gradients of the step before."""
+        ...
 
-        The loss is the mean over the recipe's micro-batches, each with its own mean. Raises RecipeError if
-        the batch does not divide into them, WorkloadError if the workload's loss is not a scalar.
+    def forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
+        """Add a micro-batch's gradients; return its loss, detached and not waited for.
+
+        last: of its step, so that the ranks exchange their gradients. Raises WorkloadError if the workload's
+        loss is not a scalar.
         """
+        ...
+
+    def update(self) -> None:
+        """Clip the gradients and update the parameters by them."""
         ...
 
     def scale_learning_rate(self, factor: float) -> None:
@@ -79,8 +88,6 @@ def build_stepper(
         from fastlaunch_train.steppers.deepspeed_engine import DeepSpeedStepper
 
         return DeepSpeedStepper(workload, recipe, precision, process, model)
-    if recipe.step_graph and process.device.type == "cuda" and process.world_size == 1:
-        return GraphedStepper(workload, recipe, precision, process, model)
     return TorchStepper(workload, recipe, precision, process, model)
 
 

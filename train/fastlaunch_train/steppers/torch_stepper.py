@@ -11,7 +11,7 @@ from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.parallel import Process, wrap_ddp
 from fastlaunch_train.models.compile import compile_model
 from fastlaunch_train.models.model_state import load_model_state, model_state
-from fastlaunch_train.models.precision import Precision, name_nondeterministic
+from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.models.prepare import prepare_model
 from fastlaunch_train.models.te_fp8 import fp8_recipe
 from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe
@@ -35,6 +35,7 @@ NUM_CALIBRATION_PASSES = 3
 class TorchStepper:
     """A `Stepper` of torch's own parts. `optimizer` updates the model's parameters, or masters of them."""
 
+    recipe: Recipe
     model: nn.Module
     optimizer: torch.optim.Optimizer | MasterWeights
 
@@ -42,7 +43,7 @@ class TorchStepper:
         self, workload: Workload, recipe: Recipe, precision: Precision, process: Process, model: nn.Module
     ) -> None:
         self._workload = workload
-        self._recipe = recipe
+        self.recipe = recipe
         self._precision = precision
         self._process = process
         # The state has its names, whatever wraps it.
@@ -78,26 +79,16 @@ class TorchStepper:
             self.optimizer = build_optimizer(workload, recipe, parameters, model)
             self._rates = LearningRates(self.optimizer)
 
-    def step(self, batch: Batch) -> torch.Tensor:
-        """Do one optimizer step on `batch`; return its loss."""
-        with phase("optimizer"):
-            self._zero_grad()
-        micro_batches = split_batch(batch, self._recipe.grad_accumulation)
-        with name_nondeterministic(self._recipe):
-            losses = [
-                self._forward_backward(micro_batch, last=index == len(micro_batches))
-                for index, micro_batch in enumerate(micro_batches, start=1)
-            ]
-            with phase("optimizer"):
-                self._update()
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-
     def scale_learning_rate(self, factor: float) -> None:
         """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
         self._rates.scale(factor)
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """Clip the gradients and update the parameters by them."""
+        with phase("optimizer"):
+            self._update()
+
+    def _update(self) -> None:
         scaler, max_norm = self._precision.scaler, self._workload.max_grad_norm
         if isinstance(self.optimizer, MasterWeights):
             assert scaler is None
@@ -124,22 +115,24 @@ class TorchStepper:
         # A step that is skipped lowers the scale, until that is 0.
         return before, (after < before) | (after == 0)
 
-    def _zero_grad(self) -> None:
+    def zero_grad(self) -> None:
+        """Free the gradients, or zero them if the recipe says so."""
         # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step.
         # So there have to be others to add them to.
-        graphs = self._recipe.compile_mode in CUDA_GRAPH_MODES
-        kept = graphs and (self._recipe.grad_accumulation > 1 or not self._recipe.set_to_none)
-        self.optimizer.zero_grad(set_to_none=self._recipe.set_to_none and not kept)
-        for parameter in self._native.parameters() if kept else ():
-            if parameter.grad is None and parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+        graphs = self.recipe.compile_mode in CUDA_GRAPH_MODES
+        kept = graphs and (self.recipe.grad_accumulation > 1 or not self.recipe.set_to_none)
+        with phase("optimizer"):
+            self.optimizer.zero_grad(set_to_none=self.recipe.set_to_none and not kept)
+            for parameter in self._native.parameters() if kept else ():
+                if parameter.grad is None and parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
 
-    def _forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
+    def forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
         """Add a micro-batch's gradients, exchanged between ranks if it is the `last`; return its loss.
 
         With fused blocks in FP8 the ranks meet after each micro-batch.
         """
-        if self._recipe.compile_mode in CUDA_GRAPH_MODES:
+        if self.recipe.compile_mode in CUDA_GRAPH_MODES:
             # From here on the CUDA graphs may overwrite the outputs of the step before.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._exchange(last):
@@ -148,19 +141,19 @@ class TorchStepper:
             check_loss(self._workload, loss)
             scaler = self._precision.scaler
             with phase("backward"):
-                share = loss if self._recipe.grad_accumulation == 1 else loss / self._recipe.grad_accumulation
+                share = loss if self.recipe.grad_accumulation == 1 else loss / self.recipe.grad_accumulation
                 (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
                 for magnitudes in self._magnitudes:
                     # Scales are by the largest of any rank, as Transformer Engine's. The next forward pass
                     # sets them, also that of a micro-batch.
                     torch.distributed.all_reduce(magnitudes, torch.distributed.ReduceOp.MAX)
         # A copy: the next micro-batch overwrites what a CUDA graph returned.
-        return loss.detach() if self._recipe.grad_accumulation == 1 else loss.detach().clone()
+        return loss.detach() if self.recipe.grad_accumulation == 1 else loss.detach().clone()
 
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
-        if self._recipe.grad_accumulation == 1:
+        if self.recipe.grad_accumulation == 1:
             return nullcontext()
-        if self._recipe.parallelism == "fsdp2":
+        if self.recipe.parallelism == "fsdp2":
             # This holds until the next call.
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
             return nullcontext()
@@ -170,7 +163,7 @@ class TorchStepper:
 
     def compile_ahead(self, batch: Batch) -> None:
         """Compile forward and backward on `batch`; put back buffers, but for new FP8 scales, and draws."""
-        new_scales = fresh_scales(self._native, self._recipe)
+        new_scales = fresh_scales(self._native, self.recipe)
         buffers = {
             name: buffer.clone()
             for name, buffer in self.model.named_buffers()
@@ -179,9 +172,9 @@ class TorchStepper:
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for _ in range(NUM_CALIBRATION_PASSES if new_scales else 1):
-                self._zero_grad()
-                self._forward_backward(split_batch(batch, self._recipe.grad_accumulation)[0], last=True)
-        self._zero_grad()
+                self.zero_grad()
+                self.forward_backward(split_batch(batch, self.recipe.grad_accumulation)[0], last=True)
+        self.zero_grad()
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 if name in buffers:
@@ -197,16 +190,16 @@ class TorchStepper:
             "optimizer": self.optimizer.state_dict(),
             "scaler": scaler.state_dict() if scaler else None,
         }
-        if self._recipe.parallelism != "fsdp2":
+        if self.recipe.parallelism != "fsdp2":
             return state
         whole: dict[str, Any] = fsdp.gather(state, keep=self._process.rank == 0)
         return whole
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
-        if self._recipe.parallelism == "fsdp2":
+        if self.recipe.parallelism == "fsdp2":
             state = fsdp.scatter(state, self._process)
-        load_model_state(self._native, state["model"], fp8_recipe=fp8_recipe(self._recipe))
+        load_model_state(self._native, state["model"], fp8_recipe=fp8_recipe(self.recipe))
         self.optimizer.load_state_dict(state["optimizer"])
         if self._precision.scaler is not None and state["scaler"] is not None:
             self._precision.scaler.load_state_dict(state["scaler"])
@@ -223,7 +216,7 @@ class TorchStepper:
                 value.copy_(weights[name])
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        if self._recipe.parallelism == "fsdp2":
+        if self.recipe.parallelism == "fsdp2":
             fsdp.reshard(self.model)
         named = {**dict(self._native.named_parameters()), **dict(self._native.named_buffers())}
         return {name: fsdp.local_shard(value.detach()) for name, value in named.items()}

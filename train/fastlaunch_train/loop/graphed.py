@@ -1,52 +1,58 @@
-"""Steps of which the GPU does the whole by one call: forward, backward and optimizer in one CUDA graph.
+"""A training step that the GPU does whole, by one call: forward, backward and optimizer in a CUDA graph.
 
 Where a step is many short kernels, the GPU waits for its host to launch them. A graph is launched at once.
 """
 
 import gc
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch.utils._pytree import tree_flatten
 
 from fastlaunch_train.data.batches import map_tensors
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.steppers.optimizers import MasterWeights
+from fastlaunch_train.steppers.stepping import Stepper
 from fastlaunch_train.steppers.torch_stepper import NUM_CALIBRATION_PASSES, TorchStepper, fresh_scales
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 
-class GraphedStepper(TorchStepper):
-    """A `TorchStepper` whose step is captured at the first batch and replayed from then on.
+def is_captured(workload: Workload, recipe: Recipe, process: Process) -> bool:
+    """Return whether the steps of a training are captured.
 
-    Every batch is copied to where the first one was, so all have its shapes. What a replay cannot do
-    otherwise is refused: another learning rate, another batch shape.
+    Raises RecipeError if they are, and the workload changes its learning rate, which a graph cannot.
+    """
+    on_one_gpu = process.device.type == "cuda" and process.world_size == 1
+    captured = recipe.step_graph and on_one_gpu and workload.trains
+    if captured and workload.has_schedule:
+        raise RecipeError(
+            f"recipe {recipe.label}: a captured step has one learning rate, and workload {workload.name} "
+            "changes it",
+            "use a recipe with step_graph=false",
+        )
+    return captured
+
+
+class CapturedStep:
+    """Does `step` of `stepper`: captures it at the first batch, and replays it from then on.
+
+    Every batch is copied to where the first one was, so all have its shapes; another shape is refused. The
+    graph updates the state that the stepper has when it is captured: load a checkpoint before.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        recipe: Recipe,
-        precision: Precision,
-        process: Process,
-        model: torch.nn.Module,
-    ) -> None:
-        if workload.has_schedule:
-            raise RecipeError(
-                f"recipe {recipe.label}: a captured step has one learning rate, and workload {workload.name} "
-                "changes it",
-                "use a recipe with step_graph=false",
-            )
-        super().__init__(workload, recipe, precision, process, model)
+    def __init__(self, stepper: Stepper, step: Callable[[Stepper, Batch], torch.Tensor]) -> None:
+        assert isinstance(stepper, TorchStepper)
+        self._stepper = stepper
+        self._step = step
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Batch = None
         self._loss = torch.zeros(())
 
-    def step(self, batch: Batch) -> torch.Tensor:
-        """Do one optimizer step on `batch`; return its loss."""
-        self._capture(batch)
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """Do one optimizer step on `batch`; return its loss. Raises RecipeError for one of another form."""
+        if self._graph is None:
+            self._capture(batch)
         assert self._graph is not None
         copy_batch(self._batch, batch)
         self._graph.replay()
@@ -56,30 +62,25 @@ class GraphedStepper(TorchStepper):
     def compile_ahead(self, batch: Batch) -> None:
         """Capture the step, and train nothing by it."""
         self._capture(batch)
-        torch.cuda.synchronize(self._process.device)
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned. The graph, which updates the state before, is captured anew."""
-        self._graph = None
-        super().load_state(state)
+        torch.cuda.synchronize()
 
     def _capture(self, batch: Batch) -> None:
-        if self._graph is not None:
-            return
+        stepper = self._stepper
         self._batch = map_tensors(torch.Tensor.clone, batch)
         # New scales keep what the passes find; those of a checkpoint stay.
-        new_scales = fresh_scales(self._native, self._recipe)
+        new_scales = fresh_scales(stepper.model, stepper.recipe)
         buffers = [
-            (buffer, buffer.clone()) for buffer in self.model.buffers() if id(buffer) not in new_scales
+            (buffer, buffer.clone()) for buffer in stepper.model.buffers() if id(buffer) not in new_scales
         ]
-        stream = torch.cuda.Stream(self._process.device)  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device()
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.random.fork_rng(devices=[self._process.device]), torch.cuda.stream(stream):
+        with torch.random.fork_rng(devices=[device]), torch.cuda.stream(stream):
             for number in range(NUM_CALIBRATION_PASSES):
-                self.optimizer.zero_grad(set_to_none=True)
+                stepper.optimizer.zero_grad(set_to_none=True)
                 # The first on the batch itself, whose outputs are compared with the eager model's.
-                self._forward_backward(self._batch if number else batch, last=True)
-            _prepare(self.optimizer)
+                stepper.forward_backward(self._batch if number else batch, last=True)
+            _prepare(stepper.optimizer)
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for buffer, before in buffers:
@@ -87,11 +88,12 @@ class GraphedStepper(TorchStepper):
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
         # Gradients are made in the graph, which overwrites them in every replay.
-        self.optimizer.zero_grad(set_to_none=True)
+        stepper.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._loss = TorchStepper.step(self, self._batch)
+        # Other threads may allocate meanwhile: a loader pins the memory of the batches that follow.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._loss = self._step(stepper, self._batch)
         self._graph = graph
 
 

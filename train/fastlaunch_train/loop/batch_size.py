@@ -10,6 +10,7 @@ from torch import nn
 
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import Process, agree
+from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.process.failures import is_out_of_memory
@@ -173,7 +174,7 @@ def _try_batches(
         request = probe_request(process, seed=seed, batch_size=batch_size * parts, dtype=computed_in(recipe))
         # The inputs of all micro-batches are in memory for the whole step.
         whole = next_batch(workload, workload.batches(request))
-        stepper.step(split_batch(whole, parts)[0])
+        train_step(stepper, split_batch(whole, parts)[0])
 
     def fits_all_ranks(batch_size: int) -> bool:
         return agree(process, [float(not fits(step, batch_size, process.device, model))])[0] == 0.0
