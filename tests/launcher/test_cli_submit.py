@@ -161,9 +161,9 @@ def test_rehearsal_names_what_it_does_not_cover(capsys: pytest.CaptureFixture[st
     err = capsys.readouterr().err
     assert "rehearsing for p5.48xlarge on this machine" in err
     assert re.search(r"^  nodes +2; here: 1$", err, re.MULTILINE)
-    assert "rehearsed with vit-tiny" in err and "rehearsed as bf16" in err
+    assert "rehearsed with vit-wide" in err and "rehearsed as bf16" in err
     (run,) = runs()
-    assert (run.workload, run.recipe, run.instance) == ("vit-tiny", "bf16", None)
+    assert (run.workload, run.recipe, run.instance) == ("vit-wide", "bf16", None)
 
 
 def test_rounds_end_when_all_is_settled(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,10 +95,10 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
     # A B, then B A.
     there, back = found.at()[:7], found.at()[:6:-1]
     assert [replace(job, seed=1, round=2) for job in there] == list(back)
-    assert {(job.steps, job.epochs, job.batch_size) for job in found.at()} == {(200, None, 8)}
+    assert {(job.steps, job.epochs, job.batch_size) for job in found.at()} == {(200, None, 12)}
     assert found.differences == (
         ("length", "3 epochs; made-up data have no end, so 200 steps"),
-        ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 8"),
+        ("workload", "distilbert-imdb at batch 12: rehearsed with distilbert-tiny at batch 12"),
         ("ranks", "4; here: 2"),
     )
     assert {job.workload for job in here("fusion").at()} == {"gelu:256x1024"}
@@ -107,14 +107,20 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
 def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
     found = here("fp8", replace(ONE_H200, modules=frozenset({"torch", "timm"})))
     assert [(job.workload, job.recipe.label, job.batch_size) for job in found.at()] == [
-        ("vit-huge", "bf16", 64)
+        *(("vit-huge", "bf16", 64), ("vit-huge", "bf16-fused", 128), ("vit-huge", "fp8-fused", 128)),
     ]
     assert "pip install '.[te]'" in found.differences[0][1]
-    assert len(found.differences) == len(EXPERIMENTS["fp8"].variants) - 1
+    assert len(found.differences) == len(EXPERIMENTS["fp8"].variants) - 3
     on_one = here("distilbert", ONE_H200)
     assert {job.num_gpus for job in on_one.at()} == {1}
     assert "it is for 4 GPUs, and here is 1 x NVIDIA H200" in on_one.differences[1][1]
     assert len(here("distilbert", replace(ONE_H200, devices=("NVIDIA H200",) * 8)).differences) == 1
+
+
+def test_without_a_gpu_the_fp8_experiment_compares_what_a_cpu_computes() -> None:
+    assert [(job.workload, job.recipe.label, job.batch_size) for job in here("fp8").at()] == [
+        ("vit-wide", recipe, 16) for recipe in ("bf16", "bf16-fused", "fp8-fused", "ao-fp8")
+    ]
 
 
 def test_length_evaluations_text_and_data_may_be_ones_own(tmp_path: Path) -> None:
@@ -173,16 +179,20 @@ def test_on_aws_each_variant_has_its_batch_and_what_an_instance_cannot_is_left_o
     assert [(job.recipe.label, job.batch_size, job.num_gpus) for job in jobs] == [
         *(("bf16", 64, 8), ("te-article", 64, 8), ("te-article", 128, 8), ("te-article-fp8", 128, 8)),
         *(("te-bf16", 64, 8), ("te-bf16", 128, 8), ("te-fp8", 128, 8)),
+        *(("bf16-fused", 128, 8), ("fp8-fused", 128, 8)),
     ]
-    assert request.skipped == ()
+    ((left_out, why),) = request.skipped
+    assert left_out.startswith("ao-fp8") and "needs torchao, which AWS's images lack" in why
     both = there("fp8", {"instances": ("p5.48xlarge", "p4d.24xlarge")})
     assert [name for name, _ in both.skipped] == [
         "te-article-fp8 on vit-huge at batch 128",
         "te-fp8 on vit-huge at batch 128",
+        "fp8-fused on vit-huge at batch 128",
+        "ao-fp8 on vit-huge at batch 128",
     ]
     assert "A100 40GB has 8.0" in both.skipped[0][1]
     on_each = [[job.recipe for job in both.at(one, "us-east-1")] for one in both.instances]
-    assert on_each[0] == on_each[1] and len(on_each[0]) == 5
+    assert on_each[0] == on_each[1] and len(on_each[0]) == 6
 
 
 def test_on_aws_an_arm_may_use_some_of_the_gpus() -> None:
@@ -227,7 +237,8 @@ def test_a_dry_run_of_an_experiment_says_each_batch_and_what_is_left_out(
     out, err = capsys.readouterr()
     assert " ".join(out.split()).startswith(
         "plan bf16; te-article; te-bf16: vit-huge at batch 64 for 200 steps, "
-        "te-article; te-bf16: vit-huge at batch 128 for 200 steps, one run after another, on one p4d.24xlarge"
+        "te-article; te-bf16; bf16-fused: vit-huge at batch 128 for 200 steps, one run after another, "
+        "on one p4d.24xlarge"
     )
     assert "left out: te-fp8 on vit-huge at batch 128: recipe te-fp8 cannot run on p4d.24xlarge" in err
 

@@ -221,10 +221,10 @@ def test_arguments_of_an_own_workload_reach_the_job(tmp_path: Path) -> None:
 def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out() -> None:
     found = jobs(local=True, instances=("p5.48xlarge",), recipes=("te-fp8",), batch_size=128)
     (job,) = found.at()
-    assert (job.workload, job.batch_size, job.num_gpus, job.instance) == ("vit-tiny", 8, 1, None)
+    assert (job.workload, job.batch_size, job.num_gpus, job.instance) == ("vit-wide", 16, 1, None)
     assert job.recipe.label == "bf16"
     assert found.differences == (
-        ("workload", "vit-huge at batch 128: rehearsed with vit-tiny at batch 8"),
+        ("workload", "vit-huge at batch 128: rehearsed with vit-wide at batch 16"),
         ("recipe", "te-fp8: FP8 needs an NVIDIA GPU, and there is none, rehearsed as bf16"),
         ("GPU", "8 x H100; here: CPU with 2 cores"),
         ("ranks", "8; here: 1"),
@@ -232,6 +232,15 @@ def test_rehearsal_without_a_gpu_uses_the_small_size_and_says_what_it_leaves_out
         ("image", "the container image, its driver and its libraries"),
         ("price", "nothing here tells what a step costs on p5.48xlarge"),
     )
+
+
+def test_fused_blocks_are_rehearsed_and_refused_for_a_width_that_their_kernels_lack() -> None:
+    (job,) = jobs(local=True, instances=("p5.48xlarge",), recipes=("bf16-fused",)).at()
+    assert (job.workload, job.batch_size, job.recipe.label) == ("vit-wide", 16, "bf16-fused")
+    for where in ({"local": True}, {"instances": ("p5.48xlarge",)}):
+        with pytest.raises(UserError, match="2048 or 2560, and it is 64") as caught:
+            jobs(**where, workload="vit-tiny", recipes=("bf16-fused",), batch_size=16)
+        assert "te-bf16" in (caught.value.hint or "")
 
 
 def test_rehearsal_with_a_gpu_that_can_keeps_the_job() -> None:

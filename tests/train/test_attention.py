@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Attention(nn.Module):
-    """Attends by torch's function, by hand, or not at all."""
+    """Attends by torch's function, by hand, not at all, or by hand where gradients are computed."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
         if self.kind == "sdpa":
             heads = nn.functional.scaled_dot_product_attention(heads, heads, heads)
-        elif self.kind == "by hand":
+        elif self.kind == "by hand" or (self.kind == "by grad mode" and torch.is_grad_enabled()):
             heads = (heads @ heads.transpose(-1, -2)).softmax(-1) @ heads
         return heads.transpose(1, 2).flatten(2)
 
@@ -45,7 +45,10 @@ def batch() -> Batch:
     return torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(8)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("sdpa", "flash_cpu"), ("by hand", "math"), ("without", "none")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("sdpa", "flash_cpu"), ("by hand", "math"), ("by grad mode", "math"), ("without", "none")],
+)
 def test_the_kernel_that_ran_is_named(bf16: Precision, kind: str, name: str) -> None:
     model = nn.Sequential(Attention(kind), nn.Dropout(0.5)).train()
     drawn = torch.get_rng_state()

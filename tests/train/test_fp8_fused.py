@@ -27,6 +27,7 @@ from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.recipes.rules import width_problem
 from fastlaunch_train.steppers.adafactor import Adafactor
 from fastlaunch_train.steppers.optimizers import check_optimizer
 from fastlaunch_train.steppers.stepping import build_stepper
@@ -370,7 +371,10 @@ def test_values_beyond_the_format_are_its_largest() -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"embed_dim": 192}, "multiple of 256"),
+        ({"embed_dim": 192}, "768, 1024, 1280"),
+        # Multiples of 256, which the kernel of LayerNorm's backward pass cannot hold in two powers of 2.
+        *(({"embed_dim": width}, "768, 1024, 1280") for width in (1792, 2816, 3328, 3584, 3840)),
+        ({"mlp_ratio": 3.75}, "multiple of 256"),
         ({"proj_drop_rate": 0.1}, "this model drops"),
         ({"drop_path_rate": 0.1}, "this model drops"),
         ({"qk_norm": True}, "q_norm"),
@@ -464,3 +468,12 @@ def test_what_does_not_go_together_is_refused(recipe: str, overrides: tuple[str,
     with pytest.raises(RecipeError) as refused:
         resolve_recipe(recipe, overrides)
     assert refused.value.hint
+
+
+def test_widths_that_the_kernels_take() -> None:
+    recipe = resolve_recipe("fp8-fused")
+    taken = {width for width in range(64, 4097, 64) if width_problem(recipe, width) is None}
+    assert taken == {
+        *(256, 512, 768, 1024, 1280, 1536, 2048, 2304, 2560, 3072, 4096),
+    }
+    assert width_problem(resolve_recipe("te-fp8"), 1792) is None

@@ -172,6 +172,24 @@ def test_what_is_wrong_is_refused_with_a_hint(name: str, overrides: str, word: s
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("label", "travelled"),
+    [
+        ("bf16", "fp32"),
+        ("bf16 wire_dtype=bf16", "bf16"),
+        ("bf16 parameter_dtype=bf16", "bf16"),
+        ("bf16 parameter_dtype=bf16-master", "bf16"),
+        ("fsdp2 parameter_dtype=bf16", "fp32"),
+        ("zero1 parameter_dtype=bf16-master", "fp32"),
+    ],
+)
+def test_a_record_says_what_gradients_travel_in(label: str, travelled: str) -> None:
+    name, *overrides = label.split()
+    recorded = resolve_recipe(name, overrides).to_record()
+    assert recorded["wire_dtype"] == travelled
+    assert Recipe.from_record(recorded).to_record() == recorded
+
+
 def test_a_record_of_the_first_schema_is_read() -> None:
     record = RECIPES["bf16"].to_record() | {"schema": 1, "blocks": "timm"}
     del record["fp8_format"], record["grad_accumulation"], record["loop"]

@@ -76,8 +76,8 @@ def test_the_users_function_is_called(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "small", "batch_size"),
     [
-        ("vit-huge", "vit-tiny", 64),
-        ("timm:vit_base_patch16_224", "vit-tiny", 64),
+        ("vit-huge", "vit-wide", 64),
+        ("timm:vit_base_patch16_224", "vit-wide", 64),
         ("hf-clm:EleutherAI/gpt-neo-2.7B", "gpt2-tiny", 4),
         ("hf-clm:./folder", "gpt2-tiny", 4),
         ("gelu:8x4", "gelu:8x4", 8),

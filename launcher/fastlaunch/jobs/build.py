@@ -257,8 +257,8 @@ def _adapt(
     is_small = not machine.devices and (is_rehearsed or variant.is_published)
     small = without_model(variant) if is_small else variant
     batch_size: int | str = small.workload.batch_size
-    if not machine.devices:
-        batch_size = min(small.workload.batch_size, _CPU_BATCH_SIZE)
+    if not machine.devices and small is variant:
+        batch_size = min(batch_size, _CPU_BATCH_SIZE)
     if isinstance(variant.batch_size, int) and small is not variant:
         # A batch meant for the real workload would only slow its stand-in down.
         batch_size = min(variant.batch_size, batch_size)

@@ -33,6 +33,7 @@ from fastlaunch_train.recipes.rules import (
     optimizer_problem,
     profile_problem,
     steps_problem,
+    width_problem,
 )
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, function_arguments, workload_info
 
@@ -215,6 +216,8 @@ def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
         )
     if recipe.pointwise != "written" and kind != "gelu":
         return UserError(f"{pair}, which writes out no pointwise functions", "give bf16, or --workload gelu")
+    if workload.width is not None and (too_wide := width_problem(recipe, workload.width)):
+        return UserError(f"{pair}: {too_wide[0]}", too_wide[1])
     optimizer = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
     if recipe.parallelism.startswith("zero") and optimizer == "adafactor":
         return UserError(f"{pair}: DeepSpeed cannot shard adafactor", "add --set optimizer=adamw")

@@ -36,7 +36,7 @@ def attention_backend(
     precision: Precision,
     loss: Callable[[nn.Module, Batch], torch.Tensor],
 ) -> str:
-    """Run a forward pass of `model` and return its attention kernels, joined by `+`.
+    """Run a forward pass of `model`, as training does, and return its attention kernels, joined by `+`.
 
     `flash`, `cudnn`, `efficient`, `flash_cpu`: torch's scaled_dot_product_attention. `math`: separate matrix
     products and softmax. `te:fused`, `te:flash`, `te:unfused`: Transformer Engine's choice, `te:unknown` if
@@ -48,8 +48,8 @@ def attention_backend(
     is_te = has_transformer_engine(model)
     # Dispatch modes do not take Transformer Engine's tensors, and it names its choice itself.
     listening = contextlib.nullcontext() if is_te else operators
-    # Through the loss, which knows what the model takes of a batch.
-    with preserve_state(model), torch.no_grad(), precision.autocast(), listening:
+    # Through the loss, which knows what the model takes of a batch; with gradients, which some kernels lack.
+    with preserve_state(model), precision.autocast(), listening:
         loss(model, batch)
     if is_te:
         return transformer_engine_backend()

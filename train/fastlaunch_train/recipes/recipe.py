@@ -138,4 +138,7 @@ class Recipe:
         resolved["overrides"] = dict(self.overrides)
         resolved["label"] = self.label
         resolved["schema"] = RECIPE_SCHEMA
+        # DDP exchanges gradients as they are, and those of bf16 parameters are bf16.
+        if self.parallelism == "ddp" and self.parameter_dtype != "fp32":
+            resolved["wire_dtype"] = "bf16"
         return resolved

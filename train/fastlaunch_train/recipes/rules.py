@@ -22,6 +22,8 @@ _TRAINING_FIELDS = (
     *("optimizer", "learning_rate", "optimizer_impl", "set_to_none", "grad_accumulation"),
     *("activation_checkpointing", "parallelism", "wire_dtype", "ddp_bucket_mb", "overlap_comm"),
 )
+#: The width of the tiles of fused blocks' kernels.
+_FUSED_MULTIPLE = 256
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
 
@@ -150,6 +152,20 @@ def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
     return (
         f"batch size {batch_size} is not a multiple of {multiple}, which {who}",
         f"give --batch-size {-(-batch_size // multiple) * multiple}",
+    )
+
+
+def width_problem(recipe: Recipe, width: int) -> Problem | None:
+    """Return why `recipe` cannot train a vision transformer of so many features; None if it can.
+
+    The kernels of fused blocks go over a row in tiles, and that of LayerNorm's backward pass holds it in two
+    parts, each a power of 2 wide.
+    """
+    if recipe.blocks != "fused" or (width % _FUSED_MULTIPLE == 0 and width.bit_count() <= 2):
+        return None
+    return (
+        f"fused blocks need a width such as 256, 512, 768, 1024, 1280, 1536, 2048 or 2560, and it is {width}",
+        f"use {'te-fp8' if recipe.precision == 'fp8' else 'te-bf16'}, or another model",
     )
 
 

@@ -27,6 +27,7 @@ class WorkloadInfo:
     #: For a training step, forward and backward, without recomputation; None: unknown.
     flops_per_sample: int | None = None
     num_parameters: int | None = None
+    width: int | None = None  #: features of a token of a vision transformer; None: another model, or unknown
     takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it has a use for
 
     @property
@@ -63,16 +64,27 @@ WORKLOADS: Mapping[str, WorkloadInfo] = {
             # 3 x forward less the patch embedding's input gradient; FlopCounterMode counts the same.
             flops_per_sample=763_504_000_000,
             num_parameters=632_199_400,
+            width=1280,
             batch_size=64,
-            small="vit-tiny",
+            small="vit-wide",
         ),
         WorkloadInfo(
             name="vit-tiny",
             description="a small ViT at 32 px, 10 classes, that two CPU cores train in seconds",
             module="fastlaunch_train.workloads.vit",
             sample_unit="images",
+            width=64,
             batch_size=8,
             small="vit-tiny",
+        ),
+        WorkloadInfo(
+            name="vit-wide",
+            description="a small ViT of a width and a batch that every recipe takes, for a CPU",
+            module="fastlaunch_train.workloads.vit",
+            sample_unit="images",
+            width=256,
+            batch_size=16,
+            small="vit-wide",
         ),
         WorkloadInfo(
             name="gpt2-xsmall",
@@ -149,7 +161,7 @@ def workload_info(name: str) -> WorkloadInfo:
             module="fastlaunch_train.workloads.vit",
             sample_unit="images",
             batch_size=64,
-            small="vit-tiny",
+            small="vit-wide",
         )
     if name.startswith("hf-clm:") and len(name) > len("hf-clm:"):
         return replace(

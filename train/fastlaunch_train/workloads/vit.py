@@ -1,6 +1,6 @@
-"""Image classification: the vision transformers `vit-huge` and `vit-tiny`, and any timm model."""
+"""Image classification: the vision transformers `vit-huge`, `vit-tiny` and `vit-wide`, and any timm model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -32,22 +32,24 @@ _TINY = {
     "num_heads": 4,
     "num_classes": 10,
 }
+_WIDE = {**_TINY, "patch_size": 8, "embed_dim": 256, "depth": 2}
+_SMALL: Mapping[str, Mapping[str, int]] = {"vit-tiny": _TINY, "vit-wide": _WIDE}
 _HUGE_SHAPE = ImageShape(size=224, num_classes=1000)
-_TINY_SHAPE = ImageShape(size=32, num_classes=10)
+_SMALL_SHAPE = ImageShape(size=32, num_classes=10)
 
 
 def build(name: str) -> Workload:
-    """Build `vit-huge`, `vit-tiny` or `timm:MODEL`.
+    """Build `vit-huge`, `vit-tiny`, `vit-wide` or `timm:MODEL`.
 
     Raises WorkloadError, naming the nearest, if timm has no such model.
     """
     if name == "vit-huge":
         flops = WORKLOADS[name].flops_per_sample
         return _workload(name, partial(_vision_transformer, **_HUGE), _HUGE_SHAPE, flops_per_sample=flops)
-    if name == "vit-tiny":
-        build_model = partial(_vision_transformer, **_TINY)
-        flops = _count(build_model, _TINY_SHAPE)
-        return _workload(name, build_model, _TINY_SHAPE, flops_per_sample=flops)
+    if name in _SMALL:
+        build_model = partial(_vision_transformer, **_SMALL[name])
+        flops = _count(build_model, _SMALL_SHAPE)
+        return _workload(name, build_model, _SMALL_SHAPE, flops_per_sample=flops)
     assert name.startswith("timm:")
     return _timm_workload(name)
 

@@ -28,10 +28,11 @@ from fastlaunch_train.models.fp8_fused.delayed_scaling import WEIGHTS, DelayedSc
 from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
 from fastlaunch_train.models.fp8_fused.weights import RoundedWeights
 from fastlaunch_train.models.te_blocks import te_arguments
-from fastlaunch_train.recipes.recipe import Recipe, RecipeError
+from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
+from fastlaunch_train.recipes.rules import width_problem
 
-#: The width of the tiles of LayerNorm's kernel.
-_WIDTH_MULTIPLE = 256
+#: The width of the kernels' tiles that go over an MLP's hidden values.
+_TILE_WIDTH = 256
 #: For rows, which are samples x tokens: products in FP8 have no other sizes; `rules.batch_multiple` knows it.
 _ROW_MULTIPLE = 16
 
@@ -337,7 +338,14 @@ def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> Non
     for block in blocks:
         _check_drops(block)
         te_arguments(block)  # raises RecipeError for what neither computes
-        _check_sizes(block)
+        mlp: Any = block.get_submodule("mlp")
+        refuse(width_problem(recipe, mlp.fc1.in_features), f"recipe {recipe.label}")
+        if mlp.fc1.out_features % _TILE_WIDTH:
+            raise RecipeError(
+                f"fused blocks need an MLP whose width is a multiple of {_TILE_WIDTH}, and it is "
+                f"{mlp.fc1.out_features}",
+                "use te-fp8, or another model",
+            )
     device = next(blocks.parameters()).device
     in_fp8 = recipe.precision == "fp8"
     scaling = DelayedScaling(len(blocks), recipe.amax_history, device) if in_fp8 else None
@@ -352,16 +360,6 @@ def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> Non
 def _weights(block: Any) -> Iterator[tuple[Slot, nn.Parameter]]:
     linears = block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2
     yield from zip(WEIGHTS, (linear.weight for linear in linears), strict=True)
-
-
-def _check_sizes(block: Any) -> None:
-    width = block.mlp.fc1.in_features
-    for what, size in (("width", width), ("MLP's width", block.mlp.fc1.out_features)):
-        if size % _WIDTH_MULTIPLE:
-            raise RecipeError(
-                f"fused blocks need a {what} that is a multiple of {_WIDTH_MULTIPLE}, and it is {size}",
-                "use te-fp8, or another model",
-            )
 
 
 def _check_drops(block: nn.Module) -> None:
