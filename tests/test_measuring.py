@@ -26,8 +26,8 @@ from benchmarks.measure import (
 from benchmarks.plan import PlannedRun, read_plan
 from fastlaunch.core.errors import BadFile
 from fastlaunch.measure.published import read_summaries
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
-from fastlaunch_train.records.records import read_record
 
 ARMS = """
 [[runs]]

@@ -121,10 +121,10 @@ def fill_ledger(home: Path) -> int:
     from fastlaunch.core.settings import Settings
     from fastlaunch.jobs.job import Job
     from fastlaunch.ledger.ledger import open_ledger
+    from fastlaunch.measure.record_files import read_record
     from fastlaunch.measure.summarize import summarize
     from fastlaunch.measure.summary import Interval
     from fastlaunch_train.recipes.recipes import resolve_recipe
-    from fastlaunch_train.records.records import read_record
 
     noise = random.Random(0)
     catalogue, today = load_catalogue(), datetime.date.today()
@@ -299,7 +299,8 @@ def bench_record() -> list[Result]:
     """`add` of every step, `add` of their block and the `flush`, per step, timed directly."""
     from fake_records import write_run
 
-    from fastlaunch_train.records.records import Block, RecordWriter, Step, read_record
+    from fastlaunch.measure.record_files import read_record
+    from fastlaunch_train.records.records import Block, RecordWriter, Step
 
     with tempfile.TemporaryDirectory() as folder:
         header = read_record(write_run(Path(folder, "fake"), steps=1)[0]).header

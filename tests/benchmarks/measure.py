@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.plan import PLAN, PlannedRun, read_plan, training_command
-from fastlaunch_train.records.records import RecordError, read_record
+from fastlaunch.measure.record_files import RecordError, read_record
 
 MEASUREMENTS = Path(__file__).parents[2] / "train" / "measurements"
 PACKED, LOG = "records.tar.xz", "log.txt"

@@ -23,7 +23,8 @@ from typing import Any
 
 from benchmarks.measure import run_logged
 from benchmarks.plan import Arm, read_arm, training_command
-from fastlaunch_train.records.records import STEP_PARTS, Profile, RankRecord, RecordError, read_record
+from fastlaunch.measure.record_files import RankRecord, RecordError, read_record
+from fastlaunch_train.records.records import STEP_PARTS, Profile
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The most important first.

@@ -19,7 +19,7 @@ from docker_daemon import DockerDaemon, daemon_with_base
 from small_base import base_image
 
 from fastlaunch.catalog.container_images import find_base_image, public_uri
-from fastlaunch_train.records.records import read_record
+from fastlaunch.measure.record_files import read_record
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 

@@ -17,9 +17,9 @@ from wheel_builder import make_wheel
 
 from fastlaunch.jobs.code_bundle import pack
 from fastlaunch.jobs.image_build import context_without_wheels, write_context
+from fastlaunch.measure.record_files import RankRecord, read_record
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
-from fastlaunch_train.records.records import RankRecord, read_record
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 

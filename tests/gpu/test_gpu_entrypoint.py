@@ -9,8 +9,8 @@ import pytest
 import torch
 from running_here import runnable
 
+from fastlaunch.measure.record_files import RankRecord, read_record
 from fastlaunch_train.recipes.recipes import RECIPES
-from fastlaunch_train.records.records import RankRecord, read_record
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from fastlaunch.measure.record_files import read_record
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.loop.batch_size import computed_in, probe_request
 from fastlaunch_train.models.fusion import describe_kernels
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import read_record
 from fastlaunch_train.steppers.forward_only import ForwardStepper
 from fastlaunch_train.workloads.contract import load_workload
 

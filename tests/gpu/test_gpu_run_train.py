@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastlaunch.measure.record_files import RankRecord, read_record
 from fastlaunch_train.distributed.fabric import logged_fabric
-from fastlaunch_train.records.records import RankRecord, read_record
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastlaunch.measure.record_files import RankRecord, read_record
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import (
@@ -13,10 +14,8 @@ from fastlaunch_train.records.records import (
     Eval,
     Phase,
     Profile,
-    RankRecord,
     RecordWriter,
     Step,
-    read_record,
     record_path,
 )
 from fastlaunch_train.workloads.registry import workload_info

@@ -17,13 +17,13 @@ from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.pooling import are_comparable, pool, run_times
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.measure.published import read_published, shipped_figures
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.cost import finish_json
 from fastlaunch.report.data import as_json
 from fastlaunch.report.table import as_overview, why
 from fastlaunch.report.text import answer
-from fastlaunch_train.records.records import read_record
 
 THEN = datetime.date(2023, 11, 15)
 

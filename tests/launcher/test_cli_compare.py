@@ -17,9 +17,10 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.lifecycle.evidence import measured_run as compared_run
 from fastlaunch.measure.published import shipped_figures
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary
-from fastlaunch_train.records.records import Check, Eval, read_record
+from fastlaunch_train.records.records import Check, Eval
 
 (FIGURES,) = (path for path in shipped_figures() if path.stem == "fp8-experiment")
 SHARE = ["--price-as", "p5en.48xlarge:1/8"]

@@ -18,9 +18,9 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.job import Job, Terms
 from fastlaunch.ledger.ledger import open_ledger
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import read_record
 
 OWN = "20261121-090312-k3f9"
 H100 = "NVIDIA H100 80GB HBM3"

@@ -9,7 +9,7 @@ import pytest
 from fake_train.processes import is_training, real_launcher, runs, wait_until
 
 from fastlaunch.core.plan import RunState
-from fastlaunch_train.records.records import read_record
+from fastlaunch.measure.record_files import read_record
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,24 +19,13 @@ from hypothesis import strategies as st
 from fastlaunch.analysis.suggest import Place, submit_command
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
+from fastlaunch.measure.record_files import Columns, RankRecord, read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import AllReduce, RunSummary, StepProfile, Timing, read_summary
 from fastlaunch_train.distributed.all_reduce import Bandwidth
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import (
-    RECORD_SCHEMA,
-    Block,
-    Check,
-    Columns,
-    End,
-    Eval,
-    Phase,
-    Profile,
-    RankRecord,
-    Step,
-    read_record,
-)
+from fastlaunch_train.records.records import RECORD_SCHEMA, Block, Check, End, Eval, Phase, Profile, Step
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from fake_records import write_run
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read_records
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import RankRecord
 
 ECHO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
 JOB = Job(workload="vit-huge", recipe=resolve_recipe("bf16"), batch_size=2, steps=20, num_gpus=2)

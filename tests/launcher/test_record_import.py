@@ -21,9 +21,9 @@ from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.ledger.ids import recorded_run_id
 from fastlaunch.lifecycle.importer import find_runs
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.steptime import read_series
 from fastlaunch.measure.summarize import summarize
-from fastlaunch_train.records.records import read_record
 
 HEADER = "workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source\n"
 ROW = "vit-huge,p5.48xlarge,1,bf16,64,8,0.199,2023-11-15,an article\n"

@@ -17,10 +17,10 @@ from fastlaunch.core.terminal import plain_output
 from fastlaunch.core.units import in_ms
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Run
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval, RunSummary, StepProfile
 from fastlaunch_train.recipes.recipes import RECIPES
-from fastlaunch_train.records.records import read_record
 
 
 @pytest.fixture(scope="module")

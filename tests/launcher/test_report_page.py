@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from fastlaunch.api.report import report
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UserError
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.steptime import NUM_POINTS, read_series, thin, wall_times_s
 from fastlaunch.report.page.page import cost_chart
-from fastlaunch_train.records.records import STEP_PARTS, Eval, Profile, read_record
+from fastlaunch_train.records.records import STEP_PARTS, Eval, Profile
 
 CHARGED = ("--price-as", "p5en.48xlarge:1/8")
 PROFILE = Profile(

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from fake_records import read_all, step_time_s, write_run
 
+from fastlaunch.measure.record_files import Columns
 from fastlaunch.measure.steptime import COMPILED_LATE, time_attempt
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary, Startup
-from fastlaunch_train.records.records import Columns, Eval, Phase, Step
+from fastlaunch_train.records.records import Eval, Phase, Step
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sh
 from fastlaunch.core.plan import PlanObject
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER
 from fastlaunch.jobs.code_bundle import code_files, pack
+from fastlaunch.measure.record_files import RankRecord, read_record
 from fastlaunch_train.node.protocol import NodeProgram, NodeRun
-from fastlaunch_train.records.records import RankRecord, read_record
 
 REGION = "us-east-1"
 BUCKET = f"runs-{REGION}"

@@ -51,8 +51,8 @@ from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
 from fastlaunch.lifecycle.world import StopRequest, default_context
+from fastlaunch.measure.record_files import read_record
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import read_record
 
 #: Seconds of the launcher and of the instances in one of ours.
 SCALE = 20.0

@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fastlaunch_train.records.records import End, RankRecord, read_record
+from fastlaunch.measure.record_files import RankRecord, read_record
+from fastlaunch_train.records.records import End
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(Path(__file__).parent / "workloads" / "tiny.py")

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from fastlaunch_train.records.records import RankRecord, read_record
+from fastlaunch.measure.record_files import RankRecord, read_record
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
 

@@ -12,9 +12,10 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch_train.loop.evaluation import is_better
 from fastlaunch_train.models.model_state import preserve_state
-from fastlaunch_train.records.records import Eval, RankRecord
+from fastlaunch_train.records.records import Eval
 
 EVALUATED = f"{TINY}:evaluated"
 #: 24 steps, evaluated every 7.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fastlaunch_train.records.records import RankRecord, read_record
+from fastlaunch.measure.record_files import RankRecord, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "train" / "fastlaunch_train"

@@ -13,10 +13,10 @@ import torch
 from scripts import environment, record, run, script, start
 
 from fastlaunch.core.data import to_data
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import read_summary
 from fastlaunch_train.loop.counting import SampleCounter
-from fastlaunch_train.records.records import read_record
 from fastlaunch_train.script.recording import Recording
 from fastlaunch_train.script.settings import read_settings
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from scripts import record, run, start
 
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipe import RecipeError
-from fastlaunch_train.records.records import Device, read_record
+from fastlaunch_train.records.records import Device
 from fastlaunch_train.script.__main__ import main
 from fastlaunch_train.script.checkpoints import Note, Packer, restore, steps_done, write_note
 from fastlaunch_train.script.command import script_name, under_torchrun, with_folders

@@ -11,9 +11,10 @@ from scripts import record, run
 
 from fastlaunch.core.plan import RunState
 from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.process.torchrun import FIRST_FAILED
-from fastlaunch_train.records.records import End, RecordWriter, read_record, record_path
+from fastlaunch_train.records.records import End, RecordWriter, record_path
 from fastlaunch_train.script.ending import Ending, complete_records
 from fastlaunch_train.script.ranks import KEPT_BEFORE_STOP, Agreed, Meeting
 from fastlaunch_train.script.recording import Recording

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import ALONE
 
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch_train.loop.attribution import Event, ProfileError, StepParts, attribute
 from fastlaunch_train.loop.profiling import NUM_STEPS, NUM_WARMUP_STEPS, events_of, profile_steps
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.records.records import Profile, RankRecord
+from fastlaunch_train.records.records import Profile
 
 PHASES = ("data", "forward", "backward", "optimizer")
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

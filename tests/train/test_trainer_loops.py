@@ -6,10 +6,10 @@ import pytest
 import torch
 from entrypoint import TINY, arguments, end_of, ended, losses, record, run_command, trained
 
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch_train.loop.trainers.adapter import StepLoss, check_trainer
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.records.records import RankRecord
 from fastlaunch_train.workloads.contract import load_workload
 
 CPU = torch.device("cpu")

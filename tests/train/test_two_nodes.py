@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from entrypoint import ROOT
 
-from fastlaunch_train.records.records import RankRecord, read_record
+from fastlaunch.measure.record_files import RankRecord, read_record
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 

@@ -17,8 +17,8 @@ from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.display import Progress, RecordTail, describe
 from fastlaunch.measure.outcome import contradictions, read_records
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch_train.node.protocol import CHECKPOINT
-from fastlaunch_train.records.records import RankRecord
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary

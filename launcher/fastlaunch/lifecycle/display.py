@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from fastlaunch.core.terminal import printable, raw_output, report_line
 from fastlaunch.core.units import rounded
+from fastlaunch.measure.record_files import MAX_LINE_BYTES, header_problem, line_problem
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.records.records import (
-    BUILD_CHECKS,
-    BUILD_MODEL,
-    BUILD_STEPS,
-    KINDS,
-    MAX_LINE_BYTES,
-    SCRIPT_PHASE,
-    header_problem,
-    line_problem,
-)
+from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS, KINDS, SCRIPT_PHASE
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -28,17 +28,11 @@ from fastlaunch.lifecycle.evidence import measured_run
 from fastlaunch.lifecycle.importer import ARCHIVE_SUFFIXES, RUN_FILE, RUN_SCHEMA, unpacked
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.outcome import read_records
+from fastlaunch.measure.record_files import SUFFIXES, DamagedFile, RecordError, open_unpacked, read_header
 from fastlaunch.measure.steptime import RankSeries, read_series
 from fastlaunch.measure.summary import WORDS
 from fastlaunch.report.trackers import TrackedRun, tracked_run
-from fastlaunch_train.records.records import (
-    FROM_CACHE,
-    SUFFIXES,
-    DamagedFile,
-    RecordError,
-    open_unpacked,
-    read_header,
-)
+from fastlaunch_train.records.records import FROM_CACHE
 
 #: A folder with such a name would be taken for an archive.
 _OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".tbz2", ".7z")

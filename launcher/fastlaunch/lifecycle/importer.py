@@ -24,8 +24,7 @@ from fastlaunch.ledger.ids import published_run_id, recorded_run_id
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.measure.outcome import read_records
 from fastlaunch.measure.published import read_published
-from fastlaunch.measure.summary import RunSummary, read_summary
-from fastlaunch_train.records.records import (
+from fastlaunch.measure.record_files import (
     SUFFIXES,
     RankRecord,
     RecordError,
@@ -33,6 +32,7 @@ from fastlaunch_train.records.records import (
     open_unpacked,
     read_header,
 )
+from fastlaunch.measure.summary import RunSummary, read_summary
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.xz")
 _SUFFIXES = (*SUFFIXES, ".csv", *ARCHIVE_SUFFIXES)

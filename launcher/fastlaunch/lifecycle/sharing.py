@@ -24,7 +24,7 @@ from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
 from fastlaunch.lifecycle.describe import measured_to_dict
 from fastlaunch.lifecycle.export import Words, compress, plain_name, record_files, without_words
 from fastlaunch.lifecycle.importer import RUN_FILE, RUN_SCHEMA, ImportedRun, find_runs, unpacked
-from fastlaunch_train.records.records import RecordError, open_unpacked, read_header
+from fastlaunch.measure.record_files import RecordError, open_unpacked, read_header
 
 #: The most bytes of one run.
 MAX_PACKED_BYTES = 2**28

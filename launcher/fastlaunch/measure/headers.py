@@ -6,10 +6,11 @@ from itertools import islice
 from typing import Any
 
 from fastlaunch.core.units import first_names
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch.measure.summary import VERSION, WORDS
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.records.contents import version_of
-from fastlaunch_train.records.records import SILENT, RankRecord
+from fastlaunch_train.records.records import SILENT
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
 #: Fields of a recipe that override the workload's, which headers record too.

@@ -9,8 +9,7 @@ from fastlaunch.core.errors import BadFile
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.measure.headers import is_silent, resolved_record
-from fastlaunch_train.node.protocol import is_echo
-from fastlaunch_train.records.records import (
+from fastlaunch.measure.record_files import (
     MAX_RECORD_BYTES,
     MAX_RECORD_MEMORY,
     RankRecord,
@@ -18,6 +17,7 @@ from fastlaunch_train.records.records import (
     TooLarge,
     read_record,
 )
+from fastlaunch_train.node.protocol import is_echo
 
 #: Limits on reading a run, in files and in memory: a million steps of eight ranks, each in its own block.
 MAX_RUN_BYTES = 2**32

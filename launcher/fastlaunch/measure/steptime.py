@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlaunch.measure.outcome import read_records
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch.measure.summary import Interval, Timing
-from fastlaunch_train.records.records import Block, Eval, Phase, RankRecord
+from fastlaunch_train.records.records import Block, Eval, Phase
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -25,6 +25,7 @@ from fastlaunch.measure.headers import (
     recipe_schema,
     variant_of,
 )
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch.measure.steptime import COMPILED_LATE, NoTiming, compiled_late, time_attempt
 from fastlaunch.measure.summary import (
     AllReduce,
@@ -47,7 +48,6 @@ from fastlaunch_train.records.records import (
     UNRECORDED_PHASE,
     Check,
     Eval,
-    RankRecord,
 )
 
 #: Statuses from best to worst; of several ranks, the one closest to the cause counts.

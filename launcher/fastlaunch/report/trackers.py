@@ -24,10 +24,10 @@ import numpy as np
 from fastlaunch.analysis.pricing import reciprocal, samples_per_usd
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.errors import UserError
+from fastlaunch.measure.record_files import RankRecord
 from fastlaunch.measure.steptime import wall_times_s
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
-from fastlaunch_train.records.records import RankRecord
 
 #: The experiment or project of the runs.
 EXPERIMENT = "fastlaunch"

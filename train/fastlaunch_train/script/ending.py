@@ -18,11 +18,8 @@ from fastlaunch_train.records.records import (
     End,
     Line,
     Phase,
-    RankRecord,
-    RecordError,
     RecordWriter,
     complete_record,
-    read_record,
     record_path,
 )
 
@@ -39,6 +36,16 @@ class Ending:
     wall_s: float
     is_hang: bool = False  # whether it was ended, and what its ranks say of that is not why
     devices: Sequence[Device] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recorded:
+    """What a rank has recorded."""
+
+    path: Path
+    header: dict[str, Any]
+    end: End | None
+    num_steps: int  # the last step
 
 
 def complete_records(
@@ -86,7 +93,7 @@ def complete_records(
             End(
                 status=end.status,
                 message=end.message,
-                num_steps=record.steps[-1].step if record.steps else 0,
+                num_steps=record.num_steps,
                 peak_memory_gib=recorded_end.peak_memory_gib if recorded_end else None,
             ),
         )
@@ -149,13 +156,23 @@ def _unrecorded(directory: Path) -> Phase | None:
     return Phase(name=UNRECORDED_PHASE, seconds=0.0, step=0, detail=detail)
 
 
-def _read(directory: Path, attempt: int) -> list[RankRecord]:
-    """Return the records of this machine's ranks; one that ended before its header leaves none."""
+def _read(directory: Path, attempt: int) -> list[_Recorded]:
+    """Return what this machine's ranks have recorded; one that ended before its header leaves no record."""
     records = []
     for path in sorted(directory.glob(f"rank-*-attempt-{attempt}.jsonl")):
-        try:
-            records.append(read_record(path))
-        except RecordError:
-            if path.stat().st_size == 0:
-                path.unlink()
+        header, end, num_steps = None, None, 0
+        with path.open("rb") as file, suppress(ValueError):  # a half line, which a killed rank leaves
+            for text in file:
+                line = json.loads(text)
+                kind = line.pop("kind")
+                if kind == "header":
+                    header = line
+                elif kind == "step":
+                    num_steps = line["step"]
+                elif kind == "end":
+                    end = End(**line)
+        if header is not None:
+            records.append(_Recorded(path=path, header=header, end=end, num_steps=num_steps))
+        elif path.stat().st_size == 0:
+            path.unlink()
     return records

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.records.records import SPLITS
 from fastlaunch_train.script.ending import note_unrecorded
 from fastlaunch_train.script.recording import Recording, counted
 from fastlaunch_train.script.settings import read_settings
@@ -74,6 +75,8 @@ def evaluate(
     `validation` or `test`. num_samples: how many were scored, 0 if not known. Raises TypeError for several
     metrics, ValueError for another split or no number at all.
     """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, not {' or '.join(SPLITS)}")
     named = {name: value for name, value in {"accuracy": accuracy, **metrics}.items() if value is not None}
     if len(named) > 1:
         raise TypeError(f"one metric is recorded, not {', '.join(named)}")
@@ -82,7 +85,7 @@ def evaluate(
     recording = current()
     if recording is not None:
         metric, value = next(iter(named.items()), (None, None))
-        recording.evaluate(loss, metric, value, split, num_samples)
+        recording.evaluate(loss, metric, value, split, counted(num_samples))
 
 
 def checkpoint_due() -> bool:

@@ -61,6 +61,13 @@ class BatchCount:
     num_tokens: int
     num_padding: int | torch.Tensor = 0  #: may be a scalar tensor on the device, which is read later
 
+    def __post_init__(self) -> None:
+        if type(self.num_tokens) is not int or not 0 <= self.num_tokens <= MAX_INTEGER:
+            raise WorkloadError(
+                f"a batch of {self.num_tokens!r} tokens is no count",
+                "give BatchCount a whole number from 0 on",
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
