@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.models.compile import compile_model, num_compiles
+from fastlaunch_train.models.prepare import compile_model, num_compiles
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
@@ -83,7 +83,7 @@ def test_a_model_without_blocks_is_told_what_to_do() -> None:
 def test_what_a_process_before_has_compiled_is_counted_as_cached(tmp_path: Path) -> None:
     program = (
         "import torch; from torch import nn\n"
-        "from fastlaunch_train.models.compile import compile_model, num_cached\n"
+        "from fastlaunch_train.models.prepare import compile_model, num_cached\n"
         "from fastlaunch_train.recipes.recipes import resolve_recipe\n"
         "class Twice(nn.Linear):\n"
         "    def forward(self, x): return 2 * super().forward(x)\n"

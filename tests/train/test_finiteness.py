@@ -11,7 +11,7 @@ from toy import ALONE
 
 from fastlaunch_train.checks.finiteness import first_names, not_finite, trained
 from fastlaunch_train.loop.checkpoint import Checkpointing, Identity, latest_checkpoint
-from fastlaunch_train.loop.timing import PhaseClock
+from fastlaunch_train.loop.training import PhaseClock
 from fastlaunch_train.process.failures import NanLossError
 from fastlaunch_train.records.records import RecordWriter
 

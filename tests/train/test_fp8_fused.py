@@ -18,10 +18,9 @@ from fastlaunch_train.loop.graphed import copy_batch
 from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.fp8_fused import attention, block, reference
 from fastlaunch_train.models.fp8_fused.attention import side_by_side
-from fastlaunch_train.models.fp8_fused.block import replace_blocks
+from fastlaunch_train.models.fp8_fused.block import PatchProduct, patches_by_product, replace_blocks
 from fastlaunch_train.models.fp8_fused.context import fused_passes
 from fastlaunch_train.models.fp8_fused.delayed_scaling import WEIGHTS, DelayedScaling, Slot
-from fastlaunch_train.models.fp8_fused.patches import PatchProduct, patches_by_product
 from fastlaunch_train.models.fp8_fused.weights import rounded_weights
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import setup_precision

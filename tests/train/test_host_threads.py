@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fastlaunch_train.process.host_threads import default_num_workers, limit_cpu_threads
+from fastlaunch_train.process.machine import default_num_workers, limit_cpu_threads
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 

@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
 from fastlaunch_train.loop.recorder import Recorder
-from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.loop.train import TrainingLoop
-from fastlaunch_train.loop.training import Training
+from fastlaunch_train.loop.training import PhaseClock, Training
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.process.device import DeviceState
 from fastlaunch_train.process.failures import InterruptedRun, NanLossError

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.recipes.advice import caveats
 from fastlaunch_train.recipes.recipe import (
     CHOICES,
     RECIPE_SCHEMA,
@@ -17,7 +16,7 @@ from fastlaunch_train.recipes.recipe import (
     RecipeError,
 )
 from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, resolve_recipe
-from fastlaunch_train.recipes.requirements import Capabilities
+from fastlaunch_train.recipes.requirements import Capabilities, caveats
 
 NAMES = tuple(RECIPES)
 

@@ -14,14 +14,13 @@ from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.records.records import Device
-from fastlaunch_train.script.__main__ import main
+from fastlaunch_train.script.__main__ import main, script_name, under_torchrun, with_folders
 from fastlaunch_train.script.checkpoints import Note, Packer, restore, steps_done, write_note
-from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
 from fastlaunch_train.script.devices import parse_sample
 
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
-*name*) echo "NVIDIA H200, 143771, 580.65.06, 700.00"; exit;;
+*name*) echo "NVIDIA H200, 143771, 580.65.06, 700.00, 1980"; exit;;
 esac
 while :; do echo "0, 87, 20480, 512.5"; echo "1, [N/A], 10240, 500.0"; sleep 0.1; done
 """
@@ -54,11 +53,8 @@ def test_gpus_are_sampled_from_outside_and_a_script_without_steps_does_not_hang(
     assert run(tmp_path, "import time; time.sleep(0.5)", "--hang-timeout", "0.1", PATH=path) == (0, "")
     found = record(tmp_path)
     machine = found.header["machine"]
-    assert (machine["device_type"], machine["device_name"], machine["power_limit_w"]) == (
-        "cuda",
-        "NVIDIA H200",
-        700.0,
-    )
+    assert (machine["device_type"], machine["device_name"]) == ("cuda", "NVIDIA H200")
+    assert (machine["power_limit_w"], machine["max_clock_mhz"]) == (700.0, 1980.0)
     assert {(line.gpu, line.utilization, line.memory_gib) for line in found.devices} == {
         (0, 0.87, 20.0),
         (1, None, 10.0),

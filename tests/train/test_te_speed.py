@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastlaunch_train.models.te_speed import (
+from fastlaunch_train.models.te_blocks import (
     CUDNN_NORM_SWITCHES,
     UnpackQKV,
     prefer_cudnn_norm,

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch_train.loop.recorder import Recorder
-from fastlaunch_train.loop.timing import MAX_BLOCK_STEPS, WARMUP_STEPS, next_block_steps
+from fastlaunch_train.loop.recorder import MAX_BLOCK_STEPS, WARMUP_STEPS, Recorder, next_block_steps
 from fastlaunch_train.records.records import RecordWriter
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from entrypoint import TINY, arguments, run
 
-from fastlaunch_train.process.tracebacks import TracebackFile, leave_traceback, traceback_path
+from fastlaunch_train.process.failures import TracebackFile, leave_traceback, traceback_path
 
 NAME = "traceback-rank-00000-attempt-1.txt"
 
@@ -41,7 +41,7 @@ def test_without_a_failure_there_is_no_file_and_a_disk_that_refuses_hides_none(t
 def test_a_crash_in_native_code_says_where_python_stood(tmp_path: Path) -> None:
     body = (
         "import sys, os, signal, pathlib\n"
-        "from fastlaunch_train.process.tracebacks import TracebackFile\n"
+        "from fastlaunch_train.process.failures import TracebackFile\n"
         "file = TracebackFile(pathlib.Path(sys.argv[1]))\n"
         "def native():\n    os.kill(os.getpid(), signal.SIGABRT)\n"
         "native()\n"

@@ -16,9 +16,8 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.jobs.data_sources import MADE_UP, reads_text
 from fastlaunch.jobs.job import Inputs, Variant
 from fastlaunch.jobs.options import OPTIONS, Options
-from fastlaunch_train.recipes.advice import stand_in
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
-from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.recipes.recipes import resolve_recipe, stand_in
 from fastlaunch_train.recipes.requirements import (
     Capabilities,
     Version,

@@ -5,14 +5,15 @@ nvidia-smi's XML says why a clock is lower than it could be: `clocks_event_reaso
 """
 
 import re
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.process.device import nvidia_smi
 from fastlaunch_train.process.failures import HardwareError
 
 #: Long enough to be warm, and for nvidia-smi to answer three times of eight GPUs.
@@ -36,10 +37,11 @@ def check_clocks_under_load(
 
     The first rank of a machine checks all of its GPUs. Raises HardwareError there if every report shows a
     hardware slowdown; a sudden load may cause a short one.
-    look: returns what `nvidia-smi -q -x` says.
+    look: returns what `nvidia-smi -q -x` says; nothing where that fails, which the machine's agent judges.
     """
     with ThreadPoolExecutor(1) as pool:
-        looks = pool.submit(_looks, look or _nvidia_smi, load_s) if process.local_rank == 0 else None
+        ask = look or partial(nvidia_smi, "-q", "-x")
+        looks = pool.submit(_looks, ask, load_s) if process.local_rank == 0 else None
         _load(process.device, load_s)
         reports = looks.result() if looks else []
     lasting = lasting_reasons(reports)
@@ -97,14 +99,3 @@ def _load(device: torch.device, seconds: float) -> None:
         # Leave no trace in the memory statistics of the training.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def _nvidia_smi() -> str:
-    """Return its report; "" where it has none, which the agent of the machine judges."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "-q", "-x"], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from fastlaunch_train.models.ort import ort_problem
-from fastlaunch_train.recipes.advice import stand_in
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
-from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.recipes.recipes import RECIPES, stand_in
 from fastlaunch_train.recipes.requirements import (
     EXTRAS,
     INSTALL_EXTRA,

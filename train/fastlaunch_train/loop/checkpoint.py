@@ -27,7 +27,7 @@ from fastlaunch_train.distributed.parallel import (
     gather_object,
 )
 from fastlaunch_train.loop.evaluation import Evaluations
-from fastlaunch_train.loop.timing import PhaseClock
+from fastlaunch_train.loop.training import PhaseClock
 from fastlaunch_train.process.failures import NanLossError, unsaved
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError
 from fastlaunch_train.steppers.optimizers import optimizer_name

@@ -17,17 +17,40 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch_train.loop.timing import MAX_BLOCK_STEPS
 from fastlaunch_train.process.device import SAMPLED_S, DeviceMonitor, memory_gib
 from fastlaunch_train.records.records import Block, RecordWriter, Step
 
 if TYPE_CHECKING:
     import torch
 
+#: A block ends here, so that the warm-up steps can be cut off.
+WARMUP_STEPS = 10
+BLOCK_S = 1.0
+#: The most steps in a block, which bounds the loss buffer.
+MAX_BLOCK_STEPS = 1000
 #: Returns, for each step of a block, the fields of its line other than times.
 Details = Callable[[], Sequence[Mapping[str, Any]]]
 #: Placeholder in the list for a loss that is still on the device; compared by identity.
 _ON_DEVICE = float("nan")
+
+
+def next_block_steps(
+    *, next_step: int, first_step: int, last_step: int, step_time_s: float, every: Sequence[int]
+) -> int:
+    """Return how many steps the block has that begins at `next_step`: about a second, at least one step.
+
+    The first step stands alone and the block after it ends with the warm-up, so that both can be cut off.
+    A block ends at `last_step` and at every checkpoint and evaluation: `every` so many steps, 0 for none.
+    """
+    num_steps = max(1, round(min(BLOCK_S / step_time_s if step_time_s > 0 else math.inf, MAX_BLOCK_STEPS)))
+    end = next_step + num_steps - 1
+    if next_step == first_step:
+        end = next_step
+    elif next_step < first_step + WARMUP_STEPS:
+        end = min(end, first_step + WARMUP_STEPS - 1)
+    for interval in filter(None, every):
+        end = min(end, -(-next_step // interval) * interval)
+    return min(end, last_step) - next_step + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +266,6 @@ class Recorder:
 def _num_compiles() -> int:
     if "torch._dynamo" not in sys.modules:
         return 0
-    from fastlaunch_train.models.compile import num_compiles
+    from fastlaunch_train.models.prepare import num_compiles
 
     return num_compiles()

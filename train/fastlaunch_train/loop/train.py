@@ -23,15 +23,14 @@ from fastlaunch_train.loop.counting import SampleCounter
 from fastlaunch_train.loop.evaluation import Evaluations, rehearse
 from fastlaunch_train.loop.graphed import CapturedStep, is_captured
 from fastlaunch_train.loop.profiling import profile_steps
-from fastlaunch_train.loop.recorder import ClosedBlock, Recorder
-from fastlaunch_train.loop.timing import next_block_steps
+from fastlaunch_train.loop.recorder import ClosedBlock, Recorder, next_block_steps
 from fastlaunch_train.loop.training import Training
-from fastlaunch_train.models.compile import num_cached
 from fastlaunch_train.models.fusion import describe_kernels
 from fastlaunch_train.models.precision import name_nondeterministic
+from fastlaunch_train.models.prepare import num_cached
 from fastlaunch_train.process.device import DeviceMonitor
 from fastlaunch_train.process.failures import InterruptedRun, NanLossError
-from fastlaunch_train.process.host_threads import limit_cpu_threads
+from fastlaunch_train.process.machine import limit_cpu_threads
 from fastlaunch_train.records.records import FROM_CACHE
 from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.steppers.stepping import Stepper

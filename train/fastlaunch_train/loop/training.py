@@ -1,17 +1,52 @@
-"""`Training`: everything that a loop needs, built."""
+"""`Training`: everything that a loop needs, built; and `PhaseClock`, for work that is no step."""
 
+import contextlib
+import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
+
 from fastlaunch_train.checks.compiled_model import CompiledModelCheck
 from fastlaunch_train.distributed.parallel import Process
-from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.records.records import RecordWriter
+from fastlaunch_train.records.records import Phase, RecordWriter
 from fastlaunch_train.steppers.stepping import Stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
+
+log = logging.getLogger("fastlaunch_train")
+
+
+class PhaseClock:
+    """Times work other than steps and records it as a phase."""
+
+    def __init__(self, writer: RecordWriter, device: torch.device) -> None:
+        self._writer = writer
+        self._device = device
+
+    def __call__(self, name: str, work: Callable[[], str | None], *, step: int = 0) -> float:
+        """Do `work` as the phase `name`; return its seconds. What `work` returns becomes the detail."""
+        started = time.perf_counter()
+        return self._done(name, started, step, work())
+
+    @contextlib.contextmanager
+    def during(self, name: str, detail: str) -> Iterator[None]:
+        """A context that is a phase, recorded unless it ends with an exception."""
+        started = time.perf_counter()
+        yield
+        self._done(name, started, 0, detail)
+
+    def _done(self, name: str, started: float, step: int, detail: str | None) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - started
+        self._writer.add(Phase(name=name, seconds=seconds, step=step, detail=detail))
+        self._writer.flush()
+        log.info("%s: %.1f s%s", name, seconds, f" ({detail})" if detail else "")
+        return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,8 @@ def convert_model(
 
         replace_blocks(model, blocks, contexts=contexts, layer_factory=layer_factory)
     elif recipe.blocks == "fused":
+        from fastlaunch_train.models.fp8_fused.block import patches_by_product
         from fastlaunch_train.models.fp8_fused.block import replace_blocks as replace_by_fused
-        from fastlaunch_train.models.fp8_fused.patches import patches_by_product
 
         if recipe.last_block == "class_token" and getattr(model, "global_pool", None) != "token":
             raise RecipeError(

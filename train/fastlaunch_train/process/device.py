@@ -1,5 +1,10 @@
-"""A device while it trains: clock, power, temperature and memory. torch is imported only for a GPU."""
+"""Ask a GPU how it is, through NVML while it trains and nvidia-smi otherwise; and the memory of a device.
 
+torch is imported only for a GPU.
+"""
+
+import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,3 +84,50 @@ def memory_gib(device: "torch.device | None") -> tuple[float | None, float | Non
         return None, None
     peak_kib = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), None)
     return None, round(peak_kib / 2**20, 3) if peak_kib else None
+
+
+def nvidia_smi(*arguments: str) -> str:
+    """Return what nvidia-smi says; nothing without an NVIDIA driver, or if it fails."""
+    try:
+        return subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def visible_gpus() -> list[str]:
+    """Return nvidia-smi's option for the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [f"--id={visible}"] if visible else []
+
+
+def gpu_facts(*options: str) -> dict[str, Any]:
+    """Return what a header's `machine` says of the GPUs, by the first of them; empty without one.
+
+    options: of nvidia-smi, such as those of `visible_gpus`.
+    """
+    fields = ("name", "memory.total", "driver_version", "power.limit", "clocks.max.sm")
+    query = (f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options)
+    gpus = [[cell.strip() for cell in line.split(",")] for line in nvidia_smi(*query).splitlines()]
+    if not gpus or len(gpus[0]) != len(fields):
+        return {}
+    name, memory_mib, driver, power_limit_w, max_clock_mhz = gpus[0]
+    mib = number_or_none(memory_mib)
+    return {
+        "device_type": "cuda",
+        "device_name": name,
+        "num_devices": len(gpus),
+        "memory_gib": None if mib is None else round(mib / 1024, 2),
+        "driver": driver,
+        "power_limit_w": number_or_none(power_limit_w),
+        "max_clock_mhz": number_or_none(max_clock_mhz),
+    }
+
+
+def number_or_none(text: str) -> float | None:
+    """Return the number; None for another text, such as [N/A] or [Not Supported]."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,6 +1,10 @@
-"""The recipes by name, and overrides. A recipe is reproducible from its name and its overrides. No torch."""
+"""The recipes by name, their overrides, and which one trains in place of another. No torch.
 
-from collections.abc import Iterable, Mapping
+A recipe is reproducible from its name and its overrides.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -236,3 +240,43 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = get_close_matches(name, names, n=3, cutoff=0.5)
     return (f"did you mean {' or '.join(near)}? " if near else "") + f"known: {', '.join(names)}"
+
+
+#: What trains in place of a recipe that cannot run; anything else gives way to bf16, and that to fp32.
+_INSTEAD = {
+    "te-mxfp8": "te-fp8-block",
+    "te-fp8-block": "te-fp8",
+    "te-fp8-current": "te-fp8",
+    "te-fp8": "fp8-fused",
+    "fp8-fused": "te-bf16",
+    "te-article-fp8": "te-article",
+    "ao-fp8-rowwise": "ao-fp8",
+    "ao-fp8": "compile",
+    "compile-max-autotune": "compile",
+    "compile-reduce-overhead": "compile",
+    "compile-model": "compile",
+    "zero1": "fsdp2",
+    "zero2": "fsdp2",
+    "ort-zero1": "ort",
+    "ort": "fp16",
+    "fp16": "fp32",
+    "tf32": "fp32",
+    "bf16": "fp32",
+    "fp32": "fp32",
+}
+
+
+def stand_in(recipe: Recipe, can_run: Callable[[Recipe], bool]) -> Recipe:
+    """Return the first recipe along `_INSTEAD` that can run, with the overrides that it takes and runs with.
+
+    The first candidate is `recipe` itself with fewer overrides. fp32 if none can run.
+    """
+    name = recipe.name
+    while not can_run(RECIPES[name]) and name != "fp32":
+        name = _INSTEAD.get(name, "bf16")
+    kept: list[str] = []
+    for field, value in recipe.overrides:
+        with suppress(RecipeError):
+            if can_run(resolve_recipe(name, [*kept, f"{field}={value}"])):
+                kept.append(f"{field}={value}")
+    return resolve_recipe(name, kept)

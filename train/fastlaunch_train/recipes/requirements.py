@@ -247,6 +247,22 @@ def bf16_emulation(recipe: Recipe, machine: Capabilities) -> str | None:
     )
 
 
+def caveats(recipe: Recipe, machine: Capabilities, *, world_size: int) -> Iterator[str]:
+    """Yield warnings for the run's record."""
+    if emulation := bf16_emulation(recipe, machine):
+        yield emulation
+    if recipe.blocks == "fused" and machine.compute_capability is None:
+        yield "without a GPU plain torch computes what fused blocks do: their speed says nothing of a GPU's"
+    if world_size > 1:
+        if recipe.step_graph and recipe.blocks == "native":
+            yield "step_graph with several ranks has no effect: no step is one CUDA graph"
+        return
+    if recipe.parallelism in ("fsdp2", *ZERO_STAGES):
+        yield f"parallelism {recipe.parallelism} with one rank shards nothing: its figures say nothing of it"
+    if recipe.wire_dtype != "fp32":
+        yield f"wire_dtype {recipe.wire_dtype} with one rank has no effect: no gradient travels"
+
+
 def dotted(version: Version) -> str:
     """Return `9.15.1` for (9, 15, 1)."""
     return ".".join(map(str, version))

@@ -26,19 +26,18 @@ from fastlaunch_train.loop.checkpoint import (
 )
 from fastlaunch_train.loop.evaluation import plan_evaluations
 from fastlaunch_train.loop.graphed import is_captured
-from fastlaunch_train.loop.timing import PhaseClock
 from fastlaunch_train.loop.train import TrainingLoop, train
 from fastlaunch_train.loop.trainers.adapter import check_trainer
 from fastlaunch_train.loop.trainers.lightning import train_with_lightning
 from fastlaunch_train.loop.trainers.transformers import train_with_transformers
-from fastlaunch_train.loop.training import Training
+from fastlaunch_train.loop.training import PhaseClock, Training
 from fastlaunch_train.models import precision
 from fastlaunch_train.models.attention import attention_backend, guard_cudnn_attention
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.flops import step_flops
 from fastlaunch_train.models.precision import Precision, set_deterministic
-from fastlaunch_train.process.host_threads import default_num_workers
 from fastlaunch_train.process.interrupts import Interrupts
+from fastlaunch_train.process.machine import default_num_workers
 from fastlaunch_train.recipes.recipe import Recipe, refuse
 from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 from fastlaunch_train.records.records import BATCH_SIZE_PHASE, BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS

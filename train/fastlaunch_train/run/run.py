@@ -21,18 +21,16 @@ from fastlaunch_train.process.failures import (
     EXIT_DISK_FULL,
     FabricError,
     Failure,
-    classify,
-)
-from fastlaunch_train.process.interrupts import Interrupts
-from fastlaunch_train.process.launch import LaunchSettings
-from fastlaunch_train.process.tracebacks import (
     TracebackFile,
+    classify,
     is_first_to_fail,
     leave_traceback,
     traceback_path,
 )
-from fastlaunch_train.recipes.advice import caveats
+from fastlaunch_train.process.interrupts import Interrupts
+from fastlaunch_train.process.launch import LaunchSettings
 from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.requirements import caveats
 from fastlaunch_train.records.records import RecordWriter, last_attempt, record_path
 from fastlaunch_train.run.assembly import train_session
 from fastlaunch_train.run.options import Options

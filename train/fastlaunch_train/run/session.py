@@ -8,10 +8,9 @@ from typing import Any
 
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.process.device import memory_gib
-from fastlaunch_train.process.host_threads import num_data_workers
+from fastlaunch_train.process.failures import TracebackFile
 from fastlaunch_train.process.launch import LaunchSettings
-from fastlaunch_train.process.machine import machine, versions
-from fastlaunch_train.process.tracebacks import TracebackFile
+from fastlaunch_train.process.machine import machine, num_data_workers, versions
 from fastlaunch_train.records.contents import files_here
 from fastlaunch_train.records.data_identity import DataIdentity, user_workload_identity
 from fastlaunch_train.records.records import End, RecordWriter

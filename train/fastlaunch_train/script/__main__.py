@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,17 +16,17 @@ import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import FrameType
 
+from fastlaunch_train.process.device import gpu_facts, visible_gpus
 from fastlaunch_train.process.failures import EXIT_BAD_REQUEST, EXIT_CODES, EXIT_DISK_FULL, EXIT_HANG
 from fastlaunch_train.process.torchrun import MARGIN_S
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.records.contents import VARIABLE
 from fastlaunch_train.records.records import Phase
 from fastlaunch_train.script.checkpoints import OUTPUT, Packer, restore, steps_done
-from fastlaunch_train.script.command import script_name, under_torchrun, with_folders
-from fastlaunch_train.script.devices import DeviceSampler, gpu_facts
+from fastlaunch_train.script.devices import DeviceSampler
 from fastlaunch_train.script.ending import Ending, complete_records, how_failed
 from fastlaunch_train.script.settings import ScriptSettings, header, read_settings
 
@@ -230,7 +231,7 @@ class Script:
         settings = self._settings
         attempt = settings.attempt or 1
         script_header = header(settings, None, attempt=attempt)
-        script_header["machine"] |= gpu_facts()
+        script_header["machine"] |= gpu_facts(*visible_gpus())
         num_local = settings.world_size // settings.num_nodes
         if VARIABLE not in os.environ:
             script_header["files"] = None  # what this process has imported is not the script's
@@ -295,7 +296,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _num_ranks(nproc: str | None) -> int:
     """Return how many ranks torchrun starts here; 1 without it."""
     if nproc == "gpu":
-        return int(gpu_facts().get("num_devices", 1))
+        return int(gpu_facts(*visible_gpus()).get("num_devices", 1))
     return int(nproc or 1)
 
 
@@ -318,6 +319,61 @@ def _seconds(text: str) -> float:
 def _say(text: str) -> None:
     # A signal can interrupt a print, which may not be entered twice.
     os.write(2, f"fastlaunch: {text}\n".encode(errors="replace"))
+
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_FOLDER = re.compile(r"(^|=)\$(FASTLAUNCH_[A-Z0-9_]+)(?=/|$)")
+
+
+def script_name(command: Sequence[str]) -> str:
+    """Return what a command is called: its python file or module, else its program."""
+    if _is_python(command[0]):
+        for at, word in enumerate(command[1:], start=1):
+            if word == "-m" and at + 1 < len(command):
+                return command[at + 1]
+            if not word.startswith("-"):
+                return PurePath(word).name
+    return PurePath(command[0]).name
+
+
+def with_folders(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return `command` with a folder for `$FASTLAUNCH_OUTPUT` or the like at the start of a word or value.
+
+    A script that takes its folders as options then needs no shell. A name that is not set stays as it is.
+    """
+    return [
+        _FOLDER.sub(lambda match: match[1] + environment.get(match[2], match[0][len(match[1]) :]), word)
+        for word in command
+    ]
+
+
+def under_torchrun(command: Sequence[str], nproc: str) -> list[str]:
+    """Return `command` with `nproc` ranks on this machine, by torchrun: a number, or `gpu` for one a GPU.
+
+    Raises RecipeError for a command that is no python script: torchrun starts nothing else so.
+    """
+    python, *words = command
+    if not _is_python(python):
+        raise RecipeError(
+            f"--nproc starts python scripts, and {python!r} is none",
+            "give `python FILE ...`, or leave --nproc out and start the ranks in your own command",
+        )
+    options = 0
+    while options < len(words) and words[options] in ("-u", "-O", "-B"):
+        options += 1
+    target = words[options:]
+    if not target or (target[0].startswith("-") and target[0] != "-m") or target == ["-m"]:
+        raise RecipeError(
+            f"--nproc needs a file or `-m MODULE` after {' '.join(command[: 1 + options])}",
+            "give `python FILE ...`",
+        )
+    launcher = [python, *words[:options], "-m", "fastlaunch_train.process.torchrun"]
+    # Numbered nodes say by torchrun's own variables where they meet; a machine alone takes any free port.
+    return [*launcher, f"--nproc-per-node={nproc}", *target]
+
+
+def _is_python(program: str) -> bool:
+    return _PYTHON.fullmatch(PurePath(program).name) is not None
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """GPUs of this machine as nvidia-smi sees them, for scripts that say nothing themselves. No torch."""
 
-import os
 import subprocess
 import threading
 from collections.abc import Callable
-from typing import Any
 
-from fastlaunch_train.process.machine import ask_nvidia_smi, number_or_none
+from fastlaunch_train.process.device import number_or_none, visible_gpus
 from fastlaunch_train.records.records import Device
 
 #: Seconds between two samples.
@@ -26,7 +24,7 @@ class DeviceSampler:
         query = "--query-gpu=index,utilization.gpu,memory.used,power.draw"
         try:
             self._process = subprocess.Popen(
-                [*argv, query, "--format=csv,noheader,nounits", f"--loop={SAMPLE_EVERY_S}", *_visible()],
+                [*argv, query, "--format=csv,noheader,nounits", f"--loop={SAMPLE_EVERY_S}", *visible_gpus()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -70,26 +68,3 @@ def parse_sample(line: str, at_s: float) -> Device | None:
         memory_gib=None if memory_mib is None else round(memory_mib / 1024, 3),
         power_w=power_w,
     )
-
-
-def gpu_facts() -> dict[str, Any]:
-    """Return what a header's `machine` says of the GPUs; empty without one."""
-    gpus = ask_nvidia_smi("name", "memory.total", "driver_version", "power.limit", options=_visible())
-    if not gpus:
-        return {}
-    name, memory_mib, driver, power_limit_w = gpus[0]
-    mib = number_or_none(memory_mib)
-    return {
-        "device_type": "cuda",
-        "device_name": name,
-        "num_devices": len(gpus),
-        "memory_gib": None if mib is None else round(mib / 1024, 2),
-        "driver": driver,
-        "power_limit_w": number_or_none(power_limit_w),
-    }
-
-
-def _visible() -> list[str]:
-    """Return nvidia-smi's option for the GPUs that the script may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [f"--id={visible}"] if visible else []

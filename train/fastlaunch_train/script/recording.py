@@ -17,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch_train.loop.recorder import ClosedBlock, Recorder
-from fastlaunch_train.loop.timing import BLOCK_S, WARMUP_STEPS, next_block_steps
+from fastlaunch_train.loop.recorder import BLOCK_S, WARMUP_STEPS, ClosedBlock, Recorder, next_block_steps
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import EXIT_CODES, classify
 from fastlaunch_train.process.interrupts import Interrupts

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch_train.process.host_threads import num_data_workers
 from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S, num_nodes, read_launch_settings
-from fastlaunch_train.process.machine import machine, versions
+from fastlaunch_train.process.machine import machine, num_data_workers, versions
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.records.contents import files_here, path_of
 

@@ -9,10 +9,9 @@ from torch import nn
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.parallel import Process, wrap_ddp
-from fastlaunch_train.models.compile import compile_model
 from fastlaunch_train.models.model_state import load_model_state, model_state
 from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.models.prepare import prepare_model
+from fastlaunch_train.models.prepare import compile_model, prepare_model
 from fastlaunch_train.models.te_fp8 import fp8_recipe
 from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe
 from fastlaunch_train.steppers.optimizers import (
