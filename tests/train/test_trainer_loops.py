@@ -1,13 +1,16 @@
 """The loops of Lightning and of Transformers: what they train, record and leave is what our loop does."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from entrypoint import TINY, arguments, end_of, ended, losses, record, run_command, trained
+from torch import nn
 
 from fastlaunch.measure.record_files import RankRecord
-from fastlaunch_train.loop.trainers.adapter import StepLoss, check_trainer
+from fastlaunch_train.loop.trainers.adapter import Adapter, check_trainer
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads.contract import load_workload
@@ -194,11 +197,22 @@ def test_what_a_trainer_cannot_do_is_refused(
 
 
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
-    step_loss = StepLoss()
+    recorded: list[float] = []
+    training = SimpleNamespace(
+        recipe=resolve_recipe("fp32"),
+        workload=SimpleNamespace(loss=lambda model, batch: batch),
+        last_step=9,
+    )
+    loop: Any = SimpleNamespace(
+        training=training, last_done=0, after_step=lambda loss: recorded.append(float(loss))
+    )
+    adapter, model = Adapter(loop), nn.Identity()
     reused = torch.tensor(1.0)
-    step_loss.add(reused)
+    adapter.train_on(model, reused)
     reused += 2
-    step_loss.add(reused)
-    assert step_loss.take() == 2.0, "1 and 3, though both were in the same place"
-    step_loss.add(torch.tensor(5.0))
-    assert step_loss.take() == 5.0
+    adapter.train_on(model, reused)
+    adapter.end_step()
+    adapter.train_on(model, torch.tensor(5.0))
+    adapter.end_step()
+    # 1 and 3, though both were in the same place.
+    assert recorded == [2.0, 5.0]

@@ -361,8 +361,11 @@ def _after(effect):  # type: ignore[no-untyped-def]
 
 
 def _changed(change, effect=lambda step: None):  # type: ignore[no-untyped-def]
-    """`loss`, and what `change` makes of it with the step's number; without gradients it is a probe's."""
-    count = itertools.count(1)
+    """`loss`, and what `change` makes of it with the step's number; without gradients it is a probe's.
+
+    So is the first with gradients, by which the attention kernel is named: step 0.
+    """
+    count = itertools.count()
 
     def changed_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         if not torch.is_grad_enabled():

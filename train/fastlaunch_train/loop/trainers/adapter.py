@@ -1,4 +1,4 @@
-"""What a Trainer of another library needs to train as our loop does: batches, losses, options, refusals."""
+"""`Adapter`: what a Trainer of another library needs to train as our loop does; and what it cannot train."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,6 @@ from torch import nn
 from fastlaunch_train.data.batches import split_batch
 from fastlaunch_train.distributed.parallel import sum_in_bf16
 from fastlaunch_train.loop.train import TrainingLoop
-from fastlaunch_train.loop.training import Training
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.rules import steps_problem
@@ -45,84 +44,88 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
         )
 
 
-def max_grad_norm(training: Training) -> float:
-    """Return the norm to which a Trainer clips gradients; 0 if it does not."""
-    return training.workload.max_grad_norm or 0.0
+class Adapter:
+    """A loop as a Trainer sees it: batches, losses, optimizer and options.
 
-
-def torch_optimizer(training: Training) -> torch.optim.Optimizer:
-    """Return the optimizer of the model's own parameters, for a Trainer to step."""
-    assert isinstance(training.stepper, TorchStepper)
-    optimizer = training.stepper.optimizer
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    return optimizer
-
-
-def ddp_options(training: Training) -> dict[str, Any]:
-    """Return the options with which a Trainer wraps the model as our loop does."""
-    recipe = training.recipe
-    if training.process.world_size > 1 and recipe.compile_mode != "none":
-        # Otherwise torch cuts a compiled region wherever a bucket ends.
-        torch._dynamo.config.optimize_ddp = False
-    return {
-        "bucket_cap_mb": recipe.ddp_bucket_mb,
-        "gradient_as_bucket_view": True,
-        "static_graph": recipe.grad_accumulation == 1,
-    }
-
-
-def set_wire_dtype(wrapped: nn.Module | None, recipe: Recipe) -> None:
-    """Have the wrapped model exchange gradients in the recipe's wire_dtype, if ranks exchange any."""
-    if recipe.wire_dtype == "bf16" and isinstance(wrapped, nn.parallel.DistributedDataParallel):
-        wrapped.register_comm_hook(None, sum_in_bf16)
-
-
-def micro_batch_loss(training: Training, model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the workload's loss of a micro-batch. Raises WorkloadError if it is not a scalar."""
-    if training.recipe.compile_mode in CUDA_GRAPH_MODES:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-    loss = training.workload.loss(model, batch)
-    check_loss(training.workload, loss)
-    return loss
-
-
-class Feed:
-    """The micro-batches of the steps that are left, in our order; sized, so that none is fetched ahead."""
+    It is the Trainer's loader, too: the micro-batches of the steps that are left, in our order. It has a
+    length, so that none is fetched ahead.
+    """
 
     def __init__(self, loop: TrainingLoop) -> None:
-        self._loop = loop
+        self.loop = loop
+        self.training = loop.training
         self._parts = loop.training.recipe.grad_accumulation
         self._num_steps = loop.training.last_step - loop.last_done
+        #: The losses of the step's micro-batches so far, which are not waited for.
+        self._losses: list[torch.Tensor] = []
 
     def __len__(self) -> int:
         return self._num_steps * self._parts
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(self._num_steps):
-            yield from split_batch(self._loop.fetch(), self._parts)
+            yield from split_batch(self.loop.fetch(), self._parts)
 
+    @property
+    def max_grad_norm(self) -> float:
+        """The norm to which a Trainer clips gradients; 0 if it does not."""
+        return self.training.workload.max_grad_norm or 0.0
 
-class StepLoss:
-    """The losses of a step's micro-batches, which are not waited for."""
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the model's own parameters, for a Trainer to step."""
+        assert isinstance(self.training.stepper, TorchStepper)
+        optimizer = self.training.stepper.optimizer
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        return optimizer
 
-    def __init__(self) -> None:
-        self._losses: list[torch.Tensor] = []
+    def ddp_options(self) -> dict[str, Any]:
+        """Return the options with which a Trainer wraps the model as our loop does."""
+        recipe = self.training.recipe
+        if self.training.process.world_size > 1 and recipe.compile_mode != "none":
+            # Otherwise torch cuts a compiled region wherever a bucket ends.
+            torch._dynamo.config.optimize_ddp = False
+        return {
+            "bucket_cap_mb": recipe.ddp_bucket_mb,
+            "gradient_as_bucket_view": True,
+            "static_graph": recipe.grad_accumulation == 1,
+        }
 
-    def add(self, loss: torch.Tensor) -> None:
-        """Note the loss of a micro-batch. A copy: a CUDA graph's output is overwritten by the next."""
+    def begin(self, wrapped: nn.Module | None, forward: Callable[[Batch], torch.Tensor]) -> None:
+        """Begin the loop, with the model that the Trainer has wrapped.
+
+        forward: returns the loss of a micro-batch in the Trainer's context, to compile ahead.
+        """
+        recipe = self.training.recipe
+        if recipe.wire_dtype == "bf16" and isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            wrapped.register_comm_hook(None, sum_in_bf16)
+        self.loop.begin(lambda batch: self._compile_ahead(batch, forward))
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the workload's loss of a micro-batch. Raises WorkloadError if it is not a scalar."""
+        if self.training.recipe.compile_mode in CUDA_GRAPH_MODES:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        loss = self.training.workload.loss(model, batch)
+        check_loss(self.training.workload, loss)
+        return loss
+
+    def train_on(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the same, and note it as a part of the step's."""
+        loss = self.forward(model, batch)
+        # A copy: a CUDA graph's output is overwritten by the next.
         self._losses.append(loss.detach().clone())
+        return loss
 
-    def take(self) -> torch.Tensor:
-        """Return their mean, and begin the next step."""
+    def end_step(self) -> None:
+        """Record the step, whose loss is the mean of its micro-batches'."""
         losses, self._losses = self._losses, []
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        self.loop.after_step(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
-
-def compile_ahead(training: Training, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:
-    """Run `forward` and backward on a micro-batch of `batch`, and train nothing by it."""
-    device = training.process.device
-    with preserve_state(training.stepper.model):
-        forward(split_batch(batch, training.recipe.grad_accumulation)[0]).backward()  # type: ignore[no-untyped-call]
-    torch_optimizer(training).zero_grad(set_to_none=training.recipe.set_to_none)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    def _compile_ahead(self, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:
+        """Run `forward` and backward on a micro-batch of `batch`, and train nothing by it."""
+        device = self.training.process.device
+        with preserve_state(self.training.stepper.model):
+            forward(split_batch(batch, self._parts)[0]).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad(set_to_none=self.training.recipe.set_to_none)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)

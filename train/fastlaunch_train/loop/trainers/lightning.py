@@ -8,16 +8,7 @@ from typing import Any
 import torch
 
 from fastlaunch_train.loop.train import TrainingLoop
-from fastlaunch_train.loop.trainers.adapter import (
-    Feed,
-    StepLoss,
-    compile_ahead,
-    ddp_options,
-    max_grad_norm,
-    micro_batch_loss,
-    set_wire_dtype,
-    torch_optimizer,
-)
+from fastlaunch_train.loop.trainers.adapter import Adapter
 from fastlaunch_train.loop.training import Training
 from fastlaunch_train.workloads.contract import Batch
 
@@ -29,23 +20,22 @@ def train_with_lightning(loop: TrainingLoop) -> None:
     micro-batches, clips gradients and calls the optimizer, whose learning rate our loop sets. It leaves
     nothing on the disk.
     """
-    training = loop.training
     import lightning.pytorch as lightning
 
+    training, adapter = loop.training, Adapter(loop)
     # It reports its devices, and gives hints.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    module = _module(loop)
     process = training.process
     trainer = lightning.Trainer(
         accelerator="gpu" if process.device.type == "cuda" else "cpu",
-        strategy=_strategy(training),
+        strategy=_strategy(adapter),
         devices=process.world_size // process.num_nodes,
         num_nodes=process.num_nodes,
         plugins=[_precision_plugin(training)],
         max_epochs=1,
         accumulate_grad_batches=training.recipe.grad_accumulation,
-        gradient_clip_val=max_grad_norm(training),
+        gradient_clip_val=adapter.max_grad_norm,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         logger=False,
@@ -55,31 +45,29 @@ def train_with_lightning(loop: TrainingLoop) -> None:
         default_root_dir=training.writer.path.parent,
     )
     with warnings.catch_warnings():
-        # Such as that a Feed, which is no DataLoader of torch's, has no workers.
+        # Such as that the adapter, which is no DataLoader of torch's, has no workers.
         warnings.filterwarnings("ignore", module="lightning")
-        trainer.fit(module, train_dataloaders=Feed(loop))
+        trainer.fit(_module(adapter), train_dataloaders=adapter)
     assert loop.finished, "Lightning ended before the last step"
 
 
-def _module(loop: TrainingLoop) -> Any:
+def _module(adapter: Adapter) -> Any:
     """Return the LightningModule of a training."""
     import lightning.pytorch as lightning
 
-    training = loop.training
-    recipe = training.recipe
+    training = adapter.training
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = training.stepper.model
-            self.step_loss = StepLoss()
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch_optimizer(training)
+            return adapter.optimizer
 
         def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-            optimizer.zero_grad(set_to_none=recipe.set_to_none)
+            optimizer.zero_grad(set_to_none=training.recipe.set_to_none)
 
         def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
             return batch  # the workload has put it where it belongs
@@ -89,31 +77,29 @@ def _module(loop: TrainingLoop) -> Any:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             # Its strategy registers the hook that it is given on GPUs alone.
-            set_wire_dtype(self.trainer.strategy.model, recipe)
-            loop.begin(lambda batch: compile_ahead(training, batch, self.forward_in_context))
+            adapter.begin(self.trainer.strategy.model, self.forward_in_context)
 
         def forward_in_context(self, batch: Batch) -> torch.Tensor:
             with self.trainer.precision_plugin.forward_context():
-                return micro_batch_loss(training, self.model, batch)
+                return adapter.forward(self.model, batch)
 
         def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-            loss = micro_batch_loss(training, self.model, batch)
-            self.step_loss.add(loss)
-            return loss
+            return adapter.train_on(self.model, batch)
 
         def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-            if (batch_idx + 1) % recipe.grad_accumulation == 0:
-                loop.after_step(self.step_loss.take())
+            if (batch_idx + 1) % training.recipe.grad_accumulation == 0:
+                adapter.end_step()
 
     return Module()
 
 
-def _strategy(training: Training) -> Any:
+def _strategy(adapter: Adapter) -> Any:
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-    if training.process.world_size == 1:
-        return SingleDeviceStrategy(device=training.process.device)
-    return DDPStrategy(**ddp_options(training))
+    process = adapter.training.process
+    if process.world_size == 1:
+        return SingleDeviceStrategy(device=process.device)
+    return DDPStrategy(**adapter.ddp_options())
 
 
 def _precision_plugin(training: Training) -> Any:

@@ -11,17 +11,7 @@ from torch import nn
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.loop.checkpoint import random_state, restore_random_state
 from fastlaunch_train.loop.train import TrainingLoop
-from fastlaunch_train.loop.trainers.adapter import (
-    Feed,
-    StepLoss,
-    compile_ahead,
-    ddp_options,
-    max_grad_norm,
-    micro_batch_loss,
-    set_wire_dtype,
-    torch_optimizer,
-)
-from fastlaunch_train.loop.training import Training
+from fastlaunch_train.loop.trainers.adapter import Adapter
 from fastlaunch_train.workloads.contract import Batch
 
 
@@ -33,32 +23,29 @@ def train_with_transformers(loop: TrainingLoop) -> None:
     schedule is constant: after each step our loop sets the learning rate. It leaves nothing on the disk.
     Whatever else it does is part of its steps: from release 5 on it always computes the gradients' norm.
     """
-    training = loop.training
     # The Trainer seeds every generator.
-    generators = random_state(training.process.device)
-    with _torchrun_hidden(training.process):
-        _trainer(loop, generators).train()
+    generators = random_state(loop.training.process.device)
+    with _torchrun_hidden(loop.training.process):
+        _trainer(Adapter(loop), generators).train()
     assert loop.finished, "the Trainer ended before the last step"
 
 
-def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
+def _trainer(adapter: Adapter, generators: dict[str, torch.Tensor]) -> Any:
     from transformers import PrinterCallback, Trainer, TrainerCallback
 
-    training = loop.training
-    recipe = training.recipe
-    step_loss = StepLoss()
+    training = adapter.training
 
     class OurTrainer(Trainer):
         # What compute_loss returns is a mean, which the Trainer divides by the number of micro-batches.
         loss_is_scaled_for_ga = False
 
         def get_train_dataloader(self) -> Any:
-            return Feed(loop)
+            return adapter
 
         def _wrap_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             wrapped = super()._wrap_model(model, *args, **kwargs)
             # Before release 5 this resets DDP's options; the accelerator wraps the model later.
-            _set_up(self.accelerator, training)
+            _set_up(self.accelerator, adapter)
             return wrapped
 
         def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, *_: Any) -> Any:
@@ -71,21 +58,18 @@ def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
             return 0  # it would look for the inputs of its own models
 
         def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> torch.Tensor:
-            loss = micro_batch_loss(training, model, inputs)
-            step_loss.add(loss)
-            return loss
+            return adapter.train_on(model, inputs)
 
     class Steps(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             wrapped = trainer.model_wrapped
             if isinstance(wrapped, nn.parallel.DistributedDataParallel):
                 assert wrapped.gradient_as_bucket_view, "wrapped as our loop does it"
-            set_wire_dtype(wrapped, recipe)
             restore_random_state(generators, training.process.device)
-            loop.begin(lambda batch: compile_ahead(training, batch, forward))
+            adapter.begin(wrapped, forward)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            loop.after_step(step_loss.take())
+            adapter.end_step()
 
     def forward(batch: Batch) -> torch.Tensor:
         # Without autocast around it: by now it is inside the model's forward pass.
@@ -93,8 +77,8 @@ def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
 
     trainer = OurTrainer(
         model=training.stepper.model,
-        args=_arguments(loop),
-        optimizers=(torch_optimizer(training), None),
+        args=_arguments(adapter),
+        optimizers=(adapter.optimizer, None),
         callbacks=[Steps()],
     )
     trainer.remove_callback(PrinterCallback)
@@ -102,20 +86,20 @@ def _trainer(loop: TrainingLoop, generators: dict[str, torch.Tensor]) -> Any:
     return trainer
 
 
-def _arguments(loop: TrainingLoop) -> Any:
+def _arguments(adapter: Adapter) -> Any:
     from transformers import TrainingArguments
 
-    training = loop.training
+    training = adapter.training
     recipe = training.recipe
     arguments = TrainingArguments(
         output_dir=str(training.writer.path.parent),
-        max_steps=training.last_step - loop.last_done,
+        max_steps=training.last_step - adapter.loop.last_done,
         per_device_train_batch_size=training.request.batch_size // recipe.grad_accumulation,
         gradient_accumulation_steps=recipe.grad_accumulation,
         bf16=recipe.precision == "bf16",
         fp16=recipe.precision == "fp16",
         lr_scheduler_type="constant",
-        max_grad_norm=max_grad_norm(training),
+        max_grad_norm=adapter.max_grad_norm,
         use_cpu=training.process.device.type == "cpu",
         save_strategy="no",
         logging_strategy="no",
@@ -130,13 +114,13 @@ def _arguments(loop: TrainingLoop) -> Any:
     return arguments
 
 
-def _set_up(accelerator: Any, training: Training) -> None:
+def _set_up(accelerator: Any, adapter: Adapter) -> None:
     """Have the Trainer's accelerator wrap the model as our loop does, and use the scaler of checkpoints."""
     from accelerate.utils import DistributedDataParallelKwargs
 
-    accelerator.ddp_handler = DistributedDataParallelKwargs(**ddp_options(training))
-    if training.precision.scaler is not None:
-        accelerator.scaler = training.precision.scaler
+    accelerator.ddp_handler = DistributedDataParallelKwargs(**adapter.ddp_options())
+    if adapter.training.precision.scaler is not None:
+        accelerator.scaler = adapter.training.precision.scaler
     # Model and optimizer are where they belong; moving an optimizer would wait for its step counts.
     accelerator.device_placement = False
 
