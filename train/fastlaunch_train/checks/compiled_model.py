@@ -1,8 +1,8 @@
 """Whether the model that is trained computes what it did before it was compiled, sharded and wrapped.
 
 The checks before training see the model that the recipe converts. Afterwards it is compiled, run by ONNX
-Runtime, sharded, held in bf16. This check sees that in the first passes of the training: only they go through
-the graphs that steps do, and so it costs no more than a copy of some outputs.
+Runtime, sharded, held in bf16. This check watches the first passes of the training, since only they go
+through the graphs that steps use. So it costs no more than a copy of some outputs.
 """
 
 import math

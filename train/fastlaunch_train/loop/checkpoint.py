@@ -83,7 +83,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """Saves and resumes `stepper` and `evaluations`: all ranks' state in one file of rank 0's."""
+    """Saves and resumes `stepper` and `evaluations`; rank 0 writes the state of all ranks to one file."""
 
     directory: Path
     identity: Identity

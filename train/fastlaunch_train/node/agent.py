@@ -41,9 +41,9 @@ _MAX_REASON = 400
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run under way has to end: killed after so many seconds.
+    """How a run under way has to end: it is killed after `kill_after_s`.
 
-    grace_s: that it is given after having been asked to; None if it is not asked.
+    grace_s: how long it may take after it was asked to end; None if it is not asked.
     """
 
     kill_after_s: float
@@ -51,7 +51,7 @@ class Ending:
 
 
 class Machine(ABC):
-    """A node that does the program's runs. What differs between EC2 and SageMaker, they override.
+    """A node that does the program's runs; its subclasses know what differs between EC2 and SageMaker.
 
     gpus: of this machine. stop: set from outside, or by the machine itself.
     """
@@ -61,7 +61,7 @@ class Machine(ABC):
         self.gpus = gpus
         self.stop = stop
         self.clock = clock
-        #: Tells it in the log.
+        #: Writes a line to the log.
         self.say = log
         #: What became of each run so far.
         self.ends = [RunEnd(run.run_id) for run in program.runs]
@@ -69,7 +69,7 @@ class Machine(ABC):
         self.skipped: list[str] = []
         #: Values by variable, for training alone.
         self.secrets: dict[str, str] = {}
-        #: What was done before the runs that has a phase of its own.
+        #: Work before the runs that the launcher counts, such as installing requirements.
         self.phases: list[dict[str, Any]] = []
 
     def uptime_s(self) -> float:
@@ -111,7 +111,7 @@ class Machine(ABC):
         self.say(f"{name}: {num_bytes} bytes in {seconds} s")
 
     def unpack(self, file: Path, sha256: str | None, folder: Path) -> bool:
-        """Unpack a tar.gz into the folder; return whether it was what it should be."""
+        """Unpack a tar.gz into the folder; return whether its digest was right and it was unpacked."""
         if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
             self.say(f"{file} is not what was asked for")
             return False
@@ -142,7 +142,7 @@ class Machine(ABC):
 
     @abstractmethod
     def start(self, number: int, run: NodeRun) -> Training | None:
-        """Start run `number`, from 1; return None if that is not to be, or cannot be."""
+        """Start run `number`, from 1; return None if it is skipped or cannot be started."""
 
     @abstractmethod
     def ending(self, number: int) -> Ending | None:
@@ -152,11 +152,11 @@ class Machine(ABC):
     def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
         """Find out what became of a run whose training has ended, and note it by `note_end`.
 
-        is_killed: it was ended without having been asked to.
+        is_killed: whether it was ended without having been asked to.
         """
 
     def leave(self) -> None:  # noqa: B027 alone has to
-        """Do what has to be done together once all runs are."""
+        """Do what all nodes do together after the last run."""
 
     def note_end(self, number: int, state: str, code: int, cause: str = "") -> RunEnd:
         """Note how run `number` has ended, and say so."""
@@ -228,7 +228,7 @@ class Machine(ABC):
 
 
 def code_of_machine(run: NodeRun, code: int) -> int:
-    """Return the exit code as far as it tells of the machine: a script means nothing by our codes."""
+    """Return the exit code; 0 for a script's that only from us would mean a fault of the machine."""
     return 0 if run.is_script and code in (FABRIC_CODE, HARDWARE_CODE) else code
 
 

@@ -41,7 +41,7 @@ class AwsCli:
     def call(
         self, *arguments: str, limit_s: float = _SHORT_S, region: str = "", is_quiet: bool = False
     ) -> Done:
-        """Call it."""
+        """Run `aws` with these arguments."""
         command = ["aws", "--region", region or self._region, "--cli-connect-timeout", "10", *arguments]
         return self._commands.run(*command, limit_s=limit_s, is_quiet=is_quiet)
 
@@ -56,7 +56,7 @@ class AwsCli:
         return done.stdout if done.is_ok else None
 
     def secret(self, arn: str) -> str | None:
-        """Return the value of a secret or parameter; None if it cannot be had. It is told nobody."""
+        """Return the value of a secret or parameter; None if it cannot be read. It is never logged."""
         service, region = arn.split(":")[2:4]
         what = ["secretsmanager", "get-secret-value", "--query", "SecretString", "--secret-id", arn]
         if service == "ssm":
@@ -96,9 +96,9 @@ class AwsCli:
             return None
 
     def sync(self, uri: str, folder: Path) -> bool:
-        """Bring all objects under the URI that the folder lacks; return whether they are there.
+        """Download all objects under the URI that the folder lacks; return whether they are there.
 
-        As long as that takes: the machine's own time is the limit.
+        That may take as long as the machine has.
         """
         return self.call("s3", "sync", "--only-show-errors", uri, str(folder), limit_s=float("inf")).is_ok
 

@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 
 
 class Clock:
-    """The machine's time; never that of day, which jumps when the machine learns it."""
+    """The time since boot: the time of day jumps when the machine learns it."""
 
     def uptime_s(self) -> float:
         """Return seconds since the machine booted."""
@@ -53,7 +53,7 @@ class Clock:
     def every(
         self, seconds: float, look: Callable[[], bool], *, name: str, say: Callable[[str], None]
     ) -> threading.Thread:
-        """Call `look` in a thread of its own, again and again, until it returns True; whatever it raises."""
+        """Call `look` in a thread of its own until it returns True; log what it raises, and go on."""
 
         def loop() -> None:
             while True:
@@ -87,9 +87,9 @@ class Log:
 
 
 class Stop:
-    """That no more runs are to be begun, and why: the first reason counts, and the first problem.
+    """Whether no more runs may begin, and why: the first reason counts, and the first problem.
 
-    event: set by either.
+    event: set with either.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,10 @@ def stop_on_signals(stop: Stop, reason: str, clock: Clock) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """A program that has ended. code: 124 if its limit was over or it was cut short, 127 if there is none."""
+    """A program that has ended.
+
+    code: 124 if its limit was over or it was cut short, 127 if there is no such program.
+    """
 
     code: int
     stdout: str = ""
@@ -152,8 +155,8 @@ class Done:
 class Commands:
     """Runs programs, whose messages go to the agent's own stdout.
 
-    cut: ends those that are run while it is set, or becomes set, at once; None for those that nothing ends
-    but their limits. is_nice: they leave the processors to training.
+    cut: while it is set, they are ended at once; None: only their limits end them. is_nice: they leave the
+    processors to training.
     """
 
     cut: threading.Event | None = None
@@ -167,7 +170,7 @@ class Commands:
         is_quiet: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> Done:
-        """Run a program to its end, `limit_s` at most. is_quiet: what it has to say is nobody's.
+        """Run a program to its end, `limit_s` at most. is_quiet: its messages are dropped.
 
         environment: on top of this process's.
         """

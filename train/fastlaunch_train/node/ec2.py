@@ -91,7 +91,7 @@ class Ec2(Machine):
             instance_type=booted["instance_type"],
             zone=booted["zone"],
         )
-        #: Ended as soon as the agent is to stop, and for what is done in any case.
+        #: The first is cut short once the agent is to stop; the second does what is done in any case.
         self._work_cli = AwsCli(program.region, cut=stop.event)
         self._cli = AwsCli(program.region)
         self._upload_cli = AwsCli(program.region, is_nice=True)
@@ -171,7 +171,7 @@ class Ec2(Machine):
         return self._try(20, 15, self._peers.find_master, "rank 0")
 
     def _begin_to_watch(self) -> None:
-        """Begin to listen to all that may end this, and to send checkpoints."""
+        """Watch for all that may end this node, and send checkpoints."""
         program = self.program
         up_s = self.uptime_s() - self._boot_s
         self._after(program.max_minutes * 60 - stop_lead_s(program.max_minutes) - up_s, WATCHDOG)
@@ -396,16 +396,16 @@ class Ec2(Machine):
         names = self._work_cli.names(f"{uri}/")
         if names is None:
             return False
-        there = checkpoints_among(names)
-        if not there:
+        saved = checkpoints_among(names)
+        if not saved:
             return True
         folder = WORK / "out" / run_id / "checkpoints"
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._work_cli.copy(f"{uri}/{there[-1]}", folder / ".part", limit_s=_LARGE_S):
+        if not self._work_cli.copy(f"{uri}/{saved[-1]}", folder / ".part", limit_s=_LARGE_S):
             return False
-        (folder / ".part").replace(folder / there[-1])
-        self._sent.add(f"{run_id}/checkpoints/{there[-1]}")
-        self.say(f"going on from {there[-1]}")
+        (folder / ".part").replace(folder / saved[-1])
+        self._sent.add(f"{run_id}/checkpoints/{saved[-1]}")
+        self.say(f"going on from {saved[-1]}")
         return True
 
     def _options(self, number: int, run: NodeRun) -> list[str]:
@@ -619,12 +619,12 @@ def block_left_s(ends_at: str, now: datetime) -> int:
 
 
 def checkpoints_among(names: Sequence[str]) -> list[str]:
-    """Return those of the names that are a checkpoint's, oldest first."""
+    """Return the names of checkpoints, oldest first."""
     return sorted(name for name in names if CHECKPOINT.fullmatch(name))
 
 
 def _time_of(notice: str) -> str | None:
-    """Return when EC2 takes the machine, by what it says of that."""
+    """Return when EC2 takes the machine, by its notice; None if that does not say."""
     with suppress(ValueError, AttributeError):
         return str(json.loads(notice).get("time") or "") or None
     return None

@@ -27,7 +27,9 @@ _MAX_LINE_BYTES = 2**16
 
 
 class Hosts:
-    """names: of all hosts in order of rank. token: of the job, so that no stranger is taken for a host.
+    """The hosts of a job, which tell each other what became of their runs.
+
+    names: of all hosts in order of rank. token: of the job, so that no stranger is taken for a host.
 
     A host whose name cannot be resolved, or which does not come, is waited for until `join_limit_s`.
     """
@@ -72,8 +74,8 @@ class Hosts:
             if self.lost or is_stopped():
                 return False
             if time.monotonic() > end:
-                there = {*self._connections, self._rank}
-                missing = [name for rank, name in enumerate(self._names) if rank not in there]
+                present = {*self._connections, self._rank}
+                missing = [name for rank, name in enumerate(self._names) if rank not in present]
                 self.lost = f"{', '.join(missing)} did not come in {self._join_limit_s:g} s"
                 return False
         return True
@@ -87,7 +89,7 @@ class Hosts:
     def words(self, run: int) -> dict[int, Mapping[str, Any]]:
         """Return what the hosts, this one included, have said of a run, by rank."""
         with self._lock:
-            return {host: word for (of, host), word in self._words.items() if of == run}
+            return {host: word for (number, host), word in self._words.items() if number == run}
 
     def has_any_said(self, key: str) -> bool:
         """Return whether any host has said `key` of any run."""

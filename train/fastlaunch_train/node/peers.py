@@ -70,15 +70,15 @@ class Peers:
         self._say = say
         self._fail = fail
         self._lock = threading.Lock()
-        #: This node has asked all others to stop: what stands in the object abort may be its own word.
+        #: Whether this node has asked all others to stop: the object abort may hold its own word.
         self._has_alarmed = False
-        #: All nodes have done their last run.
+        #: Whether all nodes have done their last run.
         self._is_done = False
         self.is_alone = program.num_nodes == 1
         self.master = ""
         #: Numbers of the runs that have failed on some node.
         self.failed_runs: set[int] = set()
-        #: There is nothing left to save together: a peer can no longer train.
+        #: Whether nothing is left to save together, as a peer can no longer train.
         self.is_hasty = False
 
     def begin(self) -> None:

@@ -1,9 +1,9 @@
 """A host of a SageMaker training job: training as a process of the container's, files for SageMaker to copy.
 
-What is wanted of the runs is left below /opt/ml/checkpoints, which SageMaker copies to S3 while the job
-runs. After a spot interruption it brings all of it back and starts the agent again: nothing is truncated,
-logs go on at the next byte, records get the next attempt number, completed runs are not done again, and the
-others go on from their newest checkpoint.
+What the launcher needs of the runs is left below /opt/ml/checkpoints, which SageMaker copies to S3 while the
+job runs. After a spot interruption it brings all of it back and starts the agent again: nothing is
+truncated, logs go on at the next byte, records get the next attempt number, completed runs are not done
+again, and the others go on from their newest checkpoint.
 
 Where a run fails the next one is done all the same, on all hosts: each says how the run ended for it, and
 none begins the next before all have. A host whose peer failed ends its own part of the run `PEER_GRACE_S`
@@ -95,7 +95,7 @@ class Request:
     instance: str
     #: The folder that SageMaker copies to S3.
     checkpoints: Path
-    #: That training has to end after SIGTERM.
+    #: In which training has to end after SIGTERM.
     stop_grace_s: float
     ship_every_s: float
 

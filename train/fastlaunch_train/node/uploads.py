@@ -77,7 +77,7 @@ class Store(ABC):
 class Segments:
     """Cuts what files have grown by since the last time.
 
-    A file that segments are there of already, left by a container before this one, goes on after their end.
+    A file whose segments an earlier container has left goes on after their end.
     """
 
     def __init__(self, store: Store) -> None:
@@ -151,7 +151,7 @@ class Uploads:
         self._thread.start()
 
     def stop(self, wait_s: float) -> None:
-        """Upload no more by itself; what is under way is waited for, so long at most."""
+        """Stop uploading by itself; wait for what is under way, `wait_s` at most."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(wait_s)
@@ -231,7 +231,7 @@ class Uploads:
             return bool(self._clock.attempts(3, 5, self._store.flush))
 
     def _left_by_script(self, run_id: str, folder: str) -> Iterator[tuple[Path, str, int]]:
-        """Yield files that are to be sent, with name and size; say what is not, as it is too much."""
+        """Yield the files to send, with name and size; log those that are too many or too large."""
         source = self._work / "out" / run_id / "output"
         if source.is_symlink():
             self.leave_out(f"{run_id}/{folder}")

@@ -41,7 +41,7 @@ def machine(device: "torch.device | None") -> dict[str, Any]:
         "driver": None,
         # As run_train.sh decided: `driver`, or `compat 580.65.06` for the image's newer libcuda.
         "cuda_compat": os.environ.get("FASTLAUNCH_CUDA_COMPAT") or None,
-        # That rents it out, if not EC2: `sagemaker` has prices of its own.
+        # The service that rents it out, if not EC2: `sagemaker` has prices of its own.
         "service": os.environ.get("FASTLAUNCH_SERVICE") or None,
         "power_limit_w": None,
         "max_clock_mhz": None,

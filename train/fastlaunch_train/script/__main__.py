@@ -199,14 +199,12 @@ class Script:
                     progress, progress_at = size or 0, now
                 elif now - progress_at > self._options.hang_timeout_s:
                     is_hang = True
-                    _say(
-                        f"error: no step for {self._options.hang_timeout_s:g} s (--hang-timeout): it is ended"
-                    )
+                    _say(f"error: no step for {self._options.hang_timeout_s:g} s (--hang-timeout): it ends")
                     process.terminate()
             if kill_at is None and (is_hang or self._signal is not None):
                 kill_at = now + grace_s
             if kill_at is not None and now > kill_at:
-                _say("it has not ended: killed")
+                _say("the script has not ended: killed")
                 _signal_group(signal.SIGKILL, process.pid)
 
     def _recorded_bytes(self) -> int | None:

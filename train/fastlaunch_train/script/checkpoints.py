@@ -82,8 +82,8 @@ class Packer:
         self._records = records
         self._folder = records / CHECKPOINTS
         self._say = say
-        there = (int(path.stem.partition("-")[2]) for path in self._folder.glob(_TARS))
-        self._newest = max(there, default=-1)
+        packed = (int(path.stem.partition("-")[2]) for path in self._folder.glob(_TARS))
+        self._newest = max(packed, default=-1)
         self._noted = self._read()
         self._packed = list(self._files())
 

@@ -266,7 +266,7 @@ class FusedBlock(nn.Module):
         self.train(block.training)
 
     def forward(self, stream: Stream) -> Stream:
-        """Return the residual stream and the last branch; of the last block, and natively, their sum."""
+        """Return the residual stream and the last branch, or their sum: natively, and in the last block."""
         x, branch = stream if isinstance(stream, tuple) else (stream, None)
         if not uses_fused_passes():
             assert branch is None

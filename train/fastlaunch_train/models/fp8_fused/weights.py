@@ -19,8 +19,8 @@ Key = tuple[int, Slot]
 class RoundedWeights:
     """FP8 copies of weights (rows, width) and their transposes, by block and slot.
 
-    They are those of the weights, and by the scales, as these were when `check` or `CastingSgd` last rounded
-    them. Whoever else changes a weight or a scale, as loading does, leaves them behind, which `check` finds.
+    They match the weights and scales of the last rounding, by `check` or `CastingSgd`. Any other change of a
+    weight or a scale, such as loading, makes them stale, which `check` notices.
     """
 
     def __init__(self, weights: Mapping[Key, nn.Parameter], scaling: DelayedScaling) -> None:
@@ -28,7 +28,7 @@ class RoundedWeights:
         self.scaling = scaling
         self._copies: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
         self._versions: tuple[int, int] | None = None
-        #: Whether they are those of the weights, as of the last `check`.
+        #: Whether they match the weights, as of the last `check`.
         self.is_current = False
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,10 +36,7 @@ class RoundedWeights:
 
     @torch.no_grad()
     def check(self, *, refresh: bool) -> None:
-        """Find out whether they are those of the weights. If not, round the weights.
-
-        That is done where `refresh` asks for it, and where there is no scale yet, by new ones.
-        """
+        """Set `is_current`; round stale copies anew if `refresh` asks for it, or if there is no scale yet."""
         self.is_current = self._versions == self._versions_now()
         if self.is_current:
             return
@@ -53,7 +50,7 @@ class RoundedWeights:
         self.mark_current()
 
     def mark_current(self) -> None:
-        """Take them for those of the weights and scales as these are now."""
+        """Note that they match the weights and scales as these are now."""
         self._versions = self._versions_now()
         self.is_current = True
 
@@ -68,13 +65,13 @@ class RoundedWeights:
                     old.copy_(new)
 
     def _versions_now(self) -> tuple[int, int]:
-        # Kernels of ours change weights without one.
+        # Our kernels change weights without raising their version.
         scale: Any = self.scaling.scale
         return sum(weight._version for weight in self.weights.values()), scale._version
 
 
 def rounded_weights(model: nn.Module) -> RoundedWeights:
-    """Return those of the model's fused blocks, which share them."""
+    """Return the rounded weights that the model's fused blocks share."""
     candidates = (getattr(module, "rounded_weights", None) for module in model.modules())
     return next(rounded for rounded in candidates if isinstance(rounded, RoundedWeights))
 
