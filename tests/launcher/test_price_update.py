@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fastlaunch.api.listing import prices
-from fastlaunch.api.price_update import update_prices
 from fastlaunch.aws.client import Aws
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price, age_note
@@ -30,6 +29,7 @@ from fastlaunch.catalog.updates import (
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.settings import AccountRate, load_settings
+from fastlaunch.lifecycle.price_update import update_prices
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:

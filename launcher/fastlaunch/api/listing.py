@@ -17,6 +17,7 @@ from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
     from fastlaunch.catalog.prices import Catalogue, Price
+    from fastlaunch.core.settings import Settings
 
 #: Spot prices and capacity blocks change by the hour.
 MAX_MARKET_AGE = datetime.timedelta(hours=1)
@@ -95,15 +96,38 @@ def prices(
     if not chosen:
         raise _nothing_known(catalogue, instances, region=where, service=service, purchase=purchase, day=day)
     priced = {price.instance for price in chosen}
+    known_quotas = _quotas(chosen, catalogue, context) if quotas else {}
     return Prices(
         chosen,
-        catalogue=catalogue,
-        settings=settings,
+        rows=[_row(price, catalogue, settings, known_quotas.get(price)) for price in chosen],
         region=where,
         as_of=day,
         unpriced=tuple(name for name in instances if name not in priced),
-        quotas=_quotas(chosen, catalogue, context) if quotas else {},
     )
+
+
+def _row(price: "Price", catalogue: "Catalogue", settings: "Settings", quota: int | None) -> dict[str, Any]:
+    from fastlaunch.catalog.prices import paid_usd_per_hour
+    from fastlaunch.catalog.updates import interruption
+
+    instance = catalogue.instances[price.instance]
+    return {
+        "instance": price.instance,
+        "num_accelerators": instance.num_accelerators,
+        "accelerator": instance.accelerator,
+        "service": price.service,
+        "region": price.region,
+        "zone": price.zone,
+        "purchase": price.purchase,
+        "usd_per_hour": price.usd_per_hour,
+        "usd_per_accelerator_hour": round(price.usd_per_hour / instance.num_accelerators, 6),
+        "paid_usd_per_hour": paid_usd_per_hour(price, settings),
+        "as_of": price.as_of.isoformat(),
+        "interruption": interruption(price.instance, price.region) if price.purchase == "spot" else None,
+        "quota": quota,
+        "inferred": price.inferred,
+        "source": price.source,
+    }
 
 
 def _matching(catalogue: "Catalogue", glob: str, gpu: str | None) -> list[str]:

@@ -184,8 +184,8 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
     if percent is None:
         return False
     worse, unjudged = [], []
-    unlabelled_rows = [row for row in comparison.rows if row.side is None]
-    for row in unlabelled_rows or comparison.rows:
+    # Runs that others shared are judged only if there are no others.
+    for row in [row for row in comparison.rows if row.side is None] or comparison.rows:
         verdict = row.verdict.in_batch or row.verdict
         ratio = verdict.ratio or verdict.speed_ratio
         name = f"{name_of(row, comparison.by_workload[row.setup.workload])} on {row.setup.workload}"

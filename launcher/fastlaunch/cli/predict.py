@@ -58,7 +58,6 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
     """
     from fastlaunch.analysis.anchors import Refusal, read, read_anchors
     from fastlaunch.analysis.predict import Predictor
-    from fastlaunch.catalog.load import load_catalogue
 
     measured = _rows(anchors)[0] if anchors else []
     if shipped_anchors:
@@ -66,16 +65,14 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
     if not anchors and not shipped_anchors:
         raise UserError("no measured runs", "add --anchors FILE, or --shipped-anchors")
     rows, columns = _rows(queries)
-    catalogue = load_catalogue(*app_context().settings.price_files())
-    find_gpu = functools.partial(identify, accelerators=catalogue.accelerators)
+    find_gpu = functools.partial(identify, accelerators=app_context().catalogue.accelerators)
     usable, skipped = read_anchors(measured, find_gpu)
     if skipped:
         num = f"{len(skipped)} of {len(measured)}"
         click.echo(f"{num} anchors cannot be used; the first: {printable(skipped[0])}", err=True)
-    answers: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = [{**row, **dict.fromkeys(ADDED)} for row in rows]
     configs = {}
     for number, row in enumerate(rows):
-        answers.append({**row, **dict.fromkeys(ADDED)})
         try:
             configs[number] = read(row, find_gpu)
         except Refusal as refusal:
@@ -89,12 +86,7 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
                 answers[number][name] = float(f"{getattr(answer, name) * per_s:.6g}")
             answers[number]["evidence"] = answer.evidence
     headers = {name: name for name in (*_NEEDED, *ADDED)}
-    print_rows(
-        answers,
-        output=output,
-        headers=headers,
-        columns=dict.fromkeys((*columns, *ADDED)),
-    )
+    print_rows(answers, output=output, headers=headers, columns=dict.fromkeys((*columns, *ADDED)))
     unseen = Counter((row["model"], row["gpu"]) for row in answers if row["evidence"] == "C")
     if unseen:
         model, gpu = unseen.most_common(1)[0][0]

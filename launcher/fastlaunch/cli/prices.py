@@ -163,7 +163,7 @@ def update(regions: tuple[str, ...], accept: bool, output: str) -> int:
     date; so does one that changed more than tenfold, unless --accept is given. The exit code is then 3. A
     price file of your own still counts before these prices.
     """
-    from fastlaunch.api.price_update import update_prices
+    from fastlaunch.lifecycle.price_update import update_prices
 
     update = update_prices(regions, accept=accept, context=app_context())
     rows = [

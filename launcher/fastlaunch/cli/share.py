@@ -1,6 +1,5 @@
 """`fastlaunch runs push` and `pull`: runs shared with a team through a folder of S3."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from fastlaunch.cli.options import (
     table_or_json_option,
     with_filters,
 )
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, BadConfiguration, UserError
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
@@ -26,8 +26,6 @@ from fastlaunch.lifecycle.world import World
 if TYPE_CHECKING:
     from fastlaunch.lifecycle.sharing import SharedFolder, Transfer
 
-#: Time between reports of the progress of a push or a pull.
-_PROGRESS_INTERVAL_S = 2.0
 _region_option = click.option(
     "--region", metavar="R", help="Region of the bucket.  [default: yours, or us-east-1]"
 )
@@ -80,15 +78,16 @@ def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_r
             accounts = [attempt.account for attempt in ledger.attempts_of(run.id) if attempt.account]
             return accounts[-1] if accounts else identity.account
 
-        done = sharing.push(
-            chosen,
-            folder,
-            owner=identity.owner_key,
-            account=account_of,
-            with_words=with_words,
-            dry_run=dry_run,
-            progress=_counter(context, "pushed"),
-        )
+        with activity(f"pushing runs to {folder.uri}") as shown:
+            done = sharing.push(
+                chosen,
+                folder,
+                owner=identity.owner_key,
+                account=account_of,
+                with_words=with_words,
+                dry_run=dry_run,
+                progress=lambda number, total: shown.update(f"{number} of {total}"),
+            )
     _print_transfer(done, "Would push" if dry_run else "Pushed", f"to {folder.uri}", output)
     next_command(f"fastlaunch runs pull {folder.uri}")
     return EXIT_JOB_FAILED if done.left_out else EXIT_DONE
@@ -118,14 +117,14 @@ def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int
 
     context = app_context()
     folder = _shared_folder(context, uri, region)
-    with open_ledger(context.settings) as ledger:
+    with open_ledger(context.settings) as ledger, activity(f"pulling runs from {folder.uri}") as shown:
         done = sharing.pull(
             ledger,
             folder,
             context.settings.home / "shared",
             owner=context.aws.identity().owner_key,
             dry_run=dry_run,
-            progress=_counter(context, "pulled"),
+            progress=lambda number, total: shown.update(f"{number} of {total}"),
         )
     _print_transfer(done, "Would pull" if dry_run else "Pulled", f"from {folder.uri}", output)
     next_command("fastlaunch compare --every-run")
@@ -156,19 +155,6 @@ def _shared_folder(context: World, uri: str | None, region: str | None) -> "Shar
     )
 
 
-def _counter(context: World, done: str) -> Callable[[int, int], None]:
-    """Return a callback that reports progress every few seconds."""
-    last_s = context.monotonic_s()
-
-    def progress(number: int, total: int) -> None:
-        nonlocal last_s
-        if context.monotonic_s() - last_s >= _PROGRESS_INTERVAL_S:
-            last_s = context.monotonic_s()
-            context.report(f"{done} {number} of {total} runs")
-
-    return progress
-
-
 def _print_transfer(done: "Transfer", verb: str, where: str, output: str) -> None:
     if output == "json":
         print_json(done.to_json())
@@ -177,8 +163,7 @@ def _print_transfer(done: "Transfer", verb: str, where: str, output: str) -> Non
         report_line(as_warning(f"run {run_id} is left out: {why}"))
     for run_id, other in done.beside.items():
         click.echo(f"run {run_id} has the name of {other}: both stay", err=True)
-    parts = [f"{len(done.new)} new"] + [f"{len(done.updated)} updated"] * bool(done.updated)
-    known = f"; {len(done.known)} {'was' if len(done.known) == 1 else 'were'} there already"
-    num_runs = len(done.new) + len(done.updated)
-    of = f" ({', '.join(parts)})" if done.updated else ""
-    click.echo(f"{verb} {counted(num_runs, 'run')}{of} {where}{known if done.known else ''}.")
+    num_new, num_updated, num_known = len(done.new), len(done.updated), len(done.known)
+    of_these = f" ({num_new} new, {num_updated} updated)" if num_updated else ""
+    known = f"; {num_known} {'was' if num_known == 1 else 'were'} there already" if num_known else ""
+    click.echo(f"{verb} {counted(num_new + num_updated, 'run')}{of_these} {where}{known}.")
