@@ -350,7 +350,7 @@ def test_a_script_is_planned_with_what_travels(
         (("--env", "A=1", "--env", "A=2", "--", "python", "train.py"), "given twice"),
         (("--env", "A=1\n2", "--", "python", "train.py"), "control characters"),
         (("--env", "A=1", "--secret", "A=x", "--", "python", "train.py"), "by --secret and by --env"),
-        (("--recipe", "bf16", "--", "python", "train.py"), "--recipe: the script decides"),
+        (("--recipe", "bf16", "--", "python", "train.py"), "script of your own: --recipe"),
         (("--show", "files"), "what travels with a script"),
         (("--requirements", "gone.txt", "--", "python", "train.py"), "gone.txt: cannot be read"),
     ],

@@ -108,7 +108,7 @@ def test_a_budget_of_the_ceiling_that_is_shown_is_enough(capsys: pytest.CaptureF
         (("--local", "--max-cost", "5"), "--max-cost is for AWS"),
         (("--local", "--until-best", "--repeats", "2"), "says itself how often each cell runs"),
         (("--local", "--parallel", "2"), "--parallel is for AWS"),
-        (("--local", "--batch-size", "auto", "--", sys.executable), "--batch-size: the script decides"),
+        (("--local", "--batch-size", "auto", "--", sys.executable), "script of your own: --batch-size"),
         (("--resume",), "there is no sweep"),
         (("--resume", "x", "--local"), "leave out the other options"),
     ],

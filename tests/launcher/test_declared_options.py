@@ -76,7 +76,7 @@ def where(option: Option) -> str:
     """`EC2`, or nothing where it means something everywhere."""
     names = dict(zip(PLACES, ("here", "containers here", "EC2", "SageMaker"), strict=True))
     places = "" if option.places == PLACES else ", ".join(names[place] for place in option.places)
-    kind = ("a script" if option.only_for_script else "") or ("a workload" if option.not_for_script else "")
+    kind = {True: "a script", False: "a workload", None: ""}[option.for_script]
     return ": ".join(filter(None, (kind, places)))
 
 
@@ -138,7 +138,7 @@ def test_every_option_is_read() -> None:
 def test_a_declaration_says_one_thing() -> None:
     for name, option in OPTIONS.items():
         assert option.heading in HEADINGS and set(option.places) <= set(PLACES) and option.help.strip()
-        assert option.pairs <= option.repeated and not (option.not_for_script and option.only_for_script)
+        assert option.pairs <= option.repeated
         # Where it is not for all of AWS, what to type instead is known.
         assert option.elsewhere or {"ec2", "sagemaker"} <= set(option.places), name
     for command in ("submit", "sweep"):

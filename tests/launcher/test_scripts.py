@@ -201,8 +201,7 @@ def test_options_of_training_are_refused_all_at_once() -> None:
     options["instances"] = ("p5.48xlarge",)
     with pytest.raises(UserError) as refused:
         specs("python train.py", **options)
-    lines = refused.value.message.splitlines()[1:]
-    assert [line.split(":")[0].strip() for line in lines] == ["--recipe", "--steps", "--data", "--instance"]
+    assert refused.value.message.endswith(": --recipe, --steps, --data, --instance")
 
 
 @pytest.mark.parametrize("option", [{"lists": ("a=1",)}, {"baseline": "a=1"}, {"hang_timeout_s": 1.0}])
@@ -247,7 +246,7 @@ def test_on_aws_a_script_has_ranks_as_asked_and_over_several_nodes_one_per_gpu(
     "options, cloud, message",
     [
         ({"nproc": 9}, {}, "9 processes on g5.48xlarge, which has 8 GPUs"),
-        ({"steps": 10}, {}, "--steps: the script decides"),
+        ({"steps": 10}, {}, "script of your own: --steps"),
         ({"repeats": 0}, {}, "--repeats is 0"),
     ],
 )

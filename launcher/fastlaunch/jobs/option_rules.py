@@ -85,17 +85,18 @@ def check_places(options: Options, place: str) -> None:
 
 
 def check_script(options: Options) -> None:
-    """Raise UserError that names every option that means nothing for the command, and why."""
+    """Raise UserError for options that mean nothing for the command."""
     meaningless = [
-        f"{option.flag}: {option.not_for_script}"
+        option.flag
         for name, option in OPTIONS.items()
-        if option.not_for_script and getattr(options, name) != option.default
+        if option.for_script is False and getattr(options, name) != option.default
     ]
     if options.rehearsed:
-        meaningless.append("--instance: with --local it rehearses recipes; without, the script runs there")
+        # With --local a type is for a rehearsal of recipes.
+        meaningless.append("--instance")
     if meaningless:
         raise UserError(
-            "\n  ".join(["these options are not for a script of your own:", *meaningless]),
+            f"these options are not for a script of your own: {', '.join(meaningless)}",
             "leave them out, and give the script its own options, which -L can vary",
         )
 
@@ -103,7 +104,7 @@ def check_script(options: Options) -> None:
 def check_no_script(options: Options) -> None:
     """Raise UserError for an option that is for a command, as none is given."""
     for name, option in OPTIONS.items():
-        if option.only_for_script and getattr(options, name) != option.default:
+        if option.for_script and getattr(options, name) != option.default:
             raise UserError(
                 f"{option.flag} is for a script of your own, and no -- COMMAND follows",
                 "end with the command, as in: -- python train.py --amp {amp}",

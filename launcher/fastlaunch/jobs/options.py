@@ -74,10 +74,8 @@ class Option:
     #: Those of PLACES where it means something, and what to type elsewhere.
     places: tuple[str, ...] = PLACES
     elsewhere: str | None = None
-    #: Why it means nothing for a script of the user's own.
-    not_for_script: str | None = None
-    #: Whether it means something for such a script alone.
-    only_for_script: bool = False
+    #: True for an option of scripts of the user's own alone, False for one of our workloads alone.
+    for_script: bool | None = None
 
     @property
     def is_switch(self) -> bool:
@@ -183,7 +181,8 @@ def _option(heading: str, usage: str, help: str, *, default: Any = None, **how: 
     return field(default=default, metadata={"option": option})
 
 
-_train, _script, _where = (partial(_option, heading) for heading in (TRAIN, SCRIPT, WHERE))
+_train, _script = partial(_option, TRAIN, for_script=False), partial(_option, SCRIPT)
+_where = partial(_option, WHERE)
 _spend, _network = partial(_option, SPEND, places=_AWS), partial(_option, NETWORK, places=("ec2",))
 _sagemaker, _advanced = partial(_option, SAGEMAKER), partial(_option, ADVANCED)
 
@@ -201,32 +200,27 @@ class Options:
         "  [default: bf16]",
         repeated=True,
         commas=True,
-        not_for_script="the script decides how it trains",
     )
     workload: str | None = _train(
         "--workload NAME",
         "Train this workload; `fastlaunch workloads` lists them.",
-        not_for_script="the command stands in its place",
     )
     workload_arguments: tuple[str, ...] = _train(
         "--set-workload KEY=VALUE",
         "Call the function of ./file.py:function with this argument. May be repeated.",
         pairs=True,
-        not_for_script="it is for the function of a workload file",
     )
     experiment: str | None = _train(
         "--experiment NAME",
         "Repeat a published experiment: its workloads, recipes and batch sizes. "
         "`fastlaunch experiments` lists them.",
         commands=_SUBMIT,
-        not_for_script="it is a list of workloads and recipes of ours",
     )
     batch_size: int | str | None = _train(
         "--batch-size N|auto",
         "Train on this many samples per GPU and step; auto finds the most that fit all recipes, "
         "auto-each the most that fit each.",
         commands=_SUBMIT,
-        not_for_script="the script decides its batch size",
     )
     batch_sizes: tuple[int | str, ...] = _train(
         "--batch-size N|auto[,N]",
@@ -234,77 +228,71 @@ class Options:
         "with the least GPU memory, searched for first.",
         commas=True,
         commands=_SWEEP,
-        not_for_script="the script decides its batch size",
     )
     steps: int | None = _train(
         "--steps COUNT",
         "Take this many optimizer steps per run.  [default: 200, or the experiment's]",
-        not_for_script="the script decides how long it trains",
     )
     epochs: int | None = _train(
         "--epochs COUNT",
         "Train for this many passes over the data instead of --steps.",
-        not_for_script="the script decides how long it trains",
     )
     repeats: int | None = _train(
-        "--repeats COUNT", "Run each recipe or variant this often, interleaved.  [default: 1]"
+        "--repeats COUNT",
+        "Run each recipe or variant this often, interleaved.  [default: 1]",
+        for_script=None,
     )
     until_resolved: bool = _train(
         "--until-resolved",
         "Run rounds until every recipe's verdict is settled; a settled one stops.",
         commands=_SUBMIT,
+        for_script=None,
     )
     max_rounds: int | None = _train(
         "--max-rounds N",
         f"Until all is settled, run at most this many rounds, {FIRST_LOOK} to {MOST_ROUNDS}."
         f"  [default: {DEFAULT_MOST_ROUNDS}]",
+        for_script=None,
     )
     add_to: str | None = _train(
         "--add-to SUBMISSION",
         "Make these more runs of that submission: `compare` shows both. It prints the command.",
         commands=_SUBMIT,
+        for_script=None,
     )
     seed: int = _train(
         "--seed COUNT",
         "Seed the weights and the order of the data.  [default: 0]",
         default=0,
-        not_for_script="the script decides its seed",
     )
     data: str | None = _train(
         "--data SOURCE",
         "Read synthetic, loader, folder:PATH or file:PATH.  [default: synthetic, or the experiment's]",
-        not_for_script="the script decides what it reads",
     )
     model: str | None = _train(
         "--model PATH|HUB_ID",
         "Train this language model: a folder, or a name on the hub.",
-        not_for_script="the script decides what it trains",
     )
     tokenizer: str | None = _train(
         "--tokenizer PATH|HUB_ID",
         "Split text with this tokenizer.  [default: the model's, else bytes]",
-        not_for_script="the script decides how it splits text",
     )
     sequence_length: int | None = _train(
         "--sequence-length TOKENS",
         "Cut text into samples of this many tokens.",
-        not_for_script="the script decides the length of its samples",
     )
     checkpoint_every: int = _train(
         "--checkpoint-every COUNT",
         "Save a checkpoint every so many steps.  [default: none]",
         default=0,
-        not_for_script="the script decides when it saves",
     )
     eval_every: int | None = _train(
         "--eval-every COUNT",
         "Evaluate on held-out data every so many steps, and at the end.  [default: never]",
-        not_for_script="the script decides when it evaluates; fl.evaluate(loss=...) records it",
     )
     step_profile: bool = _train(
         "--step-profile",
         "After the last step, profile a few more: where a step's time goes. A bare --profile does, too.",
-        not_for_script="it marks the phases of our own loop; a script can call torch.profiler itself",
     )
 
     lists: tuple[str, ...] = _script(
@@ -313,10 +301,10 @@ class Options:
         r"comma in a value as \, or in brackets.",
         pairs=True,
         join=join_list,
-        only_for_script=True,
+        for_script=True,
     )
     baseline: str | None = _script(
-        "--baseline NAME=A", "Compare the variants with this one.  [default: the first]", only_for_script=True
+        "--baseline NAME=A", "Compare the variants with this one.  [default: the first]", for_script=True
     )
     nproc: int | str | None = _script(
         "--nproc N|gpu",
@@ -326,7 +314,7 @@ class Options:
     hang_timeout_s: float | None = _script(
         "--hang-timeout S",
         "End a script without a step for this long; 10min works too.  [default: never]",
-        only_for_script=True,
+        for_script=True,
     )
     requirements: str | None = _script(
         "--requirements FILE",
@@ -494,12 +482,12 @@ class Options:
         "--set FIELD=VALUE",
         "Change a field of every recipe, such as compile_mode=max-autotune. May be repeated.",
         pairs=True,
-        not_for_script="it changes a recipe of ours, and a script has none",
+        for_script=False,
     )
     num_workers: int | None = _advanced(
         "--num-workers COUNT",
         "Load that data with this many processes per GPU.  [default: a share of the cores, at most 12]",
-        not_for_script="the script decides how it loads data",
+        for_script=False,
     )
     tags: tuple[str, ...] = _advanced(
         "--tag KEY=VALUE",
