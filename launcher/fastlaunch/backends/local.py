@@ -38,19 +38,19 @@ class LocalSettings:
     """What a local plan depends on besides the job."""
 
     home: Path
-    # Where the entrypoint starts, so that `./my.py:build` and `folder:PATH` mean what they mean here.
+    #: Where the entrypoint starts, so that `./my.py:build` and `folder:PATH` mean what they mean here.
     working_directory: Path
-    # What starts the entrypoint, with `{nproc}` for the number of ranks.
+    #: What starts the entrypoint, with `{nproc}` for the number of ranks.
     launch: tuple[str, ...] = (sys.executable, *TORCHRUN)
-    # What starts a script.
+    #: What starts a script.
     wrap: tuple[str, ...] = (sys.executable, "-m", "fastlaunch_train.script")
-    # The entrypoint's PYTHONPATH; None to leave it alone.
+    #: The entrypoint's PYTHONPATH; None to leave it alone.
     pythonpath: str | None = None
-    # Shared between the ranks as threads; None to leave the number of threads alone.
+    #: Shared between the ranks as threads; None to leave the number of threads alone.
     num_cores: int | None = None
-    # The training code's; None if it is not known.
+    #: The training code's; None if it is not known.
     commit: str | None = None
-    # Between asking a job to stop and killing it. torchrun gives its ranks 30 s.
+    #: Between asking a job to stop and killing it. torchrun gives its ranks 30 s.
     stop_wait_s: float = 45.0
 
 

@@ -61,35 +61,35 @@ class Backend(Protocol):
 class AttemptStatus:
     """What AWS shows of an attempt's machines now."""
 
-    # AWS shows that all have ended. What it does not show may live: `lifecycle/sight.py` decides.
+    #: AWS shows that all have ended. What it does not show may live: `lifecycle/sight.py` decides.
     has_ended: bool
-    # AWS shows at least one.
+    #: AWS shows at least one.
     is_seen: bool = True
-    # Machines or jobs that were started, and that AWS does not show.
+    #: Machines or jobs that were started, and that AWS does not show.
     num_unseen: int = 0
-    # At least one costs, or soon will.
+    #: At least one costs, or soon will.
     is_live: bool = False
-    # All run, so their programs should have reported.
+    #: All run, so their programs should have reported.
     is_up: bool = False
-    # Machines that AWS shows, and that have ended or are about to.
+    #: Machines that AWS shows, and that have ended or are about to.
     num_ended: int = 0
-    # Bought as spot.
+    #: Bought as spot.
     is_spot: bool = False
-    # What ended them, by what AWS says.
+    #: What ended them, by what AWS says.
     ending: Ending | None = None
-    # Without `ml.`
+    #: Without `ml.`
     instance_type: str | None = None
-    # The first machine's.
+    #: The first machine's.
     zone: str | None = None
-    # When the first machine was started, with its time zone, and when the last one ended.
+    #: When the first machine was started, with its time zone, and when the last one ended.
     launched_at: datetime | None = None
     ended_at: datetime | None = None
-    # Seconds of one machine, where AWS itself counts them: with the spot discount, and without it.
+    #: Seconds of one machine, where AWS itself counts them: with the spot discount, and without it.
     billable_s: float | None = None
     training_s: float | None = None
-    # What AWS says went wrong.
+    #: What AWS says went wrong.
     problem: CloudRefused | None = None
-    # AWS's own words for what the machines do, or why they ended.
+    #: AWS's own words for what the machines do, or why they ended.
     detail: str | None = None
 
 
@@ -99,8 +99,8 @@ class Billed:
 
     lived_s: float
     billed_s: float
-    # How that is known: `times`, from AWS; `node`, from the node's last object; `limit`, not known, so that
-    # the limit counts; `free`, because EC2 took a spot instance back within its first hour.
+    #: How that is known: `times`, from AWS; `node`, from the node's last object; `limit`, not known, so that
+    #: the limit counts; `free`, because EC2 took a spot instance back within its first hour.
     billing: str
 
 
@@ -114,16 +114,16 @@ class CloudBackend(ABC):
     """
 
     name: ClassVar[str]
-    # How long a machine may be up without a report; None if AWS itself sees to that.
+    #: How long a machine may be up without a report; None if AWS itself sees to that.
     boot_limit: ClassVar[timedelta | None]
-    # How long to wait for machines, before the time limit of what they do begins.
+    #: How long to wait for machines, before the time limit of what they do begins.
     wait_limit: ClassVar[timedelta] = timedelta()
-    # The command that shows machines or jobs, whose names follow it.
+    #: The command that shows machines or jobs, whose names follow it.
     _look_command: ClassVar[str]
 
     aws: Aws
     home: Path
-    # What its plans are made for and may take; see `at`.
+    #: What its plans are made for and may take; see `at`.
     site: Site | None = None
     root: str | None = None
     max_minutes: int = 120

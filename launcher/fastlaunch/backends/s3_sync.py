@@ -63,19 +63,19 @@ class Store(Protocol):
 class SyncResult:
     """What is here of an attempt's output."""
 
-    # The boot record of node 0; None until it is there.
+    #: The boot record of node 0; None until it is there.
     boot: Mapping[str, Any] | None
-    # The reports of all nodes as one (`node_report.merged`); None until each has reported.
+    #: The reports of all nodes as one (`node_report.merged`); None until each has reported.
     status: Mapping[str, Any] | None
-    # All nodes have reported, and everything that they uploaded is here.
+    #: All nodes have reported, and everything that they uploaded is here.
     is_complete: bool
-    # Where the bucket's files are, or will be, here.
+    #: Where the bucket's files are, or will be, here.
     files: tuple[Path, ...] = ()
-    # Nodes that reported their boot.
+    #: Nodes that reported their boot.
     num_booted: int = 0
-    # The reports that are here, by node.
+    #: The reports that are here, by node.
     statuses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    # Says what stays in the bucket because it is larger than what nodes write.
+    #: Says what stays in the bucket because it is larger than what nodes write.
     left_out: UserError | None = None
 
 

@@ -17,11 +17,11 @@ class CapacityBlock:
     """A capacity block that was bought before."""
 
     reservation: str
-    # ISO 8601, UTC.
+    #: ISO 8601, UTC.
     ends_at: str
-    # Paid up front, for all of it.
+    #: Paid up front, for all of it.
     fee_usd: float
-    # From its start to its end.
+    #: From its start to its end.
     hours: float
     num_instances: int
 
@@ -40,56 +40,56 @@ class Site:
 
     #: `ec2` or `sagemaker`.
     backend: str
-    # As EC2 names it; SageMaker puts `ml.` before the name.
+    #: As EC2 names it; SageMaker puts `ml.` before the name.
     instance: InstanceType
     region: str
-    # None to leave it to AWS, as SageMaker always does.
+    #: None to leave it to AWS, as SageMaker always does.
     zone: str | None = None
-    # The one of EC2's machines, or all that SageMaker may use; none for EC2's default, SageMaker's own.
+    #: The one of EC2's machines, or all that SageMaker may use; none for EC2's default, SageMaker's own.
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
-    # The instance profile of EC2's machines, or the ARN of SageMaker's execution role.
+    #: The instance profile of EC2's machines, or the ARN of SageMaker's execution role.
     role: str = ""
     bucket: str = ""
     prefix: str = ""
-    # By digest: `<registry host>/<repository>@sha256:...`.
+    #: By digest: `<registry host>/<repository>@sha256:...`.
     image: str = ""
-    # None if the image holds the training code.
+    #: None if the image holds the training code.
     code: CodeBundle | None = None
-    # The most that one machine costs: the on-demand list price, the most paid for spot, or the effective
-    # price of a capacity block. None where nothing is billed.
+    #: The most that one machine costs: the on-demand list price, the most paid for spot, or the effective
+    #: price of a capacity block. None where nothing is billed.
     price: Price | None = None
-    # What an hour of its volume costs on top, at most; 0 without one, and None if that is not known.
+    #: What an hour of its volume costs on top, at most; 0 without one, and None if that is not known.
     volume_usd_per_hour: float | None = None
     volume_gib: int = 0
-    # ARN of the key of the volumes; None for AWS's choice.
+    #: ARN of the key of the volumes; None for AWS's choice.
     volume_kms_key: str | None = None
-    # The user's, and the owner's; ours come on top.
+    #: The user's, and the owner's; ours come on top.
     tags: Mapping[str, str] = field(default_factory=dict)
-    # ARNs, by the variable of a job's environment that gets the value.
+    #: ARNs, by the variable of a job's environment that gets the value.
     secrets: Mapping[str, str] = field(default_factory=dict)
-    # Values of other variables of a job.
+    #: Values of other variables of a job.
     variables: Mapping[str, str] = field(default_factory=dict)
-    # URIs of folders in S3 that a job reads, by name.
+    #: URIs of folders in S3 that a job reads, by name.
     inputs: Mapping[str, str] = field(default_factory=dict)
-    # What pip installs before the job; None for nothing.
+    #: What pip installs before the job; None for nothing.
     requirements: CodeBundle | None = None
 
-    # On EC2 alone:
+    #: On EC2 alone:
     ami: str = ""
     root_device: str = ""
-    # For spot; None to pay up to the on-demand price.
+    #: For spot; None to pay up to the on-demand price.
     max_price_usd: float | None = None
-    # For several nodes outside of a block.
+    #: For several nodes outside of a block.
     placement_group: str | None = None
     block: CapacityBlock | None = None
 
-    # On SageMaker alone:
-    # ARN.
+    #: On SageMaker alone:
+    #: ARN.
     training_plan: str | None = None
-    # ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
+    #: ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
     output_kms_key: str | None = None
-    # Whether SageMaker encrypts what the containers send to each other.
+    #: Whether SageMaker encrypts what the containers send to each other.
     encrypts_traffic: bool = False
 
     @property

@@ -48,18 +48,18 @@ _Subject = tuple[Mapping[str, str], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class _Listed:
-    """One of the checks: what it is called, what it asks, and what it is run for."""
+    """One of the checks: its name, what it asks, and the jobs and subjects that it runs for."""
 
     name: str
-    #: Called with the job and what `subjects` gives. What it returns as text is right.
+    #: Called with the job and the arguments that `subjects` yields. A returned text means that all is well.
     call: Callable[..., str | Finding]
-    #: Yields what it is about, in the job's region.
+    #: Yields what the check is about, in the job's region.
     subjects: Callable[[CheckContext], Iterable[_Subject]] = lambda job: [({}, ())]
-    #: Which jobs it is for.
+    #: Returns whether the check is for the job.
     when: Callable[[CheckContext], bool] = lambda job: True
-    #: Whether it asks AWS; offline it is run without a login too.
+    #: Whether it asks AWS. Other checks run without a login, too.
     asks_aws: bool = True
-    #: Whether a job cannot do without what is looked at: it fails where that may not be looked at.
+    #: Whether a job needs what the check looks at: then the check fails where it may not look.
     needed: bool = True
 
 
@@ -96,7 +96,7 @@ def _run(
     return Check(**vars(finding), name=listed.name, error=error, **about)
 
 
-# What a check is run for
+# What a check is about
 
 
 def _each_type(job: CheckContext) -> Iterator[_Subject]:
@@ -202,7 +202,7 @@ def _bucket(job: CheckContext) -> str | Finding:
 def _check_bucket(job: CheckContext, bucket: str) -> None:
     """Raise BadConfiguration if the bucket is known not to exist, or to be in another region.
 
-    HeadBucket wants s3:ListBucket on all of the bucket; without, writing to it says more.
+    HeadBucket needs s3:ListBucket on all of the bucket. Without that right, writing to it says more.
     """
     try:
         exists = job.aws.bucket_exists(job.region, bucket)
@@ -215,14 +215,14 @@ def _check_bucket(job: CheckContext, bucket: str) -> None:
 
 
 def _stored_code(job: CheckContext, bucket: str, key: str, data: bytes) -> str:
-    """Check that nothing else lies at the object's address. Raises BadConfiguration if there does."""
+    """Check that nothing else lies at the object's address. Raises BadConfiguration if something does."""
     if job.aws.is_stored(job.region, bucket, key, data):
         return f"s3://{bucket}/{key} is what belongs there"
     return f"s3://{bucket}/{key} is not there yet: submit uploads it"
 
 
 def _input(job: CheckContext, uri: str) -> str:
-    """Check that something lies there. What may not be looked at from here, the job's role may still read."""
+    """Check that objects lie there. The job's role may read what may not be looked at from here."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     if not job.aws.has_objects(job.region, bucket, prefix):
         raise BadConfiguration(f"nothing lies under {uri}", "name a folder with objects in it, not a file")
@@ -263,7 +263,7 @@ def _role(job: CheckContext) -> str | Finding:
 
 
 def _scheduler_role(job: CheckContext) -> str | Finding:
-    """Check the role of the timer in the account. That it may not be passed only warns."""
+    """Check the role of the timer in the account. It is only a warning if it may not be passed."""
     arn = job.here.scheduler_role
     alone = "without it only the machines' own timers end what is forgotten"
     if arn is None:
@@ -325,7 +325,7 @@ def _passed(job: CheckContext, role: str, service: str) -> str | Finding:
 def _missing_rights(job: CheckContext, role: str) -> list[str]:
     """Return the rights of a machine that the role's policies do not give; none where IAM does not tell.
 
-    What a bucket's or a registry's own policy gives is not seen, so that a right may be there all the same.
+    The policy of a bucket or a registry may still give such a right: we do not see those.
     """
     rights: tuple[tuple[str, tuple[str, ...]], ...] = (("*", ("ecr:GetAuthorizationToken",)),)
     if job.here.bucket is not None:

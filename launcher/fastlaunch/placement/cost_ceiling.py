@@ -9,25 +9,25 @@ from fastlaunch.catalog.prices import max_cost_usd
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES, MIN_MINUTES
 
-#: Said wherever a ceiling is shown.
+#: Shown with every ceiling.
 NOT_COUNTED = "Not counted: NAT gateways and data transfer."
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostCeiling:
-    """The most that a job can cost, wherever of `instances` it runs; `dearest` is the one it is made of.
+    """The most that a job can cost, on whichever of `instances` it runs: what it costs at the `dearest` site.
 
     In a capacity block it is what the job uses of the fee that was paid before, and its volumes.
     """
 
     usd: float
-    # That part of it; 0 where there are none, or their price is not known.
+    #: The part for volumes; 0 without any, or if their price is not known.
     volumes_usd: float
     num_nodes: int
     max_minutes: int
     dearest: Site
     instances: tuple[str, ...]
-    # Where the price of volumes is not known.
+    #: Where the price of volumes is not known.
     uncounted_regions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class CostCeiling:
 
 
 def is_known(block: CapacityBlock) -> bool:
-    """Return whether AWS has said when the block ends."""
+    """Return whether we know from AWS when the block ends."""
     return not block.ends_at.startswith("<")
 
 
@@ -112,7 +112,7 @@ def cost_ceiling(sites: Sequence[Site], *, num_nodes: int, max_minutes: int) -> 
     )
 
 
-#: Where a budget comes from.
+#: How a message names the budget.
 BUDGET = "the budget (--max-cost, else `max_cost` in the config file)"
 
 

@@ -17,23 +17,23 @@ from fastlaunch.jobs.options import Options
 class QuotaUse:
     """A quota, what counts against it now, and what a job needs of it."""
 
-    # ec2, which counts vCPUs, or sagemaker, which counts instances.
+    #: ec2, which counts vCPUs, or sagemaker, which counts instances.
     service: str
     region: str
-    # As the Service Quotas console lists it.
+    #: As the Service Quotas console lists it.
     name: str
     code: str
-    # None if AWS tells none.
+    #: None if AWS does not say.
     limit: float | None
-    # Nobody has changed it for this account.
+    #: Whether it is AWS's default, which nobody has changed for this account.
     is_default: bool
-    # By all the account's instances in the region, or fastlaunch's training jobs; None if nobody may count.
+    #: By all instances in the region, or by the training jobs of fastlaunch; None if we may not count.
     used: int | None
     needed: int
 
     @property
     def fits(self) -> bool | None:
-        """Whether there is room; None if that cannot be told."""
+        """Whether there is room; None if nobody can tell."""
         if self.limit is None:
             return None
         if self._total > self.limit:
@@ -42,12 +42,12 @@ class QuotaUse:
 
     @property
     def page(self) -> str:
-        """Address of the console's page on which more is asked for."""
+        """The address of the console's page on which to ask for more."""
         return quota_page(self.region, self.code, service=self.service)
 
     @property
     def refusal(self) -> QuotaExceeded:
-        """The error of a job that does not fit, with the page on which more is asked for."""
+        """The error of a job that does not fit, with the page on which to ask for more."""
         unit = " vCPUs" if self.service == "ec2" else ""
         return QuotaExceeded(
             f"not enough quota: {self}",
@@ -104,7 +104,7 @@ def _ec2_quota(instance: InstanceType, region: str, options: Options, aws: Aws) 
 
 def _training_quota(instance: InstanceType, region: str, options: Options, aws: Aws) -> QuotaUse | None:
     is_spot = options.purchase == "spot"
-    # Codes differ by type, so the name is what there is to look for.
+    # Codes differ by type, so we look for the name.
     usage = "spot training job" if is_spot else "training job"
     quota = aws.quotas_by_name(region, "sagemaker").get(f"ml.{instance.name} for {usage} usage")
     if quota is None:
