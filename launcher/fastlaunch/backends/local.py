@@ -18,15 +18,6 @@ from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.job import Job, entrypoint_arguments, run_environment
 from fastlaunch.measure.outcome import outcome_of, read_records
 
-#: Starts the entrypoint on `{nproc}` ranks of one machine.
-TORCHRUN = (
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node={nproc}",
-    "-m",
-    "fastlaunch_train",
-)
 _LOCK = "lock"
 #: A killed process goes at once, unless a driver holds it in the kernel.
 _KILL_WAIT_S = 10.0
@@ -41,9 +32,10 @@ class LocalSettings:
     #: Where the entrypoint starts, so that `./my.py:build` and `folder:PATH` mean what they mean here.
     working_directory: Path
     #: What starts the entrypoint, with `{nproc}` for the number of ranks.
-    launch: tuple[str, ...] = (sys.executable, *TORCHRUN)
-    #: What starts a script.
-    wrap: tuple[str, ...] = (sys.executable, "-m", "fastlaunch_train.script")
+    launch: tuple[str, ...] = (
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node={nproc}"),
+        *("-m", "fastlaunch_train"),
+    )
     #: The entrypoint's PYTHONPATH; None to leave it alone.
     pythonpath: str | None = None
     #: Shared between the ranks as threads; None to leave the number of threads alone.
@@ -68,14 +60,15 @@ class LocalBackend:
         ((run_id, job),) = jobs.items()
         directory = str(self.settings.home / "runs" / run_id)
         if job.script:
-            argv = [*self.settings.wrap, "--output", directory, *job.script.words]
+            wrapper = (sys.executable, "-m", "fastlaunch_train.script")
+            argv = [*wrapper, "--output", directory, *job.script.words]
         else:
             argv = [part.replace("{nproc}", str(job.num_gpus)) for part in self.settings.launch]
             argv += [*entrypoint_arguments(job), "--output", directory]
         # Unbuffered, so that `logs -f` shows what is printed when it is printed.
         env = {"FASTLAUNCH_RUN_ID": run_id, _DIRECTORY_VARIABLE: directory, "PYTHONUNBUFFERED": "1"}
         env |= run_environment(job)
-        # That of what trains, which of a script nobody knows.
+        # It is the commit of what trains, and not of a script.
         if self.settings.commit and not job.script:
             env["FASTLAUNCH_COMMIT"] = self.settings.commit
         if self.settings.num_cores and not (job.script and job.script.nproc is None):

@@ -112,9 +112,9 @@ def sync(
     ]
     too_large = [segment.stored for segment in missing if segment and segment.stored.size > MAX_SEGMENT_BYTES]
     for node in range(num_nodes):
-        boot, status = boot_name(node), status_name(node)
-        has_ended = status in objects
-        for name, path in ((boot, boot_path(home, token, node)), (status, status_path(home, token, node))):
+        has_ended = status_name(node) in objects
+        for report, name in (("boot", boot_name(node)), ("status", status_name(node))):
+            path = _report_path(home, token, report, node)
             # Fetch both again once it has ended: a job that restarts by itself writes both anew.
             if name in objects and (has_ended or not path.exists()):
                 body = io.BytesIO()
@@ -133,10 +133,10 @@ def sync(
 
 def kept(home: Path, token: str, num_nodes: int = 1) -> SyncResult:
     """Return what is here of the attempt's output, without a look at the bucket."""
-    boots = {node: read_json(boot_path(home, token, node), token) for node in range(num_nodes)}
+    boots = {node: read_json(_report_path(home, token, "boot", node), token) for node in range(num_nodes)}
     statuses = {}
     for node, boot in boots.items():
-        status = read_json(status_path(home, token, node), token)
+        status = read_json(_report_path(home, token, "status", node), token)
         ended, booted = time_of(status, "billed_until"), time_of(boot, "booted_at")
         # On SageMaker, a node boots again after a spot interruption.
         if status is not None and not (ended and booted and ended < booted):
@@ -155,14 +155,9 @@ def run_folder(home: Path, run_id: str) -> Path:
     return home / "runs" / run_id
 
 
-def boot_path(home: Path, token: str, node: int = 0) -> Path:
-    """Return where the report of the node's boot lies."""
-    return _of_attempt(home, token, f"boot{_suffix(node)}", ".json")
-
-
-def status_path(home: Path, token: str, node: int = 0) -> Path:
-    """Return where the report of the node's end lies."""
-    return _of_attempt(home, token, f"status{_suffix(node)}", ".json")
+def _report_path(home: Path, token: str, report: str, node: int) -> Path:
+    """Return where a node's report lies. report: `boot`, or `status` for that of its end."""
+    return _of_attempt(home, token, f"{report}{_suffix(node)}", ".json")
 
 
 def node_log_path(home: Path, token: str, node: int = 0) -> Path:
