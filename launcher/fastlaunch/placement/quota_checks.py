@@ -4,10 +4,12 @@ EC2 counts vCPUs, by family, with on-demand and spot apart; capacity blocks and 
 SageMaker counts instances of each type under quotas of its own, which are looked up by name.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fastlaunch.aws.client import Aws
-from fastlaunch.aws.quota_codes import quota_code, quota_page
+from fastlaunch.aws.quota_codes import QuotaCode, quota_code, quota_page
+from fastlaunch.aws.quotas import Quota
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import CloudRefused, QuotaExceeded
 from fastlaunch.jobs.options import Options
@@ -75,53 +77,39 @@ def quota_use(instance: InstanceType, region: str, options: Options, aws: Aws) -
 
     Raises CloudRefused's kinds where the quota may not be looked at.
     """
-    make = _training_quota if options.service == "sagemaker" else _ec2_quota
-    return make(instance, region, options, aws)
-
-
-def _ec2_quota(instance: InstanceType, region: str, options: Options, aws: Aws) -> QuotaUse | None:
-    quota = quota_code(instance.name, options.purchase)
-    if quota is None:
-        return None
-    applied = aws.quota(region, "ec2", quota.code)
-    limit = aws.default_quota(region, "ec2", quota.code) if applied is None else applied
-    try:
-        running = aws.running_vcpus(region)
-        used = sum(vcpus for (name, how), vcpus in running.items() if quota_code(name, how) == quota)
-    except CloudRefused:
-        used = None
+    used, needed, purchase = None, options.num_nodes, options.purchase
+    quota: Quota | QuotaCode | None
+    limit: float | None
+    if options.service == "sagemaker":
+        is_spot = purchase == "spot"
+        # Codes differ by type, so we look for the name.
+        name = f"ml.{instance.name} for {'spot ' if is_spot else ''}training job usage"
+        quota = aws.quotas_by_name(region, "sagemaker").get(name)
+        if quota is None:
+            return None
+        limit, is_default = quota.value, quota.is_default
+        with suppress(CloudRefused):
+            jobs = aws.live_training_jobs(region)
+            alike = (job for job in jobs if job.ec2_type == instance.name and job.is_spot == is_spot)
+            used = sum(job.num_instances for job in alike)
+    else:
+        needed *= instance.vcpus
+        quota = quota_code(instance.name, purchase)
+        if quota is None:
+            return None
+        applied = aws.quota(region, "ec2", quota.code)
+        limit = aws.default_quota(region, "ec2", quota.code) if applied is None else applied
+        is_default = applied is None and limit is not None
+        with suppress(CloudRefused):
+            running = aws.running_vcpus(region)
+            used = sum(vcpus for (name, how), vcpus in running.items() if quota_code(name, how) == quota)
     return QuotaUse(
-        service="ec2",
+        service=options.service,
         region=region,
         name=quota.name,
         code=quota.code,
         limit=limit,
-        is_default=applied is None and limit is not None,
+        is_default=is_default,
         used=used,
-        needed=options.num_nodes * instance.vcpus,
-    )
-
-
-def _training_quota(instance: InstanceType, region: str, options: Options, aws: Aws) -> QuotaUse | None:
-    is_spot = options.purchase == "spot"
-    # Codes differ by type, so we look for the name.
-    usage = "spot training job" if is_spot else "training job"
-    quota = aws.quotas_by_name(region, "sagemaker").get(f"ml.{instance.name} for {usage} usage")
-    if quota is None:
-        return None
-    try:
-        jobs = aws.live_training_jobs(region)
-        alike = [job for job in jobs if job.ec2_type == instance.name and job.is_spot == is_spot]
-        used = sum(job.num_instances for job in alike)
-    except CloudRefused:
-        used = None
-    return QuotaUse(
-        service="sagemaker",
-        region=region,
-        name=quota.name,
-        code=quota.code,
-        limit=quota.value,
-        is_default=quota.is_default,
-        used=used,
-        needed=options.num_nodes,
+        needed=needed,
     )
