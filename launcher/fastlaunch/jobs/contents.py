@@ -50,11 +50,6 @@ _DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.\w+)+(?![\w/.])")
 _MOST_BYTES = 2**20
 
 
-def is_source(path: str) -> bool:
-    """Return whether a file is source code, and not a configuration, by its path."""
-    return path.endswith(_SOURCES)
-
-
 def may_count(path: str) -> bool:
     """Return whether a file may be part of a script's contents, by its path."""
     pure = PurePosixPath(path)
@@ -127,7 +122,7 @@ def script_now(
 
 def _is_written_by(path: Path, runs: Sequence[tuple[datetime, datetime]]) -> bool:
     """Return whether the file is not a source and was last written during one of the runs."""
-    if is_source(path.name):
+    if path.name.endswith(_SOURCES):
         return False
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     return any(began <= written <= ended for began, ended in runs)

@@ -7,9 +7,9 @@ SageMaker counts instances of each type under quotas of its own, which are looke
 from contextlib import suppress
 from dataclasses import dataclass
 
+from fastlaunch.aws.account import Quota
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.quota_codes import QuotaCode, quota_code, quota_page
-from fastlaunch.aws.quotas import Quota
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import CloudRefused, QuotaExceeded
 from fastlaunch.jobs.options import Options
