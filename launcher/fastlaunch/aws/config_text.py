@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.yaml_file import load_yaml
 
 #: Comments on a region's entries, in the order in which they are written.
@@ -62,8 +62,6 @@ def config_change(
 
     text: its present text, which is valid YAML; None if there is no file.
     """
-    import yaml
-
     data: dict[str, Any] = (load_yaml(text) if text else None) or {}
     regions: dict[str, Any] = data.get("aws") or {}
     new, lines = {**data}, "" if text else _HEAD
@@ -100,7 +98,7 @@ def config_change(
         )
     try:
         is_as_meant = load_yaml(changed) == new
-    except yaml.YAMLError:
+    except BadFile:
         is_as_meant = False
     if lines and not is_as_meant:
         return ConfigChange(text=None, lines=lines, obstacle="its form leaves no room for these lines")
@@ -109,11 +107,9 @@ def config_change(
 
 def stack_entries(output: str, region: str) -> dict[str, Any]:
     """Return the region's entries from a stack's output `ConfigFile`. Raises UserError if it has none."""
-    import yaml
-
     try:
         entries = load_yaml(output)["aws"][region]
-    except (yaml.YAMLError, KeyError, TypeError):
+    except (BadFile, KeyError, TypeError):
         entries = None
     if not isinstance(entries, dict):
         raise UserError(

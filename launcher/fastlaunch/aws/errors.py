@@ -236,6 +236,7 @@ _REASONS: Mapping[str, tuple[type[CloudRefused], str, str]] = {
     "Server.InsufficientInstanceCapacity": (NoCapacity, "was not started for want of capacity", _ELSEWHERE),
     "Server.SpotInstanceTermination": (NoCapacity, "was taken back by EC2", _TAKEN),
     "Server.SpotInstanceShutdown": (NoCapacity, "was taken back by EC2", _TAKEN),
+    "Server.InternalError": (NoCapacity, "ended by an error of its host", _FAULT),
 }
 
 #: StateReason codes of instances that ended themselves or that their owner ended.

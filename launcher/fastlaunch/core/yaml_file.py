@@ -6,7 +6,6 @@ type of the field makes a number or a date of it.
 
 import datetime
 import functools
-import math
 import re
 import types
 from collections.abc import Mapping
@@ -41,92 +40,54 @@ _TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false"
 _MOST_VALUES, _MOST_LEVELS = 300_000, 50
 _EXCESS = f"has more than {_MOST_VALUES:,} values or {_MOST_LEVELS} levels, with what its aliases stand for"
 _TAG = "tag:yaml.org,2002:"
-_KINDS = ("null", "str", "seq", "map")
+_NULL, _MERGE = f"{_TAG}null", f"{_TAG}merge"
+#: The tags of each kind of node. Others, such as !!int, are refused; `<<` as a value is text.
+_TAGS = {"scalar": (f"{_TAG}str", _NULL, _MERGE), "sequence": (f"{_TAG}seq",), "mapping": (f"{_TAG}map",)}
 
 
 @functools.cache
 def _loader() -> Any:
-    """Return a PyYAML loader that yields text, None, lists and mappings, and supports merge keys (`<<`)."""
+    """Return a PyYAML loader that resolves null and merge keys (`<<`), and takes all else for text."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    construct = base.yaml_constructors
-    # Other tags, such as !!int, are refused; `<<` as a value is text.
-    constructors = {tag: construct[tag] for tag in (None, *(f"{_TAG}{name}" for name in _KINDS))}
-    constructors[f"{_TAG}merge"] = construct[f"{_TAG}str"]
     resolvers = {
-        first: [(tag, pattern) for tag, pattern in candidates if tag in (f"{_TAG}null", f"{_TAG}merge")]
+        first: [(tag, pattern) for tag, pattern in candidates if tag in (_NULL, _MERGE)]
         for first, candidates in base.yaml_implicit_resolvers.items()
     }
-    return type(
-        "TextLoader", (base,), {"yaml_constructors": constructors, "yaml_implicit_resolvers": resolvers}
-    )
+    return type("TextLoader", (base,), {"yaml_implicit_resolvers": resolvers})
 
 
 def load_yaml(text: str) -> Any:
-    """Return the one document in `text` as data, None if there is none. Raises yaml.YAMLError."""
-    import yaml
-
-    if _excess_line(text):
-        raise yaml.YAMLError(_EXCESS)
-    return yaml.load(text, Loader=_loader())
-
-
-def _excess_line(text: str) -> int | None:
-    """Return the line at which the text exceeds the limits; None if it does not.
-
-    Reads the event stream, because a loader never finishes on aliases of aliases, and the C loader crashes
-    on deep nesting. Raises yaml.YAMLError.
-    """
-    import yaml
-
-    # The number of values and levels under each anchor, and in each open collection, outermost first.
-    sizes: dict[str | None, tuple[float, float]] = {}
-    anchors: list[str | None] = [None]
-    values, levels = [0.0], [0.0]
-    for event in yaml.parse(text, Loader=_loader()):
-        size, height = 1.0, 0.0
-        if isinstance(event, yaml.CollectionStartEvent):
-            anchors.append(event.anchor)
-            values.append(1.0)
-            levels.append(0.0)
-            # An alias within its own anchor never ends.
-            sizes[event.anchor] = math.inf, math.inf
-            size = 0.0
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size, height = anchors.pop(), values.pop(), levels.pop() + 1
-            sizes[anchor] = size, height
-        elif isinstance(event, yaml.AliasEvent):
-            # The loader refuses an alias without an anchor.
-            size, height = sizes.get(event.anchor, (1.0, 0.0))
-        values[-1] += size
-        levels[-1] = max(levels[-1], height)
-        if values[-1] > _MOST_VALUES or len(values) - 1 + levels[-1] > _MOST_LEVELS:
-            assert event.start_mark is not None
-            return event.start_mark.line + 1
-    return None
+    """Return the one document in `text` as data, None if there is none. Raises BadFile."""
+    return YamlFile(Path("the text"), text).data
 
 
 class YamlFile:
     """The single document of a YAML file, as plain data. A path is the keys and indices from the top down."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None = None) -> None:
+        """Read the file. text: its content, if that is known."""
         import yaml
 
         self.path = path
         #: The line of every value, by its path as text; and the nodes of scalars.
         self._lines: dict[tuple[str, ...], int] = {}
         self._scalars: dict[tuple[str, ...], Any] = {}
-        if not path.exists():
+        self._num_values = 0
+        if text is None and not path.exists():
             raise BadFile(path, "does not exist")
-        text = read_text(path)
+        text = read_text(path) if text is None else text
         try:
-            if line := _excess_line(text):
-                raise BadFile(path, _EXCESS, line=line)
-            loader = _loader()(text)
-            root = loader.get_single_node()
-            self._note_lines(root, ())
-            self.data: Any = loader.construct_document(root) if root else None
+            # Read the stream of events first, because composing crashes on deep nesting.
+            level = 0
+            for number, event in enumerate(yaml.parse(text, Loader=_loader())):
+                level += isinstance(event, yaml.CollectionStartEvent)
+                level -= isinstance(event, yaml.CollectionEndEvent)
+                if number > _MOST_VALUES or level > _MOST_LEVELS:
+                    assert event.start_mark is not None
+                    raise BadFile(path, _EXCESS, line=event.start_mark.line + 1)
+            root = yaml.compose(text, Loader=_loader())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             problem = f"is not YAML: {error.problem or error}"
@@ -134,6 +95,44 @@ class YamlFile:
         # The others come through PyYAML for an empty tag.
         except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
             raise BadFile(path, f"is not YAML: {error}") from None
+        self.data: Any = None if root is None else self._data_of(root, ())
+
+    def _data_of(self, node: Any, at: tuple[str, ...], level: int = 1) -> Any:
+        """Return a node as data, and note the lines of all its values, with what its aliases stand for."""
+        line = node.start_mark.line + 1
+        self._lines.setdefault(at, line)
+        self._num_values += 1
+        if self._num_values > _MOST_VALUES or level > _MOST_LEVELS:
+            raise BadFile(self.path, _EXCESS, line=line)
+        if node.tag not in _TAGS[node.id]:
+            raise BadFile(self.path, f"is not YAML: it has a tag {node.tag}", line=line)
+        if node.id == "scalar":
+            self._scalars[at] = node
+            return None if node.tag == _NULL else node.value
+        if node.id == "sequence":
+            return [
+                self._data_of(item, (*at, str(index)), level + 1) for index, item in enumerate(node.value)
+            ]
+        values: dict[Any, Any] = {}
+        merged: dict[Any, Any] = {}
+        for key, value in node.value:
+            inner, line = (*at, str(key.value)), key.start_mark.line + 1
+            # YAML would silently use the last value.
+            if inner in self._lines:
+                problem = f"`{key.value}` stands here again; it is on line {self._lines[inner]} already"
+                raise BadFile(self.path, problem, line=line)
+            self._lines[inner] = line
+            if key.tag == _MERGE:
+                for index, part in enumerate(value.value if value.id == "sequence" else [value]):
+                    if part.id != "mapping":
+                        raise BadFile(self.path, "is not YAML: `<<` takes mappings", line=line)
+                    merged = self._data_of(part, (*inner, str(index)), level + 1) | merged
+            elif key.id != "scalar":
+                raise BadFile(self.path, "is not YAML: a name is a list or a mapping", line=line)
+            else:
+                name = None if key.tag == _NULL else key.value
+                values[name] = self._data_of(value, inner, level + 1)
+        return merged | values
 
     def fault(self, problem: str, *at: str | int, hint: str | None = None) -> BadFile:
         """Return the error for the value at this path, with its line."""
@@ -237,25 +236,6 @@ class YamlFile:
         path = tuple(map(str, at))
         prefixes = (path[:length] for length in range(len(path), -1, -1))
         return next((self._lines[prefix] for prefix in prefixes if prefix in self._lines), None)
-
-    def _note_lines(self, node: Any, at: tuple[str, ...]) -> None:
-        """Note the lines of the node and all its descendants. Raises BadFile for a duplicate key."""
-        if node is None:
-            return
-        self._lines.setdefault(at, node.start_mark.line + 1)
-        if node.id == "scalar":
-            self._scalars[at] = node
-        if node.id == "sequence":
-            for index, item in enumerate(node.value):
-                self._note_lines(item, (*at, str(index)))
-        for key, value in node.value if node.id == "mapping" else ():
-            # YAML would silently use the last value.
-            inner, line = (*at, str(key.value)), key.start_mark.line + 1
-            if inner in self._lines:
-                problem = f"`{key.value}` stands here again; it is on line {self._lines[inner]} already"
-                raise BadFile(self.path, problem, line=line)
-            self._lines[inner] = line
-            self._note_lines(value, inner)
 
 
 def _name(at: tuple[str | int, ...]) -> str:

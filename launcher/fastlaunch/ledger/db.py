@@ -238,7 +238,6 @@ def _columns(database: sqlite3.Connection) -> frozenset[tuple[Any, ...]]:
 
 @functools.cache
 def _own_columns() -> frozenset[tuple[Any, ...]]:
-    """Return the columns that the schema makes."""
     with closing(sqlite3.connect(":memory:")) as database:
         for statement in _SCHEMA:
             database.execute(statement)

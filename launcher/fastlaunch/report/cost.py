@@ -14,7 +14,7 @@ from fastlaunch.catalog.prices import Catalogue, VolumePrice
 from fastlaunch.core.tables import WIDTH, Column, table
 from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.data import flat_quantity, place_to_json, quantity_to_json
+from fastlaunch.report.data import fields_to_json, flat_quantity, place_to_json, quantity_to_json
 from fastlaunch.report.text import UNKNOWN, about, bulleted, dollars, limits, name_of, number, with_range
 
 _BOUGHT = {"on-demand": "on demand", "spot": "on spot", "capacity-block": "in a capacity block"}
@@ -36,12 +36,7 @@ def sentence(
 
 def rate_to_json(rate: Rate) -> dict[str, Any]:
     """Return the rate and its evidence as plain data."""
-    return {
-        "samples_per_s": quantity_to_json(rate.samples_per_s),
-        "evidence": rate.evidence,
-        "prediction_class": rate.prediction_class,
-        "source": rate.source,
-    }
+    return fields_to_json(rate, "samples_per_s", "evidence", "prediction_class", "source")
 
 
 def volume_prices(comparison: Comparison, catalogue: Catalogue) -> Callable[[str], VolumePrice | None]:
@@ -93,7 +88,7 @@ def cells(cost: Cost) -> list[dict[str, str]]:
 
 def notes(cost: Cost) -> Iterator[str]:
     """Yield notes on what the table leaves out: parts assumed to be absent, and intervals."""
-    if none := [row["part"] for row in part_rows(cost) if not row["usd"] and not row["seconds"]]:
+    if none := [row["part"] for row in part_rows(cost)[:-1] if not row["usd"] and not row["seconds"]]:
         yield f"nothing is counted for {', '.join(none)}; see `fastlaunch estimate --assume help`"
     if cost.hours.low is None and any(part.name == "restarts" for part in cost.parts):
         yield "hours and dollars vary by the luck on spot, and also by the speed, which has no interval"
@@ -106,21 +101,11 @@ def notes(cost: Cost) -> Iterator[str]:
 def cost_to_json(cost: Cost) -> dict[str, Any]:
     """Return hours, dollars and parts, with their intervals, as plain data."""
     return {
-        "hours": quantity_to_json(cost.hours),
-        "usd": quantity_to_json(cost.usd),
-        "effective_usd": quantity_to_json(cost.effective_usd),
-        "block_hours": cost.block_hours,
+        **fields_to_json(cost, "hours", "usd", "effective_usd", "block_hours"),
         "block_fee_usd": cost.fee_usd,
         "checkpoint_every_s": cost.checkpoint_every_s,
         "parts": [
-            {
-                "name": part.name,
-                "seconds": quantity_to_json(part.seconds),
-                "usd": quantity_to_json(part.usd),
-                "evidence": part.evidence,
-                "source": part.source,
-            }
-            for part in cost.parts
+            fields_to_json(part, "name", "seconds", "usd", "evidence", "source") for part in cost.parts
         ],
     }
 

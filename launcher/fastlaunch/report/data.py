@@ -139,35 +139,40 @@ def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | Non
     """Return a quantity as plain data; None if it is unknown or not finite. A limit may be open."""
     if quantity is None or not math.isfinite(quantity.value):
         return None
-    bounds = {"low": quantity.low, "high": quantity.high}
+    return {name: end if end is None or math.isfinite(end) else None for name, end in vars(quantity).items()}
+
+
+def fields_to_json(item: object, *names: str) -> dict[str, Any]:
+    """Return these attributes of an object as plain data."""
+    values = {name: getattr(item, name) for name in names}
     return {
-        "value": quantity.value,
-        **{name: bound if bound is None or math.isfinite(bound) else None for name, bound in bounds.items()},
+        name: quantity_to_json(value)
+        if isinstance(value, Interval)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in values.items()
     }
 
 
-def place_to_json(row: Row) -> dict[str, str | int | None]:
+def place_to_json(row: Row) -> dict[str, Any]:
     """Return what distinguishes a row, as plain data."""
-    names = (
+    return fields_to_json(
+        row.setup,
         *("recipe", "instance", "device_name", "num_nodes", "num_gpus"),
         *("batch_size_per_gpu", "sequence_length", "data"),
     )
-    return {name: getattr(row.setup, name) for name in names}
 
 
 def convergence_to_json(convergence: Convergence) -> dict[str, Any]:
     """Return the verdict with its evidence. Differences are fractions of the reference's loss."""
     return {
-        "verdict": convergence.verdict,
-        "reference": convergence.reference,
-        "num_pairs": convergence.num_pairs,
-        "seeds": list(convergence.seeds),
+        **fields_to_json(convergence, "verdict", "reference", "num_pairs", "seeds"),
         **_point(convergence.end),
         "checkpoints": [_point(checkpoint) for checkpoint in convergence.checkpoints],
         "diverged_seeds": list(convergence.diverged),
         "more_pairs": convergence.more_pairs if convergence.verdict == UNKNOWN else None,
-        "missing": list(convergence.missing),
-        "caveats": list(convergence.caveats),
+        **fields_to_json(convergence, "missing", "caveats"),
     }
 
 
@@ -176,11 +181,7 @@ def _point(of: LossDifference | None) -> dict[str, Any]:
         return {"step": None, "reference_loss": None, "difference": None}
     value, low, high = map(of.relative, (of.mean, of.low, of.high))
     difference = None if value is None else Interval(value=value, low=low, high=high)
-    return {
-        "step": of.step,
-        "reference_loss": of.reference_loss,
-        "difference": quantity_to_json(difference),
-    }
+    return {**fields_to_json(of, "step", "reference_loss"), "difference": quantity_to_json(difference)}
 
 
 def flat_quantity(name: str, quantity: Mapping[str, float | None] | None) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
 from fastlaunch.report.cost import rate_to_json
+from fastlaunch.report.data import fields_to_json
 from fastlaunch.report.text import bulleted, dollars, number
 
 #: The most table lines, and the most reasons, on a screen.
@@ -251,12 +252,10 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
     job, even, experiment = recommendation.job, recommendation.break_even, recommendation.experiment
     return {
         "schema": 1,
-        "workload": job.workload,
-        "samples": job.samples,
+        **fields_to_json(job, "workload", "samples"),
         "sample_unit": job.like.setup.sample_unit,
         "steps_only": job.steps_only,
-        "deadline_hours": recommendation.limits.deadline_hours,
-        "budget_usd": recommendation.limits.budget_usd,
+        **fields_to_json(recommendation.limits, "deadline_hours", "budget_usd"),
         "sentence": sentence(recommendation),
         "why": " ".join(why(recommendation)) or None,
         **{
@@ -266,9 +265,8 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
         },
         "break_even": even
         and {
-            "instance": even.instance,
-            "usd_per_hour": even.usd_per_hour,
-            "other": {name: getattr(even.other.configuration, name) for name in ("instance", "recipe")},
+            **fields_to_json(even, "instance", "usd_per_hour"),
+            "other": fields_to_json(even.other.configuration, "instance", "recipe"),
         },
         "front": [choice_json(choice) for choice in recommendation.front],
         "by_instance": [choice_json(choice) for choice in recommendation.by_instance],
@@ -281,11 +279,7 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
                 name: choice_json(experiment.choice)[name]
                 for name in ("instance", "num_nodes", "recipe", "batch_size_per_gpu", "purchase", "region")
             },
-            "usd": experiment.usd,
-            "hours": experiment.hours,
-            "probability": experiment.probability,
-            "saves_usd": experiment.saves_usd,
-            "command": experiment.command,
+            **fields_to_json(experiment, "usd", "hours", "probability", "saves_usd", "command"),
         },
         "command": recommendation.command,
         "warnings": list(recommendation.warnings),

@@ -18,7 +18,7 @@ from fastlaunch.analysis.target import (
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.tables import WIDTH, Column, table
 from fastlaunch.report.cost import HOW_COSTS_ARE_KNOWN, volume_prices
-from fastlaunch.report.data import place_to_json, quantity_to_json
+from fastlaunch.report.data import fields_to_json, place_to_json, quantity_to_json
 from fastlaunch.report.text import (
     UNKNOWN,
     about,
@@ -177,8 +177,7 @@ def _row_to_json(result: RowToTarget, known: tuple[Rate, Cost] | None) -> dict[s
     return {
         **place_to_json(row),
         "global_batch": row.setup.global_batch,
-        "num_seeds": result.num_seeds,
-        "num_reached": result.num_reached,
+        **fields_to_json(result, "num_seeds", "num_reached"),
         "time_to_target_s": quantity_to_json(result.time_s),
         "samples_to_target": quantity_to_json(result.samples),
         "usd_to_target": quantity_to_json(known[1].usd) if known else None,
@@ -189,14 +188,9 @@ def _row_to_json(result: RowToTarget, known: tuple[Rate, Cost] | None) -> dict[s
         "ranked": result.is_ranked,
         "runs": [
             {
-                "run_id": run.run_id,
-                "seed": run.seed,
-                "status": run.status,
-                "best": run.best,
+                **fields_to_json(run, "run_id", "seed", "status", "best"),
                 "last_evaluated_step": run.last_step,
-                "step": run.step,
-                "time_s": run.time_s,
-                "unknown": list(run.unknown),
+                **fields_to_json(run, "step", "time_s", "unknown"),
             }
             for run in result.runs
         ],

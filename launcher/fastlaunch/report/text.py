@@ -69,7 +69,6 @@ def answer(comparison: Comparison) -> str:
 
 
 def _clause(rows: Sequence[Row], best: Best | None) -> str:
-    """Return which row is best."""
     if best is None:
         return _why_none(rows)
     first, second, priced = best.first, best.second, best.is_priced
@@ -96,7 +95,6 @@ def _clause(rows: Sequence[Row], best: Best | None) -> str:
 
 
 def _why_none(rows: Sequence[Row]) -> str:
-    """Return why no row is best."""
     if unbarred := _unbarred(rows):
         base = next(row for row in unbarred if row.is_baseline)
         return f"{named(base, rows)} gives no speed that others can be compared with"

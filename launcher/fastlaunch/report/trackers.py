@@ -289,7 +289,6 @@ def _write_wandb(runs: Iterable[TrackedRun], destination: str) -> None:
 
 
 def _write_tensorboard(runs: Iterable[TrackedRun], destination: str) -> None:
-    """Write a folder for each run into a folder."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
