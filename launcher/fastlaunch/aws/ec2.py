@@ -238,16 +238,27 @@ class Ec2Calls(AwsSession):
 
     def reservation(self, region: str, id: str) -> Reservation | None:
         """Return the capacity reservation of this id, None if there is none in the region."""
-        absent = "InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed"
         answer = self.call_or_none(
             "ec2",
             region,
             "DescribeCapacityReservations",
-            absent=absent,
+            absent=("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed"),
             subject=id,
             CapacityReservationIds=[id],
         )
-        return next(map(_reservation, answer["CapacityReservations"]), None) if answer else None
+        for entry in answer["CapacityReservations"] if answer else ():
+            return Reservation(
+                id=entry["CapacityReservationId"],
+                kind=entry.get("ReservationType", "default"),
+                instance_type=entry["InstanceType"],
+                zone=entry["AvailabilityZone"],
+                state=entry["State"],
+                num_instances=entry["TotalInstanceCount"],
+                num_free=entry["AvailableInstanceCount"],
+                starts_at=entry.get("StartDate"),
+                ends_at=entry.get("EndDate"),
+            )
+        return None
 
     def parameter(self, region: str, name: str) -> str:
         """Return the value of an SSM parameter. Raises BadConfiguration if it does not exist."""
@@ -417,20 +428,6 @@ def _subnet(answer: Mapping[str, Any]) -> Subnet:
         zone=answer["AvailabilityZone"],
         vpc=answer["VpcId"],
         maps_public_ip=answer["MapPublicIpOnLaunch"],
-    )
-
-
-def _reservation(answer: Mapping[str, Any]) -> Reservation:
-    return Reservation(
-        id=answer["CapacityReservationId"],
-        kind=answer.get("ReservationType", "default"),
-        instance_type=answer["InstanceType"],
-        zone=answer["AvailabilityZone"],
-        state=answer["State"],
-        num_instances=answer["TotalInstanceCount"],
-        num_free=answer["AvailableInstanceCount"],
-        starts_at=answer.get("StartDate"),
-        ends_at=answer.get("EndDate"),
     )
 
 

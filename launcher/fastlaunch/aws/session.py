@@ -136,9 +136,7 @@ class AwsSession:
         pause_s = FIRST_PAUSE_S
         for attempt in range(1, self._attempts + 1):
             try:
-                return self._translate_errors(
-                    api_call, lambda: send(self._client(api_call.service, api_call.region))
-                )
+                return self._sent(api_call, send)
             except TlsFailed as error:
                 raise unanswered_call or error from None
             except Unreachable as error:
@@ -162,17 +160,16 @@ class AwsSession:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
         raise AssertionError("at least one attempt")
 
-    def _translate_errors(self, api_call: ApiCall, send: Callable[[], T]) -> T:
-        """Return what `send` returns; turn botocore's exceptions into ours."""
+    def _sent(self, api_call: ApiCall, send: Callable[[Any], T]) -> T:
+        """Return what `send` returns for the client; turn botocore's exceptions into ours."""
         from botocore.exceptions import ClientError
 
         try:
-            return send()
+            return send(self._client(api_call.service, api_call.region))
         except ClientError as error:
             raise _refusal(api_call, error) from None
         except Exception as error:
-            translated = _unanswered(api_call, error)
-            if translated is None:
+            if (translated := _unanswered(api_call, error)) is None:
                 raise
             raise translated from None
 
@@ -193,7 +190,7 @@ class AwsSession:
         config = Config(
             connect_timeout=connect_s,
             read_timeout=read_s,
-            # `_retry` decides what is repeated, and when.
+            # `_retry` decides what is sent again, and when.
             retries={"mode": "standard", "total_max_attempts": 1},
         )
         if self._session is None:
@@ -263,21 +260,21 @@ def _make_session() -> tuple[Any, Any]:
     from botocore.exceptions import NoCredentialsError, UnknownCredentialError
 
     session = boto3.Session()
+
+    def ask_second_factor(question: str) -> str:
+        if not _has_terminal():
+            raise EOFError
+        return getpass(question)
+
     with suppress(UnknownCredentialError, AttributeError):
         provider = session._session.get_component("credential_provider").get_provider("assume-role")
         # Its default asks on the terminal, and without one prints the question all the same.
-        provider._prompter = _ask_second_factor
+        provider._prompter = ask_second_factor
     credentials = session.get_credentials()
     if credentials is None:
         raise NoCredentialsError
     credentials.get_frozen_credentials()
     return session, credentials
-
-
-def _ask_second_factor(question: str) -> str:
-    if not _has_terminal():
-        raise EOFError
-    return getpass(question)
 
 
 def _has_terminal() -> bool:

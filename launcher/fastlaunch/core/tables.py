@@ -71,11 +71,9 @@ class _Cells:
     texts: list[str]
     importance: int
     is_right: bool
-    width: int = 0
 
-    @property
-    def natural(self) -> int:
-        return max(map(len, (self.name, *self.texts)))
+    def __post_init__(self) -> None:
+        self.natural = self.width = max(map(len, (self.name, *self.texts)))
 
     def floor(self, least: int) -> int:
         """Return the smallest width before a column is dropped: words wrap, numbers do not."""
@@ -109,12 +107,16 @@ def table(
     for column in columns:
         texts = [column.text(row) for row in rows]
         if any(texts) or not rows:
-            is_right = column.align == "right" or (column.align is None and _is_numeric(texts))
+            is_number = any(texts) and all(_NUMBER.fullmatch(text) for text in texts if text)
+            is_right = column.align == "right" or (column.align is None and is_number)
             cells = [text or missing for text in texts]
             shown.append(_Cells(column.name, cells, column.importance, is_right))
-    left = _fit(shown, width)
+    names = [cells.name for cells in shown]
+    if width is not None:
+        _fit(shown, width)
     if not shown:
         return ""
+    left = [name for name in names if name not in [cells.name for cells in shown]]
     lines = [[cells.name for cells in shown]]
     lines += [["-" * cells.width for cells in shown]] if rule else []
     num_headings = len(lines)
@@ -140,56 +142,38 @@ def table(
     return "\n".join(done)
 
 
-def _fit(columns: list[_Cells], width: int | None) -> list[str]:
-    """Set each column's width and remove the columns without room; return the names of those, in order."""
-    names = [cells.name for cells in columns]
+def _fit(columns: list[_Cells], width: int) -> None:
+    """Set each column's width, and remove the columns without room."""
 
     def excess() -> int:
         """Return how many characters the columns are too wide."""
-        return sum(cells.width for cells in columns) + GAP * (len(columns) - 1) - (width or 0)
+        return sum(cells.width for cells in columns) + GAP * (len(columns) - 1) - width
 
-    def remove_least() -> None:
-        least = min(cells.importance for cells in columns)
-        columns.remove([cells for cells in columns if cells.importance == least][-1])
-
-    def fits(least: int) -> bool:
+    def fit(size: Callable[[_Cells], int]) -> bool:
         for cells in columns:
-            cells.width = cells.floor(least)
+            cells.width = size(cells)
         return excess() <= 0
 
-    while columns:
-        for cells in columns:
-            cells.width = cells.natural
+    def wrapped(cells: _Cells) -> int:
+        return cells.floor(_LEAST)
+
+    while not fit(lambda cells: cells.natural):
         lowest = min(cells.importance for cells in columns)
-        if width is None or excess() <= 0:
-            return _gone(names, columns)
-        if lowest > SPARE and (fits(_LEAST) or lowest >= KEPT):
+        if lowest > SPARE and (fit(wrapped) or lowest >= KEPT):
             break
-        remove_least()
+        columns.remove([cells for cells in columns if cells.importance == lowest][-1])
+    else:
+        return
     # If even parts of words are too wide, break anywhere.
-    if not any(fits(least) for least in (_LEAST, _LEAST_PIECE)):
-        for cells in columns:
-            cells.width = 1
+    any(map(fit, (wrapped, lambda cells: cells.floor(_LEAST_PIECE), lambda cells: 1)))
     floors = [cells.width for cells in columns]
-    for cells in columns:
-        cells.width = cells.natural
+    fit(lambda cells: cells.natural)
     # The widest column gives way first.
     while excess() > 0:
         wide = [cells for cells, floor in zip(columns, floors, strict=True) if cells.width > floor]
         if not wide:
             break
         max(wide, key=lambda cells: cells.width).width -= 1
-    return _gone(names, columns)
-
-
-def _gone(names: Sequence[str], columns: Sequence[_Cells]) -> list[str]:
-    kept = {cells.name for cells in columns}
-    return [name for name in names if name not in kept]
-
-
-def _is_numeric(texts: Sequence[str]) -> bool:
-    known = [text for text in texts if text]
-    return bool(known) and all(map(_NUMBER.fullmatch, known))
 
 
 def _pieces(text: str, width: int) -> Iterator[str]:
