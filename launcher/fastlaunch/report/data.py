@@ -118,7 +118,8 @@ def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _cells(name: str, value: Any) -> dict[str, Any]:
     """Return a value of a JSON row as cells by column, nested names joined by `_`."""
-    if name in (*QUANTITIES, "convergence_difference"):
+    is_quantity = isinstance(value, dict) and value.keys() == {*_QUANTITY}
+    if is_quantity or name in (*QUANTITIES, "convergence_difference"):
         return flat_quantity(name, value)
     if name == "held_out":
         value = value or dict.fromkeys(HeldOut.__dataclass_fields__)
