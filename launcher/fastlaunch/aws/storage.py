@@ -28,21 +28,21 @@ _MANIFESTS = (
 class StorageCalls(AwsSession):
     # S3
 
-    def bucket_exists(self, region: str, bucket: str) -> bool:
+    def bucket_exists(self, region: str, bucket: str, *, owner: str | None = None) -> bool:
         """Return whether the bucket exists and may be used (s3:HeadBucket).
 
-        Raises BadConfiguration for a bucket of another region, which boto3 would follow there.
+        owner: the account that has to own it. Raises BadConfiguration for a bucket of another region, which
+        boto3 would follow there, and NotAuthorised for one of another owner.
         """
+        owned = {"ExpectedBucketOwner": owner} if owner else {}
         answer = self.call_or_none(
-            "s3", region, "HeadBucket", absent=_NO_BUCKET, subject=bucket, Bucket=bucket
+            "s3", region, "HeadBucket", absent=_NO_BUCKET, subject=bucket, Bucket=bucket, **owned
         )
         if answer is None:
             return False
-        bucket_region = answer.get("BucketRegion", region)
-        if bucket_region != region:
+        if (at := answer.get("BucketRegion", region)) != region:
             api_call = ApiCall(service="s3", action="HeadBucket", region=region, subject=bucket)
-            message = f"the bucket is in {bucket_region}"
-            raise refusal(api_call, "PermanentRedirect", message, status=301)
+            raise refusal(api_call, "PermanentRedirect", f"the bucket is in {at}", status=301)
         return True
 
     def is_bucket_of(self, region: str, bucket: str, account: str) -> bool | None:
@@ -51,20 +51,11 @@ class StorageCalls(AwsSession):
         Raises BadConfiguration if it is the account's, in another region.
         """
         try:
-            answer = self.call(
-                "s3", region, "HeadBucket", subject=bucket, Bucket=bucket, ExpectedBucketOwner=account
-            )
+            return self.bucket_exists(region, bucket, owner=account) or None
         except NotAuthorised as error:
             if error.code in ("403", "AccessDenied", "Forbidden"):
                 return False
             raise
-        except BadConfiguration as error:
-            if error.code in _NO_BUCKET:
-                return None
-            raise
-        if (at := answer.get("BucketRegion", region)) != region:
-            raise BadConfiguration(f"bucket {bucket} is in {at}, not in {region}", "name another one")
-        return True
 
     def put_object(self, region: str, bucket: str, key: str, body: bytes, *, only_new: bool = False) -> bool:
         """Store an object; if `only_new` and it exists, return False and do nothing (If-None-Match).

@@ -8,6 +8,7 @@ import datetime
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,24 +57,25 @@ class MarketPrice:
 
     @property
     def price_now(self) -> Price:
-        """The price that is asked now."""
-        return replace(
-            self.price, usd_per_hour=self.usd_per_hour, source=f"offered in {self.zone}, {self.at}"
-        )
-
-    @property
-    def price(self) -> Price:
-        """The price that a training pays: of spot the median, since it changes while one lasts."""
+        """The price that AWS asks now."""
         return Price(
             instance=self.instance,
             service="ec2",
             region=self.region,
             zone=self.zone,
             purchase=self.purchase,
-            usd_per_hour=self.median_usd_per_hour or self.usd_per_hour,
+            usd_per_hour=self.usd_per_hour,
             as_of=utc_day(self.given_at),
-            source=f"{'median' if self.median_usd_per_hour else 'offered'} in {self.zone}, {self.at}",
+            source=f"offered in {self.zone}, {self.at}",
         )
+
+    @property
+    def price(self) -> Price:
+        """The price that a training pays: on spot the median, since it changes while one lasts."""
+        if not self.median_usd_per_hour:
+            return self.price_now
+        source = f"median in {self.zone}, {self.at}"
+        return replace(self.price_now, usd_per_hour=self.median_usd_per_hour, source=source)
 
 
 def cheapest_zones(market: Iterable[MarketPrice]) -> dict[tuple[str, str, str], MarketPrice]:
@@ -207,10 +209,10 @@ def by_time(
 
     changes: (time, new price), the oldest first, at least one.
     """
-    ends = [at for at, _ in changes[1:]] + [now]
+    times = [*(max(at, since) for at, _ in changes), now]
     lasted = [
-        (usd, max(0.0, (end - max(start, since)).total_seconds()))
-        for (start, usd), end in zip(changes, ends, strict=True)
+        (usd, max(0.0, (end - start).total_seconds()))
+        for (_, usd), (start, end) in zip(changes, pairwise(times), strict=True)
     ]
     left_s = share * sum(seconds for _, seconds in lasted)
     for usd, seconds in sorted(lasted):

@@ -69,40 +69,43 @@ def answer(comparison: Comparison) -> str:
 
 
 def _clause(rows: Sequence[Row], best: Best | None) -> str:
+    """Return which row is best, or why none is."""
+    unbarred = [row for row in rows if not row.is_barred]
+    if best is None and unbarred:
+        base = next(row for row in unbarred if row.is_baseline)
+        return f"{named(base, rows)} gives no speed that others can be compared with"
     if best is None:
-        return _why_none(rows)
+        return f"nothing is ranked: {named(rows[0], rows)}, {rows[0].validity.failures[0]}"
     first, second, priced = best.first, best.second, best.is_priced
-    says = f"{named(first, rows)}{_gives(first, priced)}"
+    name, per_usd = named(first, rows), first.cost.samples_per_usd
+    amount = (per_usd.value if per_usd else None) if priced else rate_of(first)[0]
+    if amount is not None:
+        says = f"{name} gives {number(amount)} {what_counts(first, priced)}"
+    else:
+        says = f"{name} {'gives the most' if priced else 'is the fastest'}"
     if second is None:
-        return says + (_throughput(rows) if any(row is not first for row in _unbarred(rows)) else "")
-    ratio, beside = _ratio(first, priced), named(second, rows, beside=first)
-    if best.kind == BETTER:
-        return f"{says}, {_more(first, second, priced)} more than {beside}{between(ratio)}"
-    if best.kind == WORSE:
-        of_second = _ratio(second, priced)
-        assert of_second is not None
-        more = f"{_more(first, second, priced)} more than {beside}"
-        return f"{says}, {more}, the next best{between(reciprocal(of_second))}"
+        if all(row is first for row in unbarred):
+            return says
+        if any(row.verdict.comparable_as == THROUGHPUT for row in unbarred):
+            return f"{says}; the other rows have another global batch, and are not ranked as training"
+        return f"{says}; nothing else here has a speed to compare"
+    ratio = _ratio(first, priced)
     if best.kind == TIE:
-        what = what_counts(second, priced)
-        return f"{named(first, rows)} and {named(second, rows)} give the same {what} within 2%"
+        return f"{name} and {named(second, rows)} give the same {what_counts(second, priced)} within 2%"
     if best.kind == UNRESOLVED:
         what = f"gives more {what_counts(second, priced)} than {named(second, rows)}"
         # First say what would settle it.
         outlook = "".join(f"; {reason}" for reason in first.verdict.reasons[:1])
-        return f"it is not settled whether {named(first, rows)} {what}{between(ratio)}{outlook}"
-    return f"{says}, {_more(first, second, priced)} more than {beside}, by figures without an interval"
-
-
-def _why_none(rows: Sequence[Row]) -> str:
-    if unbarred := _unbarred(rows):
-        base = next(row for row in unbarred if row.is_baseline)
-        return f"{named(base, rows)} gives no speed that others can be compared with"
-    return f"nothing is ranked: {named(rows[0], rows)}, {rows[0].validity.failures[0]}"
-
-
-def _unbarred(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if not row.is_barred]
+        return f"it is not settled whether {name} {what}{between(ratio)}{outlook}"
+    share = _percent(_value(first, priced) / _value(second, priced) - 1)
+    more = f"{says}, {share} more than {named(second, rows, beside=first)}"
+    if best.kind == BETTER:
+        return f"{more}{between(ratio)}"
+    if best.kind == WORSE:
+        of_second = _ratio(second, priced)
+        assert of_second is not None
+        return f"{more}, the next best{between(reciprocal(of_second))}"
+    return f"{more}, by figures without an interval"
 
 
 def _beside(rows: Sequence[Row], best: Best | None) -> str:
@@ -144,12 +147,6 @@ def _shows_more(
     return (other, f"; {name_of(other, rows)} shows {_percent(more)} more") if more > 0.005 else (None, "")
 
 
-def _throughput(rows: Sequence[Row]) -> str:
-    if not any(row.verdict.comparable_as == THROUGHPUT for row in _unbarred(rows)):
-        return "; nothing else here has a speed to compare"
-    return "; the other rows have another global batch, and are not ranked as training"
-
-
 def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
     """Return the row's name, or only its place if `beside` has the same recipe."""
     if beside is not None and beside.setup.recipe == row.setup.recipe and beside.place != row.place:
@@ -161,14 +158,6 @@ def what_counts(row: Row, priced: bool) -> str:
     """Return `images per dollar`, or `images/s` if some row has no price."""
     unit = rate_of(row)[1]
     return f"{unit.partition('/')[0]} per dollar" if priced else unit
-
-
-def _gives(row: Row, priced: bool) -> str:
-    quantity = row.cost.samples_per_usd.value if row.cost.samples_per_usd else None
-    value = quantity if priced else rate_of(row)[0]
-    if value is None:
-        return " gives the most" if priced else " is the fastest"
-    return f" gives {number(value)} {what_counts(row, priced)}"
 
 
 def rate_of(row: Row) -> tuple[float | None, str]:
@@ -195,10 +184,6 @@ def _value(row: Row, priced: bool) -> float:
     ratio = _ratio(row, priced)
     assert ratio is not None
     return ratio.value
-
-
-def _more(row: Row, other: Row, priced: bool) -> str:
-    return _percent(_value(row, priced) / _value(other, priced) - 1)
 
 
 def between(ratio: Interval | None) -> str:
