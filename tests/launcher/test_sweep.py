@@ -33,9 +33,9 @@ from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.lifecycle.evidence import measured_run
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import Verdicts
-from fastlaunch.lifecycle.sweep import OverBudget, Part, Sweep, UntilBest, saved, states, sweep_runs
-from fastlaunch.lifecycle.sweep_plan import Cell, PlannedPart, SweepPlan
-from fastlaunch.lifecycle.until_best import best_rows, until_best
+from fastlaunch.lifecycle.sweep import OverBudget, Sweep, saved, states, sweep_runs
+from fastlaunch.lifecycle.sweep_plan import Cell, Part, PlannedPart, SweepPlan
+from fastlaunch.lifecycle.until_best import UntilBest, best_rows, until_best
 from fastlaunch.lifecycle.world import StopRequest
 from fastlaunch.lifecycle.world import World as RealWorld
 

@@ -105,7 +105,7 @@ def sweep(
     """
     from fastlaunch.core.home import check_home
     from fastlaunch.lifecycle.launcher import open_launcher
-    from fastlaunch.lifecycle.sweep_start import carry_out, stored_sweep
+    from fastlaunch.lifecycle.sweep import carry_out, stored_sweep
 
     check_truths("sweep", dry_run=dry_run, yes=yes)
     given = arguments(options, function="sweep")

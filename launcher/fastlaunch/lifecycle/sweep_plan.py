@@ -4,7 +4,7 @@ A cell is an instance type x recipe x batch size. All cells of a type form a par
 goes through the stages of `submit`. All parts share a budget.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.cost import Expected
     from fastlaunch.jobs.working_directory import WorkingDirectory
     from fastlaunch.lifecycle.launcher import Submission
-    from fastlaunch.lifecycle.sweep import Part
     from fastlaunch_train.recipes.requirements import Capabilities
 
 AUTO = "auto"
@@ -91,6 +90,18 @@ class PlannedPart:
     def ceiling(self) -> CostCeiling | None:
         """The most that it may cost; None on this machine, or if no cell can run."""
         return self.placement.ceiling if self.placement and self.placement.sites else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a sweep does on one instance type, or on this machine; or the search for its batch size."""
+
+    name: str
+    #: 0 on this machine.
+    ceiling_usd: float = 0.0
+    #: Makes the submission in its turn, with the batch size from the search. For a part that has started,
+    #: only its options for following are used. None without a submission.
+    submission: Callable[[int | None], "Submission"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,13 +316,12 @@ def _check_budget(plan: SweepPlan) -> None:
 
 def make_parts(
     plan: SweepPlan, started: Collection[str], world: World
-) -> "tuple[list[Part], dict[str, UserError]]":
+) -> tuple[list[Part], dict[str, UserError]]:
     """Return the parts to carry out, and the errors of parts that cannot be started.
 
     AWS is asked about parts that have not started. Raises UserError or a subclass if a search for the batch
     size, or every part, cannot be started.
     """
-    from fastlaunch.lifecycle.sweep import Part
 
     parts, refused = [], {}
     warnings: dict[str, None] = {}

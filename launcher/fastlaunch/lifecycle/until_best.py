@@ -1,8 +1,8 @@
 """`sweep --until-best`: cells for `analysis.elimination`, from the sweep's plan and the ledger."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,20 +10,28 @@ from fastlaunch.catalog.hardware import identify
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.evidence import measured_run
+from fastlaunch.lifecycle.rounds import Elimination
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.elimination import SweptCell
     from fastlaunch.ledger.ledger import Run
-    from fastlaunch.lifecycle.sweep import UntilBest
     from fastlaunch.lifecycle.sweep_plan import SweepPlan
 
 
-def until_best(plan: "SweepPlan", world: World) -> "UntilBest":
+@dataclass(frozen=True, kw_only=True)
+class UntilBest:
+    """Skips cells that cannot be the best of all parts. Both functions take the sweep's runs so far."""
+
+    elimination: Elimination
+    #: Chooses the next part to start from those that are left.
+    next_part: Callable[[Sequence["Run"], Sequence[str]], str]
+
+
+def until_best(plan: "SweepPlan", world: World) -> UntilBest:
     """Return the functions that drop runs of the sweep and choose the next part."""
     from fastlaunch.analysis.elimination import eliminate, next_places, predict_cells
-    from fastlaunch.lifecycle.sweep import UntilBest
 
     def elimination(runs: Sequence["Run"]) -> dict[str, str]:
         cells = SweptCells(runs, world)
