@@ -149,12 +149,17 @@ def _topics_of(
     ends = [_ends(site, options, lacks_scheduler=lacks_scheduler)]
     if options.detach:
         ends.append("--detach: nobody will follow it.")
+    if jobs[0].script and jobs[0].terms.purchase == "spot":
+        ends.append(
+            "If AWS takes its machine, another goes on with what the script saved in $FASTLAUNCH_OUTPUT when "
+            "fl.checkpoint_due() or fl.stop_requested() said so, and finds there; else it starts anew."
+        )
     return {
         "plan": [_in_words(jobs, site)],
         "where": where,
         "travels": [*travels, *_needs_text(options, num_bytes=len(wheels.data) if wheels else None)],
         "cost": [f"{placement.ceiling}.", *([f"{old_prices}."] if old_prices else []), cost, NOT_COUNTED],
-        "ends": [*ends, *_spot_text(jobs)],
+        "ends": ends,
     }
 
 
@@ -295,16 +300,6 @@ def _needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
     for (name, uri), variable in zip(inputs.items(), input_environment(inputs), strict=True):
         lines.append(f"Input {name}, ${variable}: {uri}, fetched before the clock starts.")
     return lines
-
-
-def _spot_text(jobs: Sequence[Job]) -> list[str]:
-    """Return what a script on spot must do to be resumable; empty for other jobs."""
-    if jobs[0].script is None or jobs[0].terms.purchase != "spot":
-        return []
-    return [
-        "If AWS takes its machine, another goes on with what the script saved in $FASTLAUNCH_OUTPUT when "
-        "fl.checkpoint_due() or fl.stop_requested() said so, and finds there; else it starts anew."
-    ]
 
 
 def _expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minutes: int) -> str:

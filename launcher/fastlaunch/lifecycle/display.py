@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,9 @@ class RecordTail:
 
     def read(self) -> Progress | None:
         """Return how far the run is now; None until its header is there."""
-        newest = newest_record(self._directory.glob("rank-00000-attempt-*.jsonl"))
+        records = self._directory.glob("rank-00000-attempt-*.jsonl")
+        # Compare by length first: attempt 10 comes after attempt 9.
+        newest = max(records, key=lambda path: (len(path.name), path.name), default=None)
         if newest != self._path:
             # A job that SageMaker starts again goes on in another file.
             self._start(newest)
@@ -145,12 +147,6 @@ class RecordTail:
             seconds_left=left,
             phase=self._phase,
         )
-
-
-def newest_record(paths: Iterable[Path]) -> Path | None:
-    """Return the record of the last attempt among those of one rank."""
-    # Sort by length first: attempt 10 comes after attempt 9.
-    return max(paths, key=lambda path: (len(path.name), path.name), default=None)
 
 
 @dataclass(kw_only=True)

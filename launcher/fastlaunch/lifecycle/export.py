@@ -70,7 +70,11 @@ def export_runs(
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".export-") as temporary:
             missing = _write_folders(ledger, runs, Path(temporary, "runs"), home=home, now=now)
             packed = Path(temporary, "packed")
-            with _new_archive(packed, destination.name) as archive:
+            # Compress lightly, since the files are compressed already.
+            mode: dict[str, Any] = {"mode": "w:gz", "compresslevel": 1}
+            if destination.suffix == ".xz":
+                mode = {"mode": "w:xz", "preset": 0}
+            with tarfile.open(packed, **mode) as archive:
                 archive.add(Path(temporary, "runs"), arcname="runs")
             packed.rename(destination)
         return missing
@@ -81,13 +85,6 @@ def export_runs(
             f"{destination} cannot be written: {error.strerror or error}",
             "free some space, or give another --to",
         ) from None
-
-
-def _new_archive(path: Path, name: str) -> tarfile.TarFile:
-    """Return an empty archive at `path`, lightly compressed, since its files are compressed already."""
-    if name.endswith(".xz"):
-        return tarfile.open(path, "w:xz", preset=0)
-    return tarfile.open(path, "w:gz", compresslevel=1)
 
 
 def _write_folders(
@@ -104,16 +101,13 @@ def _write_folders(
             for file in files:
                 compress(file, folder)
         if not files and (run.summary is None or run.summary.setup.kind == "records"):
-            missing.append(f"run {run.id}: {_without_records(run)}")
+            why = "its record files are gone; only what the ledger knows is exported"
+            if run.summary is None:
+                why = f"it is {run.state} and recorded nothing; `runs import` will pass over it"
+            missing.append(f"run {run.id}: {why}")
         run_file = {"schema": RUN_SCHEMA, **all_to_dict(ledger, run, home=home, now=now)}
         Path(folder, RUN_FILE).write_text(json.dumps(run_file, indent=2) + "\n", encoding="utf-8")
     return missing
-
-
-def _without_records(run: Run) -> str:
-    if run.summary is None:
-        return f"it is {run.state} and recorded nothing; `runs import` will pass over it"
-    return "its record files are gone; only what the ledger knows is exported"
 
 
 @contextmanager

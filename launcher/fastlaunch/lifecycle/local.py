@@ -40,7 +40,15 @@ def run_here(launch: LaunchContext, run_id: str, label: str) -> RunState:
     try:
         plan = _with_contents(launch, read(Plan, run.plan, "plan"), run)
         if is_resumed:
-            plan = _resuming(plan, number=token.rpartition("-a")[2], is_script="script" in run.spec)
+            request = plan.request
+            if run.script:
+                request = {
+                    **request,
+                    "env": {**request["env"], "FASTLAUNCH_ATTEMPT": token.rpartition("-a")[2]},
+                }
+            else:
+                request = {**request, "argv": [*request["argv"], "--resume"]}
+            plan = replace(plan, request=request)
         handle = backend.execute(plan)
     except UserError as error:
         ledger.set_state(run_id, RunState.FAILED, error.message)
@@ -94,14 +102,6 @@ def _follow(launch: LaunchContext, backend: Backend, handle: Mapping[str, Any], 
         if is_running:
             launch.sleep(pause_s)
             pause_s = min(1.25 * pause_s, LOOK_INTERVAL_S)
-
-
-def _resuming(plan: Plan, *, number: str, is_script: bool) -> Plan:
-    """Return the plan of an attempt that goes on. number: of the attempt, for a script."""
-    request = plan.request
-    if is_script:
-        return replace(plan, request={**request, "env": {**request["env"], "FASTLAUNCH_ATTEMPT": number}})
-    return replace(plan, request={**request, "argv": [*request["argv"], "--resume"]})
 
 
 def finish_run(

@@ -219,24 +219,17 @@ def main(arguments: Sequence[str]) -> int:
     try:
         job.train(wait=True)
     except RuntimeError as error:
-        sys.stderr.write(f"{_cause(root) or error}\n")
+        # The failure message of the first failed host says more.
+        causes = (path.read_text().strip() for path in sorted(root.glob("algo-*/output/failure")))
+        sys.stderr.write(f"{next(causes, '') or error}\n")
     finally:
         ended.set()
         thread.join()
-        _remove(job, root)
+        # The SDK leaves the containers and their network behind.
+        compose = [*job._get_compose_cmd_prefix(), "--file", str(root / "docker-compose.yaml")]
+        subprocess.run([*compose, "down"], check=False, capture_output=True, timeout=60)
     status = _sync(root, Path(home), token).status or {}
     return 0 if status.get("outcome") == "completed" else EXIT_JOB_FAILED
-
-
-def _cause(root: Path) -> str:
-    """Return the failure message of the first failed host."""
-    return next((path.read_text().strip() for path in sorted(root.glob("algo-*/output/failure"))), "")
-
-
-def _remove(job: Any, root: Path) -> None:
-    """Remove the containers and their network, which the SDK leaves behind."""
-    compose = [*job._get_compose_cmd_prefix(), "--file", str(root / "docker-compose.yaml")]
-    subprocess.run([*compose, "down"], check=False, capture_output=True, timeout=60)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -105,18 +105,17 @@ def _judged(ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: Att
         if attempt.absences:
             ledger.set_absences(attempt.id, ())
         return status
-    if status.is_live or not _should_be_seen(attempt, backend.now()):
+    now, handle = backend.now(), attempt.handle
+    assert handle is not None
+    # A younger machine need not be seen yet.
+    if status.is_live or now - datetime.fromisoformat(handle["launched_at"]) <= FORGOTTEN_AFTER:
         return status
-    absences = _with_absence(ledger.attempt(attempt.id).absences, backend.now())
+    absences = _with_absence(ledger.attempt(attempt.id).absences, now)
     ledger.set_absences(attempt.id, absences)
-    is_gone = _is_past(attempt, absences, backend) or _has_said_its_last_word(attempt, backend)
-    return replace(status, has_ended=is_gone)
-
-
-def _should_be_seen(attempt: Attempt, now: datetime) -> bool:
-    """Return whether AWS should show the attempt's machines by now."""
-    assert attempt.handle is not None
-    return now - datetime.fromisoformat(attempt.handle["launched_at"]) > FORGOTTEN_AFTER
+    ends_at = _ends_at(attempt, attempt.launched_at or handle["launched_at"])
+    last = datetime.fromisoformat(absences[-1])
+    is_past = len(absences) >= _NUM_ABSENCES and last > ends_at + backend.wait_limit + _PAST_LIMIT
+    return replace(status, has_ended=is_past or _has_said_its_last_word(attempt, backend))
 
 
 def _with_absence(absences: Sequence[str], now: datetime) -> tuple[str, ...]:
@@ -124,14 +123,6 @@ def _with_absence(absences: Sequence[str], now: datetime) -> tuple[str, ...]:
     if absences and now - datetime.fromisoformat(absences[-1]) < _BETWEEN_ABSENCES:
         return tuple(absences)
     return (*absences, now.astimezone(UTC).isoformat(timespec="seconds"))[-_NUM_ABSENCES:]
-
-
-def _is_past(attempt: Attempt, absences: Sequence[str], backend: CloudBackend) -> bool:
-    if len(absences) < _NUM_ABSENCES:
-        return False
-    assert attempt.handle is not None
-    ends_at = _ends_at(attempt, attempt.launched_at or attempt.handle["launched_at"])
-    return datetime.fromisoformat(absences[-1]) > ends_at + backend.wait_limit + _PAST_LIMIT
 
 
 def _ends_at(attempt: Attempt, launched_at: str) -> datetime:

@@ -139,12 +139,15 @@ def choose_sites(jobs: Jobs, world: World, directory: WorkingDirectory | None = 
     """Return the sites where the jobs may run, without asking AWS; none on this machine.
 
     directory: the files that travel with a script, if they are known already. Raises UserError for requests
-    that AWS would refuse.
+    that AWS would refuse, and for a script that does not travel.
     """
     if jobs.options.service not in BACKENDS:
         return Placement(jobs=jobs, sites=(), skipped=())
     if jobs.scripts:
-        directory = directory or _directory_of(jobs, world)
+        if directory is None:
+            directory = working_directory(Path.cwd(), home=world.settings.home)
+            (why_not, to_take), paths = directory.why_not, {file.path for file in directory.files}
+            check_travels_along(jobs.scripts, paths, why_not=why_not, to_take=to_take)
         scripts = all_with_contents(jobs.scripts, home=world.settings.home.absolute(), directory=directory)
         jobs = replace(jobs, scripts=scripts)
     return place_offline(
@@ -156,15 +159,6 @@ def choose_sites(jobs: Jobs, world: World, directory: WorkingDirectory | None = 
         commit="<commit>" if world.find_commit else None,
         directory=directory,
     )
-
-
-def _directory_of(jobs: Jobs, world: World) -> WorkingDirectory:
-    """Return the current directory's files that travel. Raises UserError if the script is not among them."""
-    directory = working_directory(Path.cwd(), home=world.settings.home)
-    why_not, to_take = directory.why_not
-    paths = {file.path for file in directory.files}
-    check_travels_along(jobs.scripts, paths, why_not=why_not, to_take=to_take)
-    return directory
 
 
 def expected_of(placement: Placement, world: World) -> "Expected | str":
