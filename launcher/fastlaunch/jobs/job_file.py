@@ -3,8 +3,7 @@
 docs/job.schema.json describes such files to editors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,15 @@ def read_job(path: Path, *, typed: Sequence[str] = ()) -> tuple[dict[str, Any], 
     """
     file = YamlFile(path)
     options = {option.key: (name, option) for name, option in options_of("submit").items()}
-    if of_a_call := [key for key in file.mapping() if key in _OF_A_CALL]:
-        (key, *_) = of_a_call
-        raise file.fault(f"`{key}` is of one call, not of the job", key, hint=f"type it: --{key}")
+    for key in file.mapping():
+        if key in _OF_A_CALL:
+            raise file.fault(f"`{key}` belongs to one call, not to the job", key, hint=f"type it: --{key}")
     file.refuse_unknown(known=[*options, COMMAND])
     values, command = {}, None
     for key, value in file.mapping().items():
         if value is None:
             continue
-        with _at(file, key):
+        try:
             if key == COMMAND:
                 command = split_command(value) if isinstance(value, str) else _texts(file, value, key)
                 continue
@@ -43,23 +42,16 @@ def read_job(path: Path, *, typed: Sequence[str] = ()) -> tuple[dict[str, Any], 
             elif file.value(bool, key):
                 # Some switches, such as no-account-timer, turn something off.
                 values[name] = not option.default
+        except BadFile:
+            raise
+        except UserError as error:
+            raise file.fault(f"{key}: {error.message}", key, hint=error.hint) from None
     if any(word.partition("=")[0] in ("--local", "--backend", "--instance") for word in typed):
         left_out = {"local", "backend", "instances"}
         if "--local" in typed:
             left_out |= {name for name, option in OPTIONS.items() if "local" not in option.places}
         values = {name: value for name, value in values.items() if name not in left_out}
     return values, command
-
-
-@contextmanager
-def _at(file: YamlFile, key: str) -> Iterator[None]:
-    """Raise this option's errors with file and line."""
-    try:
-        yield
-    except BadFile:
-        raise
-    except UserError as error:
-        raise file.fault(f"{key}: {error.message}", key, hint=error.hint) from None
 
 
 def _read(file: YamlFile, option: Option, value: Any) -> Any:
