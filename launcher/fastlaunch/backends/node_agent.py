@@ -78,8 +78,9 @@ class Attempt:
 
     @property
     def _unknown(self) -> set[str]:
-        """Names of placeholders."""
-        return self.site.unknown_names([*self.jobs, *([self.root] if self.root else [])])
+        """Names of what is not known yet, without the brackets."""
+        run_ids = [*self.jobs, self.root or ""]
+        return {*self.site.placeholders, *(run_id[1:-1] for run_id in run_ids if run_id.startswith("<"))}
 
     def environment(self) -> dict[str, str]:
         """Return what every container finds in its environment."""
@@ -185,7 +186,7 @@ def agent_sha256() -> str:
 
 
 def agent_object(bucket: str, prefix: str, sha256: str) -> PlanObject:
-    """Return where the agent lies in a bucket, once for all runs."""
+    """Return where the agent lies in a bucket, one object for all runs."""
     key = "/".join(filter(None, (prefix, "code", agent_name(sha256))))
     return PlanObject(bucket=bucket, key=key, sha256=sha256, text=None)
 
@@ -193,7 +194,7 @@ def agent_object(bucket: str, prefix: str, sha256: str) -> PlanObject:
 def run_list_object(program: NodeProgram, output: str, placeholders: Iterable[str]) -> PlanObject:
     """Return the list of runs, an object below the attempt's output.
 
-    placeholders: names of what is not known. If one stands in the list, its hash is not known either.
+    placeholders: names of what is not known. A list with a placeholder in it has no known hash.
     """
     text = program.to_json()
     is_known = not any(f"<{name}>" in text for name in placeholders)
@@ -205,7 +206,7 @@ def run_list_object(program: NodeProgram, output: str, placeholders: Iterable[st
 def store_objects(aws: "Aws", plan: Plan) -> None:
     """Store the objects that the plan's machines fetch, unless they are stored already.
 
-    Raises a kind of CloudRefused, but not Unreachable, which would mean that machines may have been started.
+    Raises a kind of CloudRefused, but never Unreachable: that would mean that machines may have started.
     """
     assert plan.region is not None
     for stored in plan.objects:

@@ -114,16 +114,16 @@ class CloudBackend(ABC):
     """
 
     name: ClassVar[str]
-    #: How long a machine may be up without a report; None if AWS itself sees to that.
+    #: How long a machine may be up without a report; None if AWS itself watches that.
     boot_limit: ClassVar[timedelta | None]
-    #: How long to wait for machines, before the time limit of what they do begins.
+    #: How long to wait for machines before their time limit begins.
     wait_limit: ClassVar[timedelta] = timedelta()
     #: The command that shows machines or jobs, whose names follow it.
     _look_command: ClassVar[str]
 
     aws: Aws
     home: Path
-    #: What its plans are made for and may take; see `at`.
+    #: Where its plans run, and how long they may take; see `at`.
     site: Site | None = None
     root: str | None = None
     max_minutes: int = 120
@@ -176,7 +176,7 @@ class CloudBackend(ABC):
         deadline = self.now() + timedelta(seconds=KILL_WAIT_S)
         while True:
             try:
-                # Repeated, because an order may miss what AWS does not show yet.
+                # We repeat the order, as it may miss what AWS does not show yet.
                 left = self._order_end(handle)
                 if not left:
                     return

@@ -115,7 +115,7 @@ def sync(
         has_ended = status_name(node) in objects
         for report, name in (("boot", boot_name(node)), ("status", status_name(node))):
             path = _report_path(home, token, report, node)
-            # Fetch both again once it has ended: a job that restarts by itself writes both anew.
+            # Fetch both again once the node has ended: a job that restarts by itself writes both anew.
             if name in objects and (has_ended or not path.exists()):
                 body = io.BytesIO()
                 if objects[name].size > MAX_REPORT_BYTES:
@@ -211,7 +211,7 @@ def _of_attempt(home: Path, token: str, name: str, suffix: str) -> Path:
 
 
 def _suffix(node: int) -> str:
-    """Return what tells a node's files from those of node 0."""
+    """Return the suffix that tells a node's files from those of node 0."""
     return "" if node == 0 else f"-node-{node}"
 
 

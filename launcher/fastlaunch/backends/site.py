@@ -4,7 +4,7 @@ A text such as `<ami-id>` stands for what is not known without asking AWS.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 from fastlaunch.catalog.hardware import InstanceType
@@ -35,7 +35,7 @@ class CapacityBlock:
 class Site:
     """One instance type of a service, in one zone of a region or anywhere in it.
 
-    A site whose type and place alone are known is a candidate; `resolve` looks up the rest.
+    A candidate knows only its type and place; `placement/lookup.py` looks up the rest.
     """
 
     #: `ec2` or `sagemaker`.
@@ -109,7 +109,7 @@ class Site:
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """What belongs to this zone alone: an error that names it says nothing against the next site."""
+        """Names that belong to this zone alone: an error with one says nothing against the next site."""
         if self.backend == "sagemaker":
             return ()
         block = self.block.reservation if self.block else None
@@ -136,10 +136,6 @@ class Site:
     def runs_uri(self) -> str:
         """`s3://bucket/prefix/runs`: what all runs of the region write lies under it."""
         return "s3://" + "/".join(filter(None, (self.bucket, self.prefix, "runs")))
-
-    def unknown_names(self, run_ids: Iterable[str]) -> set[str]:
-        """Return the names of what is not known yet, of the runs too, without the brackets."""
-        return {*self.placeholders, *(run_id[1:-1] for run_id in run_ids if run_id.startswith("<"))}
 
 
 def _texts(value: object) -> Iterator[str]:

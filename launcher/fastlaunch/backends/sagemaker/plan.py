@@ -109,7 +109,7 @@ def is_accelerated(ml_type: str) -> bool:
 
 def _channels(site: Site, **objects: PlanObject) -> list[dict[str, Any]]:
     """Return what SageMaker brings to /opt/ml/input/data/<name>: `objects`, inputs, and the bundles."""
-    uris = {name: one.uri for name, one in objects.items()} | dict(site.inputs)
+    uris = {name: stored.uri for name, stored in objects.items()} | dict(site.inputs)
     for name, bundle in (("code", site.code), ("requirements", site.requirements)):
         if bundle:
             uris[name] = f"s3://{site.bucket}/{bundle.key}"
@@ -150,7 +150,7 @@ def _network(site: Site) -> dict[str, Any]:
             "Subnets": list(site.subnets),
             "SecurityGroupIds": list(site.security_groups),
         }
-    # Also of one node: rules of an account look for it in every request.
+    # A job on one node asks for it, too: rules of an account look for it in every request.
     if site.encrypts_traffic:
         network["EnableInterContainerTrafficEncryption"] = True
     return network
