@@ -1,4 +1,4 @@
-"""Pack the training code, which a container needs beside AWS's image, as one object named by its hash.
+"""Pack the training code, which a container needs in addition to AWS's image, as an object named by its hash.
 
     run_train.sh           the entrypoint
     run_sagemaker.sh       what a training job's container starts instead
@@ -71,7 +71,7 @@ def make_bundle(
 def cached_bundle(
     wheels: Path, pins: Sequence[Pin], *, user_file: Path | None = None, commit: str | None = None
 ) -> Bundle | None:
-    """Return the bundle with the wheels of the folder; None if it lacks one. See `make_bundle`."""
+    """Return the bundle with the wheels of the folder; None if a wheel is missing. See `make_bundle`."""
     site = site_files(wheels, pins)
     if site is None:
         return None
@@ -111,7 +111,7 @@ def code_files() -> dict[str, bytes]:
 
 
 def site_files(wheels: Path, pins: Sequence[Pin]) -> dict[str, bytes] | None:
-    """Return the pinned wheels' files by path in the bundle, None if the folder lacks one."""
+    """Return the files of the pinned wheels by path in the bundle; None if the folder lacks a wheel."""
     files: dict[str, bytes] = {}
     for pin in pins:
         content = cached_wheel(pin, wheels)

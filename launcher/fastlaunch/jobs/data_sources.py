@@ -1,8 +1,8 @@
 """Check what a job reads: data, models and the user's own file have to be there when it runs.
 
-Only the user's own workload file travels to AWS, with the training code. Data and models are in the
-user's own image or in an input from S3, at an absolute path; models may be on the Hugging Face hub, and data
-made up there.
+Only the user's own workload file travels to AWS, with the training code. Data and models have to be in the
+user's own image or in an input from S3, at an absolute path. Models may also be on the Hugging Face hub, and
+data may be made up there.
 """
 
 import importlib.util
@@ -19,12 +19,12 @@ from fastlaunch_train.node.protocol import INPUTS
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
 DATA_SOURCES = ("synthetic", "loader", "folder:PATH", "file:PATH")
-#: Sources that are made up as they are read, and so have no end.
+#: Sources that are made up as they are read, without an end.
 MADE_UP = ("synthetic", "loader")
-#: owner/name or name, as the Hugging Face hub has them.
+#: owner/name or name, as on the Hugging Face hub.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-#: Folders that containers get from outside, which hides what the image has there: /out on EC2, those below
-#: /opt/ml on SageMaker.
+#: Folders that containers get from outside, so that a job does not see what the image has there: /out on EC2,
+#: those below /opt/ml on SageMaker.
 _HIDDEN = ("/opt/ml", "/out", "/dev", "/proc", "/sys")
 #: A placeholder of a dry run looks like <this>; SageMaker takes a value of one line.
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f<>]")
@@ -107,7 +107,7 @@ def _check_timm(model: str) -> None:
 
 
 def _written_out(path: str) -> Path:
-    """Return the path with its `~` as a folder; as it is where there is no such user."""
+    """Return the path with `~` replaced by the home; unchanged if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -120,7 +120,7 @@ def reads_text(workload: WorkloadInfo) -> bool:
 
 
 def check_travels(variant: Variant, options: Options) -> None:
-    """Raise UserError if data, model or the user's own file are not where the job will be."""
+    """Raise UserError if data, model or the user's own file will not be where the job runs."""
     data = variant.inputs.data
     is_fetched = _is_in_input(data.partition(":")[2], options)
     where = "image" if options.image is not None and not is_fetched else "elsewhere"

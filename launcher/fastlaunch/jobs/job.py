@@ -28,7 +28,7 @@ class Inputs:
     tokenizer: str | None = None
     #: Tokens of a sample; None for the workload's own.
     sequence_length: int | None = None
-    #: KEY=VALUE each, for the function that makes a workload of the user's own.
+    #: KEY=VALUE texts for the function that makes a workload of the user's own.
     workload_arguments: tuple[str, ...] = ()
 
 
@@ -60,8 +60,8 @@ class Script:
     nproc: int | None = None
     #: Without a step for so long it is ended; None to let it be.
     hang_timeout_s: float | None = None
-    #: Digests of its files by their path in the repository, and its commit, `-dirty` if it was changed since:
-    #: of what travels. What runs on this machine is looked at when it starts.
+    #: Digests of the files that travel, by their path in the repository, and their commit, `-dirty` if they
+    #: were changed since. The files of a script that runs here are read when it starts.
     files: tuple[tuple[str, str], ...] = ()
     commit: str | None = None
 
@@ -99,7 +99,7 @@ class Script:
     def digest_under(self, name: str) -> str:
         """Return a digest of the command, wherever it was typed. name: of the script.
 
-        It tells commands apart, and nobody what was typed, unless they guess it.
+        It tells commands apart without revealing them, unless someone guesses one.
         """
         file = PurePath(name).name
         words = [file if PurePath(word).name == file else word for word in self.command]
@@ -132,13 +132,13 @@ def names_variant(text: str, variant: Mapping[str, str]) -> bool:
     return text == variant_label(variant) or any(words and words <= known for words, known in named)
 
 
-#: What a script does is its own, and not known.
+#: Stands for what a script does, which is not known.
 SCRIPT_RECIPE = Recipe(name="script", description="what the script does", precision="unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way to train a workload, before it is known where. `Job` explains the other fields."""
+    """One way to train a workload, wherever that is. `Job` explains the other fields."""
 
     workload: WorkloadInfo
     recipe: Recipe
@@ -148,14 +148,14 @@ class Variant:
     epochs: int | None
     eval_every: int
     inputs: Inputs
-    #: Ranks that it is meant for; None for all there are.
+    #: Ranks that it is meant for; None for one on every GPU.
     num_gpus: int | None = None
-    #: Whether it is an experiment's, which is skipped where it cannot run, and not refused.
+    #: Whether it is part of an experiment: then it is left out where it cannot run, and not refused.
     is_published: bool = False
 
     @property
     def name(self) -> str:
-        """`te-fp8 on vit-huge at batch 128`: what sets it apart from the other variants."""
+        """`te-fp8 on vit-huge at batch 128`, which tells it from other variants."""
         batch = "" if self.batch_size is None else f" at batch {self.batch_size}"
         return f"{self.recipe.label} on {self.workload.name}{batch}"
 
@@ -171,7 +171,7 @@ class Job:
     script: Script | None = None
     #: Samples per GPU and step; None to let the entrypoint find the largest that fits.
     batch_size: int | None
-    #: Labels of the recipes that this batch has to fit, in one order for all runs; none: its own.
+    #: Labels of the recipes that this batch has to fit, in one order for all runs; empty for its own alone.
     fit: tuple[str, ...] = ()
     #: None where `epochs`, passes over the data, are given instead. How many steps those make is known when
     #: the workload is built, and stands in the record. A script has neither.
@@ -189,7 +189,7 @@ class Job:
     #: Id of the submission that it belongs to, and which of its rounds it is, from 1; None if not known.
     session: str | None = None
     round: int | None = None
-    #: That the submission planned, to end as soon as its verdicts are settled; None without a plan.
+    #: The most rounds of a submission that ends once its verdicts are settled; None for any other.
     max_rounds: int | None = None
 
     backend: str = "local"
@@ -238,7 +238,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """What sets it apart from other jobs of its workload: the recipe's label, or the script's."""
+        """The recipe's or the script's label, which tells it from other jobs of its workload."""
         return self.script.label if self.script else self.recipe.label
 
     @property
@@ -290,7 +290,7 @@ _OF_TRAINING = (
 
 
 def names_apart(jobs: Sequence[Job]) -> list[str]:
-    """Return a name for each job, with what the jobs do not share: `bf16 on vit-huge at batch 64`."""
+    """Return names of the jobs, with what the jobs do not share: `bf16 on vit-huge at batch 64`."""
     differing = {
         field
         for field in ("workload", "batch_size", "num_gpus")
