@@ -63,7 +63,7 @@ _VARIANT_HEADERS = {
 @click.argument("name", required=False)
 @output_option
 def recipes(name: str | None, output: str) -> None:
-    """The recipes: how a workload can be trained. With NAME: every field of one, and what can be changed.
+    """List the recipes: how a workload can be trained. With NAME: its fields, and which can be changed.
 
     A recipe that is not equivalent trains another model than the workload's. It shows what that costs, and
     `compare` does not rank it.
@@ -96,7 +96,7 @@ def recipes(name: str | None, output: str) -> None:
 @click.argument("name", required=False)
 @output_option
 def workloads(name: str | None, output: str) -> None:
-    """The workloads: what can be trained. With NAME: everything known of one.
+    """List the workloads: what can be trained. With NAME: everything known of it.
 
     Four kinds are not listed: `timm:MODEL` is any image model of timm, `hf-clm:MODEL` any causal language
     model, by its folder or its name on the Hugging Face hub, `gelu:ROWSxCOLUMNS` one operation, and
@@ -129,7 +129,7 @@ def workloads(name: str | None, output: str) -> None:
 @click.argument("name", required=False)
 @output_option
 def experiments(name: str | None, output: str) -> None:
-    """The published experiments: lists of runs to repeat. With NAME: the runs of one.
+    """List the published experiments: sets of runs to repeat. With NAME: its runs.
 
     `fastlaunch submit --experiment NAME` repeats one: here with --local, or on AWS with --instance.
     """

@@ -41,7 +41,7 @@ _HEADERS = {
     ),
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@table_or_json_option("the report is")
+@table_or_json_option
 @profile_option
 def collect(runs: tuple[str, ...], output: str) -> int:
     """Bring home the records, logs and facts of runs on AWS.

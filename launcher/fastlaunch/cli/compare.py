@@ -86,7 +86,7 @@ comparison_options = with_options(
 
 
 @click.command(
-    help=with_filters("""What a dollar bought: runs side by side, with intervals and verdicts.
+    help=with_filters("""Compare what a dollar bought: runs side by side, with intervals and verdicts.
 
     Without arguments it compares the runs of the last submit, sweep or import. Repeats of a run become one
     row. Runs of an edited script are another row; so are runs that others shared, which change no verdict on

@@ -37,10 +37,10 @@ CHARGED_AS, SHARE = "p5en.48xlarge", Fraction(1, 8)
 )
 @click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
 def demo(in_full: bool) -> None:
-    """The published experiment and shipped measurements, compared in a second.
+    """Compare a published experiment and shipped measurements, in a second.
 
-    It compares the training of a ViT-Huge on eight A100 (p4d) and eight H100 (p5) GPUs, at the prices of
-    November 2023 and of today; then the measurements that come with fastlaunch.
+    The experiment trains a ViT-Huge on eight A100 (p4d) and on eight H100 (p5) GPUs, at the prices of
+    November 2023 and of today. Then come the measurements that ship with fastlaunch.
     """
     from fastlaunch.report.table import VERDICT_COLOURS, as_overview, as_table
     from fastlaunch.report.text import answer

@@ -44,10 +44,10 @@ _HEADERS = {"result": "result", "check": "check", "where": "where", "message": "
     regions="Check these regions.  [default: yours, or us-east-1]",
 )
 @click.option("--setup", is_flag=True, help="Print what an account needs, with the commands; ask nothing.")
-@table_or_json_option("the checks are")
+@table_or_json_option
 @profile_option
 def doctor(setup: bool, output: str, **given: Any) -> int:
-    """What a job on AWS would meet: login, quota, image, network, bucket, price.
+    """Check what a job on AWS needs: login, quota, image, network, bucket, price.
 
     It asks AWS, writes one small object to the bucket, and starts nothing. The exit code is 0 if nothing
     failed, 3 if AWS would refuse the job, and 2 if the config file or the command has to change.

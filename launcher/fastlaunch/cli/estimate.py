@@ -94,7 +94,7 @@ from fastlaunch.core.errors import UserError
 @with_shared_option
 @output_option
 def estimate(workload: str, instance: str | None, output: str, **options: Any) -> None:
-    """What a training will take and cost, before anything runs.
+    """Estimate what a training will take and cost, before anything runs.
 
     It goes by the most similar runs in the ledger, or those that come with fastlaunch: the same workload,
     recipe and GPU. Every part says whether it was measured, predicted, listed or assumed. Nothing is started,

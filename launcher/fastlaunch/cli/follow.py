@@ -48,7 +48,7 @@ _CHUNK_BYTES = 2**16
     ),
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@table_or_json_option("the rows are")
+@table_or_json_option
 @profile_option
 def status(runs: tuple[str, ...], output: str) -> int:
     """Show where runs stand, after checking that it is still true.

@@ -99,14 +99,20 @@ USD = Quantity("usd", above_zero(parse_usd))
 #: `a,b` as a tuple.
 NAMES = Quantity("names", split_names)
 
-#: `--output table|json|csv`, as parameter `output`.
-output_option = click.option(
-    "--output",
-    type=click.Choice(["table", "json", "csv"]),
-    default="table",
-    show_default=True,
-    help="Write the rows to stdout in this form.",
-)
+
+def _output_option(*forms: str) -> Decorator:
+    return click.option(
+        "--output",
+        type=click.Choice(forms),
+        default="table",
+        show_default=True,
+        help="Write to stdout in this form.",
+    )
+
+
+#: `--output`, as parameter `output`.
+output_option = _output_option("table", "json", "csv")
+table_or_json_option = _output_option("table", "json")
 #: `--yes`, as parameter `yes`.
 yes_option = click.option("--yes", "-y", is_flag=True, help="Go ahead without being asked.")
 
@@ -157,17 +163,6 @@ assume_option = click.option(
 with_shared_option = click.option(
     "--with-shared", is_flag=True, help="Count runs that others shared (`runs pull`) as your own."
 )
-
-
-def table_or_json_option(what: str) -> Decorator:
-    """`--output table|json`, as parameter `output`. what: `the rows are`, for the help text."""
-    return click.option(
-        "--output",
-        type=click.Choice(["table", "json"]),
-        default="table",
-        show_default=True,
-        help=f"How {what} written to stdout.",
-    )
 
 
 def with_options(*options: Decorator) -> Decorator:

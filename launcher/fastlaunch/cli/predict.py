@@ -47,7 +47,7 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
 )
 @output_option
 def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: str) -> None:
-    """Throughput of runs that nobody made, from runs that somebody published.
+    """Predict the throughput of runs that nobody made, from published runs.
 
     Both files are CSV, plain or .xz, with the columns model, params, task, precision, gpu, num_gpus,
     batch_per_gpu, seq_or_image, unit and date. Measured runs also have throughput, summed over the GPUs. To

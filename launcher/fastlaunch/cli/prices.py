@@ -81,7 +81,7 @@ _COLUMNS = 100
 @profile_option
 @click.pass_context
 def prices(ctx: click.Context, /, sort: str | None, output: str, **options: Any) -> None:
-    """What instances cost, with dates and sources.
+    """Show what instances cost, with dates and sources.
 
     Prices are USD per hour of the whole instance: on demand, on EC2 and for SageMaker training, by region;
     and, as of the last `prices update`, spot and capacity blocks by zone. A price holds from its date until

@@ -45,7 +45,7 @@ _DONE: Mapping[Kind, str] = {"instance": "terminated", "job": "stopped", "schedu
 @click.option("--mine", is_flag=True, help="End only what has your name as its owner.")
 @click.option("--now", "at_once", is_flag=True, help="With --mine: end machines within their time too.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
-@table_or_json_option("the report is")
+@table_or_json_option
 @yes_option
 @profile_option
 def reap(output: str, dry_run: bool, **options: Any) -> int:

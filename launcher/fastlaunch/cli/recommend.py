@@ -114,7 +114,7 @@ def _hours(text: str) -> float:
 @with_shared_option
 @output_option
 def recommend(workload: str, samples: int, output: str, **options: Any) -> int:
-    """What to train on, how, and bought how: by cost, time, and what is known.
+    """Recommend an instance, a recipe and how to buy, by cost, time and evidence.
 
     It goes by your own runs of the workload or, if none is on a GPU, by the figures that come with
     fastlaunch. It predicts what was not measured, with a range that holds nine runs in ten and a class of

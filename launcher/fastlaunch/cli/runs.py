@@ -119,7 +119,7 @@ def _day_of(run: Run) -> str | None:
     ),
 )
 @click.argument("name", metavar="RUN")
-@table_or_json_option("the run is")
+@table_or_json_option
 @profile_option
 def show(name: str, output: str) -> None:
     """Show everything that is known of a run: its job, what was done and when, what it measured, what it was

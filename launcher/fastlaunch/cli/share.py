@@ -56,7 +56,7 @@ _dry_run_option = click.option(
     help="Send the words after -- too. They may hold secrets and private paths.",
 )
 @_dry_run_option
-@table_or_json_option("the result is")
+@table_or_json_option
 @profile_option
 def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_run: bool, output: str) -> int:
     from fastlaunch.lifecycle import sharing
@@ -104,7 +104,7 @@ def push(selectors: tuple[str, ...], region: str | None, with_words: bool, dry_r
 @click.argument("uri", required=False, metavar="[s3://...]")
 @_region_option
 @_dry_run_option
-@table_or_json_option("the result is")
+@table_or_json_option
 @profile_option
 def pull(uri: str | None, region: str | None, dry_run: bool, output: str) -> int:
     """Bring home the runs that a team shares in a folder of S3, each once; `runs push` puts them there.

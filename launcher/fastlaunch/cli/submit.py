@@ -84,7 +84,7 @@ from fastlaunch.lifecycle.announcement import (
 )
 @yes_option
 @declared_options("submit")
-@table_or_json_option("the runs are")
+@table_or_json_option
 @training_profile_option
 def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: Any) -> int:
     """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own.
@@ -180,7 +180,7 @@ def _plans_text(plans: Sequence[Plan], jobs: Sequence[Job]) -> str:
     max_cost_usd="Refuse if it may cost more.  [default: `max_cost` of the config file]",
     detach="Return once a machine has started.",
 )
-@table_or_json_option("the run is")
+@table_or_json_option
 @yes_option
 @profile_option
 def resume(

@@ -74,7 +74,7 @@ _WIDEST = 100
     max_cost_usd="Start an instance type only if its ceiling fits into what the others left of this.  "
     "[default: `max_cost` of the config file]",
 )
-@table_or_json_option("the comparison is")
+@table_or_json_option
 @training_profile_option
 def sweep(resume: str | None, dry_run: bool, output: str, yes: bool, **options: Any) -> int:
     """Measure recipes, or variants of a script, on several instance types, within one budget.
