@@ -220,7 +220,7 @@ def for_people(run: Run, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_lines(data: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    """Yield `data` as indented `name  value` lines for people, without what is None or empty."""
+    """Yield `data` as indented `name  value` lines for people, without empty values."""
     shown = {name: value for name, value in data.items() if value is not None and value not in ({}, [])}
     width = max((len(name) for name, value in shown.items() if not _is_nested(value)), default=0)
     for name, value in shown.items():

@@ -152,7 +152,7 @@ def _records(paths: Iterable[Path]) -> list[Path]:
 
 
 def _by_run(paths: Iterable[Path], runs: Sequence[Run]) -> dict[str, list[Path]]:
-    """Return the record files of the runs by their ids; of a run in several folders, those of the first."""
+    """Return the record files by run id. If a run lies in several folders, the first counts."""
     files: dict[str, list[Path]] = {}
     for path in _records(paths):
         with suppress(OSError, RecordError):

@@ -72,7 +72,7 @@ class LiveRun:
 
     @property
     def step_time_s(self) -> float | None:
-        """The measured step time once the run has ended; until then, that of its last blocks."""
+        """The measured step time once the run has ended; until then, the step time of its last blocks."""
         measured = self.run.summary.timing.step_time_s if self.run.summary else None
         if measured:
             return measured.value
@@ -226,8 +226,8 @@ class Follower:
     ) -> Iterator[View]:
         """Yield views until all runs have ended and none waits to go on.
 
-        AWS is asked every `interval_s`, less often while that fails; what is known here is read every
-        `tick_s`, also while `start`, `at_once` or `in_thread`, has it asked.
+        Ask AWS every `interval_s`, less often while that fails. Read what is known here every `tick_s`, also
+        while a thread asks. start: `at_once` or `in_thread`.
         """
         num_failures, problems = 0, list[str]()
         while True:
@@ -418,7 +418,7 @@ def current_runs(ledger: Ledger, *, since: datetime | None = None) -> list[Run]:
 
 
 def fetch_output(world: "World", attempts: Iterable[Attempt]) -> dict[str, UserError]:
-    """Bring home what is new of the attempts; return the errors by token."""
+    """Download what is new of the attempts; return the errors by token."""
     refused = {}
     for attempt in attempts:
         if attempt.region is None or attempt.output is None:
@@ -441,7 +441,7 @@ def fetch_output(world: "World", attempts: Iterable[Attempt]) -> dict[str, UserE
 
 
 def fetch_unfollowed(world: "World", ledger: Ledger, runs: Sequence[Run]) -> dict[str, UserError]:
-    """Bring home what is new of these runs from machines that no launcher follows; return the errors."""
+    """Download what is new of these runs from machines that no launcher follows; return the errors."""
     attempts: dict[str, Attempt] = {}
     for run in runs:
         if run.backend not in CLOUD_BACKENDS or run.state.is_final or len(attempts) >= _MAX_FETCHED:

@@ -134,7 +134,7 @@ class Launcher(LaunchContext):
         return self.ledger.select(submission=submission_id)
 
     def _wait_for_others(self, submission_id: str) -> list[Run]:
-        """Return the runs once it is known whether each of them lives; on this machine, once none does."""
+        """Return the runs once it is known whether each of them lives; on this machine, once none lives."""
         reported: set[str] = set()
         while True:
             reconcile(self.ledger, cast(Mapping[str, Backend], self.backends), self.settings)
