@@ -15,7 +15,7 @@ STACK_PAUSE_S, MAX_STACK_LOOKS = 5.0, 360
 #: The status of a stack that has a change set, but no resources yet.
 EMPTY = "REVIEW_IN_PROGRESS"
 _ROLES = "CAPABILITY_IAM"
-#: CloudFormation gives neither a code. docs.aws.amazon.com/AWSCloudFormation, "Change set status codes".
+#: CloudFormation has no codes for these. docs.aws.amazon.com/AWSCloudFormation, "Change set status codes".
 _NO_STACK = "does not exist"
 _NO_CHANGES = ("didn't contain changes", "No updates are to be performed")
 #: Why a resource was not created if another one failed.
@@ -50,7 +50,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class StackChange:
-    """What would become of one resource of a stack."""
+    """A planned change of one resource of a stack."""
 
     # Add, Modify, Remove, Import, ...
     action: str

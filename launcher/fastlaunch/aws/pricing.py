@@ -12,7 +12,7 @@ from fastlaunch.core.errors import CloudRefused
 
 #: One of the three regions that have the API; it knows the prices of all.
 _REGION = "us-east-1"
-#: What picks the plain hour of an instance. EC2's are those that Karpenter sends: without `marketoption`,
+#: Filters for the plain hour of an instance. EC2's are Karpenter's: without `marketoption`,
 #: types with GPUs come with the rows of their capacity blocks too.
 _PRODUCTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "ec2": (

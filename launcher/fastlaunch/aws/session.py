@@ -52,7 +52,7 @@ class AwsSession:
         attempts: int = 5,
         # Seconds to connect, and to read an answer.
         timeouts_s: tuple[float, float] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-        # For programs that log in, if there is no terminal that shows that they hang.
+        # For login programs, where no terminal shows that they hang.
         login_timeout_s: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),

@@ -32,7 +32,7 @@ class BaseImage:
     tag: str
     # ec2 or sagemaker.
     flavour: str
-    # What names and entrypoints are like: `ubuntu` up to PyTorch 2.10, `amzn2023` from 2.11.
+    # The style of names and entrypoints: `ubuntu` up to PyTorch 2.10, `amzn2023` from 2.11.
     generation: str
     # Versions as they are written; None for what it does not hold or is not known to.
     torch: str
@@ -47,7 +47,7 @@ class BaseImage:
     released: datetime.date | None = None
     # The last day on which AWS patches it.
     end_of_patch: datetime.date | None = None
-    # What of this was inferred.
+    # The inferred part of this entry.
     uncertain: str | None = None
 
     @property
@@ -60,7 +60,7 @@ class BaseImage:
         return self.end_of_patch is not None and today > self.end_of_patch
 
     def doubts(self, today: datetime.date) -> tuple[str, ...]:
-        """Return in words what speaks against using it."""
+        """Return the reasons against using it."""
         over = f"AWS has not patched it since {self.end_of_patch}" if self.is_over(today) else None
         return tuple(f"{self.name}: {doubt}" for doubt in (over, self.uncertain) if doubt)
 

@@ -121,8 +121,8 @@ class Gpu:
     """One accelerator of a published measurement."""
 
     name: str
-    # Those of one generation share the design of the chip: GA100 and GA10x are two, A100 and RTX 3090 differ
-    # as much as neighbouring generations do.
+    # GPUs of one generation share a chip's design. GA100 and GA10x are two, since A100 and RTX 3090 differ as
+    # much as neighbouring generations.
     generation: str
     memory_gb: float
     bandwidth_gb_per_s: float

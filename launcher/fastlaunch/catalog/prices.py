@@ -17,7 +17,7 @@ from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.settings import Settings
 
 SERVICES = ("ec2", "sagemaker")
-#: Prices change rarely and much; what is older is said wherever money is.
+#: Prices change rarely and much, so the age of an older one is shown wherever money is.
 OLD_PRICE_DAYS = 7
 UPDATE_COMMAND = "fastlaunch prices update"
 

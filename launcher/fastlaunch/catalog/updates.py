@@ -23,7 +23,7 @@ from fastlaunch.core.yaml_file import YamlFile
 MARKET_PRICES = "market.yaml"
 #: Prices that differ by less are the same, given with more or fewer digits.
 _SAME = 1e-5
-#: A price so many times the last one, or a fraction of it, is taken only if the user accepts it.
+#: A price that differs from the last one by more than this factor is taken only if the user accepts it.
 MOST_TIMES = 10
 
 

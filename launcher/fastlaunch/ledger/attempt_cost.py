@@ -104,7 +104,7 @@ def _limit_s(attempt: Attempt) -> float:
 
 
 def _may_have_ended(attempt: Attempt, now: datetime) -> bool:
-    """Whether AWS does not show an open attempt whose time is over: it costs more only if it lives."""
+    """Whether an open attempt is past its limit and AWS does not show it: it costs more only if it lives."""
     launched_at = _launched_at(attempt)
     if attempt.ended_at is not None or not attempt.absences or attempt.max_minutes is None:
         return False

@@ -255,7 +255,7 @@ def damaged(path: Path, problem: str, *, repair: str | None = None) -> BadFile:
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Raise BadFile for what of a row does not have its form. what: names the row."""
+    """Turn an error in reading a stored value into one that names it. what: names the value."""
     try:
         yield
     except (ValueError, TypeError, UserError) as error:
@@ -264,7 +264,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what SQLite says of the file into what the user can do; our own mistakes stay as they are."""
+    """Turn SQLite's errors about the file into errors that say what to do; our own mistakes stay."""
     try:
         yield
     except sqlite3.Error as error:

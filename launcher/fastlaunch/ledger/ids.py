@@ -78,8 +78,8 @@ def published_run_id(summary: RunSummary) -> str:
 def shared_id(name: str, *keys: str | None) -> str:
     """Return the id here of a run or a submission that somebody shared under `name`.
 
-    keys: whose it is, and what else tells it from another of that name. No name that a sender may choose
-    makes it an id of this ledger, or one of another owner.
+    keys: the owner, and what else tells it from another of that name. Whatever name a sender chooses, the id
+    is never one of this ledger or of another owner.
     """
     return f"shared-{_digest(keys, num_digits=16)}-{name}"
 

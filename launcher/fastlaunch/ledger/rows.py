@@ -188,7 +188,7 @@ class Attempt:
     reason: str | None = None
     started_at: str
     ended_at: str | None
-    #: Finds the job again, and has `run_ids`; None until the request was answered.
+    #: Identifies the job, with `run_ids`; None until the request was answered.
     handle: dict[str, Any] | None
     #: The machines, what each may take, and where they upload to; None on this machine.
     instance: str | None = None
