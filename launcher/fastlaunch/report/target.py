@@ -113,11 +113,10 @@ def notes(results: Sequence[_Priced], target: Target) -> Iterator[str]:
         name = name_of(result.row, rows)
         if result.reason is not None:
             # The runs that stopped before both their last step and the target.
-            ended = {run.status: None for run in result.runs if run.step is None} | {"completed": None}
-            others = [status for status in ended if status != "completed"]
-            yield f"{name}: n/a, {result.reason}" + (
-                f" (others ended as {', '.join(others)})" if others else ""
-            )
+            statuses = (run.status for run in result.runs if run.step is None)
+            others = [status for status in dict.fromkeys(statuses) if status != "completed"]
+            ends = f" (others ended as {', '.join(others)})" if others else ""
+            yield f"{name}: n/a, {result.reason}{ends}"
         elif result.row.is_barred:
             yield f"{name} is {result.row.verdict.kind}, so it is not compared"
     waits = [run.waited_steps for result, _ in results for run in result.runs if run.waited_steps is not None]

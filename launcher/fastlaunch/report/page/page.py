@@ -402,15 +402,13 @@ def _runs_data(given: PageInput, rows: Sequence[Row], names: Mapping[int, str]) 
     """Return the steps of as many runs as a page has room for, taken from the rows in turn."""
     total = len(given.comparison.rows)
     room = max(1, MOST_RANKS * len(rows) // max(1, total))
-    runs = []
-    for turn in range(max((row.num_runs for row in rows), default=0)):
-        for row in rows:
-            if turn < row.num_runs and (series := given.series.get(row.runs[turn].run_id)):
-                runs.append((row, row.runs[turn], series))
+    turns = itertools.zip_longest(*(row.runs for row in rows))
+    runs = [(row, run) for turn in turns for row, run in zip(rows, turn, strict=True) if run]
     data: list[dict[str, Any]] = []
     num_ranks = 0
-    for row, run, series in runs:
-        if data and num_ranks + len(series) > room:
+    for row, run in runs:
+        series = given.series.get(run.run_id)
+        if not series or (data and num_ranks + len(series) > room):
             continue
         num_ranks += len(series)
         data.append(
