@@ -52,7 +52,10 @@ _HEADLINE_ROWS = (
         "H100",
         "p5.4xlarge",
         {
-            **{recipe: f"`{recipe}`" for recipe in ("bf16", "te-bf16", "bf16-fused", "te-fp8", "fp8-fused")},
+            **{
+                recipe: f"`{recipe}`"
+                for recipe in ("bf16", "compile", "te-bf16", "bf16-fused", "te-fp8", "fp8-fused")
+            },
             f"fp8-fused {_FUSED_OPTIONS}": "`fp8-fused`, three options",
         },
     ),
