@@ -348,6 +348,37 @@ def test_final_loss_is_the_mean_over_ranks_and_ten_steps(run) -> None:
     assert summary.quality.final_loss == pytest.approx(3.5)
 
 
+def test_the_fall_of_the_loss_begins_at_the_initial_weights(run) -> None:
+    quality = run(steps=200, world_size=2, loss=lambda rank, step: 7 + rank - 0.01 * step).quality
+    assert quality.first_loss == pytest.approx(7.49)
+    assert quality.loss_slope == pytest.approx(-0.01)
+
+
+def test_the_slope_is_of_the_last_half_as_the_last_attempt_did_it(run) -> None:
+    run(steps=80, status="interrupted", loss=lambda rank, step: 100.0 * step)
+    summary = run(
+        attempt=2, first_step=51, steps=100, loss=lambda rank, step: 0.0 if step <= 50 else 3 - 0.02 * step
+    )
+    assert summary.quality.first_loss == 100.0
+    assert summary.quality.loss_slope == pytest.approx(-0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "slope"),
+    [
+        ({"steps": 12}, 1.0, None),
+        ({"steps": 200, "loss": lambda rank, step: None if step == 150 else 1.0}, 1.0, None),
+        ({"steps": 200, "loss": lambda rank, step: None if step == 1 else 1.0}, None, 0.0),
+    ],
+    ids=["too few steps", "no number late", "no number first"],
+)
+def test_what_is_not_known_of_the_losses(
+    run, options: dict[str, Any], first: float | None, slope: float | None
+) -> None:
+    quality = run(**{"loss": lambda rank, step: 1.0} | options).quality
+    assert (quality.first_loss, quality.loss_slope) == (first, slope)
+
+
 # --- held-out data, checks, padding ----------------------------------------------------------------------
 
 

@@ -140,6 +140,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         # For steps it is the memory that their process allocated.
         peaks += [line.memory_gib for record in attempted for line in record.devices]
     evals = evals_of(attempts)
+    first_loss, loss_slope = _learning(attempts)
     summary = RunSummary(
         setup=Setup(
             kind="records",
@@ -173,7 +174,9 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         ),
         checkpoints=checkpoints_of(attempts),
         quality=Quality(
+            first_loss=first_loss,
             final_loss=_final_loss(attempts.values()),
+            loss_slope=loss_slope,
             evals=evals,
             eval_s=sum(line.seconds for line in evals) if evals else None,
             checks=checks_of(records),
@@ -369,6 +372,30 @@ def skipped_fraction(attempts: Attempts) -> float | None:
     is_known = skipped >= 0
     _, first = np.unique(steps[is_known], return_index=True)
     return float(skipped[is_known][first].mean()) if first.size else None
+
+
+def _learning(attempts: Attempts) -> tuple[float | None, float | None]:
+    """Return the training loss of step 1, a mean over ranks, and the slope of the last half of the steps.
+
+    The slope is by least squares, per step. None where a loss is not finite or too few steps have one.
+    """
+    parts = [
+        (steps[counted], np.asarray(record.steps.column("loss"))[counted])
+        for ranks, last_step in _chain(attempts)
+        for record in ranks
+        if (counted := (steps := np.asarray(record.steps.column("step"))) <= last_step).any()
+    ]
+    if not parts:
+        return None, None
+    steps, losses = (np.concatenate(part) for part in zip(*parts, strict=True))
+    first = losses[steps == 1]
+    late = steps > steps.max() // 2
+    x, y = steps[late] - steps[late].mean(), losses[late]
+    has_slope = np.unique(x).size >= NUM_LOSS_STEPS and np.isfinite(y).all()
+    return (
+        float(first.mean()) if first.size and np.isfinite(first).all() else None,
+        float((x * y).sum() / (x * x).sum()) if has_slope else None,
+    )
 
 
 def script_wall_s(ranks: Sequence[RankRecord]) -> float | None:

@@ -153,7 +153,10 @@ class Checkpoints:
 class Quality:
     """The losses and evaluations of the training, and the checks of its numerics."""
 
+    first_loss: float | None = None  # of training at the first step: that of the initial weights
     final_loss: float | None = None  # of training, a mean over the last steps
+    #: The change of the training loss per step over the last half of the steps; negative where it falls.
+    loss_slope: float | None = None
     evals: tuple[Eval, ...] = ()  # on held-out data, by step
     eval_s: float | None = None  # all of them together
     checks: tuple[Check, ...] = ()  # of the recipe's numerics, before the steps
