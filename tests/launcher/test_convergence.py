@@ -1,5 +1,6 @@
 """The convergence guard: what makes a pair, what its limits are, and how often its verdict is wrong."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 from fake_summaries import BEFORE, PLAIN, changed, evaluated
 
-from fastlaunch.analysis.convergence import converges, held_out
-from fastlaunch.measure.summary import Quality, RunSummary
+from fastlaunch.analysis.convergence import converges, held_out, ratio_to_same_loss
+from fastlaunch.measure.summary import Interval, Quality, RunSummary
 from fastlaunch_train.records.records import Eval
 
 SEEDS = range(5)
@@ -41,7 +42,7 @@ def test_the_pairing_takes_out_what_the_seeds_share() -> None:
     ours = [evaluated("te-fp8", seed, 2.002 + 0.1 * seed) for seed in SEEDS]
     found = converges(ours, reference)
     assert found.verdict == "within"
-    assert found.end is not None and found.end.relative(found.end.mean) == pytest.approx(0.002 / 2.2)
+    assert found.end is not None and found.end.relative(found.end.mean) == pytest.approx(0.002 / (2.2 / 3))
     shuffled = [changed(run, seed=(run.seed or 0) * 2 % 5) for run in ours]
     assert converges(shuffled, reference).verdict == "unknown"
 
@@ -62,6 +63,68 @@ def test_verdicts(losses: list[float], verdict: str) -> None:
     assert converges(runs(losses), REFERENCE).verdict == verdict
 
 
+def test_what_was_learnt_begins_at_the_initial_weights() -> None:
+    """By the loss of training at the first step, or an earlier evaluation that is higher."""
+    ours = runs([2.029] * 5)
+    (by_evaluation, by_training, unknown) = (
+        converges(ours, [changed(run, evals=run.quality.evals[kept:], first_loss=first) for run in REFERENCE])
+        for kept, first in ((0, 2.5), (-1, 3.0), (-1, None))
+    )
+    for found, learnt, verdict in ((by_evaluation, 2 / 3, "worse"), (by_training, 1.0, "within")):
+        assert found.end is not None and found.end.learnt is not None
+        assert (found.end.learnt.mean, found.verdict) == (pytest.approx(learnt), verdict)
+    assert unknown.verdict == "unknown" and unknown.end is not None and unknown.end.learnt is None
+    assert "is not recorded" in unknown.caveats[0]
+
+
+def test_the_difference_in_steps_by_hand() -> None:
+    """From step 52 to 100 the reference falls from 2.3 to 2.0, by 0.00625 a step."""
+    found = converges(runs([2.01, 2.03, 2.05]), REFERENCE).end
+    assert found is not None
+    assert found.more_steps(found.mean) == pytest.approx(0.03 / 0.00625 / 100)
+    # With one evaluation by its losses of training.
+    alone = [
+        changed(run, evals=run.quality.evals[-1:], first_loss=3.0, loss_slope=-0.01) for run in REFERENCE
+    ]
+    found = converges(runs([2.01, 2.03, 2.05]), alone).end
+    assert found is not None and found.more_steps(found.mean) == pytest.approx(0.03)
+    flat = [changed(run, loss_slope=slope) for run, slope in zip(alone, [-1, 1, -1, 1, 0], strict=True)]
+    found = converges(runs([2.01, 2.03, 2.05]), flat).end
+    assert found is not None and found.more_steps(found.mean) is None
+
+
+def test_a_ratio_to_the_same_loss_by_hand() -> None:
+    """3% more steps, so 1.5 becomes 1.456; half a width of t(0.975, 2) = 4.302653."""
+    alone = [
+        changed(run, evals=run.quality.evals[-1:], first_loss=3.0, loss_slope=-0.01) for run in REFERENCE
+    ]
+    found = ratio_to_same_loss(
+        Interval(value=1.5, low=1.47, high=1.53), converges(runs([2.01, 2.03, 2.05]), alone)
+    )
+    steps = 4.302653 * 0.02 / 3**0.5 / 1.03
+    assert found is not None and found.low is not None
+    assert found.value == pytest.approx(1.5 / 1.03)
+    assert math.log(found.value / found.low) == pytest.approx(
+        math.hypot(math.log(1.5 / 1.47), steps), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("last_step", "first_losses"),
+    [(19, [8 / 3] * 5), (100, [2.0] * 5), (100, [1.9] * 5), (100, [2.1, 2.2, 3.0, 2.0, 3.0])],
+    ids=["19 steps", "nothing learnt", "loss risen", "no sure fall"],
+)
+def test_a_training_may_be_too_short_to_tell(last_step: int, first_losses: list[float]) -> None:
+    def ends(run: RunSummary, **changes: Any) -> RunSummary:
+        return changed(run, evals=(replace(run.quality.evals[-1], step=last_step),), **changes)
+
+    reference = [ends(run, first_loss=loss) for run, loss in zip(REFERENCE, first_losses, strict=True)]
+    found = converges([ends(run) for run in runs([2.5] * 5)], reference)
+    assert (found.verdict, found.more_pairs) == ("too short to tell", None)
+    # A loss that is no number needs no margin.
+    assert converges([ends(run) for run in runs([None] * 5)], reference).verdict == "worse"
+
+
 def test_checkpoints_are_nearest_to_the_quarters() -> None:
     found = converges(runs([2.0] * 5), REFERENCE)
     assert [checkpoint.step for checkpoint in found.checkpoints] == [26, 52, 73]
@@ -69,7 +132,7 @@ def test_checkpoints_are_nearest_to_the_quarters() -> None:
     # Only evaluations that all runs of all pairs have: here the reference lacks that after step 52.
     without = [changed(run, evals=tuple(e for e in run.quality.evals if e.step != 52)) for run in REFERENCE]
     assert [checkpoint.step for checkpoint in converges(runs([2.0] * 5), without).checkpoints] == [26, 73]
-    ends_alone = [changed(run, evals=run.quality.evals[-1:]) for run in REFERENCE]
+    ends_alone = [changed(run, evals=run.quality.evals[-1:], first_loss=8 / 3) for run in REFERENCE]
     alone = converges(runs([2.0] * 5), ends_alone)
     assert (alone.checkpoints, alone.verdict) == ((), "within")
 

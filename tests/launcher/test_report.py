@@ -42,7 +42,7 @@ FURTHER = (
     *("comparable_as", "sources", "fingerprint"),
     *("ranked", "guard_failures", "numerics", "held_out", "convergence"),
     *("variant", "version", "total_time_s"),
-    *("shared_by", "num_shared_runs"),
+    *("shared_by", "num_shared_runs", "ratio_to_same_loss"),
 )
 TOP = (
     *("schema", "prices_as_of", "baseline", "answer", "rows", "warnings"),

@@ -6,9 +6,15 @@ Two runs make a pair if they share everything but the recipe: workload, seed (wh
 and the data order), the last step, and all of `_SHARED`. The losses of runs with one seed are averaged into
 one pair.
 
-The verdict is on the loss at the end. *within*: the one-sided 95% upper limit of the mean paired difference
-is under 1% of the reference's loss. *worse*: the lower limit is above 0 and the mean beyond 1%. Else
-*unknown*, as with fewer than three pairs. The same test at a quarter, a half and three quarters of the
+The verdict is on the loss at the end, against a margin of 3% of what the reference has learnt: of the fall of
+its loss since the initial weights. *within*: the one-sided 95% upper limit of the mean paired difference is
+under the margin. *worse*: the lower limit is above 0 and the mean beyond the margin. Else *unknown*, as with
+fewer than three pairs. *too short to tell*: fewer than 20 steps, or a fall that is not sure to half its size.
+
+Divided by the slope of the reference's curve at its end, the difference is the steps that the recipe needs
+more than the reference to reach the same loss.
+
+The same test at a quarter, a half and three quarters of the
 training can only withdraw a *within*: a recipe that is worse on the way but not at the end trains slower, or
 every recipe saturates at the end. It never makes a recipe *worse*, so an equal recipe gets that verdict at
 most 5% of the time. This holds for a number of pairs chosen beforehand: stopping at the first verdict errs in
@@ -25,7 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from fastlaunch.analysis.pooling import data_of
 from fastlaunch.analysis.statistics import t_quantile
-from fastlaunch.measure.summary import RunSummary
+from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.records.records import Eval
 
 #: The largest loss in fp32. A larger one, in a foreign record, would overflow in sums.
@@ -34,15 +40,17 @@ COMPLETED, NAN_LOSS = "completed", "nan_loss"
 VALIDATION, TEST = "validation", "test"
 CURRENT, BEST = "current", "best"
 
-#: The margin, as a share of the reference's loss; and the level of each one-sided limit.
-MARGIN = 0.01
+#: The margin, as a share of what the reference has learnt; and the level of each one-sided limit.
+MARGIN = 0.03
 LEVEL = 0.05
 FEWEST_PAIRS = 3
+FEWEST_STEPS = 20
 PAIRS_WANTED = 5
 MOST_PAIRS_PROPOSED = 50
 QUARTERS = (0.25, 0.5, 0.75)
 
 WITHIN, WORSE, UNKNOWN, REFERENCE = "within", "worse", "unknown", "reference"
+TOO_SHORT = "too short to tell"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,23 @@ class Pair:
 
     ours: Mapping[int, float | None]
     theirs: Mapping[int, float | None]
+    first_loss: float | None = None  # of the reference's training, at its first step
+    loss_slope: float | None = None  # of the reference's training, per step over its last half
+
+    def learnt(self, step: int) -> float | None:
+        """Return the fall of the reference's loss until `step`; None if it is not known where it began."""
+        end = self.theirs.get(step)
+        began = [loss for at, loss in self.theirs.items() if at < step and loss is not None][:1]
+        began += [] if self.first_loss is None else [self.first_loss]
+        return None if end is None or not began else max(began) - end
+
+    def slope(self, step: int) -> float | None:
+        """Return the change of the reference's loss per step at `step`: held-out, or else of training."""
+        late = [(at, loss) for at, loss in self.theirs.items() if step / 2 <= at <= step and loss is not None]
+        if len(late) < 2:
+            return self.loss_slope
+        (before, higher), (after, lower) = late[0], late[-1]
+        return (lower - higher) / (after - before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,39 +101,82 @@ class SeedPairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossDifference:
-    """Paired difference to the reference's held-out loss after `step`, with one-sided 95% limits."""
+class PairMean:
+    """The mean of a quantity over pairs, with one-sided limits at LEVEL."""
 
-    step: int
     num_pairs: int
     mean: float
     deviation: float  # between pairs
-    reference_loss: float  # mean over the same pairs
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "PairMean | None":
+        """Return the mean of the known values; None without one."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        mean = math.fsum(known) / len(known)
+        squares = math.fsum((value - mean) ** 2 for value in known)
+        deviation = math.sqrt(squares / max(1, len(known) - 1))
+        return cls(num_pairs=len(known), mean=mean, deviation=deviation)
 
     @property
     def low(self) -> float | None:
-        return None if self._half_width is None else self.mean - self._half_width
+        half = self.half_width(LEVEL)
+        return None if half is None else self.mean - half
 
     @property
     def high(self) -> float | None:
-        return None if self._half_width is None else self.mean + self._half_width
+        half = self.half_width(LEVEL)
+        return None if half is None else self.mean + half
 
-    @property
-    def _half_width(self) -> float | None:
+    def half_width(self, level: float) -> float | None:
+        """Return the distance of the mean from its one-sided limit; None for fewer than two pairs."""
         if self.num_pairs < 2:
             return None
-        return t_quantile(1 - LEVEL, self.num_pairs - 1) * self.deviation / math.sqrt(self.num_pairs)
+        return t_quantile(1 - level, self.num_pairs - 1) * self.deviation / math.sqrt(self.num_pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDifference(PairMean):
+    """Paired difference to the reference's held-out loss after `step`."""
+
+    step: int
+    reference_loss: float  # mean over the same pairs
+    learnt: PairMean | None = None  # the fall of the reference's loss; None if it is not known where it began
+    slope: PairMean | None = None  # the change of the reference's loss per step at `step`
 
     def relative(self, value: float | None) -> float | None:
-        """Return `value` as a fraction of the reference's loss; None if that loss is <= 0."""
-        return None if value is None or self.reference_loss <= 0 else value / self.reference_loss
+        """Return `value` as a share of what the reference learnt; None if that is not known to be above 0."""
+        if value is None or self.learnt is None or self.learnt.mean <= 0:
+            return None
+        return value / self.learnt.mean
+
+    def more_steps(self, value: float | None) -> float | None:
+        """Return the steps that make up for a difference of `value`, as a share of `step`.
+
+        None if the reference's loss does not surely fall any more.
+        """
+        if value is None or self.slope is None or self.slope.mean >= 0 or (self.slope.high or 0) > 0:
+            return None
+        return value / -self.slope.mean / self.step
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether the reference has learnt too little for a difference to mean anything."""
+        learnt = self.learnt
+        is_unsure = learnt is not None and (
+            learnt.mean <= 0 or (learnt.low is not None and learnt.low < learnt.mean / 2)
+        )
+        return self.step < FEWEST_STEPS or is_unsure
 
     @property
     def verdict(self) -> str:
-        """within, worse or unknown."""
-        margin = MARGIN * self.reference_loss
-        if self.num_pairs < FEWEST_PAIRS or self.low is None or self.high is None or margin <= 0:
+        """within, worse, unknown or too short to tell."""
+        if self.is_too_short:
+            return TOO_SHORT
+        if self.num_pairs < FEWEST_PAIRS or self.low is None or self.high is None or self.learnt is None:
             return UNKNOWN
+        margin = MARGIN * self.learnt.mean
         if self.high < margin:
             return WITHIN
         return WORSE if self.low > 0 and self.mean > margin else UNKNOWN
@@ -131,6 +199,28 @@ class Convergence:
     @property
     def num_pairs(self) -> int:
         return len(self.seeds)
+
+
+def ratio_to_same_loss(ratio: Interval, convergence: Convergence) -> Interval | None:
+    """Return a row's ratio to the reference where both train to the same loss, not as many steps.
+
+    ratio: of samples per dollar or second. Its range is 95%, of both independently. None if the steps that
+    make up for the difference are not known.
+    """
+    end = convergence.end
+    more = None if end is None else end.more_steps(end.mean)
+    if end is None or more is None or more <= -1:
+        return None
+    value = ratio.value / (1 + more)
+    half = end.more_steps(end.half_width(LEVEL / 2))
+    if half is None or ratio.low is None or ratio.high is None:
+        return Interval(value=value)
+    steps = half / (1 + more)
+    return Interval(
+        value=value,
+        low=value * math.exp(-math.hypot(math.log(ratio.value / ratio.low), steps)),
+        high=value * math.exp(math.hypot(math.log(ratio.high / ratio.value), steps)),
+    )
 
 
 def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) -> Convergence:
@@ -172,19 +262,22 @@ def converges(runs: Sequence[RunSummary], reference_runs: Sequence[RunSummary]) 
 
 def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Convergence:
     """Judge the losses of `pairs`, given `num_lost` seeds at which only the recipe's loss is not a number."""
-    end = _difference(last_step, pairs)
+    end = _difference(last_step, pairs, last_step)
     checkpoints = _checkpoints(last_step, pairs)
     num_pairs = len(pairs) + num_lost
-    if num_pairs < FEWEST_PAIRS or end is None:
-        verdict = WORSE if num_lost >= FEWEST_PAIRS else UNKNOWN
-    elif num_lost:
+    if num_lost >= FEWEST_PAIRS or (num_lost and num_pairs >= FEWEST_PAIRS):
         verdict = WORSE
-    elif end.verdict == WITHIN and any(checkpoint.verdict == WORSE for checkpoint in checkpoints):
+    elif end is not None and end.is_too_short:
+        verdict = TOO_SHORT
+    elif num_pairs < FEWEST_PAIRS or end is None:
         verdict = UNKNOWN
     else:
-        verdict = end.verdict
+        is_slower = end.verdict == WITHIN and WORSE in [checkpoint.verdict for checkpoint in checkpoints]
+        verdict = UNKNOWN if is_slower else end.verdict
     more: int | None = None
-    if num_pairs < FEWEST_PAIRS:
+    if verdict == TOO_SHORT:
+        more = None
+    elif num_pairs < FEWEST_PAIRS:
         more = PAIRS_WANTED - num_pairs
     elif end is not None and verdict == end.verdict == UNKNOWN:
         # At this mean and spread.
@@ -194,23 +287,25 @@ def _judged(last_step: int, pairs: Sequence[Pair], *, num_lost: int) -> Converge
     return Convergence(verdict=verdict, end=end, checkpoints=checkpoints, more_pairs=more)
 
 
-def _difference(step: int, pairs: Iterable[Pair]) -> LossDifference | None:
-    """Return the paired difference after `step`, over pairs with finite losses."""
-    losses = [
-        (ours, theirs)
-        for pair in pairs
-        if (ours := pair.ours.get(step)) is not None and (theirs := pair.theirs.get(step)) is not None
-    ]
-    if not losses:
+def _difference(step: int, pairs: Iterable[Pair], last_step: int) -> LossDifference | None:
+    """Return the paired difference after `step`, over pairs with finite losses.
+
+    What was learnt until `last_step` is the measure at every step: at a quarter of it a difference may be
+    large against what was learnt by then.
+    """
+    known = [pair for pair in pairs if None not in (pair.ours.get(step), pair.theirs.get(step))]
+    difference = PairMean.of([(pair.ours[step] or 0.0) - (pair.theirs[step] or 0.0) for pair in known])
+    reference = PairMean.of([pair.theirs[step] for pair in known])
+    if difference is None or reference is None:
         return None
-    mean = math.fsum(ours - theirs for ours, theirs in losses) / len(losses)
-    squares = math.fsum((ours - theirs - mean) ** 2 for ours, theirs in losses)
     return LossDifference(
         step=step,
-        num_pairs=len(losses),
-        mean=mean,
-        deviation=math.sqrt(squares / max(1, len(losses) - 1)),
-        reference_loss=math.fsum(theirs for _, theirs in losses) / len(losses),
+        num_pairs=difference.num_pairs,
+        mean=difference.mean,
+        deviation=difference.deviation,
+        reference_loss=reference.mean,
+        learnt=PairMean.of([pair.learnt(last_step) for pair in known]),
+        slope=PairMean.of([pair.slope(step) for pair in known]),
     )
 
 
@@ -221,19 +316,22 @@ def _checkpoints(last_step: int, pairs: Sequence[Pair]) -> tuple[LossDifference,
     nearest = dict.fromkeys(
         min(steps, key=lambda step: abs(step - part * last_step)) for part in QUARTERS if steps
     )
-    differences = [_difference(step, pairs) for step in nearest]
+    differences = [_difference(step, pairs, last_step) for step in nearest]
     return tuple(difference for difference in differences if difference is not None)
 
 
 def _on_the_way(convergence: Convergence) -> Iterator[str]:
     end = convergence.end
-    if end is not None and end.reference_loss <= 0:
-        yield "the reference's loss is not above 0, so 1% of it is no margin"
+    if end is not None and end.learnt is None:
+        yield "the reference's loss at the first step is not recorded, so what it has learnt is not known"
     elif end is not None and end.verdict == WITHIN:
         for checkpoint in convergence.checkpoints:
             part = checkpoint.relative(checkpoint.mean)
             if checkpoint.verdict == WORSE and part is not None:
-                yield f"within 1% at the end, but {part:+.1%} after step {checkpoint.step}: it trains slower"
+                yield (
+                    f"within {MARGIN:.0%} of what the reference learnt at the end,"
+                    f" but {part:+.1%} after step {checkpoint.step}: it trains slower"
+                )
 
 
 def _schemas(name: str, runs: Sequence[RunSummary], references: Sequence[RunSummary]) -> Iterator[str]:
@@ -319,7 +417,12 @@ def pairs_of_seed(runs: Sequence[RunSummary], references: Sequence[RunSummary]) 
     if not ours:
         return SeedPairs(lacks="no held-out loss at the end")
     pairs = {
-        step: Pair(ours=_mean_curve(at_step), theirs=_mean_curve(reference))
+        step: Pair(
+            ours=_mean_curve(at_step),
+            theirs=_mean_curve(reference),
+            first_loss=mean_if_all(run.quality.first_loss for run in reference),
+            loss_slope=mean_if_all(run.quality.loss_slope for run in reference),
+        )
         for step in {_end_of(run) for run in ours}
         if (at_step := [run for run in ours if _end_of(run) == step])
         and (reference := [run for run in theirs if _end_of(run) == step])

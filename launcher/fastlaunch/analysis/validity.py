@@ -12,6 +12,7 @@ from fastlaunch.analysis.convergence import (
     MOST_PAIRS_PROPOSED,
     PAIRS_WANTED,
     REFERENCE,
+    TOO_SHORT,
     UNKNOWN,
     WORSE,
     Convergence,
@@ -151,6 +152,10 @@ def _validity(runs: Sequence[RunSummary], reference: Reference, *, place: Place)
     if convergence.verdict == UNKNOWN and not is_warned and runs[0].setup.sample_unit != FORWARD_ONLY:
         why = _unknown(convergence, runs, reference, place)
         notes.append(f"convergence unknown: {why}")
+    if convergence.verdict == TOO_SHORT and convergence.end is not None:
+        steps = counted(convergence.end.step, "step")
+        what = f"{convergence.reference} learnt too little, or too unevenly, in {steps}"
+        notes.append(f"convergence {TOO_SHORT}: {what}; train longer")
     notes += [caveat for caveat in convergence.caveats if caveat != why]
     return Validity(
         numerics=FAILED if wrong else PASSED if checked else NOT_CHECKED,
@@ -197,14 +202,14 @@ def _per_hundred(part: float) -> str:
 
 
 def _evidence(convergence: Convergence, noun: str) -> str:
-    """Return `held-out loss +3.1% against bf16 (at least +2.2%, 95%), 5 pairs`."""
+    """Return `held-out loss +5.1% of what bf16 learnt (at least +4.2%, 95%), 5 pairs`."""
     if convergence.diverged:
         seeds = named_seeds(convergence.diverged, noun)
         return f"the loss is no number at {seeds}, where that of {convergence.reference} is"
     end = convergence.end
     assert end is not None
     return (
-        f"held-out loss {percent(end, end.mean)} against {convergence.reference}"
+        f"held-out loss {percent(end, end.mean)} of what {convergence.reference} learnt"
         f" (at least {percent(end, end.low)}, 95%), {counted(convergence.num_pairs, 'pair')}"
     )
 
@@ -232,9 +237,9 @@ def _unknown(convergence: Convergence, runs: Sequence[RunSummary], reference: Re
             return text
         return f"{text}; {_seeds(convergence.more_pairs, runs, reference)} would make {PAIRS_WANTED}"
     parts = []
-    if (end := convergence.end) is not None and end.reference_loss > 0:
+    if (end := convergence.end) is not None and percent(end, end.mean) is not None:
         limits = f"{percent(end, end.low)} to {percent(end, end.high)}"
-        against = f"held-out loss {percent(end, end.mean)} against {convergence.reference}"
+        against = f"held-out loss {percent(end, end.mean)} of what {convergence.reference} learnt"
         against += "" if end.low is None else f" ({limits}, 95% each)"
         parts.append(f"{against}, {counted(convergence.num_pairs, 'pair')}")
         if convergence.more_pairs is not None:
@@ -264,7 +269,7 @@ def _reference_command(recipe: Recipe | str, runs: Sequence[RunSummary], place: 
 
 
 def percent(of: LossDifference, value: float | None) -> str | None:
-    """Return a difference as a fraction of the reference's loss, `+1.2%`; None if unknown."""
+    """Return a difference as a share of what the reference learnt, `+1.2%`; None if unknown."""
     part = of.relative(value)
     if part is None:
         return None

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastlaunch.analysis.best import all_priced, ratio_of
 from fastlaunch.analysis.compare import Row
-from fastlaunch.analysis.convergence import REFERENCE, LossDifference
+from fastlaunch.analysis.convergence import REFERENCE, LossDifference, ratio_to_same_loss
 from fastlaunch.analysis.statistics import mean_of
-from fastlaunch.analysis.validity import percent
+from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.core.tables import KEPT, Column
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.text import dollars, limits, name_of, number, rate_of, rate_text, which, with_range
@@ -155,6 +155,14 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
             format=partial(_ratio_text, bounds=not in_dollars),
         ),
         RowColumn(
+            "same loss",
+            lambda row: _same_loss(row, rows),
+            key="ratio_to_same_loss",
+            **cost,
+            format=_ratio_text,
+            importance=12,
+        ),
+        RowColumn(
             RATIO,
             lambda row: row.verdict.ratio or row.verdict.speed_ratio,
             format=_ratio_text,
@@ -236,7 +244,10 @@ def _loss_columns(rows: Sequence[Row]) -> list[RowColumn]:
             "pairs", lambda row: _beside_reference(row, str(row.validity.convergence.num_pairs)), **options
         ),
         figure("loss", "loss"),
-        RowColumn("difference", lambda row: _beside_reference(row, _difference(row)), **options),
+        RowColumn("of learnt", lambda row: _beside_reference(row, _difference(row)), **options),
+        RowColumn(
+            "more steps", lambda row: _beside_reference(row, _more_steps(row)), importance=20, **options
+        ),
         *(figure(name, attribute, 10) for name, attribute in metrics.items() if metric and name),
         RowColumn("convergence", lambda row: row.validity.convergence.verdict, part=Part.LOSS),
     ]
@@ -307,9 +318,28 @@ def _beside_reference(row: Row, text: str | None) -> str | None:
 
 
 def _difference(row: Row) -> str | None:
-    """Return the difference to the reference's loss: `+0.4% (-0.1 to +0.9)`."""
+    """Return the difference to the reference's loss: `+0.4% (-0.1 to +0.9)` of what the reference learnt."""
     end: LossDifference | None = row.validity.convergence.end
-    if end is None or (mean := percent(end, end.mean)) is None:
+    return None if end is None else _percents(*map(end.relative, (end.mean, end.low, end.high)))
+
+
+def _more_steps(row: Row) -> str | None:
+    """Return the steps that make up for the difference: `+2.4% (+1.9 to +2.9)` of the row's steps."""
+    end: LossDifference | None = row.validity.convergence.end
+    return None if end is None else _percents(*map(end.more_steps, (end.mean, end.low, end.high)))
+
+
+def _percents(value: float | None, low: float | None, high: float | None) -> str | None:
+    if value is None:
         return None
-    low, high = (str(percent(end, limit)).rstrip("%") for limit in (end.low, end.high))
-    return mean if end.low is None else f"{mean} ({low} to {high})"
+    ends = "" if low is None or high is None else f" ({100 * low:+.1f} to {100 * high:+.1f})"
+    return f"{value:+.1%}{ends}" if abs(value) < 1e6 else f"{100 * value:+.2g}%"
+
+
+def _same_loss(row: Row, rows: Sequence[Row]) -> Interval | None:
+    """Return the ratio to the baseline where both train to one loss, if the baseline is the reference."""
+    ratio, reference = row.verdict.ratio or row.verdict.speed_ratio, row.validity.convergence.reference
+    is_reference = any(other.is_baseline and other.setup.recipe == reference for other in rows)
+    if not ratio or not is_reference or row.verdict.comparable_as != TRAINING:
+        return None
+    return ratio_to_same_loss(ratio, row.validity.convergence)

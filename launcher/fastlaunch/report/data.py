@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -32,7 +32,7 @@ QUANTITIES = (
         for of in fields(topic)
         if Interval in get_args(of.type)
     ),
-    *("ratio_to_baseline", "speed_ratio_to_baseline", "ratio_in_batch"),
+    *("ratio_to_baseline", "ratio_to_same_loss", "speed_ratio_to_baseline", "ratio_in_batch"),
 )
 
 
@@ -119,7 +119,7 @@ def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
 def _cells(name: str, value: Any) -> dict[str, Any]:
     """Return a value of a JSON row as cells by column, nested names joined by `_`."""
     is_quantity = isinstance(value, dict) and value.keys() == {*_QUANTITY}
-    if is_quantity or name in (*QUANTITIES, "convergence_difference"):
+    if is_quantity or name in (*QUANTITIES, "convergence_difference", "convergence_more_steps"):
         return flat_quantity(name, value)
     if name == "held_out":
         value = value or dict.fromkeys(HeldOut.__dataclass_fields__)
@@ -166,7 +166,10 @@ def place_to_json(row: Row) -> dict[str, Any]:
 
 
 def convergence_to_json(convergence: Convergence) -> dict[str, Any]:
-    """Return the verdict with its evidence. Differences are fractions of the reference's loss."""
+    """Return the verdict with its evidence.
+
+    A difference is a share of what the reference learnt; `more_steps` is a share of the steps.
+    """
     return {
         **fields_to_json(convergence, "verdict", "reference", "num_pairs", "seeds"),
         **_point(convergence.end),
@@ -179,10 +182,18 @@ def convergence_to_json(convergence: Convergence) -> dict[str, Any]:
 
 def _point(of: LossDifference | None) -> dict[str, Any]:
     if of is None:
-        return {"step": None, "reference_loss": None, "difference": None}
-    value, low, high = map(of.relative, (of.mean, of.low, of.high))
-    difference = None if value is None else Interval(value=value, low=low, high=high)
-    return {**fields_to_json(of, "step", "reference_loss"), "difference": quantity_to_json(difference)}
+        return dict.fromkeys(("step", "reference_loss", "learnt", "difference", "more_steps"))
+    return {
+        **fields_to_json(of, "step", "reference_loss"),
+        "learnt": of.learnt and of.learnt.mean,
+        "difference": _in_units(of, of.relative),
+        "more_steps": _in_units(of, of.more_steps),
+    }
+
+
+def _in_units(of: LossDifference, share: Callable[[float | None], float | None]) -> dict[str, Any] | None:
+    value, low, high = map(share, (of.mean, of.low, of.high))
+    return quantity_to_json(None if value is None else Interval(value=value, low=low, high=high))
 
 
 def flat_quantity(name: str, quantity: Mapping[str, float | None] | None) -> dict[str, float | None]:

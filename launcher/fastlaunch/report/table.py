@@ -98,7 +98,10 @@ def _section(
             by_reference.setdefault(row.validity.convergence.reference, []).append(row)
     for reference, evaluated in by_reference.items():
         pairs = "in the same rounds" if rows[0].setup.is_script else "at the same seeds"
-        against = f", and its difference to that of {reference} {pairs} (one-sided 95% limits)"
+        against = (
+            f", and its difference to that of {reference} {pairs}, as a share of what {reference} learnt"
+            " and in steps that make up for it (one-sided 95% limits)"
+        )
         title = f"held-out loss at the end{against if reference else ''}:"
         parts.append(f"{textwrap.fill(title, width)}\n{grid(evaluated, Part.LOSS)}")
     notes, num_hidden = notes_of(rows, brief)
