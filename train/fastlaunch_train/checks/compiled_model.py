@@ -116,7 +116,11 @@ def _watched(workload: Workload, model: nn.Module, batch: Batch) -> tuple[torch.
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outputs = inner(*args, **kwargs)
-        values.extend(_copy(_some(tensor.detach())) for tensor in tensors_in(outputs) if _of_samples(tensor))
+        values.extend(
+            _copy(_some(tensor.detach()))
+            for tensor in tensors_in(outputs)
+            if tensor.dim() and tensor.numel() and tensor.is_floating_point()
+        )
         return outputs
 
     # Where a module keeps its compiled form, and not a forward hook, which would be compiled with it.
@@ -191,10 +195,6 @@ def _ratio(value: float, size: float) -> float:
 def _badness(check: Check) -> tuple[bool, float]:
     known = check.value is not None and check.limit
     return not check.passed, check.value / check.limit if known else math.inf  # type: ignore[operator]
-
-
-def _of_samples(value: torch.Tensor) -> bool:
-    return bool(value.dim() and value.numel() and value.is_floating_point())
 
 
 def _some(value: torch.Tensor) -> torch.Tensor:

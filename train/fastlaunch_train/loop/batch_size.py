@@ -121,7 +121,10 @@ def largest_batch_that_fits(
     """
     # Recipes that differ only in untried fields share a trial.
     tried = {
-        (recipe.grad_accumulation, _unnamed(recipe_to_try(recipe, process.world_size))): recipe
+        (
+            recipe.grad_accumulation,
+            replace(recipe_to_try(recipe, process.world_size), name="", description="", overrides=()),
+        ): recipe
         for recipe in recipes
     }
     largest = MAX_BATCH_SIZE
@@ -135,10 +138,6 @@ def largest_batch_that_fits(
     if common == 0:
         raise WorkloadError(f"no batch of {parts} micro-batches fits all recipes", "give a --batch-size")
     return common
-
-
-def _unnamed(recipe: Recipe) -> Recipe:
-    return replace(recipe, name="", description="", overrides=())
 
 
 def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:

@@ -205,7 +205,8 @@ class TrainingLoop:
         saved = self._save_due(stop)
         if saved:
             stop = self._save() or stop
-        if stop and (not self.finished or self._evaluation_owed()):
+        owed = self._evaluations is not None and self._evaluations.owed(self.last_done)
+        if stop and (not self.finished or owed):
             raise InterruptedRun(self.training.interrupts.message)
         if self.finished:
             self._test(saved=saved)
@@ -359,9 +360,6 @@ class TrainingLoop:
 
     def _evaluation_due(self) -> bool:
         return self._evaluations is not None and self._evaluations.due(self.last_done)
-
-    def _evaluation_owed(self) -> bool:
-        return self._evaluations is not None and self._evaluations.owed(self.last_done)
 
     def _evaluate(self) -> bool:
         """Evaluate on validation; return whether a rank was asked to stop before that was done."""

@@ -45,7 +45,7 @@ def attention_backend(
     of 32.
     """
     operators = _OperatorNames()
-    is_te = has_transformer_engine(model)
+    is_te = any(type(module).__module__.startswith("transformer_engine") for module in model.modules())
     # Dispatch modes do not take Transformer Engine's tensors, and it names its choice itself.
     listening = contextlib.nullcontext() if is_te else operators
     # Through the loss, which knows what the model takes of a batch; with gradients, which some kernels lack.
@@ -55,11 +55,6 @@ def attention_backend(
         return transformer_engine_backend()
     has_own_backward = any(getattr(module, "has_own_backward", False) for module in model.modules())
     return name_kernels(operators.names) + ("+own_backward" if has_own_backward else "")
-
-
-def has_transformer_engine(model: nn.Module) -> bool:
-    """Return whether any module of `model` is Transformer Engine's."""
-    return any(type(module).__module__.startswith("transformer_engine") for module in model.modules())
 
 
 def name_kernels(operators: Sequence[str]) -> str:

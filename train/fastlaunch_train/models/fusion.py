@@ -119,16 +119,12 @@ def _written_kernels(graphs: int) -> Counter[str]:
 
     If this process compiled several graphs it is unknown which was called how often: each counts once.
     """
-    modules = _inductor_modules()
+    code_cache = sys.modules.get("torch._inductor.codecache")
+    modules: list[object] = list(getattr(getattr(code_cache, "PyCodeCache", None), "modules", ()))
     times = graphs if len(modules) == 1 else 1
     return Counter(
         {name: times for module in modules for name in vars(module) if name.startswith("cpp_fused")}
     )
-
-
-def _inductor_modules() -> list[object]:
-    code_cache = sys.modules.get("torch._inductor.codecache")
-    return list(getattr(getattr(code_cache, "PyCodeCache", None), "modules", ()))
 
 
 def _why_not_fused() -> str:
