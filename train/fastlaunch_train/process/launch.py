@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastlaunch_train.recipes.recipe import RecipeError
 
@@ -24,6 +25,18 @@ class LaunchSettings:
     all_reduce_floor_gb_per_s: float = 0.0
     is_on_aws: bool = False  #: on an instance, which may be a faulty one
     print_metrics: bool = False  #: whether rank 0 prints a line for programs about once a second
+
+
+def launch_header(launch: LaunchSettings, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a record's header says of the launch."""
+    return {
+        "session": environment.get("FASTLAUNCH_SESSION") or None,
+        "round": launch.round,
+        "max_rounds": launch.max_rounds,
+        "instance": environment.get("FASTLAUNCH_INSTANCE") or None,
+        "image_digest": environment.get("FASTLAUNCH_IMAGE_DIGEST") or None,
+        "commit": environment.get("FASTLAUNCH_COMMIT") or None,
+    }
 
 
 def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:

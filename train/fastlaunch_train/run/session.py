@@ -9,7 +9,7 @@ from typing import Any
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import TracebackFile
-from fastlaunch_train.process.launch import LaunchSettings
+from fastlaunch_train.process.launch import LaunchSettings, launch_header
 from fastlaunch_train.process.machine import machine, num_data_workers, versions
 from fastlaunch_train.records.contents import files_here
 from fastlaunch_train.records.data_identity import DataIdentity, user_workload_identity
@@ -100,15 +100,10 @@ class Session:
             "data": options.data.partition(":")[0],
             "data_identity": self.data_identity.to_record() if self.data_identity else None,
             "num_data_workers": num_data_workers(),
-            "session": os.environ.get("FASTLAUNCH_SESSION") or None,
-            "round": self.launch.round,
-            "max_rounds": self.launch.max_rounds,
+            **launch_header(self.launch, os.environ),
             "machine": machine(process.device),
             "versions": versions(self.cudnn),
             "attention_backend": self.attention_backend,
-            "instance": os.environ.get("FASTLAUNCH_INSTANCE") or None,
-            "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
-            "commit": os.environ.get("FASTLAUNCH_COMMIT") or None,
             # The launcher has looked at a workload of the user's own.
             "files": files_here(os.environ) if ".py:" in options.workload else None,
             "warnings": self.warnings,

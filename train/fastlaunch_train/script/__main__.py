@@ -184,7 +184,7 @@ class Script:
     def _wait(self, process: "subprocess.Popen[bytes]") -> bool:
         """Return once the script has ended: whether because it made no step for too long."""
         kill_at: float | None = None
-        grace_s = self._settings.stop_grace_s + 2 * MARGIN_S
+        grace_s = self._settings.launch.stop_grace_s + 2 * MARGIN_S
         is_hang, progress, progress_at = False, 0, self._clock()
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -215,7 +215,7 @@ class Script:
 
     def _end_group(self, group: int) -> None:
         """End what the script has left behind; after a signal it may take its time to save."""
-        limit_s = self._settings.stop_grace_s if self._signal is not None else MARGIN_S
+        limit_s = self._settings.launch.stop_grace_s if self._signal is not None else MARGIN_S
         until = self._clock() + limit_s
         if not _signal_group(signal.SIGTERM, group):
             return

@@ -76,7 +76,7 @@ class Recording:
         self._problem: str | None = None  # of a loss
         self._ended: tuple[str, str] | None = None  # the status and message of an end of our own making
         self._closed = False
-        self.interrupts = Interrupts(grace_s=settings.stop_grace_s)
+        self.interrupts = Interrupts(grace_s=settings.launch.stop_grace_s)
         self.interrupts.on_stuck = lambda message: self._write_end("interrupted", message)
         with suppress(ValueError):  # not the main thread: signals stay as they are
             self.interrupts.install(keep_handlers=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S, num_nodes, read_launch_settings
+from fastlaunch_train.process.launch import LaunchSettings, launch_header, num_nodes, read_launch_settings
 from fastlaunch_train.process.machine import machine, num_data_workers, versions
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.records.contents import files_here, path_of
@@ -31,9 +31,7 @@ class ScriptSettings:
     variant: Mapping[str, str] = field(default_factory=dict)
     attempt: int | None = None  # None: the next one of this rank
     steps_done: int = 0  # in earlier attempts, by what this one begins with
-    round: int | None = None
-    max_rounds: int | None = None
-    stop_grace_s: float = DEFAULT_STOP_GRACE_S
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
     rank: int = 0
     world_size: int = 1
     num_nodes: int = 1
@@ -67,9 +65,7 @@ def read_settings(
         variant=_variant(environment.get("FASTLAUNCH_VARIANT") or "{}"),
         attempt=launch.attempt if environment.get("FASTLAUNCH_ATTEMPT") else None,
         steps_done=_number(environment, "FASTLAUNCH_STEPS_DONE", 0),
-        round=launch.round,
-        max_rounds=launch.max_rounds,
-        stop_grace_s=launch.stop_grace_s,
+        launch=launch,
         rank=_number(environment, "RANK", 0),
         world_size=world_size,
         num_nodes=num_nodes(environment, world_size),
@@ -110,15 +106,10 @@ def header(
         "seed": None,
         "data": "script",
         "num_data_workers": num_data_workers(),
-        "session": os.environ.get("FASTLAUNCH_SESSION") or None,
-        "round": settings.round,
-        "max_rounds": settings.max_rounds,
+        **launch_header(settings.launch, os.environ),
         "machine": machine(device),
         "versions": versions(None),
         "attention_backend": None,
-        "instance": os.environ.get("FASTLAUNCH_INSTANCE") or None,
-        "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST") or None,
-        "commit": os.environ.get("FASTLAUNCH_COMMIT") or None,
         "warnings": list(warnings),
         "files": files_here(os.environ),
         "script": {"command": list(settings.command), "variant": dict(settings.variant)},
