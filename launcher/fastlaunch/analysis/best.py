@@ -143,7 +143,8 @@ class _Order:
             if BASELINE in pair:
                 return not pair & {BETTER, WORSE}
             difference = self._differences.between(*self._numbers(best, other))
-            return difference is None or difference.p_above(0.0) > level * self._share(best, other)
+            share = share_of_both(self._runs, *self._numbers(best, other))
+            return difference is None or difference.p_above(0.0) > level * share
 
         return list(filter(may_win, others))
 
@@ -157,15 +158,12 @@ class _Order:
         difference = self._differences.between(*self._numbers(best, other))
         if difference is None:
             return Interval(value=exp(self._ahead(best, other)))
-        low, high = difference.limits(LEVEL * self._share(best, other))
+        # Rows with earlier looks have less of the level to spend.
+        low, high = difference.limits(LEVEL * share_of_both(self._runs, *self._numbers(best, other)))
         return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
 
     def _ahead(self, row: Row, other: Row) -> float:
         return self._differences.log_ratio(*self._numbers(row, other))
-
-    def _share(self, row: Row, other: Row) -> float:
-        """Return the share of the level to spend: less for rows with earlier looks."""
-        return share_of_both(self._runs, *self._numbers(row, other))
 
     def _numbers(self, row: Row, other: Row) -> tuple[int, int]:
         return self._number[id(row)], self._number[id(other)]

@@ -21,7 +21,6 @@ from fastlaunch.analysis.pooling import (
     MeasuredRun,
     Offer,
     first_runs,
-    log_sample_time_of,
     newest_version,
     pool,
     run_times,
@@ -428,7 +427,7 @@ def _speed(group: Group, catalogue: Catalogue) -> Speed:
             total_time_s=time_s if group.measure == TOTAL else None,
         )
     setup = group.setup
-    sample_time_s = _mean_of_logs(_log_sample_times(group))
+    sample_time_s = _mean_of_logs(group.log_sample_times)
     assert sample_time_s is not None
     rate = reciprocal(sample_time_s)
     tflops = None
@@ -484,7 +483,7 @@ def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = Fa
     level: how often the range misses. of_other_type: for another type with the same GPU, which adds the same
     variance again. None for a row with neither samples nor steps.
     """
-    times = _log_sample_times(group)
+    times = group.log_sample_times
     variances = _variances_on_type(group, times)
     if of_other_type:
         machine = Variance(value=MACHINE**2, dof=MACHINE_DOF)
@@ -493,10 +492,6 @@ def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = Fa
     if time_s is None or group.measure not in (STEP, SAMPLE, BARE_STEP):
         return None
     return reciprocal(time_s)
-
-
-def _log_sample_times(group: Group) -> list[float]:
-    return [time for run in group.summaries if (time := log_sample_time_of(run)) is not None]
 
 
 def _variances_on_type(group: Group, times: Sequence[float]) -> list[Variance | None]:

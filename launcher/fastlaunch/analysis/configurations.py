@@ -278,29 +278,25 @@ def _queries(
     scope: Scope,
     left_out: list[LeftOut],
 ) -> Iterator[Query]:
+    def leave(instance: str | None, recipe: str | None, reason: str) -> None:
+        left_out.append(LeftOut(instance=instance, recipe=recipe, reason=reason))
+
     usable = []
     for recipe_facts in facts:
         if _is_excluded(recipe_facts.recipe, scope):
-            left_out.append(
-                LeftOut(instance=None, recipe=label_of(recipe_facts.recipe), reason="--exclude-recipe")
-            )
+            leave(None, label_of(recipe_facts.recipe), "--exclude-recipe")
         elif recipe_facts.failure is not None:
-            reason = f"{recipe_facts.failure} (--allow-unverified)"
-            left_out.append(LeftOut(instance=None, recipe=label_of(recipe_facts.recipe), reason=reason))
+            leave(None, label_of(recipe_facts.recipe), f"{recipe_facts.failure} (--allow-unverified)")
         else:
             usable.append(recipe_facts)
     for instance in instances:
-        accelerator = catalogue.accelerators[instance.accelerator]
-
-        def leave(recipe: str | None, reason: str, name: str = instance.name) -> None:
-            left_out.append(LeftOut(instance=name, recipe=recipe, reason=reason))
-
+        name, accelerator = instance.name, catalogue.accelerators[instance.accelerator]
         if accelerator.compute_capability is None:
-            leave(None, f"{accelerator.name} is no NVIDIA GPU")
+            leave(name, None, f"{accelerator.name} is no NVIDIA GPU")
             continue
         most_nodes = scope.max_nodes
         if most_nodes > 1 and not instance.num_efa_interfaces:
-            leave(None, "several nodes need EFA, which it does not have")
+            leave(name, None, "several nodes need EFA, which it does not have")
             most_nodes = 1
         gpu = Capabilities(
             compute_capability=parse_version(accelerator.compute_capability), gpu=accelerator.name
@@ -309,7 +305,7 @@ def _queries(
             label = label_of(recipe_facts.recipe)
             # For a script's variant, the predictor checks the GPU's formats.
             if lacking := isinstance(recipe_facts.recipe, Recipe) and missing_part(recipe_facts.recipe, gpu):
-                leave(label, lacking)
+                leave(name, label, lacking)
                 continue
             for num_nodes in range(1, most_nodes + 1):
                 num_gpus = num_nodes * instance.num_accelerators
@@ -318,6 +314,7 @@ def _queries(
                     if not part:
                         need_gib = recipe_facts.fixed_gib + (recipe_facts.gib_per_sample or 0.0)
                         leave(
+                            name,
                             label,
                             f"does not fit in memory: {need_gib:.3g} GiB for one sample, of"
                             f" {USABLE_MEMORY * accelerator.memory_gib:.3g} that can be used",
@@ -325,7 +322,7 @@ def _queries(
                         continue
                     recipe = _in_parts(recipe_facts.recipe, batch // part)
                     if recipe is None:
-                        leave(label, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
+                        leave(name, label, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
                         continue
                     yield Query(
                         instance=instance,

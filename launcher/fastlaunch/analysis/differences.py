@@ -217,24 +217,18 @@ def rounds_to_settle(difference: Difference, level: float) -> tuple[int, float] 
     draws = np.random.default_rng(0)
     drawn = draws.choice(len(parts), _NUM_DRAWS, p=np.array([part.weight for part in parts]))
 
-    def of_parts(values: Iterable[float]) -> "Array":
-        return np.array(list(values), float)[drawn]
-
     def mean_square(dof: "Array") -> "Array":
         """Draw means of so many squares of standard normal variables."""
         return draws.gamma(dof / 2, 2 / dof)
 
-    value, before, dof, per_round = (
-        of_parts(getattr(part, name) for part in parts)
-        for name in ("value", "num_rounds", "dof", "dof_per_round")
-    )
-    seen = of_parts(part.error**2 * part.num_rounds for part in parts)
-    num_hosts, kept = (
-        of_parts(getattr(part.hosts, name) for part in parts) for name in ("num_hosts", "share")
-    )
-    on_host, host_dof = (
-        of_parts(getattr(part.hosts.variance, name) for part in parts) for name in ("value", "dof")
-    )
+    of_runs = [[part.value, part.num_rounds, part.dof, part.dof_per_round] for part in parts]
+    value, before, dof, per_round = np.array(of_runs, float)[drawn].T
+    seen = np.array([part.error**2 * part.num_rounds for part in parts])[drawn]
+    of_hosts = [
+        [hosts.num_hosts, hosts.share, hosts.variance.value, hosts.variance.dof]
+        for hosts in (part.hosts for part in parts)
+    ]
+    num_hosts, kept, on_host, host_dof = np.array(of_hosts, float)[drawn].T
     variance, of_host = seen / mean_square(dof), on_host / mean_square(host_dof)
     truth = draws.normal(value, np.sqrt(variance / before + of_host * kept))
 

@@ -93,6 +93,11 @@ class Group:
         """Log times by run, of a step, a sample or the whole run (see `measure`); empty without times."""
         return [time for run in self.runs if (time := log_time_of(run.summary)[1]) is not None]
 
+    @property
+    def log_sample_times(self) -> list[float]:
+        """The same, of a sample if a step's samples are known."""
+        return [time for run in self.runs if (time := log_sample_time_of(run.summary)) is not None]
+
 
 def pool(candidates: Sequence[MeasuredRun]) -> tuple[list[Group], list[MeasuredRun]]:
     """Return the rows, in order of their first run, and the runs that are unfit because of `problems`."""

@@ -5,6 +5,7 @@ Every function keeps the interval, if there is one.
 
 import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -117,7 +118,7 @@ def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tupl
         )
         return given, None
     if request.price_as:
-        return _priced_as(group, request, _charge_of(group, request, catalogue), catalogue), None
+        return _priced_as(group, request, catalogue), None
     stored = {c.price for c in group.runs if c.price is not None}
     if stored and request.as_of is None:
         latest = max(stored, key=lambda price: price.as_of)
@@ -148,12 +149,12 @@ def accelerator_of(setup: Setup, catalogue: Catalogue) -> Accelerator | None:
     return catalogue.accelerators[instance.accelerator] if instance else None
 
 
-def _charge_of(group: Group, request: PriceRequest, catalogue: Catalogue) -> ChargedAs:
-    """Return the instance of `request` to charge a row as."""
-    charges = request.price_as
+def _charge_of(
+    group: Group, charges: Sequence[ChargedAs], num_gpus: int, used: str, catalogue: Catalogue
+) -> ChargedAs:
+    """Return the instance to charge a row as. num_gpus, used: the number of its GPUs per node, their name."""
     if len(charges) == 1:
         return charges[0]
-    num_gpus, used = _ran_on(group, catalogue)
     fitting: list[tuple[Fraction, ChargedAs]] = []
     for charge in charges:
         instance = catalogue.instance(charge.instance)
@@ -170,19 +171,15 @@ def _charge_of(group: Group, request: PriceRequest, catalogue: Catalogue) -> Cha
     return min(fitting, key=lambda fit: fit[0])[1]
 
 
-def _ran_on(group: Group, catalogue: Catalogue) -> tuple[int, str]:
-    """Return the number of GPUs per node, and their name."""
+def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue) -> Price:
     accelerator = accelerator_of(group.setup, catalogue)
     used = accelerator.name if accelerator else group.setup.device_name or "an unknown device"
-    return group.setup.num_gpus // group.setup.num_nodes, used
-
-
-def _priced_as(group: Group, request: PriceRequest, charge: ChargedAs, catalogue: Catalogue) -> Price:
+    num_gpus = group.setup.num_gpus // group.setup.num_nodes
+    charge = _charge_of(group, request.price_as, num_gpus, used, catalogue)
     name = charge.instance
     instance = catalogue.instance(name)
     price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
     charged = catalogue.accelerators[instance.accelerator].name
-    num_gpus, used = _ran_on(group, catalogue)
     ran = f"{group.setup.recipe} ran on {num_gpus} x {used}"
     used_share = min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
     hint = f"choose other runs, or charge the share that they used: --price-share {used_share}"

@@ -235,14 +235,11 @@ def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
 
 def _of_plan(looked: Looked | None) -> Iterator[str]:
     """Yield the round of the plan that settled it."""
-    if looked is None:
-        return
-    if looked.contradicted:
+    if looked and looked.contradicted:
         yield f"its first runs had settled it as {looked.contradicted}, and all together say the opposite"
-    if looked.max_rounds is None:
-        return
-    settled = "not settled" if looked.kind == UNRESOLVED else "settled"
-    yield f"{settled} after round {looked.round} of at most {looked.max_rounds}"
+    if looked and looked.max_rounds is not None:
+        settled = "not settled" if looked.kind == UNRESOLVED else "settled"
+        yield f"{settled} after round {looked.round} of at most {looked.max_rounds}"
 
 
 def _of_method(pair: _Pair) -> Iterator[str]:
