@@ -6,6 +6,7 @@ the rounds of the runs.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,8 @@ def look_again(
     settled = {at: seen for at, seen in before.items() if seen.kind != UNRESOLVED}
     # Holm's count keeps ties, which spend nothing more, and drops rows that differ.
     counted = [at for at in tested if at not in settled or settled[at].kind not in (BETTER, WORSE)]
-    shares = {at: _share(runs, at) for at in tested}
+    sessions = _sessions(runs)
+    shares = {at: _share(sessions[at]) for at in tested}
     p_values = [1.0 if at in settled else tested[at].p_differs() for at in counted]
     levels = dict(zip(counted, look_levels([shares[at] for at in counted], p_values), strict=True))
     after = dict(before)
@@ -92,13 +94,12 @@ def look_again(
             kind, contradicted = UNRESOLVED, seen.kind
         else:
             continue
-        num_sessions = len({run.session for run in runs if run.row == at})
         after[at] = Looked(
             difference=difference,
             level=level,
             share=shares[at],
             kind=kind,
-            next_level=level / shares[at] * share_of_session(num_sessions),
+            next_level=level / shares[at] * share_of_session(len(sessions[at])),
             contradicted=contradicted,
             round=seen.round if seen else round,
             max_rounds=seen.max_rounds if seen else max_rounds,
@@ -140,13 +141,20 @@ def share_of_plan(max_rounds: int) -> float:
 
 def share_of_both(runs: Iterable[RunTime], *rows: int) -> float:
     """Return the share of the 5% for a verdict between rows, given all looks at them."""
-    kept = list(runs)
-    return min(_share(kept, row) for row in rows)
+    sessions = _sessions(runs)
+    return min(_share(sessions[row]) for row in rows)
 
 
-def _share(runs: Iterable[RunTime], row: int) -> float:
+def _sessions(runs: Iterable[RunTime]) -> Mapping[int, Mapping[str | None, int | None]]:
+    """Return the most rounds of each session by row; None for a session without a plan."""
+    sessions: dict[int, dict[str | None, int | None]] = defaultdict(dict)
+    for run in runs:
+        sessions[run.row][run.session] = run.max_rounds
+    return sessions
+
+
+def _share(sessions: Mapping[str | None, int | None]) -> float:
     """Return the share of the newest look at a row: less for each session after the first."""
-    sessions = {run.session: run.max_rounds for run in runs if run.row == row}
     share = share_of_session(max(0, len(sessions) - 1))
     max_rounds = list(sessions.values())[-1] if sessions else None
     return share * (share_of_plan(max_rounds) if max_rounds else 1.0)
