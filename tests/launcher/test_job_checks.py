@@ -471,7 +471,7 @@ def test_a_training_jobs_own_network_is_looked_at_before() -> None:
     here = usual(role=ROLE, sagemaker_subnets=("subnet-a",), sagemaker_security_groups=("sg-1",))
     assert first("network", train(here=here)).result is Result.OK
     other = {"security_group_vpcs": {"sg-1": "vpc-2"}}
-    assert "of vpc-1 and vpc-2" in first("network", train(other, here=here)).message
+    assert "in vpc-1 and vpc-2" in first("network", train(other, here=here)).message
     closed = {"group_rules": rules(lets_in=False)}
     assert first("network", train(closed, here=here)).result is Result.OK
     assert "no ingress rule" in first("network", train(closed, here=here, num_nodes=2)).message

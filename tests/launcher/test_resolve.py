@@ -357,8 +357,8 @@ def test_a_training_job_stands_where_the_config_says_with_its_keys() -> None:
 @pytest.mark.parametrize(
     ("facts", "num_nodes", "word"),
     [
-        ({"subnets": subnets(subnet_b={"vpc": "vpc-2"})}, 1, "of vpc-1 and vpc-2"),
-        ({"security_group_vpcs": {"sg-1": "vpc-2"}}, 1, "of vpc-1 and vpc-2"),
+        ({"subnets": subnets(subnet_b={"vpc": "vpc-2"})}, 1, "in vpc-1 and vpc-2"),
+        ({"security_group_vpcs": {"sg-1": "vpc-2"}}, 1, "in vpc-1 and vpc-2"),
         ({"subnets": subnets(missing="subnet-b")}, 1, "no subnet subnet-b"),
         ({"group_rules": rules(lets_out=False)}, 2, "no egress rule"),
     ],

@@ -65,8 +65,8 @@ def check_reservation(
     if (num_free := reservation.num_free) < options.num_nodes:
         fewer = f"give --num-nodes {num_free}" if num_free else "wait until it has ended"
         raise NoCapacity(
-            f"{reservation.id} has {num_free} of {reservation.num_instances} instances free, and "
-            f"{options.num_nodes} are wanted",
+            f"{reservation.id} has {num_free} of {reservation.num_instances} instances free, and the job "
+            f"needs {options.num_nodes}",
             f"end what runs in it (`fastlaunch status`), or {fewer}",
         )
     return reservation

@@ -36,7 +36,7 @@ def _group_vpcs(job: CheckContext) -> dict[str, str]:
     if len(set(vpcs.values())) > 1:
         pairs = ", ".join(f"{group} in {vpc}" for group, vpc in sorted(vpcs.items()))
         raise BadConfiguration(
-            f"the security groups are of different VPCs: {pairs}",
+            f"the security groups are in different VPCs: {pairs}",
             f"name groups of one: `aws.{job.region}.security_groups` in the config file",
         )
     return vpcs
@@ -65,7 +65,7 @@ def subnet(job: CheckContext, zone: str | None) -> str | Finding:
     for group, vpc in sorted(_group_vpcs(job).items()):
         if vpc != subnet.vpc:
             raise BadConfiguration(
-                f"security group {group} is of {vpc}, and {subnet.id} of {subnet.vpc}",
+                f"security group {group} is in {vpc}, and {subnet.id} in {subnet.vpc}",
                 f"name a group of {subnet.vpc}, or a subnet of {vpc}: {where}, and `security_groups` there",
             )
     return _way_out(job, subnet)
@@ -98,7 +98,7 @@ def _default_subnet(job: CheckContext) -> Finding:
         for group, vpc in sorted(group_vpcs.items()):
             if vpc != default:
                 raise BadConfiguration(
-                    f"security group {group} is of {vpc}, and without a subnet EC2 takes default {default}",
+                    f"security group {group} is in {vpc}, and without a subnet EC2 takes default {default}",
                     f"{give_subnets}, of {vpc}",
                 )
         where = f"the default VPC, {default},"
@@ -224,7 +224,7 @@ def placement_group(job: CheckContext, zone: str) -> str | Finding:
         raise BadConfiguration(f"{region} has no placement group {name}", f"{command}{name}")
     if group.strategy != "cluster":
         raise BadConfiguration(
-            f"placement group {name} is of the strategy {group.strategy}, not cluster", f"{command}OTHER_NAME"
+            f"placement group {name} has the strategy {group.strategy}, not cluster", f"{command}OTHER_NAME"
         )
     return f"{name} keeps nodes close together"
 
@@ -236,7 +236,7 @@ def training_network(job: CheckContext) -> str:
     vpcs |= set(job.aws.security_group_vpcs(job.region, groups).values())
     if len(vpcs) > 1:
         raise BadConfiguration(
-            f"the subnets and security groups of training jobs are of {' and '.join(sorted(vpcs))}",
+            f"the subnets and security groups of training jobs are in {' and '.join(sorted(vpcs))}",
             "name those of one VPC: `sagemaker_subnets` and `sagemaker_security_groups` under "
             f"`aws: {job.region}:` in the config file",
         )
