@@ -12,8 +12,8 @@ from wheel_builder import make_wheel
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.jobs import requirements
+from fastlaunch.jobs.code_bundle import run_pip
 from fastlaunch.jobs.requirements import read_requirements, requirements_bundle
-from fastlaunch.jobs.wheels import run_pip
 
 #: Of another Python than the one that runs this.
 BASE = replace(shipped_base_images().images[0], python="3.12", torch="1.2")

@@ -9,9 +9,7 @@ import pytest
 from wheel_builder import make_wheel
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
-from fastlaunch.jobs.image_build import context_without_wheels, packages_of, read_extras, with_extras
-from fastlaunch.jobs.variants import IN_BASE_IMAGES
-from fastlaunch.jobs.wheels import (
+from fastlaunch.jobs.code_bundle import (
     Pin,
     cached_wheel,
     fetch_wheels,
@@ -19,6 +17,8 @@ from fastlaunch.jobs.wheels import (
     unpack_wheel,
     wanted_pins,
 )
+from fastlaunch.jobs.image_build import context_without_wheels, packages_of, read_extras, with_extras
+from fastlaunch.jobs.variants import IN_BASE_IMAGES
 
 TIMM = Pin(name="timm", version="1.0.31", sha256="5b" * 32)
 CONSTRAINTS = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()

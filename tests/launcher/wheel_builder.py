@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastlaunch.jobs.wheels import Pin
+from fastlaunch.jobs.code_bundle import Pin
 
 
 def make_wheel(

@@ -24,6 +24,7 @@ from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import size_text, split_names
+from fastlaunch.jobs.code_bundle import fetch_wheels, wanted_pins, wheel_folder
 from fastlaunch.jobs.image_build import (
     DEFAULT_REPOSITORY,
     BaseReference,
@@ -42,7 +43,6 @@ from fastlaunch.jobs.image_build import (
     with_extras,
     write_context,
 )
-from fastlaunch.jobs.wheels import fetch_wheels, wanted_pins, wheel_folder
 from fastlaunch.lifecycle.world import World
 
 #: The most lines to show of what docker printed before it failed.

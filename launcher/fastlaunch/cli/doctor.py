@@ -79,8 +79,7 @@ def _check_context(context: World, options: Options) -> "CheckContext":
     from fastlaunch.aws.client import cached
     from fastlaunch.catalog.container_images import training_base
     from fastlaunch.jobs.build import instances_of
-    from fastlaunch.jobs.code_bundle import cached_bundle
-    from fastlaunch.jobs.wheels import wanted_pins, wheel_folder
+    from fastlaunch.jobs.code_bundle import cached_bundle, wanted_pins, wheel_folder
     from fastlaunch.placement.check import CheckContext
     from fastlaunch.placement.lookup import Lookup
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.paths import shipped
-from fastlaunch.jobs.code_bundle import PROGRAMS, code_files, pack, site_files
-from fastlaunch.jobs.wheels import wanted_pins
+from fastlaunch.jobs.code_bundle import PROGRAMS, code_files, pack, site_files, wanted_pins
 from fastlaunch_train.recipes.recipe import RECIPE_SCHEMA
 
 DEFAULT_REPOSITORY = "fastlaunch"

@@ -18,8 +18,7 @@ from fastlaunch.catalog.container_images import BaseImage
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.paths import read_text
 from fastlaunch.core.units import counted, size_text
-from fastlaunch.jobs.code_bundle import Bundle, bundle_of, pack
-from fastlaunch.jobs.wheels import QUIETLY, run_pip
+from fastlaunch.jobs.code_bundle import QUIETLY, Bundle, bundle_of, pack, run_pip
 
 #: The most bytes of all wheels together.
 MAX_WHEEL_BYTES = 2**30

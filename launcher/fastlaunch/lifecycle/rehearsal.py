@@ -39,9 +39,8 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
 from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.build import Jobs
-from fastlaunch.jobs.code_bundle import make_bundle
+from fastlaunch.jobs.code_bundle import make_bundle, wheel_folder
 from fastlaunch.jobs.job import Job
-from fastlaunch.jobs.wheels import wheel_folder
 from fastlaunch.lifecycle.world import World, local_settings
 from fastlaunch_train.node.protocol import agent_name, run_list_name
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA

@@ -34,7 +34,7 @@ from fastlaunch.placement.lookup import Lookup
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws
-    from fastlaunch.jobs.wheels import Pin
+    from fastlaunch.jobs.code_bundle import Pin
     from fastlaunch.jobs.working_directory import WorkingDirectory
 
 
@@ -136,9 +136,8 @@ def place_on_aws(
     UserError and CloudRefused's kinds, also where no candidate is left.
     """
     from fastlaunch.aws.client import cached
-    from fastlaunch.jobs.code_bundle import make_bundle, script_bundle
+    from fastlaunch.jobs.code_bundle import make_bundle, script_bundle, wheel_folder
     from fastlaunch.jobs.requirements import requirements_bundle
-    from fastlaunch.jobs.wheels import wheel_folder
 
     with activity("looking up where this can run") as shown:
         options, lookup_aws = jobs.options, cached(aws)
