@@ -165,10 +165,9 @@ def compare(
         )
         return EXIT_DONE
     in_full = in_full or bool(columns) or brief
-    text = comparison_text(
+    print_comparison(
         comparison, output, finish=finish, target=target, columns=columns, brief=brief, in_full=in_full
     )
-    show(text, output)
     next_command(_next(comparison, output))
     return EXIT_JOB_FAILED if _fails(comparison, fail_if_worse) else EXIT_DONE
 
@@ -203,17 +202,7 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
     return bool(worse or unjudged or missing)
 
 
-def show(text: str, output: str) -> None:
-    """Print on stdout what `comparison_text` has returned."""
-    from fastlaunch.report.table import VERDICT_COLOURS
-
-    if output == "table":
-        print_coloured(text, VERDICT_COLOURS)
-    else:
-        click.echo(text)
-
-
-def comparison_text(
+def print_comparison(
     comparison: "Comparison",
     output: str,
     *,
@@ -222,16 +211,17 @@ def comparison_text(
     columns: Sequence[str] = (),
     brief: bool = False,
     in_full: bool = False,
+    below: Sequence[str] = (),
     **beside: object,
-) -> str:
-    """Return the comparison as text, with the cost to finish or to reach a target on request.
+) -> None:
+    """Print the comparison, the answer first, with the cost to finish or to reach a target on request.
 
-    The answer comes first, in a sentence. beside: further objects of the JSON. Raises UserError for an
-    unreadable target, an unknown column, and an option that does not apply to this output format.
+    below: lines under the table. beside: further objects of the JSON. Raises UserError for an unreadable
+    target, an unknown column, and an option that does not apply to this output format.
     """
     from fastlaunch.report.cost import finish_json, finish_table
     from fastlaunch.report.data import as_csv, as_json
-    from fastlaunch.report.table import as_overview, as_table
+    from fastlaunch.report.table import VERDICT_COLOURS, as_overview, as_table
     from fastlaunch.report.target import target_json, target_table
     from fastlaunch.report.text import answer
 
@@ -240,14 +230,16 @@ def comparison_text(
     if output == "csv":
         if finish is not None or target is not None:
             raise UserError("--finish and --target have no place in a CSV of rows", "give --output json")
-        return as_csv(comparison)
+        click.echo(as_csv(comparison))
+        return
     if output == "json":
         further = {
             **beside,
             **({} if finish is None else {"finish": finish_json(comparison, finish, comparison.catalogue)}),
             **({} if target is None else {"target": target_json(comparison, target, comparison.catalogue)}),
         }
-        return as_json(comparison, further)
+        click.echo(as_json(comparison, further))
+        return
     width = output_width()
     parts = ["\n".join(map(wrapped, answer(comparison).splitlines()))]
     if in_full:
@@ -260,7 +252,7 @@ def comparison_text(
         parts.append(target_table(comparison, target, comparison.catalogue, width=width))
     if not in_full:
         parts.append("more: --all (every row, column and note), --why ROW, --notes")
-    return "\n\n".join(parts)
+    print_coloured("\n".join(["\n\n".join(parts), *([""] if below else []), *below]), VERDICT_COLOURS)
 
 
 def print_warnings(warnings: Sequence[str]) -> None:

@@ -125,8 +125,9 @@ def print_(
     # Without zones in the config file, use those that nearly every region has.
     configured = {**here.subnets, **here.placement_groups} or [f"{region}{letter}" for letter in "abc"]
     names["zones"] = zones or list(configured)
-    given_names = {key: names[key] for key in _TEMPLATE if key in names}
-    click.echo(template_text(template(**given_names)), nl=False)
+    for key in _NAMED_BY_THE_TEMPLATE & names.keys():
+        del names[key]
+    click.echo(template_text(template(**names)), nl=False)
     next_command(
         f"aws cloudformation deploy --region {region} --stack-name fastlaunch --capabilities CAPABILITY_IAM "
         f"--template-file fastlaunch.yaml --parameter-overrides BucketName={names.get('bucket', 'NAME')} "
@@ -136,11 +137,7 @@ def print_(
 
 #: The machines' role and instance profile, if both were made by hand as in docs/setup.md.
 _BY_HAND = "fastlaunch-node"
-#: Names that the template takes as parameters; it names the roles itself.
-_TEMPLATE = (
-    *("zones", "bucket", "prefix", "repository", "registry", "kms_key", "vpc"),
-    *("kms_keys", "secrets", "inputs", "ami_parameter", "instance_types", "regions"),
-)
+_NAMED_BY_THE_TEMPLATE = {"account", "partition", "node_role", "training_role", "scheduler_role"}
 
 
 def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`fastlaunch sweep`: recipes and batch sizes on several instance types, within one budget."""
 
-import json
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -158,7 +157,7 @@ def _plan_text(plan: SweepPlan) -> str:
 
 def _print_result(context: "World", swept: api.Swept, *, output: str) -> None:
     """Print how the parts ended, their measurements, the savings and the next command."""
-    from fastlaunch.cli.compare import comparison_text, print_warnings, show
+    from fastlaunch.cli.compare import print_comparison, print_warnings
     from fastlaunch.lifecycle.sweep import states
 
     for name, runs in swept.by_part.items():
@@ -173,15 +172,15 @@ def _print_result(context: "World", swept: api.Swept, *, output: str) -> None:
         "saved": swept.saved and vars(swept.saved),
         "best": [[_best_to_json(row) for row in rows] for rows in swept.best],
     }
-    text = json.dumps({"sweep": data}, indent=2) if output == "json" else ""
+    is_shown = False
     if swept.comparison is not None:
         print_warnings(swept.comparison.warnings)
         with context.advice.guard("the comparison"):
-            shown = comparison_text(swept.comparison, output, sweep=data)
             lines = [*map(_best_text, swept.best), *([_saved_text(swept.saved)] if swept.saved else [])]
-            text = "\n".join([shown, "", *lines]) if output == "table" else shown
-    if text:
-        show(text, output)
+            print_comparison(swept.comparison, output, below=lines, sweep=data)
+            is_shown = True
+    if output == "json" and not is_shown:
+        print_json({"sweep": data})
     baseline = f" --baseline {swept.best[0][0].run_ids[0]}" if swept.best else ""
     next_command(
         f"fastlaunch sweep --resume {swept.id}"
