@@ -7,7 +7,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -142,7 +141,7 @@ profile_option = click.option(
 #: Options of commands that price a training, as parameters of the same names.
 price_file_option = click.option(
     "--prices",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="FILE",
     help="Put the prices in this file over those that ship.",
 )
