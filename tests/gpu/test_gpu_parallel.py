@@ -13,9 +13,9 @@ import torch
 import toy
 from running_here import runnable
 
-from fastlaunch_train.checks import batch_size as batch_size_search
 from fastlaunch_train.checks.clocks import check_clocks_under_load
 from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop import batch_size as batch_size_search
 from fastlaunch_train.loop.batch_size import auto_batch_size
 from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.conversion import convert_model
