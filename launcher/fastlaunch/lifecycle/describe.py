@@ -264,6 +264,11 @@ def _on_one_line(item: object) -> str:
     )
 
 
+def machines_of(attempt: Attempt) -> str:
+    """`p5.48xlarge`, `2 x p5.48xlarge`."""
+    return f"{attempt.num_nodes} x {attempt.instance}" if attempt.num_nodes > 1 else str(attempt.instance)
+
+
 def machine_of(attempt: Attempt, backend: CloudBackend) -> str:
     """`instance i-0ab in us-east-1`, `training job 20261121-... in us-east-1`."""
     assert attempt.handle is not None

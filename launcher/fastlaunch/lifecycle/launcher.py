@@ -28,7 +28,7 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
-from fastlaunch.lifecycle.describe import ends_by_itself, machine_of
+from fastlaunch.lifecycle.describe import ends_by_itself, machine_of, machines_of
 from fastlaunch.lifecycle.display import make_display
 from fastlaunch.lifecycle.finish import held_runs, settle_run
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, run_here
@@ -411,7 +411,10 @@ class Launcher(LaunchContext):
                     if options.detach and not self.stop.by:
                         self._report_detached(attempt, timer)
                         return
-                result = self._monitor(attempt, run_ids, looks).follow()
+                names = _labels([self.ledger.get(run_id).job for run_id in run_ids])
+                labels = dict(zip(run_ids, names, strict=True))
+                shown = AttemptDisplay(launch=self, attempt=attempt, labels=labels)
+                result = AttemptMonitor(launch=self, attempt=attempt, shown=shown, looks=looks).follow()
                 if looks:
                     looks.unneeded()
                 remaining, is_faulty = result.left, result.ending is Ending.FAULTY_GPU
@@ -439,22 +442,6 @@ class Launcher(LaunchContext):
     def _backend(self, attempt: Attempt) -> CloudBackend:
         return self.cloud_backends[attempt.backend]
 
-    def _monitor(
-        self, attempt: Attempt, run_ids: Sequence[str], looks: PlannedLooks | None
-    ) -> AttemptMonitor:
-        runs = [self.ledger.get(run_id) for run_id in run_ids]
-        labels = dict(zip(run_ids, _labels([run.job for run in runs]), strict=True))
-        backend = self._backend(attempt)
-        shown = AttemptDisplay(
-            launch=self,
-            attempt=attempt,
-            runs=[run for run in runs if run.id in attempt.run_ids],
-            labels=labels,
-            place=f"{_machines(attempt)} in {attempt.zone or attempt.region}",
-            machine=machine_of(attempt, backend),
-        )
-        return AttemptMonitor(launch=self, attempt=attempt, backend=backend, shown=shown, looks=looks)
-
     def _protect(self, attempt: Attempt, *, account_timer: bool) -> str | None:
         """Make the timer in the account that ends the attempt's machines; return its state in words.
 
@@ -481,7 +468,7 @@ class Launcher(LaunchContext):
         backend, first = self._backend(attempt), attempt.run_ids[0]
         protection = "; ".join(filter(None, [ends_by_itself(attempt, backend), timer]))
         self.report(
-            f"started {machine_of(attempt, backend)} ({_machines(attempt)}). Nobody follows it: "
+            f"started {machine_of(attempt, backend)} ({machines_of(attempt)}). Nobody follows it: "
             f"{protection}. To follow it: fastlaunch logs -f {first}. To stop it: fastlaunch cancel {first}"
         )
 
@@ -513,8 +500,3 @@ def _labels(jobs: Sequence[Job]) -> list[str]:
     if len(names) == 1:
         return names
     return [f"[{number}/{len(names)}] {name}" for number, name in enumerate(names, start=1)]
-
-
-def _machines(attempt: Attempt) -> str:
-    """`p5.48xlarge`, `2 x p5.48xlarge`."""
-    return f"{attempt.num_nodes} x {attempt.instance}" if attempt.num_nodes > 1 else str(attempt.instance)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import doing
 from fastlaunch.lifecycle.deadline_schedule import disarm
-from fastlaunch.lifecycle.describe import how_to_stop, machine_of, once_more
+from fastlaunch.lifecycle.describe import how_to_stop, machine_of, machines_of, once_more
 from fastlaunch.lifecycle.display import Progress, RecordTail
 from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt
 from fastlaunch.lifecycle.rounds import PlannedLooks
@@ -44,23 +45,22 @@ class AttemptDisplay:
 
     launch: LaunchContext
     attempt: Attempt
-    #: In the order in which the machine does them, and how they are shown, by id.
-    runs: Sequence[Run]
+    #: By id, how the runs of the submission are shown, in the order in which machines do them.
     labels: Mapping[str, str]
-    #: The machine's type and where it is requested; the name that AWS gave it.
-    place: str
-    machine: str
     #: The run that is shown.
     current: Run = field(init=False)
+    _runs: Sequence[Run] = ()
     _tail: RecordTail = field(init=False)
 
     def start(self) -> None:
         """Show the first run."""
-        self._show_start(self.runs[0])
+        ids = [run_id for run_id in self.labels if run_id in self.attempt.run_ids]
+        self._runs = [self.launch.ledger.get(run_id) for run_id in ids]
+        self._show_start(self._runs[0])
 
     def update(self, aws_status: AttemptStatus, files: Collection[Path]) -> None:
         """Show what is known now, from AWS and from the files that the attempt uploaded."""
-        for run in self.runs[self.runs.index(self.current) + 1 :]:
+        for run in self._runs[self._runs.index(self.current) + 1 :]:
             if self._has_begun(run, files):
                 records, _ = read_records(self._records(self.current, files))
                 # The node's last word on the run comes later.
@@ -86,10 +86,12 @@ class AttemptDisplay:
 
     def _stage(self, aws_status: AttemptStatus) -> str:
         if not aws_status.is_seen or (aws_status.is_live and not aws_status.is_up):
-            return f"{self.place}: {aws_status.detail or 'pending'}"
+            place = f"{machines_of(self.attempt)} in {self.attempt.zone or self.attempt.region}"
+            return f"{place}: {aws_status.detail or 'pending'}"
+        machine = machine_of(self.attempt, self.launch.cloud_backends[self.attempt.backend])
         if not aws_status.is_live:
-            return f"{self.machine}: {aws_status.detail or 'shutting down'}"
-        return f"{self.machine}: {doing(self.current, [self.attempt], self.launch.home, None)}"
+            return f"{machine}: {aws_status.detail or 'shutting down'}"
+        return f"{machine}: {doing(self.current, [self.attempt], self.launch.home, None)}"
 
 
 @dataclass(kw_only=True)
@@ -98,7 +100,6 @@ class AttemptMonitor:
 
     launch: LaunchContext
     attempt: Attempt
-    backend: CloudBackend
     shown: AttemptDisplay
     #: Ends rows that are settled; None if all runs are to be done.
     looks: PlannedLooks | None = None
@@ -115,6 +116,10 @@ class AttemptMonitor:
     _synced: s3_sync.SyncResult = field(
         default_factory=lambda: s3_sync.SyncResult(boot=None, status=None, is_complete=False)
     )
+
+    @cached_property
+    def backend(self) -> CloudBackend:
+        return self.launch.cloud_backends[self.attempt.backend]
 
     def follow(self) -> AttemptResult:
         """Return how the attempt ended, with the runs that are left for another one; see `finish_attempt`.
