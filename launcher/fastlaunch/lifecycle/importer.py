@@ -49,7 +49,19 @@ _CHUNK_BYTES = 2**16
 MAX_SUMMARIES = 2**28
 _MAX_PROBLEM_LENGTH = 300
 #: Fields of a summary that may be negative, and the shortest time of a step or a run.
-_SIGNED = ("seed", "late", "loss", "final_loss", "metric_value", "value", "limit", "low", "high")
+_SIGNED = (
+    "seed",
+    "late",
+    "loss",
+    "first_loss",
+    "final_loss",
+    "loss_slope",
+    "metric_value",
+    "value",
+    "limit",
+    "low",
+    "high",
+)
 _LEAST_S = 1e-9
 #: Bounds of a plausible hourly price.
 _LEAST_USD, _MOST_USD = 1e-6, 1e6
