@@ -68,8 +68,8 @@ _HEADLINE_ROWS = (
 )
 _HEADLINE_BATCH = 256
 _HEADLINE_HEADER = """\
-| GPU | recipe | runs | step time | images/s | of bf16 peak | $ per M images | images per $ vs bf16 |
-|---|---|--:|--:|--:|--:|--:|--:|
+| GPU | recipe | runs | step time | images/s | of bf16 peak | $ per M images | images per $ vs bf16 | to the same loss |
+|---|---|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
@@ -128,7 +128,8 @@ def _headline() -> str:
 
 
 def _headline_row(gpu: str, name: str, row: dict[str, Any]) -> str:
-    step_time, ratio = row["step_time_s"], row["ratio_to_baseline"]
+    step_time = row["step_time_s"]
+    ratios = (row[name] for name in ("ratio_to_baseline", "ratio_to_same_loss"))
     cells = (
         gpu,
         name,
@@ -137,7 +138,10 @@ def _headline_row(gpu: str, name: str, row: dict[str, Any]) -> str:
         f"{row['samples_per_s']['value']:.0f}",
         f"{row['percent_of_bf16_peak']['value']:.1f}%",
         f"{row['usd_per_million_samples']['value']:.2f}",
-        row["verdict"] if row["verdict"] == "baseline" else f"{ratio['value']:.3f}x {_margin(ratio)}",
+        *(
+            "baseline" if row["verdict"] == "baseline" else f"{ratio['value']:.3f}x {_margin(ratio)}"
+            for ratio in ratios
+        ),
     )
     return f"| {' | '.join(map(str, cells))} |"
 
