@@ -1,6 +1,6 @@
 """`sweep`: recipes and batch sizes, or a script's variants, on several instance types, within one budget."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
@@ -9,7 +9,7 @@ from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.api.submission import check_truths
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.options import Options, arguments, command_line
-from fastlaunch.lifecycle.sweep_plan import SweepPlan, plan_sweep
+from fastlaunch.lifecycle.sweep_plan import Announce, SweepPlan, plan_sweep
 from fastlaunch.lifecycle.world import World, default_context
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from fastlaunch.api.comparison import Comparison
     from fastlaunch.lifecycle.launcher import Launcher
     from fastlaunch.lifecycle.sweep import Saved, Sweep
-
-#: Shows a sweep's plan before it starts.
-Announce = Callable[[SweepPlan], None]
 
 
 @dataclass(frozen=True, kw_only=True)

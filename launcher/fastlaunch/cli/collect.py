@@ -34,7 +34,6 @@ _HEADERS = {
 
 
 @click.command(
-    short_help="Bring home the records, logs and facts of runs on AWS.",
     epilog=examples(
         ("all that is not here yet", "fastlaunch collect"),
         ("of one run, as JSON", "fastlaunch collect k3f9 --output json"),

@@ -41,7 +41,6 @@ _CHUNK_BYTES = 2**16
 
 
 @click.command(
-    short_help="Show where runs stand, after checking that it is still true.",
     epilog=examples(
         ("what is under way, and what ended today", "fastlaunch status"),
         ("for a script", "fastlaunch status k3f9 --output json"),
@@ -107,7 +106,6 @@ def states_text(runs: "Sequence[Run]") -> str:
 
 
 @click.command(
-    short_help="Show what a run printed; -f follows it.",
     epilog=examples(
         ("of the last run, as it comes", "fastlaunch logs -f"),
         ("of one run", "fastlaunch logs k3f9"),
@@ -150,7 +148,6 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
 
 
 @click.command(
-    short_help="Stop a run and keep what it recorded.",
     epilog=examples(
         ("one run", "fastlaunch cancel k3f9"),
         ("all that are running", "fastlaunch cancel state=running"),

@@ -37,7 +37,6 @@ _TICK_S = 1.0
 
 
 @click.command(
-    short_help="Watch runs live: steps, loss, GPU use, cost, time left, what they wait for.",
     epilog=examples(
         ("all that is under way", "fastlaunch watch"),
         ("the runs of a sweep, asking AWS every minute", "fastlaunch watch --sweep NAME --interval 1min"),

@@ -33,13 +33,10 @@ from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S
 from fastlaunch.lifecycle.resume import is_undone
 from fastlaunch.lifecycle.submit import report_edits
-from fastlaunch.lifecycle.sweep_plan import Part, SweepPlan, make_parts, plan_lines
+from fastlaunch.lifecycle.sweep_plan import Announce, Part, SweepPlan, make_parts, plan_lines
 from fastlaunch.lifecycle.until_best import UntilBest, until_best
 from fastlaunch.lifecycle.world import PROGRESS, StopRequest, World
 from fastlaunch.measure.summary import RunSummary
-
-#: Shows a sweep's plan before it starts.
-Announce = Callable[[SweepPlan], None]
 
 
 class OverBudget(UserError):

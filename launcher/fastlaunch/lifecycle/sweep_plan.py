@@ -149,6 +149,10 @@ class SweepPlan:
         return {script.label: script for at in self.placements.values() for script in at.jobs.scripts}
 
 
+#: Shows a sweep's plan before it starts.
+Announce = Callable[[SweepPlan], None]
+
+
 def plan_sweep(options: Options, world: World) -> tuple[SweepPlan, World]:
     """Return the sweep of the options, and the world with their settings."""
     is_here, repeats = backend_name(options, world) == "local", options.repeats
