@@ -67,10 +67,10 @@ _HEADLINE_ROWS = (
     ),
 )
 _HEADLINE_BATCH = 256
-_HEADLINE_HEADER = """\
-| GPU | recipe | runs | step time | images/s | of bf16 peak | $ per M images | images per $ vs bf16 | to the same loss |
-|---|---|--:|--:|--:|--:|--:|--:|--:|
-"""
+_HEADLINE_HEADER = (
+    "| GPU | recipe | runs | step time | images/s | of bf16 peak | $ per M images | images per $ vs bf16"
+    " | to the same loss |\n|---|---|--:|--:|--:|--:|--:|--:|--:|\n"
+)
 
 
 def main() -> None:

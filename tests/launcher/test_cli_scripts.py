@@ -256,10 +256,16 @@ def test_a_script_that_left_nothing_does_not_go_on(capsys: pytest.CaptureFixture
         (["--local", "--"], "no command follows --"),
         (["--local", "-L", "a=1"], "-L is for a script"),
         (["--local", "--nproc", "few"], "--nproc"),
-        (["--instance", "p5.48xlarge", "--recipe", "bf16", "--", PYTHON, "train.py"], "script of your own: --recipe"),
+        (
+            ["--instance", "p5.48xlarge", "--recipe", "bf16", "--", PYTHON, "train.py"],
+            "script of your own: --recipe",
+        ),
         (["--local", "--container", "--backend", "sagemaker", "--", "x"], "--container"),
         (["--local", "--detach", "--", PYTHON, "train.py"], "--detach is for AWS"),
-        (["--local", "--recipe", "bf16", "--steps", "7", "--", PYTHON, "train.py"], "script of your own: --recipe, --steps"),
+        (
+            ["--local", "--recipe", "bf16", "--steps", "7", "--", PYTHON, "train.py"],
+            "script of your own: --recipe, --steps",
+        ),
         (["--local", "--", PYTHON, "nope.py"], "there is no nope.py here"),
         (["--local", "--hang-timeout", "0", "--", PYTHON, "train.py"], "--hang-timeout"),
     ],
