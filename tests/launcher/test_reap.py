@@ -14,7 +14,7 @@ from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S
 from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.ownership import JOB_WAIT_MINUTES
-from fastlaunch.lifecycle.reap import (
+from fastlaunch.lifecycle.orphans import (
     LINGER,
     NOT_OURS,
     KnownAttempt,

@@ -20,9 +20,9 @@ from fastlaunch.cli.options import (
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, CloudRefused
 from fastlaunch.core.tables import SPARE, Column, table
 from fastlaunch.core.units import counted
-from fastlaunch.lifecycle import reaper
-from fastlaunch.lifecycle.reap import Kind, Orphan
-from fastlaunch.lifecycle.reaper import NOUNS, Reaped
+from fastlaunch.lifecycle import reap as reaping
+from fastlaunch.lifecycle.orphans import Kind, Orphan
+from fastlaunch.lifecycle.reap import NOUNS, Reaped
 
 Row = Mapping[str, Any]
 #: What is done with a kind, before and after.
@@ -59,7 +59,7 @@ def reap(output: str, dry_run: bool, **options: Any) -> int:
 
     --run ID and --mine --now end machines within their time too, and need no ledger.
     """
-    done = reaper.reap(app_context(), dry_run=dry_run, **options)
+    done = reaping.reap(app_context(), dry_run=dry_run, **options)
     refusals = {(refusal.kind, refusal.id): refusal.error for refusal in done.refused}
     rows: dict[Kind, list[Row]] = {kind: [] for kind in NOUNS}
     for orphan in done.orphans:
