@@ -28,9 +28,9 @@ Made from `jobs.options.Options` by tests/launcher/test_declared_options.py: not
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-#: Several, or one, or some with commas.
+#: A name, names with commas between them, or a sequence of names.
 Names = str | Sequence[str]
-#: KEY=VALUE each, or values by key.
+#: KEY=VALUE texts, or values by key.
 Pairs = str | Sequence[str] | Mapping[str, Any]
 '''
 
@@ -55,7 +55,7 @@ def keywords() -> str:
         for title, text, names in (
             (
                 "Shared(TypedDict, total=False)",
-                "What `submit` and `sweep` have both: the fields of their options, by their units.",
+                "The options that `submit` and `sweep` share.",
                 ["command", *(name for name in submit if name in sweep)],
             ),
             (

@@ -15,7 +15,7 @@ from fastlaunch_train.records.records import Eval
 
 #: The parts of a job before its steps, in order of time.
 ONCE = ("boot", "pull", "build", "compile", "warmup")
-#: Parts whose name in words is another.
+#: The words for parts that texts call by another name.
 WORDS = {"warmup": "warm-up"}
 
 

@@ -1,6 +1,6 @@
 """Measured runs as numbers for predictions, and a reader of them from CSV.
 
-The CSV has the columns of `COLUMNS`; other packages' names of units, precisions and GPUs are understood.
+The CSV has the columns of `COLUMNS`; it may use other packages' names for units, precisions and GPUs.
 """
 
 import functools
@@ -75,7 +75,7 @@ class Config:
     def log_ceiling(self) -> float:
         """Return the log of tokens/s of a GPU at which a dense model reaches the peak, or infinity.
 
-        4 FLOPs per weight: frozen weights have no gradient. For other units `params` do not give the FLOPs.
+        4 FLOPs per weight: frozen weights have no gradient. For other units `params` does not give the FLOPs.
         """
         if self.unit != "tokens" or self.params is None or self.gpu is None:
             return math.inf
@@ -123,7 +123,7 @@ def config_of(
     task: str = "",
     identify: Callable[[str], Gpu | None] = identify,
 ) -> Config:
-    """Return the configuration. unit: such as `images`. batch: of a GPU. date: `2024-06-12` or `2024-06`."""
+    """Return the configuration. unit: such as `images`. batch: per GPU. date: `2024-06-12` or `2024-06`."""
     known = identify(gpu)
     precision = precision.lower()
     unit = _THINGS.get(unit.removesuffix("s"), unit)
@@ -213,7 +213,7 @@ def read_unit(text: str) -> tuple[str, float]:
     return _THINGS.get(singular, singular + "s"), float(_SECONDS[period])
 
 
-#: Patterns of precisions and their families, the first that fits counts.
+#: Patterns of precisions, with their families. The first match counts.
 _FAMILIES = (
     (r"mix.*amp|amp.*mix", "half"),  # "FP8/AMP mix" means the best format that the GPU has
     (r"fp4", "fp4"),

@@ -58,8 +58,8 @@ _NOISIER, _NOISIER_OF_TWO = 0.3, 0.5
 LEAVES = 0.8
 #: A row is still changing if its last half departs from its mean by this much more than the other row's.
 _DRIFT, _MIN_DRIFT_BLOCKS = 0.002, 3
-#: Fewer rounds on a host do not tell whether noise carries over from one to the next. It does, if chance
-#: alone would show such a correlation in one case of ten: the normal quantile.
+#: Fewer rounds on a host do not show whether noise carries over from one to the next. It does if chance alone
+#: would show such a correlation in at most one case in ten; the second number is the normal quantile.
 _MIN_CARRIED, _CARRIED_QUANTILE, _MOST_CARRIED = 6, 1.28, 0.9
 #: The share of simulated continuations that has to settle, and the most rounds worth proposing.
 SETTLES, MAX_ROUNDS = 0.8, 50
@@ -72,7 +72,7 @@ class RunTime:
 
     row: int
     log_time: float  # of the mean seconds per sample
-    host: Hashable  # of a session; of several nodes, all of them
+    host: Hashable  # of a session; all its hosts if it has several nodes
     machine: Hashable = None  # shared by the hosts of several sessions; None to use the host
     block: Hashable | None = None  # a round of one session on one host; None if unknown
     session: str | None = None  # None if unknown

@@ -21,7 +21,7 @@ from fastlaunch.analysis.statistics import LEVEL, Contrast, Difference, t_quanti
 from fastlaunch.analysis.verdicts import exp
 from fastlaunch.core.ownership import FIRST_LOOK
 
-#: Missing a cell that is better by less than this is no loss.
+#: A cell that is better by less than this may be missed.
 _WITHIN = math.log(1.01)
 #: Degrees of freedom of prediction errors, which follow Student's t: a few are far larger than most.
 _PREDICTION_DOF = 5

@@ -1,4 +1,4 @@
-"""Group sequential looks at runs: when they happen, what each spends of the 5%, and what they settle.
+"""Group sequential looks at runs: when they happen, how much of the 5% each spends, and what they settle.
 
 A plan of at most M rounds has looks after rounds 3, 4, ..., M. A row's verdict is final once a look reaches
 it, unless later runs contradict it: then it is unresolved. Nothing is stored; the looks are replayed from
@@ -163,7 +163,7 @@ def _share(sessions: Mapping[str | None, int | None]) -> float:
 def _looks(runs: Sequence[RunTime]) -> Iterator[tuple[Sequence[RunTime], int | None, int | None]]:
     """Yield the looks: after each session, and after rounds 3, 4, ... of one with a plan.
 
-    A look has its runs, and the plan's round and its most rounds.
+    A look is its runs, the plan's round, and the most rounds of the plan.
     """
     plans = {run.session: run.max_rounds for run in runs if run.session is not None}
     if not plans:

@@ -123,7 +123,7 @@ def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _schemas(row: Group, what: str) -> list[str]:
-    """Return the schemas of the row's runs, in order; `unknown` for summaries from before they were kept."""
+    """Return the schemas of the row's runs, in order; `unknown` for summaries that record none."""
     runs = [candidate.summary for candidate in row.runs]
     schemas = {getattr(run.environment, f"{what}_schema") for run in runs if run.setup.kind == "records"}
     known = [str(schema) for schema in sorted(schemas - {None})]
@@ -264,7 +264,7 @@ def _glob(commit: str | None, groups: _Groups) -> str | None:
 def difference_notes(row: Group, base: Group, *, by_speed: bool) -> Iterator[str]:
     """Yield differences between a row and its baseline that no column shows.
 
-    by_speed: whether they are compared by speed because one has no price.
+    by_speed: whether they are compared by speed because a row has no price.
     """
     ours, theirs = row.setup, base.setup
     if ours.global_batch != theirs.global_batch:

@@ -1,4 +1,4 @@
-"""Pool runs into rows: only what was requested alike and ran alike is a repeat."""
+"""Pool runs into rows: runs are repeats if they were requested alike and ran alike."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -95,7 +95,7 @@ class Group:
 
     @property
     def log_sample_times(self) -> list[float]:
-        """The same, of a sample if a step's samples are known."""
+        """Log times by run, of a sample if the samples of a step are known."""
         return [time for run in self.runs if (time := log_sample_time_of(run.summary)) is not None]
 
 
@@ -199,8 +199,8 @@ def samples_per_step(group: Group) -> float:
 def run_times(group: Group, row: int) -> list[RunTime]:
     """Return the runs for the statistics, as row number `row`.
 
-    A round belongs to one session on one host. Older records name neither, so the day stands for the session
-    and the seed, which each round had to itself, for the round.
+    A round belongs to one session on one host. For older records, which name neither, the day stands for the
+    session and the seed for the round, since each round had a seed of its own.
     """
     times = []
     for run in group.runs:

@@ -1,8 +1,8 @@
 """Find how fast a workload trains with a recipe on machines of a type, with the evidence.
 
 Use the first available source: the user's own runs on the instance type, then on its GPU elsewhere; the
-shipped runs, likewise; a published figure; a prediction. A published figure is of other software: if newer
-runs of the recipe exist on any GPU, their prediction comes first and carries the figure along.
+shipped runs, likewise; a published figure; a prediction. A published figure comes from other software: if
+newer runs of the recipe exist on any GPU, the prediction from them comes first and cites the figure.
 """
 
 import functools
@@ -33,7 +33,7 @@ IN_RANGE, RANGE_DEVIATIONS = 0.9, 1.645
 NODE_EFFICIENCY = 0.95
 #: Deviation of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
 _NODE_DEVIATION = 0.06
-#: The least time of a step on a GPU, however small the model: launching its kernels.
+#: The shortest step on a GPU, however small the model: launching the kernels takes this long.
 _MIN_STEP_S = 0.005
 #: FLOPs of a ViT per weight and image of 224 pixels; only the order of magnitude matters.
 _FLOPS_PER_WEIGHT = {"images": 1200.0}
@@ -131,7 +131,7 @@ def _measured_on(row: Row) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A way to train a workload on machines of a type whose rate is wanted."""
+    """A way to train a workload on machines of a type, to look up its rate."""
 
     instance: InstanceType
     num_nodes: int
@@ -512,7 +512,7 @@ class Finder:
         )
 
     def _limit(self, query: Query) -> float:
-        """Return an upper bound in samples/s, by the GPUs' peak, launching kernels, and the network."""
+        """Return an upper bound in samples/s, from the GPUs' peak, the launch of kernels, and the network."""
         subject, num_gpus = self._subject, query.num_gpus
         limits = []
         peaks = self._catalogue.accelerators[query.instance.accelerator].peak_tflops

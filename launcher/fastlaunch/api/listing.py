@@ -238,7 +238,7 @@ def price_ages(*, context: World) -> list[dict[str, Any]]:
         limit = datetime.timedelta(days=OLD_PRICE_DAYS + 1) if is_listed else MAX_MARKET_AGE
         ages.append(
             {
-                "service": service,  # `ec2` or `sagemaker`, or of a market `spot` or `capacity-block`
+                "service": service,  # `ec2` or `sagemaker`; for a market, `spot` or `capacity-block`
                 "region": region,
                 "prices": len(given),
                 "oldest": utc_day(oldest).isoformat() if is_listed else oldest.isoformat(timespec="minutes"),

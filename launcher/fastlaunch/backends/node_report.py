@@ -1,7 +1,7 @@
 """Merge the reports that an attempt's nodes leave when they end. Pure.
 
 All nodes do the same runs together, so the end of one ends the others: they are asked to stop, or their
-training fails because a peer is gone. The node with a reason of its own says how the attempt ended.
+training fails because a peer is gone. The node with a reason of its own decides how the attempt ended.
 """
 
 import re
@@ -38,11 +38,11 @@ _REQUIREMENTS = re.compile(r"requirements(?:: (.*))?")
 _INPUT = re.compile(r"input (.*(?:listed|read))")
 _CHECKPOINT = re.compile(r"checkpoint of (\S+)")
 
-#: What is read of a report and of each of its runs, by type; any of it may be missing.
+#: The fields to read from a report and from each of its runs, by type; any may be missing.
 _TEXTS = ("outcome", "reason", "booted_at", "billed_until", "instance_id", "zone", "lifecycle", "state")
 _SECONDS = ("boot_s", "pull_s", "uptime_s", "started_s", "ended_s")
 
-#: Exit codes of training that was asked to stop, on this node or another: 128 and a signal, or its own.
+#: Exit codes of training that was asked to stop, on this node or another: 128 plus the signal.
 _STOPPED_CODES = (130, 143)
 
 
@@ -51,12 +51,12 @@ def merged(
 ) -> Mapping[str, Any] | None:
     """Return the nodes' reports as one; None until all have reported, or with `partial` until one has.
 
-    statuses: by node rank. Outcome and reason are those of one node, which `node` names: one with faulty
-    hardware, else one whose configuration does not work, else one that was interrupted for a reason of its
-    own (EC2 took it, its time was up), else one that failed, else one that was asked to stop; with `partial`
-    a silent one, if the others only stopped with it. A run is completed only if every node says so.
-    Instance, zone and times (`boot_s`, `uptime_s`, ...) are those of the first node that reported. `missing`
-    has the ranks of silent nodes. A single node's report stays as it is.
+    statuses: by node rank. One node, which `node` names, decides outcome and reason: a node with faulty
+    hardware, else a node whose configuration does not work, else a node that was interrupted for a reason of
+    its own (EC2 took it, its time was up), else a failed node, else a node that was asked to stop; with
+    `partial`, a silent node if the others only stopped with it. A run is completed only if every node reports
+    so. Instance, zone and times (`boot_s`, `uptime_s`, ...) are those of the first node that reported.
+    `missing` has the ranks of silent nodes. A single node's report stays as it is.
     """
     known = {node: statuses[node] for node in range(num_nodes) if node in statuses}
     missing = [node for node in range(num_nodes) if node not in known]
@@ -98,7 +98,7 @@ def _weight(status: Mapping[str, Any]) -> int:
         return {STOP: _ASKED, PEER: _FOLLOWED}.get(str(reason), _INTERRUPTED)
     failures = [entry for entry in _entries(status) if entry.get("state") == "failed"]
     if all(entry.get("exit_code") in _STOPPED_CODES for entry in failures):
-        # Its training was ended, or ended in good order, because a peer's was; it has no reason of its own.
+        # Its training stopped because a peer's did; it has no reason of its own.
         return _STOPPED
     return _FAILED
 
@@ -128,7 +128,7 @@ def _run(entries: Mapping[int, Mapping[str, Any]], *, has_all: bool, is_cut: boo
     if "failed" in by_state and not (is_cut and "interrupted" in by_state):
         state, decisive = "failed", by_state["failed"][0]
     elif "failed" in by_state or "interrupted" in by_state:
-        # A training that fails while another node is taken fails because of that.
+        # Training that fails while AWS takes another node fails because of that.
         state, decisive = "interrupted", (by_state.get("interrupted") or by_state["failed"])[0]
     elif set(by_state) == {"completed"}:
         state, decisive = "completed" if has_all else "lost", min(entries)
@@ -152,7 +152,7 @@ def _entries(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def is_sound(report: Mapping[str, Any]) -> bool:
-    """Return whether what is read of the report is of the types that nodes write; a job may write others."""
+    """Return whether the fields to read have the types that nodes write; a job may write others."""
     runs, phases = report.get("runs") or [], report.get("phases") or []
     if not (isinstance(runs, list) and isinstance(phases, list) and all(map(_is_phase, phases))):
         return False
@@ -190,7 +190,7 @@ def time_of(status: Mapping[str, Any] | None, name: str) -> datetime | None:
 
 
 def uptime_of(status: Mapping[str, Any] | None) -> float | None:
-    """Return how long the node says that it was up, in seconds."""
+    """Return the uptime that the node reports, in seconds."""
     value = status.get("uptime_s") if status else None
     return None if value is None or value < 0 else float(value)
 

@@ -53,7 +53,7 @@ _STARTS = ".{}-starts.json"
 
 
 class Store(Protocol):
-    """The calls of `Aws` that this takes."""
+    """The methods of `Aws` that this module calls."""
 
     def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool: ...
     def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]: ...
@@ -61,7 +61,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SyncResult:
-    """What is here of an attempt's output."""
+    """The local part of an attempt's output."""
 
     #: The boot record of node 0; None until it is there.
     boot: Mapping[str, Any] | None
@@ -69,13 +69,13 @@ class SyncResult:
     status: Mapping[str, Any] | None
     #: All nodes have reported, and everything that they uploaded is here.
     is_complete: bool
-    #: Where the bucket's files are, or will be, here.
+    #: Local paths of the bucket's files, which may still be missing.
     files: tuple[Path, ...] = ()
     #: Nodes that reported their boot.
     num_booted: int = 0
     #: The reports that are here, by node.
     statuses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    #: Says what stays in the bucket because it is larger than what nodes write.
+    #: The error for what stays in the bucket because it is larger than what nodes write.
     left_out: UserError | None = None
 
 
@@ -132,7 +132,7 @@ def sync(
 
 
 def kept(home: Path, token: str, num_nodes: int = 1) -> SyncResult:
-    """Return what is here of the attempt's output, without a look at the bucket."""
+    """Return the local part of the attempt's output, without a query to the bucket."""
     boots = {node: read_json(_report_path(home, token, "boot", node), token) for node in range(num_nodes)}
     statuses = {}
     for node, boot in boots.items():
@@ -198,7 +198,7 @@ def read_json(path: Path, token: str) -> Mapping[str, Any] | None:
     """Return the node's report at `path`; None if there is none, or it is damaged or another attempt's."""
     try:
         data = json.loads(path.read_bytes())
-        # Refuses numbers that are none, and text that cannot be stored.
+        # Refuse NaN, infinity, and text that cannot be stored.
         json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
     except (OSError, ValueError, RecursionError):
         return None
@@ -225,7 +225,7 @@ def _parts(token: str) -> tuple[str, str]:
 def _by_file(
     objects: Mapping[str, StoredObject], home: Path, token: str, run_ids: Set[str]
 ) -> dict[Path, list[_Segment]]:
-    """Return the segments, in order, by the local file that they are parts of; anything else is ignored."""
+    """Return the segments, in order, by the local file that they belong to; ignore anything else."""
     files: dict[Path, list[_Segment]] = {}
     for name, stored in objects.items():
         segment = SEGMENT.fullmatch(name)
@@ -239,7 +239,7 @@ def _by_file(
 
 
 def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | None:
-    """Return where a file lies here that a node uploaded as `node-<k>/[<run id>/]<file>`; None for others."""
+    """Return the local path of what a node uploaded as `node-<k>/[<run id>/]<file>`; None for others."""
     folder, *middle, file = name.split("/") if "/" in name else ("", name)
     node = _NODE.fullmatch(folder)
     if node and middle and middle[0] in run_ids and is_script_output("/".join([*middle[1:], file])):
@@ -295,7 +295,7 @@ def _join(
 def _log_start(path: Path, token: str) -> int | None:
     """Return the byte at which the attempt's part of a file starts; None if a later attempt's has begun.
 
-    The attempts of a run write records of different names, and one log after the other into `log.txt`.
+    Each attempt of a run writes records under its own names, but appends its log to the run's `log.txt`.
     """
     if _FOLLOWING.fullmatch(path.name) is None:
         return 0

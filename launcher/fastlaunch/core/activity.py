@@ -68,7 +68,7 @@ def note_wait(wait: str) -> None:
 def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
     """Show an activity on stderr as soon as it takes longer than two seconds.
 
-    Inside another one it shows nothing. Do not use it while runs are shown. total: the number of steps.
+    Inside another activity it shows nothing. Do not use it while runs are shown. total: the number of steps.
     """
     shown, over = Activity(what, total), Event()
     if not _SHOWN.acquire(blocking=False):
@@ -87,7 +87,7 @@ def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
 
 
 def show(shown: Activity, stream: TextIO | None, wait: Callable[[float], bool]) -> None:
-    """Show the activity on the stream until `wait(seconds)` returns that it is over."""
+    """Show the activity on the stream until `wait(seconds)` returns True, when it is over."""
     if stream is None or wait(_DELAY_S):
         return
     if stream.isatty():

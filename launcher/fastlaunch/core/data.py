@@ -1,4 +1,4 @@
-"""Dataclasses as plain data, such as JSON holds, and back."""
+"""Convert dataclasses to plain data, such as JSON holds, and back."""
 
 import datetime
 import functools
@@ -14,8 +14,8 @@ T = TypeVar("T")
 def read(kind: type[T], data: Any, where: str) -> T:
     """Return the dataclass from which `to_data` made `data`.
 
-    where: what the data are, for messages. Raises UserError, with the place, for a value of another type, a
-    missing field or one that the dataclass lacks, and for what the dataclass itself refuses.
+    where: the name of the data in messages. Raises UserError, with the place, for a value of the wrong type,
+    a missing or unknown field, and a value that the dataclass itself refuses.
     """
     # Imported late: `--help` reads nothing.
     import msgspec
@@ -47,9 +47,9 @@ def to_data(value: Any) -> Any:
 
 
 def _complete(value: Any, data: Any) -> list[str]:
-    """Set every field of the dataclasses in `value`; return the paths in its `data` that none of them has.
+    """Set every field of the dataclasses in `value`; return the paths in `data` that match no field.
 
-    Thousands of runs are read at once, so only what is a dict or list of `data` is looked at again.
+    Thousands of runs are read at once, so only the dicts and lists in `data` are visited.
     """
     unknown: list[str] = []
     kind: Any = type(value)

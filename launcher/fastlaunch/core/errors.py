@@ -6,11 +6,11 @@ UserError                exit 2   the request cannot be carried out as it stands
 CloudRefused             exit 3   AWS refused, or had no capacity
   QuotaExceeded          exit 3   the account may not run that much; no zone of the region helps
   NoCapacity             exit 3   nothing is free there now; another zone, region or type may have it
-  NotAuthorised          exit 3   no credentials, expired ones, or a right that they lack
+  NotAuthorised          exit 3   no credentials, expired ones, or ones without the necessary right
   BadConfiguration       exit 3   something named in the request does not exist or does not fit
-  Throttled              exit 3   too many requests; nothing was done, the same one may be sent again
-  Unreachable            exit 3   no answer: whether the request was carried out is not known
-    TlsFailed            exit 3   no encrypted connection; to ask again at once does not help
+  Throttled              exit 3   too many requests; nothing was done, and the request may be sent again
+  Unreachable            exit 3   no answer; the request may have been carried out
+    TlsFailed            exit 3   no encrypted connection; an immediate retry does not help
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ class UserError(Exception):
 class UnknownName(UserError):
     """A name that does not exist, with the nearest existing names and a list of all.
 
-    synonyms: names that other tools use -> our name, which is then suggested.
+    synonyms: from other tools' names to ours, which is then suggested.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class UnknownName(UserError):
 
 
 class BadFile(UserError):
-    """A file that cannot be used, with the line (and column) at fault where there is one."""
+    """A file that cannot be used, with the line (and column) at fault if it is known."""
 
     def __init__(
         self, path: "Path | str", problem: str, *, line: int | None = None, hint: str | None = None

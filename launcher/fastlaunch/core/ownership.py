@@ -1,7 +1,7 @@
 """Tags, names, margins and limits, on which requests, the ledger, IAM policies and `reap` agree.
 
-By tags and name alone it is decided what on AWS belongs to fastlaunch, and when its time is over: a resource
-is ours if it has all of our tags in the right form, and the name that follows from them.
+Tags and name alone decide which resources on AWS belong to fastlaunch, and when their time is over: a
+resource is ours if it has all of our tags in the right form, and the name that follows from them.
 """
 
 import re
@@ -50,7 +50,7 @@ def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
 
 
 def max_minutes(tags: Mapping[str, str]) -> int | None:
-    """Return the time limit that the tags say; None if they say none."""
+    """Return the time limit in the tags; None if they have none."""
     text = tags.get(MAX_MINUTES_TAG, "")
     return int(text) if _NUMBER.fullmatch(text) and int(text) <= _MOST_MINUTES else None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Ending(StrEnum):
-    """The cause of an end, where the state alone does not tell it."""
+    """The cause of an end, if the state alone does not show it."""
 
     #: Stopped by Ctrl-C, `fastlaunch reap` or AWS's console, or because all rows were settled.
     STOPPED = "stopped"
@@ -94,11 +94,11 @@ class Plan:
 class CodeBundle:
     """The training code as an object in the run bucket."""
 
-    # Whole, prefix included.
+    # The whole key, with the prefix.
     key: str
     # The digest of the object's bytes, in hex.
     sha256: str
-    # The commit of the checkout it was made from; None if that is not known.
+    # The commit of the checkout that it was made from; None if unknown.
     commit: str | None = None
 
     @classmethod

@@ -5,7 +5,7 @@
 
 The config file may hold `prices` (a price file of your own), `region`, `discount` (the fraction of the list
 price that this account does not pay), `rates`, `max_price_age`, `max_cost` (of a submission, in USD), `tags`
-(of all that is started) and `aws`, which says for each region where jobs may run:
+(of everything that is started) and `aws`, which says for each region where jobs may run:
 
     aws:
       us-east-1:
@@ -36,11 +36,11 @@ DEFAULT_AMI_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
 
-#: In the home: what `fastlaunch prices update` writes.
+#: The file in the home that `fastlaunch prices update` writes.
 UPDATED_PRICES = "prices.yaml"
-#: As botocore 1.44.5 takes a bucket's name (handlers.py).
+#: Names of buckets that botocore 1.44.5 accepts (handlers.py).
 _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
-#: What S3's keys and IAM's policies hold without any quoting.
+#: Text that needs no quoting in S3's keys and IAM's policies.
 _PREFIX = re.compile(r"([\w.-]+(/[\w.-]+)*)?", re.ASCII)
 #: docs.aws.amazon.com/IAM, "IAM identifiers".
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+", re.ASCII)
@@ -61,16 +61,16 @@ class RegionSettings:
     # By zone, for several nodes.
     placement_groups: Mapping[str, str] = field(default_factory=dict)
     ami_parameter: str = DEFAULT_AMI_PARAMETER
-    # ARN of the key of machines' volumes; None for the account's own choice.
+    # ARN of the key that encrypts machines' volumes; None for the account's default.
     volume_kms_key: str | None = None
     # For images built here.
     repository: str | None = None
     # ARN of SageMaker's execution role.
     role: str | None = None
-    # The network of training jobs; none for SageMaker's own. Both, or neither.
+    # The network of training jobs: set both or neither. Without them, jobs use SageMaker's own network.
     sagemaker_subnets: tuple[str, ...] = ()
     sagemaker_security_groups: tuple[str, ...] = ()
-    # ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
+    # ARN of the key that encrypts what SageMaker itself writes to the bucket; None for the bucket's own key.
     output_kms_key: str | None = None
     # Whether SageMaker encrypts what a job's containers send to each other.
     encrypt_between_containers: bool = False
@@ -80,13 +80,13 @@ class RegionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountRate:
-    """What this account pays on demand for an instance family or type: one of three."""
+    """What this account pays on demand for an instance family or type. Exactly one field is set."""
 
-    # Fraction of the list price that is not paid, by a Savings Plan for one.
+    # Fraction of the list price that is not paid, for example because of a Savings Plan.
     discount: float | None = None
-    # For one type.
+    # For a type, not for a family.
     usd_per_hour: float | None = None
-    # Paid already, used or not, as a reservation is: another hour costs nothing.
+    # Already paid, used or not, such as a reservation: another hour costs nothing.
     sunk: bool = False
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Settings:
     # The user's price file, put over the shipped one.
     prices: Path | None = None
     region: str = DEFAULT_REGION
-    # What names the region if the config file does not, such as AWS_REGION; empty for the default one.
+    # The source of the region if the config file names none, such as AWS_REGION; empty for the default.
     region_from: str | None = field(default=None, compare=False)
     # Fraction of the list price that is not paid.
     discount: float = 0.0
@@ -115,7 +115,7 @@ class Settings:
     rates: Mapping[str, AccountRate] = field(default_factory=dict)
     # Such as `7d`: `submit` and `sweep` refuse older prices. None for any age.
     max_price_age: str | None = None
-    # USD. `submit`, `sweep` and `resume` refuse what may cost more, unless --max-cost says.
+    # USD. `submit`, `sweep` and `resume` refuse what may cost more; --max-cost takes precedence.
     max_cost: float | None = None
     # For machines, their volumes and network interfaces, and training jobs.
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -137,9 +137,9 @@ class Settings:
                 raise UserError(f"max_price_age: {error.message}", error.hint) from None
 
     def price_files(self, file: Path | None = None) -> tuple[Path, ...]:
-        """Return the price files over the shipped one, the lowest first: the updated one and the user's.
+        """Return the price files over the shipped one, by increasing precedence: the updated and the user's.
 
-        file: one that takes the place of the config file's.
+        file: replaces the config file's.
         """
         updated, file = self.home / UPDATED_PRICES, file or self.prices
         return *((updated,) if updated.exists() else ()), *((file,) if file else ())
@@ -153,7 +153,7 @@ class Settings:
         return 0.0 if rate.discount is None else list_usd_per_hour * (1 - rate.discount)
 
     def budget_usd(self, max_cost_usd: float | None) -> float | None:
-        """Return the most that a submission may cost. max_cost_usd: of --max-cost, which counts first."""
+        """Return the most that a submission may cost. max_cost_usd: --max-cost, which takes precedence."""
         return self.max_cost if max_cost_usd is None else max_cost_usd
 
     def region_settings(self, region: str) -> RegionSettings:
@@ -162,7 +162,7 @@ class Settings:
 
 
 def load_settings(*, config_may_lack: bool = False) -> Settings:
-    """Return the settings. Raises BadFile for a config file that is wrong.
+    """Return the settings. Raises BadFile for an invalid config file.
 
     config_may_lack: whether FASTLAUNCH_CONFIG may name a file that is yet to be written.
     """
@@ -191,7 +191,7 @@ def load_settings(*, config_may_lack: bool = False) -> Settings:
 
 
 def misfit(region: str, settings: RegionSettings) -> str | None:
-    """Return in words which setting cannot be right; None if all may be."""
+    """Return which setting is invalid, and why; None if none is."""
     if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
         return f"`bucket` is {settings.bucket!r}: a name without s3://, and the folder in it is `prefix`"
     if not _PREFIX.fullmatch(settings.prefix):
@@ -259,7 +259,7 @@ def _expand(text: str) -> Path:
         raise UserError(f"{text!r} names no folder", "there is no such user; write the path out") from None
 
 
-#: By precedence. AWS's newer SDKs have AWS_REGION; boto3 reads only the other.
+#: By precedence. AWS's newer SDKs read AWS_REGION; boto3 reads only AWS_DEFAULT_REGION.
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
 

@@ -1,4 +1,4 @@
-"""Plain tables: their columns, and which of these give way on a narrow terminal."""
+"""Plain tables: their columns, and which columns give way on a narrow terminal."""
 
 import re
 import textwrap

@@ -51,7 +51,7 @@ def printable_data(data: Any) -> Any:
 def printable_json(text: str) -> Any:
     """Return the data of a JSON text, its texts `printable`."""
     data = json.loads(text)
-    # A text without escapes that is printable holds nothing else.
+    # Printable JSON without escapes holds only printable texts.
     return data if text.isprintable() and "\\" not in text else printable_data(data)
 
 
@@ -103,7 +103,7 @@ class PlainOutput:
 
 
 def plain_output(stream: TextIO | None) -> TextIO | None:
-    """Return a stream that makes its text safe to print; None for None, which Python has for a closed one."""
+    """Return a stream that makes its text safe to print; None for None, Python's value for a closed one."""
     return stream and cast(TextIO, PlainOutput(stream))
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
-#: Where prices and instances are looked up unless a region is given.
+#: The region of prices and instances unless another is given.
 DEFAULT_REGION = "us-east-1"
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -88,7 +88,7 @@ def above_zero(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _parse(text: str, units: dict[str, int], expected: str) -> "Fraction":
     """Return the quantity, exactly: 1.1M is 1100000, and 2**53 + 1 is not 2**53."""
-    # It takes a sixth of the time of `--help` to import.
+    # Its import takes a sixth of the time of `--help`.
     from fractions import Fraction
 
     match = _QUANTITY.fullmatch(text.strip())
@@ -129,7 +129,7 @@ def parse_usd(text: str) -> float:
 
 
 def by_reason(skipped: Iterable[tuple[str, str]], most: int | None = None) -> list[str]:
-    """Return lines such as `us-east-1a, us-east-1b: no answer`, of (name, reason it was skipped).
+    """Return lines such as `us-east-1a, us-east-1b: no answer`, from pairs of name and reason.
 
     most: see `first_names`. A reason without names is a line by itself.
     """
@@ -169,7 +169,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """`1.5 GiB`, `340 KiB`, `12 B`."""
+    """Return `1.5 GiB`, `340 KiB`, `12 B`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             number = num_bytes / size

@@ -1,7 +1,7 @@
 """Read YAML files into dataclasses. Every fault is a BadFile with its line.
 
 Scalars are read as text: `1:30` is not 90, `010` is not 8, `2.10` is not 2.1, and `no` is a word. Only the
-type of the field makes a number or a date of it.
+type of the field turns it into a number or a date.
 """
 
 import datetime
@@ -31,7 +31,7 @@ _EXPECTED = {
     bool: "true or false",
     datetime.date: "a date written YYYY-MM-DD",
 }
-#: Plain decimals. With a zero first they would be octal to other readers of YAML.
+#: Plain decimals. Other readers of YAML take numbers with a leading zero as octal.
 _INTEGER = r"[+-]?(?:0|[1-9][0-9]{0,17})"
 _NUMBERS = {int: re.compile(_INTEGER), float: re.compile(rf"{_INTEGER}(?:\.[0-9]*)?|[+-]?\.[0-9]+")}
 #: The spellings of YAML 1.1.
@@ -47,7 +47,7 @@ _TAGS = {"scalar": (f"{_TAG}str", _NULL, _MERGE), "sequence": (f"{_TAG}seq",), "
 
 @functools.cache
 def _loader() -> Any:
-    """Return a PyYAML loader that resolves null and merge keys (`<<`), and takes all else for text."""
+    """Return a PyYAML loader that resolves null and merge keys (`<<`), and reads all else as text."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -92,7 +92,7 @@ class YamlFile:
             mark = error.problem_mark or error.context_mark
             problem = f"is not YAML: {error.problem or error}"
             raise BadFile(path, problem, line=mark.line + 1 if mark else None) from None
-        # The others come through PyYAML for an empty tag.
+        # PyYAML lets the other errors through for an empty tag.
         except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
             raise BadFile(path, f"is not YAML: {error}") from None
         self.data: Any = None if root is None else self._data_of(root, ())
@@ -190,7 +190,7 @@ class YamlFile:
                 raise self.fault(f"{_name(at)} has an unknown field `{key}`", *at, key, hint=hint)
 
     def value(self, expected: Any, *at: str | int) -> Any:
-        """Return the value at this path as the type `expected`. Raises BadFile if it is of another."""
+        """Return the value at this path as the type `expected`. Raises BadFile if it has another."""
         value = self._value(*at)
         if isinstance(expected, types.UnionType) or get_origin(expected) is Union:
             (expected,) = (one for one in get_args(expected) if one is not type(None))
@@ -239,7 +239,7 @@ class YamlFile:
 
 
 def _name(at: tuple[str | int, ...]) -> str:
-    """`aws.us-east-1`, `prices[2].as_of`."""
+    """Return `aws.us-east-1`, `prices[2].as_of`."""
     text = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in at)
     return text.removeprefix(".") or "the file"
 

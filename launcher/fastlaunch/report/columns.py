@@ -43,8 +43,8 @@ class RowColumn(Column[Row]):
     part: Part | None = None  # None: in no table of `compare --all`
     in_overview: bool = False  # on the screen of plain `compare`
     is_summary: bool = False  # in Markdown and on the page, where a row has its name in a cell
-    # The name of what report.js writes at a price typed on the page, `n/a` where its `AT_PRICE` has no such
-    # name. None: the cell does not depend on the price.
+    # The key in report.js's `AT_PRICE` of what the cell shows at a price typed on the page; `n/a` if there is
+    # no such key. None: the cell does not depend on the price.
     at_price: str | None = None
 
 
@@ -105,7 +105,7 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
             "speed.step_time_s", "step ms", **speed, format=partial(with_range, factor=1000), is_summary=True
         ),
         _data("speed.total_time_s", "total s", **speed, format=with_range),
-        # All their intervals are that of the step time.
+        # Their intervals all follow from that of the step time.
         _data("speed.samples_per_s", f"{unit}/s", importance=40, **quantity),
         RowColumn(rate, rate_text, align="right", is_summary=True),
         amount,
@@ -309,7 +309,7 @@ def _ratio_text(ratio: Interval, *, bounds: bool = True) -> str:
 
 
 def interval_text(ratio: Interval) -> str | None:
-    """Return `1.650 to 1.696`; nothing without an interval, or for the baseline beside itself."""
+    """Return `1.650 to 1.696`; None without an interval, or for the baseline beside itself."""
     return None if ratio.low == ratio.high else ratio.range_text("{:.3f}".format) or None
 
 

@@ -71,7 +71,7 @@ def sentence(recommendation: Recommendation) -> str:
 
 
 def why(recommendation: Recommendation) -> Iterator[str]:
-    """Yield what the pick is better than, and the price at which that changes."""
+    """Yield the choices that the pick beats, and the price at which that changes."""
     pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
     if pick is None:
         return

@@ -43,7 +43,7 @@ def target_table(comparison: Comparison, target: str, catalogue: Catalogue, *, w
 
 
 def target_json(comparison: Comparison, target: str, catalogue: Catalogue) -> dict[str, Any]:
-    """Return the same as plain data; docs/reference.md describes its shape."""
+    """Return the content of the table as plain data; docs/reference.md describes its shape."""
     goal = parse_target(target)
     results = _by_workload(comparison, goal, catalogue)
     return {

@@ -1,7 +1,7 @@
-"""Write runs to MLflow, to offline files of Weights & Biases, and to TensorBoard, by their libraries.
+"""Write runs to MLflow, to offline files of Weights & Biases, and to TensorBoard, through their libraries.
 
-`TrackedRun` is a run as all of them take it: parameters, tags, figures and metrics by step. A run that is
-there already, by its id, is replaced: it is then as the ledger has it now.
+`TrackedRun` is the common form of a run: parameters, tags, figures and metrics by step. Writing a run
+replaces an earlier copy with the same id, so that the copy agrees with the ledger.
 """
 
 import logging
@@ -31,7 +31,7 @@ from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 
 #: The experiment or project of the runs.
 EXPERIMENT = "fastlaunch"
-#: By a run's status; any other is MLflow's FAILED.
+#: MLflow's status by a run's status; FAILED for any other.
 _MLFLOW_STATUSES = {"completed": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
 #: The most entries per call of MLflow.
 _MAX_METRICS, _MAX_PARAMS, _MAX_PARAM_LENGTH = 1000, 100, 6000
@@ -71,8 +71,8 @@ def tracked_run(
 ) -> TrackedRun:
     """Return the run for a tracker.
 
-    row: the run's `run_to_dict`. records: of all its ranks and attempts; none where the files are gone.
-    price: of one node, None if not known.
+    row: the run's `run_to_dict`. records: of all its ranks and attempts; none if the files are gone.
+    price: of one node; None if unknown.
     """
     records = sorted(records, key=lambda record: (record.header["attempt"], record.header["rank"]))
     header = records[0].header if records else {}
@@ -98,7 +98,7 @@ def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _params(summary: RunSummary, header: Mapping[str, Any]) -> dict[str, str | int | float]:
-    """Return what was trained, and how; the keys of a mapping stand behind its name: `fingerprint.torch`."""
+    """Return what was trained and how; a mapping's keys follow its name: `fingerprint.torch`."""
     script = header.get("script")
     values = {
         **vars(summary.setup),
@@ -138,9 +138,9 @@ def _figures(summary: RunSummary, price: Price | None) -> dict[str, float]:
     }
 
 
-@np.errstate(all="ignore")  # what is not finite is left out
+@np.errstate(all="ignore")  # values that are not finite are left out
 def _points(records: Sequence[RankRecord], summary: RunSummary, started_s: float) -> tuple[Point, ...]:
-    """Return the metrics by step over all ranks; a step that a later attempt repeated is the later one's."""
+    """Return the metrics by step over all ranks; if attempts repeat a step, the last one counts."""
     ends_s: dict[int, float] = {}
     metrics: dict[int, dict[str, float]] = {}
     for _, attempt in groupby(records, key=lambda record: record.header["attempt"]):
@@ -181,7 +181,7 @@ def _timestamp(text: str) -> float:
 
 
 def write_runs(runs: Iterable[TrackedRun], tracker: str, destination: str) -> None:
-    """Write the runs for a tracker of `TRACKERS`. Raises UserError, also where its package is missing."""
+    """Write the runs for a tracker of `TRACKERS`. Raises UserError, also if its package is missing."""
     try:
         TRACKERS[tracker](runs, destination)
     except ImportError as error:
@@ -219,7 +219,7 @@ def _write_mlflow(runs: Iterable[TrackedRun], destination: str) -> None:
         status = _MLFLOW_STATUSES.get(run.status, "FAILED")
         client.set_terminated(name, status, end_time=int(run.ended_s * 1000))
 
-    # It tells of every table that it makes.
+    # MLflow logs every table that it creates.
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     try:
         client: Any = MlflowClient(tracking_uri=mlflow_uri(destination))
@@ -230,7 +230,7 @@ def _write_mlflow(runs: Iterable[TrackedRun], destination: str) -> None:
             # Set the folder for files; MLflow's default is the current directory.
             artifacts = None if "://" in destination else (_made(destination) / "artifacts").as_uri()
             experiment_id = client.create_experiment(EXPERIMENT, artifact_location=artifacts)
-        # MLflow prints where to see a run, which is not our output.
+        # MLflow prints a link to each run, but stdout is for data.
         with redirect_stdout(sys.stderr):
             for run in runs:
                 replaced = client.search_runs([experiment_id], f"tags.`{EXPERIMENT}.run_id` = '{run.id}'")
@@ -316,7 +316,7 @@ def _write_folders(
     pattern: str,
     write: Callable[[TrackedRun, Path], tuple[Path, str]],
 ) -> None:
-    """Write each run into `folder`, whole or not at all, in place of what is there of it.
+    """Write each run into `folder`, whole or not at all, replacing its earlier files.
 
     pattern: a glob for a run's folder, by its id. write: writes into a temporary folder, and returns the path
     to keep and its final name.
@@ -330,7 +330,7 @@ def _write_folders(
             written.rename(folder / name)
 
 
-#: How runs are written, by the name of the tracker and its package.
+#: The function that writes runs, by the name of the tracker, which is also its package's.
 TRACKERS: Mapping[str, Callable[[Iterable[TrackedRun], str], None]] = {
     "mlflow": _write_mlflow,
     "wandb": _write_wandb,

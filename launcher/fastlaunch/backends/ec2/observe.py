@@ -1,7 +1,7 @@
 """The status of an attempt's machines on EC2, and what they are billed. Pure.
 
-EC2 bills a machine by the second from when it runs to when it is terminated, for a minute at least. EC2 says
-for about an hour when it ended; after that the node's own last object does.
+EC2 bills a machine by the second from running to terminated, and for at least a minute. For about an hour EC2
+shows when a machine ended; after that only the node's last object does.
 """
 
 import re
@@ -64,8 +64,8 @@ def billed_on_ec2(
 ) -> Billed:
     """Return what one machine of an ended attempt is billed, on average. status: the node's last object.
 
-    A machine that EC2 took back within its first hour is free. With several machines that is only counted
-    while EC2 still shows them: those that stopped because of it are billed.
+    A machine that EC2 took back within its first hour is free. With several machines, count that only
+    while EC2 still shows them, since the machines that stopped because of it are billed.
     """
     if (
         aws_status.billable_s is not None
@@ -87,7 +87,7 @@ def billed_on_ec2(
     is_taken = aws_status.ending is Ending.RECLAIMED
     if not aws_status.is_seen:
         is_taken = (status or {}).get("reason") == "spot"
-    # If no node says how many they were, one that EC2 has forgotten may have lived on.
+    # If no node reports their number, a machine that EC2 has forgotten may have lived on.
     is_alone = status is not None and status.get("num_nodes", 1) == 1
     if is_taken and is_alone and lived_s < _FIRST_HOUR_S:
         return Billed(lived_s=lived_s, billed_s=0.0, billing="free")
@@ -107,7 +107,7 @@ def _billed_s(instance: Instance) -> float | None:
 
 
 def _detail(instances: Sequence[Instance]) -> str | None:
-    """Return `running` or `1 pending, 1 running`; if all have ended, why EC2 says that the first one did."""
+    """Return `running` or `1 pending, 1 running`; if all have ended, EC2's reason for the first."""
     if all(instance.has_ended for instance in instances):
         reasons = [instance.state_reason or instance.transition_reason for instance in instances]
         return next(filter(None, reasons), None)

@@ -33,7 +33,7 @@ _WORDS = {
     "MaxRuntimeExceeded": "MaxRuntimeExceeded: the time limit was reached",
     "MaxWaitTimeExceeded": "MaxWaitTimeExceeded: there were no spot machines for long enough",
 }
-#: How far a job's end may be from the limit of its waiting.
+#: A job without machines that ends this close to its waiting limit is taken to have reached the limit.
 _PENDING_SLACK_S = 120
 #: Secondary statuses of a job whose container runs.
 _UP = ("Training", "Uploading", "Updating")
@@ -46,7 +46,7 @@ _CORRECT = "correct what the message names; `fastlaunch logs RUN` shows what the
 _LONGER = "raise --max-hours, and go on from the last checkpoint: fastlaunch resume RUN"
 _FAULT = "SageMaker's own fault; `fastlaunch resume RUN` goes on from the last checkpoint in another job"
 
-#: How a FailureReason begins, its kind and hint.
+#: How a FailureReason begins, with the kind of error and its hint.
 _REASONS: tuple[tuple[str, type[CloudRefused], str], ...] = (
     ("CapacityError", NoCapacity, _ELSEWHERE),
     ("InsufficientCapacityError", NoCapacity, _ELSEWHERE),
@@ -88,8 +88,8 @@ def attempt_status(job: TrainingJob | None) -> AttemptStatus:
 def problem_of(job: TrainingJob) -> CloudRefused | None:
     """Return what went wrong with a job that has ended, if anything; the code is SageMaker's own word.
 
-    NoCapacity if it got no machines, BadConfiguration if they could not do what was asked; plain CloudRefused
-    if its program failed, or its time was up.
+    NoCapacity if it got no machines, BadConfiguration if they could not carry out the request; plain
+    CloudRefused if its program failed, or its time was up.
     """
     if not job.has_ended:
         return None
@@ -118,13 +118,13 @@ def billed_on_sagemaker(
 ) -> Billed:
     """Return what one machine of a job that has ended is billed. status: the last object.
 
-    By SageMaker's own count, which holds the spot discount, if there is one; else by when the job ended; for
-    a job that SageMaker shows no more, by what its container said last.
+    Use SageMaker's own count, which includes the spot discount, if there is one; else the time of the job's
+    end; for a job that SageMaker no longer shows, the last report of its container.
     """
     started_at = aws_status.launched_at or launched_at
     lived_s = None
     if aws_status.is_seen and aws_status.launched_at is None:
-        # It waited for machines, and got none.
+        # The job waited for machines and got none.
         return Billed(lived_s=0.0, billed_s=aws_status.billable_s or 0.0, billing="times")
     if aws_status.is_spot and aws_status.training_s:
         # Between its start and its end a spot job also waits for machines, after each interruption.
@@ -139,7 +139,7 @@ def billed_on_sagemaker(
         )
     if lived_s is not None:
         return Billed(lived_s=lived_s, billed_s=lived_s, billing="times")
-    # The container's last word is a little older than its machines.
+    # The container's last report comes a little before the end of its machines.
     until = time_of(status, "billed_until")
     lasted_s = (until - started_at).total_seconds() if until and until >= started_at else uptime_of(status)
     if lasted_s is not None:
@@ -151,7 +151,7 @@ def billed_on_sagemaker(
 def _waited_too_long(job: TrainingJob) -> bool:
     """Return whether SageMaker stopped it for its MaxPendingTimeInSeconds, for which there is no status.
 
-    A job that somebody stopped at that very time passes for one.
+    A job that somebody stopped at that very time counts, too.
     """
     if job.secondary_status != "Stopped" or job.is_spot or job.started_at is not None or job.ended_at is None:
         return False

@@ -1,7 +1,7 @@
 """The charts of a report as Vega-Lite specifications, by altair.
 
-A specification names its data sets and leaves them empty: the page fills them, again whenever somebody types
-a price or picks a run; `picture` fills them once. Colours are the style's, light or dark.
+A specification names its data sets and leaves them empty. The page fills them, and refills them when the user
+types a price or picks a run; `picture` fills them once. The style, light or dark, sets the colours.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Spec = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
-#: After Okabe and Ito, whom the colour-blind can tell apart, darker: 3:1 contrast or more on white.
+#: Okabe and Ito's colours for colour-blind readers, made darker: a contrast of 3:1 or more on white.
 COLOURS = ("#0072b2", "#c44e00", "#00805a", "#a8457f", "#7d6200", "#262626", "#6f4c9b", "#6b6b6b")
 _QUIET, _WARNING = "#8a8a8a", "#d55e00"
 _HEIGHT = 300
@@ -47,7 +47,7 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 def vega_bundle() -> Iterator[Callable[[], str]]:
     """Yield a function that returns the JavaScript of Vega, Vega-Lite and Vega-Embed, as an ES module.
 
-    Another process makes it meanwhile: that takes a second, and would hold up every thread of this one.
+    Another process makes it, since that takes a second and would block every thread of this process.
     """
     with subprocess.Popen([sys.executable, "-P", "-c", _PRINT_BUNDLE], stdout=subprocess.PIPE) as process:
 
@@ -74,7 +74,7 @@ def cost_against_time(unit: str) -> Spec:
     """Return the main chart: USD against hours per million samples, their intervals, and the Pareto front.
 
     Data sets: `rows` with name, colour, kind (measured, predicted, or unranked), hours and usd with their
-    ends (hours_low, usd_high, ...), the label beside it or none and its side, and `front` with hours and usd.
+    limits (hours_low, usd_high, ...), an optional label and its side; `front` with hours and usd.
     """
     alt = load_altair()
     rows, front = alt.NamedData("rows"), alt.NamedData("front")
@@ -141,7 +141,7 @@ def step_times() -> Spec:
     """Return the step time over the steps of a run.
 
     Data sets: `steps` (step, ms, rank), `warmup` (first, last), `outliers` (as steps). The page sets the
-    domain of y to the steps that count: the first of a run takes many times as long.
+    domain of y to the counted steps, since the first step of a run takes many times as long.
     """
     alt = load_altair()
     x, y = alt.X("step:Q", title="step"), alt.Y("ms:Q", title="step time in ms")
@@ -219,7 +219,7 @@ def picture(spec: Spec, datasets: Mapping[str, Rows]) -> bytes:
         **{"background": "white", "font": "DejaVu Sans", "view": {"stroke": None}},
         **{"legend": {"columns": 6, "symbolOpacity": 1}, "range": {"category": list(COLOURS)}},
     }
-    # What the page takes from its width is a number here.
+    # The page fits a chart to its own width; a picture has a fixed one.
     filled = {**spec, "width": 820, "datasets": dict(datasets), "config": config}
     return vl_convert.vegalite_to_png(filled, scale=2)
 
@@ -235,7 +235,7 @@ def _colour(alt: Any) -> "altair.Color":
 
 def _spec(chart: "altair.LayerChart | altair.Chart", description: str, **datasets: Rows) -> Spec:
     sized = chart.properties(width="container", height=_HEIGHT, description=description)
-    # A test validates it, against the schema of Vega-Lite, which takes longer than all the rest.
+    # Only a test validates it: Vega-Lite's schema takes longer to check than all the rest.
     spec = sized.to_dict(validate=False)
     # The page has a style of its own, for light and dark.
     spec.pop("config", None)

@@ -51,7 +51,7 @@ _S_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """A configuration that nobody measured, for the chart of cost against time: for a million samples."""
+    """A configuration that nobody measured, for the chart of cost against time of a million samples."""
 
     name: str
     recipe: Recipe | str
@@ -104,9 +104,9 @@ def as_html(given: PageInput, bundle: str) -> str:
 
 
 def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
-    """Return the chart of cost against time with its data, of the rows that are ranked and of predictions.
+    """Return the chart of cost against time with its data: the ranked rows and the predictions.
 
-    Raises UserError for several workloads, and where no row has a price.
+    Raises UserError for several workloads, or if no row has a price.
     """
     if len(given.comparison.by_workload) > 1:
         names = ", ".join(given.comparison.by_workload)
@@ -154,7 +154,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
 
 
 def _short(name: str) -> str:
-    """Return a name as a label: several settings, which would hide points, become their number."""
+    """Return a name as a label, with several settings as their number so that they do not hide points."""
     words = name.split(" ")
     settings = [word for word in words if "=" in word]
     if len(settings) < 2:
@@ -178,10 +178,10 @@ def shipped_text(name: str) -> str:
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
-    """Return a Content-Security-Policy by which the page runs these scripts and loads nothing.
+    """Return a Content-Security-Policy that lets the page run only these scripts and load nothing.
 
-    They are named by their hashes, so that nothing in a run's records can be one, nor a style. Vega sets its
-    styles by properties, which need no permission.
+    The policy names the scripts and the style by their hashes, so text in a run's records can be neither.
+    Vega sets its styles through properties, which need no permission.
     """
     hashes = (hashlib.sha256(text.encode()).digest() for text in (style, *scripts))
     of_style, *of_scripts = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
@@ -192,13 +192,13 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
 
 
 def _packed(value: object) -> str:
-    """Return plain data as JSON, gzip, base64: a third as long, and free of what ends a script element."""
+    """Return plain data as gzipped JSON in base64: a third as long, and unable to end a script element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(errors="replace"), mtime=0)).decode()
 
 
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return a workload: `data` for the scripts, and the texts of the page."""
+    """Return a workload's section: `data` for the scripts, and the texts of the page."""
     rate_unit = rate_of(rows[0])[1]
     unit, _, period = rate_unit.partition("/")
     names = {id(row): name_of(row, rows) for row in rows}
@@ -265,7 +265,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows that are ranked, under no heading, and the others under why they are not."""
+    """Return the ranked rows under an empty heading, and the others under the reason against ranking."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         other = (
@@ -276,11 +276,11 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _colours(rows: Sequence[Row]) -> Callable[[Recipe | str], str]:
-    """Return a function from recipe to the name of its colour: the recipe's, or `others` if colours run out.
+    """Return a function from recipe to the name of its colour, which is `others` once colours run out.
 
-    The baseline and the recipes with the most runs have their own.
+    The baseline and the recipes with the most runs have colours of their own.
     """
-    # With the most runs first, after the baseline.
+    # The baseline comes first, then the rows with the most runs.
     ordered = sorted(rows, key=lambda row: (not row.is_baseline, -row.num_runs))
     recipes = list(dict.fromkeys(_family(row.setup.known_recipe or row.setup.recipe) for row in ordered))
     coloured = recipes if len(recipes) <= len(charts.COLOURS) else recipes[: len(charts.COLOURS) - 1]
@@ -337,7 +337,7 @@ def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> di
 def _predicted_data(
     of: Predicted, colours: Callable[[Recipe | str], str], prices: Mapping[str, Row]
 ) -> dict[str, Any]:
-    # A price typed for a GPU that is charged as this instance type is one of the type's.
+    # A price typed for a GPU that is charged as this instance type applies to the type.
     place = next(
         (
             {"place": key, "placeUsdPerHour": row.price.usd_per_hour}
@@ -357,7 +357,7 @@ def _predicted_data(
 
 
 def _row_text(row: Row, columns: Sequence[RowColumn], number_in_data: int) -> dict[str, Any]:
-    """Return the cells of the table; the script writes the cost and the order anew for other prices."""
+    """Return the cells of the table; the script rewrites the cost and the order for other prices."""
     kind = "published" if row.setup.kind == "published" else "measured"
     return {
         "number": number_in_data,
@@ -487,7 +487,7 @@ def _guards(rows: Sequence[Row], names: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _detail(row: Row, name: str, own_region: str) -> dict[str, Any]:
-    """Return the fingerprint of a row's runs, and the command that makes as many again."""
+    """Return the fingerprint of a row's runs, and the command that repeats them."""
     setup = row.setup
     facts = {
         "recipe": setup.recipe,
@@ -532,7 +532,7 @@ def _run_text(run_id: str, summary: Any) -> dict[str, str]:
 
 
 def _command(row: Row, own_region: str) -> str | None:
-    """Return the command that makes the row's runs again; None for published ones and unknown scripts."""
+    """Return the command that repeats the row's runs; None for published ones and unknown scripts."""
     run = row.runs[0]
     if row.setup.is_script:
         return script_command([row], row.num_runs) if run.script else None
