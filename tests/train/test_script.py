@@ -198,7 +198,7 @@ def test_the_last_batch_is_counted_as_the_others_were(
         ("2.5", "TypeError: num_samples is 2.5, not a whole number"),
         ("torch.tensor([7, 7])", "TypeError: num_samples is tensor([7, 7]), not a whole number"),
         ("'x'", "TypeError: num_samples is 'x', not a whole number"),
-        ("-1", "ValueError: num_samples is -1, it is at least 0"),
+        ("-1", "ValueError: num_samples is -1, but must be at least 0"),
     ],
 )
 def test_samples_are_whole_numbers_of_any_type(tmp_path: Path, number: str, samples: int | str) -> None:

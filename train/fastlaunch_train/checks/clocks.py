@@ -1,7 +1,7 @@
-"""Whether a machine's GPUs keep their clocks under load: a few seconds of matrix products before the steps.
+"""Check that a machine's GPUs keep their clocks under a few seconds of matrix products before the steps.
 
-nvidia-smi's XML says why a clock is lower than it could be: `clocks_event_reason_...`, and for drivers before
-535 `clocks_throttle_reason_...`, `Active` or `Not Active`.
+nvidia-smi's XML says why a clock is lowered: `clocks_event_reason_...`, or `clocks_throttle_reason_...`
+before driver 535, is `Active` or `Not Active`.
 """
 
 import re
@@ -16,14 +16,14 @@ from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.process.device import nvidia_smi
 from fastlaunch_train.process.failures import HardwareError
 
-#: Long enough to be warm, and for nvidia-smi to answer three times of eight GPUs.
+#: Seconds of load: enough to warm up, and for nvidia-smi to answer three times for eight GPUs.
 LOAD_S = 6.0
 WARM_UP_S = 2.0
 NUM_LOOKS = 3
 PAUSE_S = 0.5
-#: Rows of the square matrices, by device; on a CPU only tests compute them.
+#: Rows of the square matrices, by device; only tests use a CPU.
 SIZE = {"cuda": 8192, "cpu": 64}
-#: Reasons that mean a fault of the GPU, its power supply or its cooling.
+#: Reasons that mean a fault in the GPU, its power supply or its cooling.
 _FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 #: Reasons that are only reported: large products normally reach the power cap.
 _NOTES = ("sw_power_cap", "sw_thermal_slowdown", "gpu_idle")
@@ -37,7 +37,8 @@ def check_clocks_under_load(
 
     The first rank of a machine checks all of its GPUs. Raises HardwareError there if every report shows a
     hardware slowdown; a sudden load may cause a short one.
-    look: returns what `nvidia-smi -q -x` says; nothing where that fails, which the machine's agent judges.
+    look: returns the output of `nvidia-smi -q -x`, or nothing if that fails; the machine's agent judges such
+    a failure.
     """
     with ThreadPoolExecutor(1) as pool:
         ask = look or partial(nvidia_smi, "-q", "-x")
@@ -47,7 +48,7 @@ def check_clocks_under_load(
     lasting = lasting_reasons(reports)
     faults = {reason: gpus for reason, gpus in lasting.items() if reason in _FAULTS}
     if faults:
-        raise HardwareError(f"under load GPUs slow themselves down: {_in_words(faults)}")
+        raise HardwareError(f"GPUs slow themselves down under load: {_in_words(faults)}")
     return _in_words({reason: gpus for reason, gpus in lasting.items() if reason in _NOTES}) or "clocks=free"
 
 
@@ -84,7 +85,7 @@ def _looks(look: Callable[[], str], load_s: float) -> list[str]:
 
 def _load(device: torch.device, seconds: float) -> None:
     size = SIZE[device.type]
-    # Not the global generator, from which the model's weights are drawn.
+    # Do not use the global generator, from which the model's weights are drawn.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator, device=device).half() for _ in range(2))
     product = torch.empty_like(left)

@@ -1,8 +1,8 @@
-"""Whether the model that is trained computes what it did before it was compiled, sharded and wrapped.
+"""Check that the trained model computes the same as before it was compiled, sharded and wrapped.
 
-The checks before training see the model that the recipe converts. Afterwards it is compiled, run by ONNX
-Runtime, sharded, held in bf16. This check watches the first passes of the training, since only they go
-through the graphs that steps use. So it costs no more than a copy of some outputs.
+The checks before training see the model that the recipe converts. Later it is compiled, run by ONNX Runtime,
+sharded or held in bf16. This check watches the first passes of the training, since only they use the graphs
+of the steps. So it costs only a copy of some outputs.
 """
 
 import math
@@ -26,28 +26,28 @@ from fastlaunch_train.steppers.torch_stepper import check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 NAME = "as-trained"
-#: Limits for FP8: on the sample that is furthest off, and on all outputs along what they should be. A value
-#: that is rounded otherwise before a product becomes the next value of E4M3, 1/16 to 1/8 away: in a ViT-Huge
-#: of six seeds, compiled by torch with torchao's FP8, a sample was off by 0.048 to 0.102, and all along by at
-#: most 0.004 (H200, torch 2.11). Transformer Engine's modules gave the same bits. For other precisions both
-#: are the limit of equivalence, which compares with fp32: two models of one precision differ by no more
-#: (bf16: 0.009 compiled, 0.017 with parameters in bf16 or FSDP2).
+#: Limits for FP8: for the worst sample, and for all outputs along their expected value. A value that is
+#: rounded differently before a product becomes the next value of E4M3, 1/16 to 1/8 away: for six seeds of
+#: ViT-Huge, compiled by torch with torchao's FP8, the worst sample was off by 0.048 to 0.102, and all outputs
+#: along their expected value by at most 0.004 (H200, torch 2.11). Transformer Engine's modules gave the same
+#: bits. For other precisions both limits are that of equivalence, which compares with fp32: two models of one
+#: precision differ by no more (bf16: 0.009 compiled, 0.017 with parameters in bf16 or FSDP2).
 FP8_LIMIT, FP8_ALONG = 0.15, 0.02
-#: Values of an output that are kept, at most: the logits of four sequences are 131 million.
+#: The most values of an output to keep: the logits of four sequences are 131 million.
 _MOST_VALUES = 2**17
-#: Eager passes that measure the spread of a model which draws, and how many of its standard deviations are
-#: allowed: in 80 trials of GPT-2, eager and compiled, the most was 3.7. Few outputs (two to four classes of 1
-#: to 12 samples) have long tails: of 7578 right trials 10 were off by 8, and one by 12.
+#: Number of eager passes that measure the spread of a model with random draws, and the standard deviations
+#: that are allowed: 80 trials of GPT-2, eager and compiled, reached 3.7. Few outputs (two to four classes of
+#: 1 to 12 samples) have long tails: among 7578 right trials 10 were off by 8, and one by 12.
 DRAWS, SPREADS = 16, 12.0
 
 
 class CompiledModelCheck:
-    """Compares what `workload.loss` gets out of a model in its first passes with what it got before them.
+    """Compares a model's outputs in `workload.loss` in its first passes with those before them.
 
-    Made of the converted `model`, before `build_stepper` changes that: runs it eagerly, without gradients,
-    and leaves it as it was. The compiled form of a model with dropout draws otherwise, so several passes
-    measure what is usual.
-    batch: a micro-batch of the first step; kept until `check`. rounding: of its `Reference`.
+    Create it from the converted `model`, before `build_stepper` changes that: it runs the model eagerly,
+    without gradients, and leaves it as it was. The compiled form of a model with dropout draws differently,
+    so several passes measure the usual spread.
+    batch: a micro-batch of the first step; kept until `check`. rounding: that of its `Reference`.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class CompiledModelCheck:
         *,
         rounding: float,
     ) -> None:
-        #: The workload as it was given, for passes that are not the training's own.
+        #: The original workload, for passes outside of the training.
         self.unwatched = workload
-        #: The workload to train with, whose `loss` is watched in the first passes on the batch.
+        #: The workload to train with; its `loss` is watched in the first passes on the batch.
         self.workload = replace(workload, loss=self._loss)
         self._batch = batch
-        #: For each pass, the values of its outputs, (samples, values), and then its loss.
+        #: The values of each pass's outputs, (samples, values), and then its loss.
         self._seen: list[list[torch.Tensor]] = []
-        # The pass that compiles and the first step's have the same weights; later ones have others. Where
+        # The pass that compiles and the first step's pass have the same weights; later passes have others. If
         # steps are captured, later passes before the first step may have other scales.
         self._num_passes = 2 if recipe.compiles and not recipe.step_graph else 1
         usual = equivalence_limit(recipe.precision, rounding)
@@ -79,7 +79,7 @@ class CompiledModelCheck:
         """Return the check for the record, after the first step; None if no pass on the batch was seen."""
         seen, self._seen, self._num_passes = self._seen, [], 0
         passes, self._expected, self._batch = self._expected, [], None
-        # The loss alone, where the model's outputs differ in number or were not seen.
+        # Compare only the loss if the model's outputs differ in number or were not seen.
         of_loss = len({_shapes(values) for values in passes}) > 1
         of_loss = of_loss or any(len(values) == 1 for values in (*seen, *passes))
         part = slice(-1, None) if of_loss else slice(-1)
@@ -88,14 +88,14 @@ class CompiledModelCheck:
         return max(checks, key=_badness, default=None)
 
     def _eager(self, model: nn.Module, autocast: Callable[[], Any]) -> Iterator[list[torch.Tensor]]:
-        # On copies: a loss may write to its batch, and the first step still needs it.
+        # Pass copies: a loss may write to its batch, and the first step still needs the batch.
         before = _random_states(model)
         with autocast():
             _, first = _watched(self.unwatched, model, map_tensors(torch.Tensor.clone, self._batch))
         if _random_states(model) == before:
             yield first
             return
-        # Without the first: an eager training draws the same for its first step.
+        # Leave out the first pass: an eager training repeats its draws in the first step.
         for _ in range(DRAWS):
             with autocast():
                 yield _watched(self.unwatched, model, map_tensors(torch.Tensor.clone, self._batch))[1]
@@ -109,7 +109,7 @@ class CompiledModelCheck:
 
 
 def _watched(workload: Workload, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the loss, and the values of the model's outputs and last of the loss."""
+    """Return the loss, and the values of the model's outputs with the loss last."""
     values: list[torch.Tensor] = []
     before = model.__dict__.get("_compiled_call_impl")
     inner = before or model._call_impl
@@ -123,7 +123,7 @@ def _watched(workload: Workload, model: nn.Module, batch: Batch) -> tuple[torch.
         )
         return outputs
 
-    # Where a module keeps its compiled form, and not a forward hook, which would be compiled with it.
+    # Replace the attribute where a module keeps its compiled form: a forward hook would be compiled with it.
     model.__dict__["_compiled_call_impl"] = call
     try:
         loss = workload.loss(model, batch)
@@ -142,7 +142,7 @@ def _shapes(values: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
 def _compared(
     outputs: Sequence[torch.Tensor], expected: Sequence[Sequence[torch.Tensor]], sample: float, along: float
 ) -> Check:
-    """Return the check of the output that is furthest off."""
+    """Return the check of the output with the largest error."""
     shapes, right = _shapes(outputs), _shapes(expected[0])
     if shapes != right:
         return Check(name=NAME, passed=False, detail=f"outputs of shapes {shapes}, not {right}")
@@ -152,15 +152,15 @@ def _compared(
 
 
 def _judged(output: torch.Tensor, draws: torch.Tensor, sample: float, along: float) -> Check:
-    """Return the worse of two checks: along the mean of the draws, and of the distance from it.
+    """Return the worse of two checks: of the size along the draws' mean, and of the distance from the mean.
 
-    output: (samples, values). draws: the same of eager passes, (1 or DRAWS, samples, values). sample, along:
-    relative errors that are allowed, of the sample that is furthest off and along what they should be.
-    Along the mean, which is hardly drawn, all outputs together may be larger or smaller. The distance from a
-    single draw is that of the sample furthest off, relative to the root mean square of samples' norms. From
-    several, it is by how much the squared distance is more or less than theirs, as a root and relative to the
-    mean's norm: a model that no longer draws is as far off as the draws are. A value that is infinite in all
-    of them, as masked ones are, does not differ.
+    output: (samples, values). draws: those of eager passes, (1 or DRAWS, samples, values). sample, along:
+    allowed relative errors of the worst sample, and along the mean. Along the mean, which is hardly random,
+    all outputs together may be larger or smaller. The distance from a single draw is that of the worst
+    sample, relative to the root mean square of samples' norms. With several draws, it is the root of the
+    difference between the squared distance and the draws' own, relative to the mean's norm: a model that no
+    longer draws is as far off as the draws are. A value that is infinite in all of them, as masked values
+    are, does not differ.
     """
     masked = (draws == output).all(0) & output.isinf()
     output, draws = output.masked_fill(masked, 0), draws.masked_fill(masked, 0)
@@ -174,7 +174,7 @@ def _judged(output: torch.Tensor, draws: torch.Tensor, sample: float, along: flo
         return max(judge(NAME, _ratio(abs(more), size), along), distant, key=_badness)
     spread = (draws - mean).square().sum((1, 2)) * number / (number - 1)
     variance = float(spread.mean())
-    # The mean holds a share of each draw's own noise, and is off by as much.
+    # The mean contains a share of each draw's noise, and is off by as much.
     more += variance / number
     further = float((output - mean).square().sum()) - variance * (number + 1) / number
     allowed_more = along * size + SPREADS * float(parallel.std())
@@ -198,7 +198,7 @@ def _badness(check: Check) -> tuple[bool, float]:
 
 
 def _some(value: torch.Tensor) -> torch.Tensor:
-    """Return (samples, values), every other one left out until they are _MOST_VALUES; samples go last."""
+    """Return (samples, values), dropping every other value until _MOST_VALUES are left; drop samples last."""
     while value.numel() > _MOST_VALUES:
         longest = max(range(value.dim()), key=lambda dim: (dim > 0) * value.shape[dim])
         longest = longest if value.shape[longest] > 1 else 0
@@ -212,7 +212,7 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
 
 
 def _same(batch: Batch, other: Batch) -> bool:
-    """Return whether two batches are the same memory; as `other` is kept, nothing else takes its place."""
+    """Return whether two batches share memory; `other` is kept, so nothing else can take its place."""
     places = [[(tensor.data_ptr(), tensor.shape) for tensor in tensors_in(nest)] for nest in (batch, other)]
     return places[0] == places[1]
 

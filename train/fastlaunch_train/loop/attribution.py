@@ -1,15 +1,15 @@
 """Attribute the time of profiled steps: from a profiler's events to seconds by part. Pure, without torch.
 
-On a GPU the parts are of the device's time. A kernel or copy belongs to the phase in which the host launched
-it, found by the correlation id that both have. On which thread the host did that does not matter: while
-autograd's threads go backward, ours is in the phase and waits. A CUDA graph is launched as a whole, so its
-kernels are of the phase that replays it. While only collectives run, the time is communication, waiting for
-other ranks included; while other kernels run too, it is theirs, and the communication is overlapped. While
-nothing runs, the time is `data` if the host was fetching a batch, and otherwise `other`: as a rule the host
-launches too slowly. `other` is also what was launched outside of the phases.
+On a GPU the parts divide the device's time. A kernel or copy belongs to the phase in which the host launched
+it; launch and kernel share a correlation id. The host's thread does not matter: while autograd's threads go
+backward, ours waits in the phase. A CUDA graph is launched as a whole, so its kernels belong to the phase
+that replays it. While only collectives run, the time is communication, including the wait for other ranks;
+while other kernels run too, the time is theirs, and the communication is overlapped. While nothing runs, the
+time is `data` if the host was fetching a batch, and otherwise `other`: as a rule the host launches too
+slowly. Work that was launched outside of the phases counts as `other`, too.
 
-On a CPU the parts are of the host's time. It is communication while a collective is under way and no operator
-runs; `other` is what is outside of the phases.
+On a CPU the parts divide the host's time. The time is communication while a collective is under way and no
+operator runs, and `other` outside of the phases.
 """
 
 from collections import Counter, defaultdict
@@ -17,20 +17,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Phases that are marked, and with `other` what they leave. Where several run on a device at once the first
+#: The marked phases, and `other` for the rest. If several run on a device at once, the first in this order
 #: counts: copies of the next batch hide behind computation.
 _PRECEDENCE = ("forward", "backward", "optimizer", "other", "data")
 
 
 class ProfileError(ValueError):
-    """Events from which the time cannot be attributed."""
+    """The events do not tell where the time went."""
 
 
 class Event(NamedTuple):
     """An event of a profiler."""
 
     #: `phase`: a mark of steppers/phases.py. `launch`: a call of the host that gives the device work.
-    #: `device`: that work. On the CPU, `exchange`: a collective, `operator`, and `wait`: one for other ranks.
+    #: `device`: that work. On the CPU, `exchange`: a collective, `operator`, and `wait`: an operator that
+    #: waits for other ranks.
     kind: str
     name: str
     start_s: float
@@ -94,7 +95,7 @@ def attribute(events: Iterable[Event], *, num_steps: int, on_device: bool) -> St
 
 
 def _launched(work: Sequence[Event], launches: Iterable[Event]) -> list[tuple[Event, float | None]]:
-    """Return each piece of the device's work, and when the host launched it; None if that is not known."""
+    """Return each piece of the device's work with the time of its launch; None if unknown."""
     at_s = {launch.correlation: launch.start_s for launch in launches if launch.correlation is not None}
     return [(event, None if event.correlation is None else at_s.get(event.correlation)) for event in work]
 
@@ -102,9 +103,9 @@ def _launched(work: Sequence[Event], launches: Iterable[Event]) -> list[tuple[Ev
 def _on_device(
     work: Sequence[tuple[Event, float | None]], begin_s: float, end_s: float
 ) -> tuple[float, float]:
-    """Return from when to when the device did what the host launched from begin_s to end_s.
+    """Return the start and end of the device's work on what the host launched from begin_s to end_s.
 
-    It begins when the device is done with what was launched before.
+    It starts when the device has finished all earlier work.
     """
     before = [event.end_s for event, at_s in work if at_s is not None and at_s < begin_s]
     within = [event.end_s for event, at_s in work if at_s is not None and begin_s <= at_s < end_s]
@@ -115,7 +116,7 @@ def _on_device(
 
 
 def _phase_at(marks: Sequence[Event], at_s: float | None) -> str:
-    """Return the phase in which the host was then; `other` outside of all."""
+    """Return the host's phase at `at_s`; `other` outside of all phases."""
     names = (mark.name for mark in marks if at_s is not None and mark.start_s <= at_s < mark.end_s)
     return next((name for name in names if name != "step"), "other")
 
@@ -123,9 +124,9 @@ def _phase_at(marks: Sequence[Event], at_s: float | None) -> str:
 def _sweep(
     spans: Iterable[tuple[float, float, str]], begin_s: float, end_s: float, *, on_device: bool
 ) -> tuple[dict[str, float], float]:
-    """Return the seconds from begin_s to end_s by part, and those of communication that was hidden.
+    """Return the seconds from begin_s to end_s by part, and the seconds of hidden communication.
 
-    spans: start, end and what it is: `exchange`; `host PHASE`; on a device the phase of what runs, on a CPU
+    spans: start, end and kind: `exchange`; `host PHASE`; on a device the phase of the running work, on a CPU
     `operator` or `wait`.
     """
     edges = []
@@ -147,7 +148,7 @@ def _sweep(
 
 
 def _on_gpu(running: Counter[str]) -> tuple[str, bool]:
-    """Return the part of the time in which these run, and whether the device computes."""
+    """Return the part to which this time belongs, and whether the device computes."""
     computing = next((name for name in _PRECEDENCE if running[name]), None)
     if computing:
         return computing, True

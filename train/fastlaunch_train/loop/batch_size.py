@@ -20,25 +20,25 @@ from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import DataRequest, Workload, next_batch
 from fastlaunch_train.workloads.registry import WorkloadError
 
-#: Far above the images that a device holds. It ends the search if a step takes no memory.
+#: Far more images than fit into a device; ends the search if a step takes no memory.
 MAX_BATCH_SIZE = 65536
-#: Fields that have their defaults in the trials: for one rank, one micro-batch, and eager steps.
+#: Fields that trials leave at their defaults: one rank, one micro-batch, eager steps.
 _NOT_TRIED = (
     *("parallelism", "ddp_bucket_mb", "overlap_comm", "grad_accumulation"),
     *("engine", "compile_mode", "compile_backend", "compile_scope", "step_graph"),
 )
-#: The share of the GPU's memory to use. The rest is for communication buffers, fragmentation and kernels.
+#: The share of the GPU's memory to use; communication buffers, fragmentation and kernels need the rest.
 MEMORY_SHARE = 0.95
-#: Whether training steps of a model fit into the memory: step, batch size, device, model.
+#: Return whether training steps fit into the memory; takes the step, batch size, device and model.
 Fits = Callable[[Callable[[int], None], int, torch.device, nn.Module], bool]
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, granularity: int, limit: int) -> int:
     """Return the largest batch size that fits, up to `limit`; 0 if not even 1 does.
 
-    It is a multiple of `granularity`, as start and limit are, or less if that does not fit. `fits` is true up
-    to some size and false above. No trial is larger than `start` or twice what fits: one far too large can
-    bring a machine down.
+    It is a multiple of `granularity`, as start and limit are, or less if not even `granularity` fits. `fits`
+    is true up to some size and false above. No trial exceeds `start` or twice the largest size that fits: a
+    batch far too large can bring a machine down.
     """
     assert 0 < start <= limit
     assert start % granularity == 0
@@ -69,10 +69,10 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, granularity: int, 
 def fits_on_cuda(
     train_step: Callable[[int], None], batch_size: int, device: torch.device, model: nn.Module
 ) -> bool:
-    """Return whether two training steps fit into the memory. Frees their memory afterwards."""
+    """Return whether two training steps fit into the memory, and free their memory."""
     fits = True
     try:
-        # The first step makes the optimizer's state, and the second has to fit beside it.
+        # The first step creates the optimizer's state; the second has to fit beside it.
         for _ in range(2):
             train_step(batch_size)
         torch.cuda.synchronize(device)
@@ -80,7 +80,7 @@ def fits_on_cuda(
         if not is_out_of_memory(error):
             raise
         fits = False
-    # After the exception is handled, since its traceback keeps the step's tensors.
+    # Collect only after handling the exception, since its traceback keeps the step's tensors.
     model.zero_grad(set_to_none=True)
     gc.collect()
     torch.cuda.empty_cache()
@@ -92,8 +92,8 @@ def auto_batch_size(
 ) -> int:
     """Return the largest batch size per rank that fits with every one of `recipes`.
 
-    default: the workload's own, which is taken on a machine without a GPU, rounded up to whole micro-batches.
-    Raises WorkloadError if nothing is trained, or nothing fits.
+    default: the workload's batch size, used on a machine without a GPU, rounded up to whole micro-batches.
+    Raises WorkloadError if the workload trains nothing or nothing fits.
     """
     if not workload.trains:
         raise WorkloadError(
@@ -117,7 +117,7 @@ def largest_batch_that_fits(
 ) -> int:
     """Return how many samples the rank with the least memory can take with every one of `recipes`.
 
-    Each is tried on a model that is then freed. The settings of the last recipe's precision stay.
+    Try each recipe on a model of its own and free it. The last recipe's precision settings stay.
     """
     # Recipes that differ only in untried fields share a trial.
     tried = {
@@ -131,7 +131,7 @@ def largest_batch_that_fits(
     for recipe in tried.values():
         largest = min(largest, _try_batches(workload, recipe, process, seed=seed, most=largest, fits=fits))
         gc.collect()
-    # Each recipe needs multiples of its micro-batches, and is fast with multiples of its granularity.
+    # Each recipe needs a multiple of its micro-batches, and is fast at multiples of its granularity.
     parts = math.lcm(*(recipe.grad_accumulation for recipe in recipes))
     well = math.lcm(*(recipe.grad_accumulation * batch_multiple(recipe) for recipe in recipes))
     common = largest // well * well or largest // parts * parts
@@ -141,11 +141,11 @@ def largest_batch_that_fits(
 
 
 def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:
-    """Return what each of `world_size` ranks tries in place of `recipe`: by itself, with one micro-batch.
+    """Return the recipe that each of `world_size` ranks tries alone, with one micro-batch, for `recipe`.
 
-    By itself, so that a rank which runs out of memory leaves no other waiting; what fits unsharded fits
-    sharded. One micro-batch, since each frees what it took before the next. Only gradients stay, if
-    micro-batches add to them or DDP's buckets hold them, and the forward pass has to fit beside.
+    A rank tries alone so that running out of memory leaves no other rank waiting; a batch that fits unsharded
+    fits sharded. One micro-batch is enough, since each frees its memory before the next. Only gradients stay,
+    if micro-batches add to them or DDP's buckets hold them, and the forward pass has to fit beside them.
     """
     defaults = {field: getattr(Recipe, field) for field in _NOT_TRIED}
     return replace(
@@ -158,7 +158,7 @@ def recipe_to_try(recipe: Recipe, world_size: int) -> Recipe:
 def _try_batches(
     workload: Workload, recipe: Recipe, process: Process, *, seed: int, most: int, fits: Fits
 ) -> int:
-    """Return how many samples fit with `recipe`, up to about `most`."""
+    """Return the number of samples that fit with `recipe`, up to about `most`."""
     parts, multiple = recipe.grad_accumulation, batch_multiple(recipe)
     precision = setup_precision(recipe, process.device)
     recipe_alone = recipe_to_try(recipe, process.world_size)

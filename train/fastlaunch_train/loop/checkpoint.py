@@ -1,7 +1,7 @@
 """Checkpoints: the complete state, so that a resumed run takes the same next step.
 
 A checkpoint gets its name only when it is complete (written aside, synced, renamed), so the newest
-`step-*.pt` is always usable. The two newest are kept.
+`step-*.pt` is always usable. Only the two newest stay.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ from fastlaunch_train.workloads.registry import Scalar
 
 log = logging.getLogger("fastlaunch_train")
 
-#: How many of the newest checkpoints are kept.
+#: Number of newest checkpoints to keep.
 KEPT = 2
-#: A longer save may not finish on a spot instance, which EC2 takes two minutes after its notice.
+#: Seconds. A longer save may not finish on a spot instance: EC2 takes it two minutes after its notice.
 LONG_CHECKPOINT_S = 60.0
 
 #: Key of each rank's Evaluations.state(), beside a Stepper's state.
@@ -47,10 +47,10 @@ _EVALUATIONS = "evaluations"
 #: Key of each rank's share in a Stepper's state, if DeepSpeed made them.
 _SHARES = "deepspeed"
 
-#: What a tensor takes in a checkpoint beside its values: names, shapes, alignment (torch 2.13; 400 of them in
-#: vit-tiny took 390 bytes each).
+#: Bytes of a tensor in a checkpoint beside its values: names, shapes, alignment (torch 2.13; the 400 tensors
+#: of vit-tiny took 390 bytes each).
 _ENTRY_BYTES = 512
-#: Random generators of a rank: 5056 bytes of the CPU's, 16 of a GPU's.
+#: Bytes of a rank's random generators: the CPU's takes 5056, a GPU's 16.
 _RANK_BYTES = 8192
 _FP32_BYTES = 4
 
@@ -66,11 +66,11 @@ class Identity:
     batch_size: int
     world_size: int
     sequence_length: int | None = None
-    #: The digest of the samples; None if they have none, or it is not known, as in older checkpoints.
+    #: Digest of the samples; None if they have none or it is unknown, as in older checkpoints.
     data_digest: str | None = None
-    #: For a user's own workload.
+    #: Arguments of a user's own workload.
     arguments: Mapping[str, Scalar] = field(default_factory=dict)
-    #: Over which the learning rate falls; None where it does not.
+    #: Steps over which the learning rate falls; None if it does not fall.
     schedule_steps: int | None = None
 
     def differing(self, other: "Identity") -> list[str]:
@@ -89,23 +89,24 @@ class Checkpointing:
     identity: Identity
     process: Process
     stepper: Stepper
-    #: With the best weights so far.
+    #: Holds the best weights so far.
     evaluations: Evaluations | None
-    #: Whether each rank has its own share of the weights, so that each one's best are saved.
+    #: Whether each rank has a share of the weights, so that a checkpoint holds the best weights of every
+    #: rank.
     sharded: bool
     phase: PhaseClock
 
     def save(self, step: int) -> None:
         """Save the checkpoint of `step`. Every rank calls this.
 
-        Raises NanLossError, on every rank, if it would not be finite: no run can go on from it, and it would
-        take the place of one from which a run can.
+        Raises NanLossError, on every rank, if the state is not finite: no run could go on from it, and it
+        would replace a checkpoint from which a run can.
         """
         seconds = self.phase("checkpoint", lambda: self._save(step), step=step)
         if seconds > LONG_CHECKPOINT_S:
             log.warning(
-                "warning: the checkpoint took %.0f s: a spot instance is gone two minutes after its notice, "
-                "and the checkpoint has to be uploaded in them too",
+                "warning: the checkpoint took %.0f s. A spot instance is gone two minutes after its notice, "
+                "and the upload of the checkpoint has to fit into them too",
                 seconds,
             )
 
@@ -134,14 +135,14 @@ class Checkpointing:
     def resume(self, *, last_step: int) -> int:
         """Load the newest checkpoint that rank 0 sees; return its step, or 0 if there is none.
 
-        Raises RecipeError if it is of another job, of a later step than `last_step`, or not finite.
+        Raises RecipeError if it belongs to another job, is later than `last_step`, or is not finite.
         """
         step = newest_step(self.process, self.directory)
         if step == 0:
             return 0
         path = checkpoint_path(self.directory, step)
         saved = read_checkpoint(path, identity=self.identity)
-        # A run that was killed after its last checkpoint has no step left, and completes.
+        # A run that was killed after its last checkpoint has no step left; it just completes.
         if step > last_step:
             raise RecipeError(f"{path} is after step {step}, and --steps is {last_step}", "give more --steps")
         bad = not_finite(_checked_part(saved.state), self.stepper.model)
@@ -159,10 +160,10 @@ class Checkpointing:
 
 
 def _checked_part(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of `state` that has to be finite: DeepSpeed pads its shares with uninitialised memory.
+    """Return the part of `state` that has to be finite, without DeepSpeed's uninitialised padding.
 
-    (In 0.19.8 `partition_parameters` leaves the end of a parameter's last share as `torch.empty` made it. The
-    model that was gathered from the shares has none of it.)
+    In DeepSpeed 0.19.8 `partition_parameters` leaves the end of a parameter's last share as `torch.empty`
+    made it. The model gathered from the shares has no padding.
     """
     return {"model": state["model"]} if _SHARES in state and "model" in state else state
 
@@ -185,9 +186,9 @@ def newest_step(process: Process, directory: Path) -> int:
 
 
 def _named_by_step(directory: Path, suffix: str) -> list[Path]:
-    """Return the complete checkpoints (`.pt`) or what killed processes left (`.partial`), oldest first.
+    """Return complete checkpoints (`.pt`) or the remains of killed processes (`.partial`), oldest first.
 
-    Files with other names are a user's own.
+    Files with other names belong to the user.
     """
     paths = directory.glob(f"step-*{suffix}")
     return sorted(path for path in paths if path.stem.removeprefix("step-").isdigit())
@@ -198,9 +199,9 @@ class Saved:
     """The contents of a checkpoint."""
 
     step: int
-    #: A Stepper's.
+    #: As `Stepper.state` returns it.
     state: dict[str, Any]
-    #: Those of every rank, in order.
+    #: Random states of all ranks, in order.
     random_states: list[dict[str, torch.Tensor]]
 
 
@@ -241,7 +242,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
-    """Return the contents of `path`, on the CPU. Raises RecipeError for another job's, or no, checkpoint."""
+    """Return the contents of `path`, on the CPU. Raises RecipeError unless it is a checkpoint of this job."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         saved = Identity(**content.pop("identity"))
@@ -280,7 +281,7 @@ def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -
 
 
 def check_writers_space(process: Process, directory: Path, checkpoint_bytes: int) -> None:
-    """Raise what `check_space` does on the rank that writes, on every rank. Every rank calls this.
+    """Raise on every rank what `check_space` raises on the rank that writes. Every rank calls this.
 
     Other nodes write no checkpoints, and may have disks without room for one.
     """
@@ -296,10 +297,10 @@ def check_writers_space(process: Process, directory: Path, checkpoint_bytes: int
 
 
 def check_space(directory: Path, checkpoint_bytes: int) -> None:
-    """Raise OSError if the disk cannot hold KEPT checkpoints beside the one that is being written.
+    """Raise OSError if the disk cannot hold KEPT checkpoints and the one that is being written.
 
-    directory: of the checkpoints; it is made. New checkpoints replace those in it, so their space counts as
-    free. Raises RecipeError if nothing can be written there.
+    directory: folder of the checkpoints, created if need be. New checkpoints replace those in it, so their
+    space counts as free. Raises RecipeError if nothing can be written there.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -326,10 +327,10 @@ def checkpoint_bytes(
 ) -> int:
     """Return the size of a checkpoint: weights, optimizer state, fp32 masters, best weights if `best`.
 
-    model: as it is trained, wrapped and sharded, in its parameters' dtypes. The same on every rank.
+    model: as trained: wrapped, sharded, in its parameters' dtypes. All ranks get the same size.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # Tied weights are saved once, unless they were gathered or copied one by one.
+    # Tied weights are saved once, unless they are gathered or copied one by one.
     tensors = list(_state_tensors(model, once=recipe.parallelism == "ddp"))
     total = sum(_bytes(tensor) for tensor in tensors)
     masters = recipe.parallelism in ZERO_STAGES or recipe.parameter_dtype == "bf16-master"
@@ -350,11 +351,11 @@ def checkpoint_bytes(
 
 
 def _moment_sizes(workload: Workload, recipe: Recipe, shape: torch.Size) -> list[int]:
-    """Return how many numbers each tensor of the optimizer's state of a parameter holds."""
+    """Return the number of values in each tensor of the optimizer's state for one parameter."""
     name = optimizer_name(workload, recipe)
     if name == "sgd":
         return [shape.numel()] if workload.momentum else []
-    # For a workload's own optimizer we do not know better.
+    # We assume the same for a workload's own optimizer.
     if name in ("adamw", "own"):
         return [shape.numel(), shape.numel(), 1]
     if len(shape) >= 2:
@@ -363,7 +364,7 @@ def _moment_sizes(workload: Workload, recipe: Recipe, shape: torch.Size) -> list
 
 
 def _state_tensors(model: nn.Module, *, once: bool) -> Iterator[torch.Tensor]:
-    """Yield the tensors in the state dict of `model`; to make one could ask modules for slow extra states."""
+    """Yield the tensors of `model`'s state dict without building it, which may compute slow extra states."""
     seen = set()
     for _, module in model.named_modules(remove_duplicate=False):
         not_saved = module._non_persistent_buffers_set

@@ -9,10 +9,10 @@ from typing import Any
 class SampleCounter:
     """Counts the samples of batch after batch of one loader.
 
-    They are the rows of the batch's first tensor or array; without one, the items of its first column or of
-    itself. The first batch in which some tensor, the column or the batch has `nominal` of them decides which
-    one counts from then on. Several tensors of one form in a list are samples if their rows differ; else they
-    may be columns as well, and the count is not known unless `nominal` tells.
+    Samples are the rows of the batch's first tensor or array; without one, the items of its first column, or
+    of the batch itself. The first batch in which a tensor, the column or the batch has `nominal` items
+    decides which of them counts from then on. Several tensors of one form in a list are samples if their rows
+    differ; otherwise they may be columns as well, and the count is unknown unless `nominal` settles it.
     """
 
     def __init__(self, nominal: int | None = None) -> None:
@@ -38,11 +38,11 @@ class SampleCounter:
         return None if number > self._nominal or is_second else number
 
     def _undecided(self, batch: Any, groups: list[Any], ways: dict[int | str, int | None]) -> int | None:
-        """Count the samples of a batch before it is decided which tensor counts; decide if possible."""
+        """Count the samples of a batch while no tensor is chosen to count by; choose one if possible."""
         full = [way for way, number in ways.items() if number is not None and number == self._nominal]
         group = groups[-1] if groups else ()
-        is_pair = isinstance(group, tuple) and len(group) == 2  # (x, y), or the like
-        # Groups in a group are samples of several tensors, or columns of samples.
+        is_pair = isinstance(group, tuple) and len(group) == 2  # such as (x, y)
+        # A nested group holds samples of several tensors each, or columns of samples.
         differ = len({next(_shapes(part))[0] for part in group}) > 1
         are_samples = differ and not is_pair and len(groups) == 1
         if group and not (is_pair and group is batch):
@@ -60,7 +60,7 @@ class SampleCounter:
         if group and (differ or not is_pair or group is not batch):
             return len(group) if are_samples else None
         if isinstance(batch, tuple):
-            # A pair of texts is as likely one sample.
+            # A pair of texts may as well be one sample.
             del ways["batch"]
         return next((number for number in ways.values() if number is not None), None)
 
@@ -71,10 +71,10 @@ def rows_of(batch: Any) -> int | None:
 
 
 def _shape(value: Any) -> tuple[Any, ...]:
-    """Return the shape of a tensor or array; () for one that has no rows, or does not say, and for others."""
+    """Return the shape of a tensor or array; () for other values and for unknown shapes."""
     try:
         shape = tuple(getattr(value, "shape", ()))
-    except (RuntimeError, TypeError, ValueError):  # nested tensors refuse, and shapes that are not known
+    except (RuntimeError, TypeError, ValueError):  # nested tensors and unknown shapes raise
         return ()
     return shape if shape and isinstance(shape[0], int) else ()
 
@@ -84,7 +84,7 @@ def _shapes(value: Any) -> Iterator[tuple[Any, ...]]:
     if shape := _shape(value):
         yield shape
     elif hasattr(value, "batch_sizes") and hasattr(value, "_fields"):
-        # A PackedSequence: its first step, on the CPU, has one item of each sample.
+        # In a PackedSequence the first step, on the CPU, has one item for each sample.
         yield (int(value.batch_sizes[0]),)
     else:
         for part in _parts(value):
@@ -92,7 +92,7 @@ def _shapes(value: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _groups(value: Any) -> Iterator[Any]:
-    """Yield the lists around the first tensor whose several items are of one form, the outermost first."""
+    """Yield the lists around the first tensor that have several items of one form, outermost first."""
     parts = [] if _shape(value) else list(_parts(value))
     first = next((part for part in parts if next(_shapes(part), None)), None)
     if first is not None:
@@ -116,8 +116,8 @@ def _items_of_column(batch: Any) -> int | None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return what a container holds; nothing for numbers, text and objects that do not say."""
-    if isinstance(value, Mapping):  # a BatchEncoding of Transformers, too
+    """Return the items of a container; nothing for numbers, text and opaque objects."""
+    if isinstance(value, Mapping):  # also a BatchEncoding of Transformers
         return value.values()
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in fields(value)]
@@ -131,6 +131,6 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether `value` is a list of whatever, and neither text nor a named tuple."""
+    """Return whether `value` is a sequence other than text and named tuples."""
     is_text = isinstance(value, str | bytes)
     return isinstance(value, Sequence) and not is_text and not hasattr(value, "_fields")

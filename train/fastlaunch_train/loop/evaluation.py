@@ -26,36 +26,36 @@ class Best:
     """The weights that scored best on validation."""
 
     score: Eval
-    #: In host memory.
+    #: Weights and buffers in host memory.
     weights: dict[str, Any]
 
 
 class Evaluations:
     """Evaluates a model when due, and keeps its best weights.
 
-    On `validation` every `every` steps and after the last; then on `test`, if there is one, with the weights
-    of the last step and with the best.
+    It evaluates on `validation` every `every` steps and after the last, then on `test`, if there is one, with
+    the weights of the last step and with the best.
     """
 
     def __init__(self, *, every: int, last_step: int, keep_best: bool) -> None:
         self.every = every
-        #: Whether there is a `test` to keep the best weights for.
+        #: Whether to keep the best weights, for `test`.
         self.keep_best = keep_best
         self.best: Best | None = None
         self._last_step = last_step
-        #: The step after which the model was evaluated last.
+        #: The step of the latest evaluation.
         self._evaluated = 0
 
     def due(self, step: int) -> bool:
-        """Return whether the model after `step` is to be evaluated and was not yet."""
+        """Return whether the model after `step` still has to be evaluated."""
         return step > self._evaluated and (step % self.every == 0 or step == self._last_step)
 
     def owed(self, last_step: int) -> bool:
-        """Return whether something is to be evaluated once the last step is done."""
+        """Return whether an evaluation is left to do after the last step."""
         return self.keep_best or self.due(last_step)
 
     def validate(self, training: Training, step: int) -> None:
-        """Record what the model after `step` scores on `validation`. Raises what `evaluate` does."""
+        """Record the score on `validation` of the model after `step`. Raises what `evaluate` does."""
         _record(training, "validation", step, then=lambda score: self._keep(training, score))
         self._evaluated = step
 
@@ -64,7 +64,7 @@ class Evaluations:
             self.best = Best(score=score, weights=training.stepper.weights())
 
     def test(self, training: Training, step: int) -> None:
-        """Record what the weights after `step` and the best ones score on `test`, if there is one.
+        """Record the scores on `test`, if there is one, of the weights after `step` and of the best.
 
         Raises what `evaluate` does.
         """
@@ -78,7 +78,7 @@ class Evaluations:
             stepper.load_weights(best.weights)
             _record(training, "test", best.score.step, weights="best", after=step)
         finally:
-            # A rank that is asked to stop meanwhile saves a checkpoint, which is of the last step.
+            # A rank that is asked to stop meanwhile saves a checkpoint, which has to hold the last step.
             stepper.load_weights(current)
 
     def state(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Evaluations:
         best = state["best"]
         if best is not None and self.keep_best:
             self.best = Best(score=Eval(**best["score"]), weights=best["weights"])
-        # If best weights are to be kept and the checkpoint has none, the last evaluation is done again.
+        # If the best weights are needed and the checkpoint has none, repeat the last evaluation.
         if self.best is not None or not self.keep_best:
             self._evaluated = state["evaluated"]
 
@@ -102,7 +102,7 @@ class Evaluations:
 def plan_evaluations(
     workload: Workload, request: DataRequest, process: Process, *, every: int, last_step: int
 ) -> Evaluations | None:
-    """Return when to evaluate a training, `every` so many steps; None for 0.
+    """Return the evaluations of a training, `every` so many steps; None for 0.
 
     Raises WorkloadError if the workload holds no data out.
     """
@@ -132,7 +132,7 @@ def is_better(score: Eval, than: Eval) -> bool:
 
 
 def evaluate(training: Training, split: str, step: int, weights: str = "current") -> Eval:
-    """Return what the model as it is scores on `split`, all ranks together; the loss is None if not finite.
+    """Return the present model's score on `split` over all ranks; its loss is None if not finite.
 
     step, weights: of the model, for the record. Model, buffers, FP8 scales and random generators are left as
     they were. Raises InterruptedRun within a batch when a rank is asked to stop.
@@ -158,7 +158,7 @@ def evaluate(training: Training, split: str, step: int, weights: str = "current"
 
 
 def rehearse(training: Training) -> None:
-    """Score one batch of validation and forget it, so that evaluation compiles now what it compiles."""
+    """Score one batch of validation and forget it, so that evaluation compiles now."""
     _score_batches(training, "validation", most=1)
 
 
@@ -180,7 +180,7 @@ def _score_batches(training: Training, split: str, most: int | None = None) -> t
 
 
 def _lockstep(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Yield each of this rank's batches, and whether it counts: every rank gets as many as the one with most.
+    """Yield this rank's batches and whether they count; every rank gets as many as the longest.
 
     A sharded model meets its peers in each forward pass. Raises InterruptedRun when a rank is asked to stop.
     """
@@ -195,7 +195,7 @@ def _lockstep(training: Training, batches: Iterator[Batch]) -> Iterator[tuple[Ba
         if not any_left:
             return
         if batch is None and last is None:
-            # Fewer batches than ranks: any batch does to keep them company.
+            # With fewer batches than ranks, any batch serves to keep the ranks together.
             last = next_batch(training.workload, training.workload.batches(training.request))
         last = last if batch is None else batch
         yield last, batch is not None
@@ -207,15 +207,15 @@ def _unwrapped_model(training: Training) -> nn.Module:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         inner: nn.Module = model.module
         model = inner
-    # When ONNX Runtime 1.19.2 exports for evaluation, it makes parameters of equal values, as biases are at
-    # first, one for good: its graph trains, and the module inside, with the same parameters, evaluates.
+    # When ONNX Runtime 1.19.2 exports for evaluation, it merges parameters of equal values for good, and
+    # biases start equal. So its graph trains, and the module inside evaluates with the same parameters.
     return unwrap_ort(model) if training.recipe.engine == "ort" else model
 
 
 def _share_buffers(training: Training, model: nn.Module) -> None:
     """Give every rank rank 0's buffers, as DDP does before a training step, so that all evaluate one model.
 
-    With shards too, where each rank keeps its own statistics: checkpoints hold rank 0's.
+    Do so with shards, too, where each rank has its own statistics: checkpoints hold rank 0's.
     """
     if training.process.world_size > 1:
         for buffer in model.buffers():
@@ -233,7 +233,7 @@ def _record(
 ) -> None:
     """Evaluate the model of `step`, `after` that step or a later one; record the score and its phase.
 
-    then: done with the score, within the phase.
+    then: called with the score, within the phase.
     """
     scores: list[Eval] = []
 
@@ -263,7 +263,7 @@ def _has_data(workload: Workload, request: DataRequest, process: Process, split:
 
 
 def _vector(score: Score, batch: Batch, device: torch.device) -> torch.Tensor:
-    """Return sum of the loss, weight, sum of the metric, and number of samples: (4,), float64."""
+    """Return the sum of the loss, its weight, the sum of the metric, and the samples: (4,), float64."""
     nothing = torch.zeros((), device=device)
     counted = rows_of(batch) or SampleCounter().count(batch) or 0
     num_samples = nothing + counted if score.num_samples is None else score.num_samples

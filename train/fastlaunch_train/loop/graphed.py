@@ -1,6 +1,7 @@
-"""A training step that the GPU does whole, by one call: forward, backward and optimizer in a CUDA graph.
+"""A whole training step in one CUDA graph: forward, backward and optimizer.
 
-Where a step is many short kernels, the GPU waits for its host to launch them. A graph is launched at once.
+If a step consists of many short kernels, the GPU waits for the host to launch them. One call launches a
+graph.
 """
 
 import gc
@@ -21,7 +22,7 @@ from fastlaunch_train.workloads.contract import Batch, Workload
 def is_captured(workload: Workload, recipe: Recipe, process: Process) -> bool:
     """Return whether the steps of a training are captured.
 
-    Raises RecipeError if they are, and the workload changes its learning rate, which a graph cannot.
+    Raises RecipeError if they are and the workload changes its learning rate: a graph cannot.
     """
     on_one_gpu = process.device.type == "cuda" and process.world_size == 1
     captured = recipe.step_graph and on_one_gpu and workload.trains
@@ -37,8 +38,8 @@ def is_captured(workload: Workload, recipe: Recipe, process: Process) -> bool:
 class CapturedStep:
     """Does `step` of `stepper`: captures it at the first batch, and replays it from then on.
 
-    Every batch is copied to where the first one was, so all have its shapes; another shape is refused. The
-    graph updates the state that the stepper has when it is captured: load a checkpoint before.
+    It copies every batch to the place of the first, so all need the first one's shapes. The graph updates the
+    state that the stepper has at the capture: load a checkpoint before.
     """
 
     def __init__(self, stepper: Stepper, step: Callable[[Stepper, Batch], torch.Tensor]) -> None:
@@ -50,7 +51,7 @@ class CapturedStep:
         self._loss = torch.zeros(())
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Do one optimizer step on `batch`; return its loss. Raises RecipeError for one of another form."""
+        """Do one optimizer step on `batch`; return its loss. Raises RecipeError if its form differs."""
         if self._graph is None:
             self._capture(batch)
         assert self._graph is not None
@@ -60,14 +61,14 @@ class CapturedStep:
         return self._loss.clone()
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Capture the step, and train nothing by it."""
+        """Capture the step without training."""
         self._capture(batch)
         torch.cuda.synchronize()
 
     def _capture(self, batch: Batch) -> None:
         stepper = self._stepper
         self._batch = map_tensors(torch.Tensor.clone, batch)
-        # New scales keep what the passes find; those of a checkpoint stay.
+        # New scales keep the magnitudes of these passes; scales of a checkpoint stay.
         new_scales = fresh_scales(stepper.model, stepper.recipe)
         buffers = [
             (buffer, buffer.clone()) for buffer in stepper.model.buffers() if id(buffer) not in new_scales
@@ -78,20 +79,21 @@ class CapturedStep:
         with torch.random.fork_rng(devices=[device]), torch.cuda.stream(stream):
             for number in range(NUM_CALIBRATION_PASSES):
                 stepper.optimizer.zero_grad(set_to_none=True)
-                # The first on the batch itself, whose outputs are compared with the eager model's.
+                # The first pass is on the batch itself: its outputs are compared with the eager model's.
                 stepper.forward_backward(self._batch if number else batch, last=True)
             _prepare(stepper.optimizer)
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for buffer, before in buffers:
-                # A copy counts as a change: of a scale, each replay would round the weights anew.
+                # A copy counts as a change: after a copy of a scale, each replay would round the weights
+                # anew.
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
-        # Gradients are made in the graph, which overwrites them in every replay.
+        # The graph creates the gradients, and overwrites them in every replay.
         stepper.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile: a loader pins the memory of the batches that follow.
+        # Other threads may allocate meanwhile: a loader pins the memory of later batches.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._loss = self._step(stepper, self._batch)
         self._graph = graph
@@ -99,9 +101,9 @@ class CapturedStep:
 
 @torch.no_grad()
 def _prepare(optimizer: "torch.optim.Optimizer | MasterWeights") -> None:
-    """Have the optimizer make its state, which a first step does, and change no parameter.
+    """Have the optimizer create its state, as in a first step, without changing a parameter.
 
-    A graph of the first step would make it anew in every replay.
+    A graph of the first step would create the state anew in every replay.
     """
     assert isinstance(optimizer, torch.optim.Optimizer)
     if optimizer.state:

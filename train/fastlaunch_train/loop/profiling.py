@@ -18,7 +18,7 @@ from fastlaunch_train.steppers.phases import PREFIX, marking, phase
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Steps in which the profiler warms up, and those that are attributed.
+#: Steps for the profiler's warm-up, and steps whose time is attributed.
 NUM_WARMUP_STEPS, NUM_STEPS = 2, 5
 
 #: Kinds of events by their category in a trace.
@@ -27,7 +27,7 @@ _KINDS: Mapping[str, str] = {
     **{"kernel": "device", "gpu_memcpy": "device", "gpu_memset": "device"},
     "cpu_op": "operator",
 }
-#: Operators that wait for other ranks, and some that only surround others, which may wait.
+#: Operators that wait for other ranks, and operators that only surround others, which may wait.
 _WAITS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 _FRAMES = ("autograd::engine::evaluate_function",)
 #: What torch calls a collective of gloo in a trace.
@@ -42,8 +42,8 @@ def profile_steps(
 ) -> None:
     """Do a few steps, and record on rank 0 where their time went; a profiler that fails is a warning.
 
-    step: does one, on every rank, and marks its phases. profiler: makes one like torch's, given whether there
-    is a GPU.
+    step: does a step, on every rank, and marks its phases. profiler: returns a profiler like torch's, given
+    whether there is a GPU.
     """
     process = training.process
     on_device = process.device.type == "cuda"
@@ -92,7 +92,7 @@ def _events(profiler: Any) -> list[Event]:
 
 
 def events_of(trace: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events of a trace in Chrome's format, as torch writes it, that tell where the time went."""
+    """Yield the events that tell where the time went, from a trace in Chrome's format as torch writes it."""
     for line in trace["traceEvents"]:
         category, name = line.get("cat"), str(line.get("name"))
         if line.get("ph") != "X" or category is None:

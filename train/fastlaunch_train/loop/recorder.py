@@ -1,10 +1,10 @@
 """`Recorder`: times steps and blocks of steps and writes them to the record, for every kind of loop.
 
-A block is about a second of steps between two synchronisations of all ranks. Within it nothing waits for the
-device: events are recorded and losses copied into a device buffer, and both are read when the block closes.
-A block's wall time runs from the end of the block before, so the bookkeeping between blocks counts too.
+A block is about a second of steps between two synchronisations of all ranks. Within a block nothing waits for
+the device: events are recorded, losses are copied into a device buffer, and both are read at its end. A
+block's wall time runs from the end of the block before, so the bookkeeping between blocks counts too.
 
-torch is imported for GPUs and tensors only: a user's script may do without.
+torch is imported for GPUs and tensors only: a user's script may run without it.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from fastlaunch_train.records.records import Block, RecordWriter, Step
 if TYPE_CHECKING:
     import torch
 
-#: A block ends here, so that the warm-up steps can be cut off.
+#: A block ends at this step, so that the warm-up steps can be cut off.
 WARMUP_STEPS = 10
 BLOCK_S = 1.0
 #: The most steps in a block, which bounds the loss buffer.
 MAX_BLOCK_STEPS = 1000
-#: Returns, for each step of a block, the fields of its line other than times.
+#: Return, for each step of a block, the fields of its line other than times.
 Details = Callable[[], Sequence[Mapping[str, Any]]]
 #: Placeholder in the list for a loss that is still on the device; compared by identity.
 _ON_DEVICE = float("nan")
@@ -37,7 +37,7 @@ _ON_DEVICE = float("nan")
 def next_block_steps(
     *, next_step: int, first_step: int, last_step: int, step_time_s: float, every: Sequence[int]
 ) -> int:
-    """Return how many steps the block has that begins at `next_step`: about a second, at least one step.
+    """Return the number of steps in the block that begins at `next_step`: about a second, at least one.
 
     The first step stands alone and the block after it ends with the warm-up, so that both can be cut off.
     A block ends at `last_step` and at every checkpoint and evaluation: `every` so many steps, 0 for none.
@@ -57,8 +57,8 @@ def next_block_steps(
 class ClosedBlock:
     """The steps of a block."""
 
-    losses: list[float | None]  #: of each step; None: not known
-    wall_s: float  #: of all of them, until the slowest rank has come
+    losses: list[float | None]  #: losses of the steps; None: unknown
+    wall_s: float  #: seconds of all steps, until the slowest rank has come
 
     @property
     def num_steps(self) -> int:
@@ -89,17 +89,17 @@ class Recorder:
         self._meet = meet
         self._clock = clock
         self._monitor = monitor or DeviceMonitor(device)
-        # The block so far: its losses, in memory or on a device; the time or an event after each step.
+        # The block so far: losses, in memory or on a device; the time or an event after each step.
         self._losses: list[float | None] = []
         self._on_device: torch.Tensor | None = None
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
         self._data_waits: list[float] = []
         self._started = 0.0
-        #: What evaluations compiled and allocated, which is not counted as the steps'.
+        #: Graphs and memory of evaluations, which do not count as the steps'.
         self._foreign_compiles = 0
         self._foreign_gib = 0.0
-        #: In the process, when the last step was queued; and what the last block recorded.
+        #: Graphs compiled in the process when the last step was queued, and the memory of the last block.
         self._compiles_of_steps = 0
         self._recorded_gib: float | None = None
         self._paused = False
@@ -111,7 +111,7 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Since the block began."""
+        """Seconds since the block began."""
         return self._clock() - self._started
 
     def restart(self) -> None:
@@ -151,7 +151,7 @@ class Recorder:
         """Record the block up to its last step; return it, if it has one, and the seconds since that step.
 
         For unannounced work after a step. Does not meet the other ranks. The next block begins now.
-        What was compiled since that step, and what was allocated since the block before, is the pause's.
+        Graphs compiled since that step and memory allocated since the block before belong to the pause.
         """
         self._synchronise()
         now = self._clock()
@@ -172,7 +172,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
-        """A context whose compiles and memory are not counted for the steps."""
+        """Enter a context whose compiles and memory do not count for the steps."""
         compiles, reserved_gib = _num_compiles(), self._reserved_gib()
         try:
             yield

@@ -1,7 +1,7 @@
-"""What a training does: `train` fetches, steps and records; `train_step` is the step.
+"""The training loop: `train` fetches, steps and records; `train_step` is the step.
 
-A block is about a second of steps. Only at its end do ranks meet and wait for the device, and whatever is not
-a step happens there: check, evaluate, save, stop. All ranks make the same calls in the same order.
+A block is about a second of steps. Only at its end do ranks meet and wait for the device. All other work
+happens there: check, evaluate, save, stop. All ranks make the same calls in the same order.
 """
 
 import gc
@@ -46,7 +46,7 @@ def train(
 ) -> int:
     """Train from first_step to last_step; return the last step done.
 
-    trainer: another library's, which makes the steps and makes the same calls as this loop.
+    trainer: another library's, which does the steps and makes the same calls as this loop.
     Raises what `TrainingLoop.after_step` does.
     """
     loop = TrainingLoop(training, evaluations)
@@ -55,7 +55,7 @@ def train(
         return loop.last_done
     loop.begin()
     while not loop.finished:
-        # In one expression, so that neither the batch nor the loss outlives its use.
+        # One expression, so that neither the batch nor the loss outlives its use.
         loop.after_step(loop.step(loop.fetch()))
     if training.step_profile:
         profile = partial(profile_steps, training, loop.step_uncounted)
@@ -83,7 +83,7 @@ def train_step(stepper: Stepper, batch: Batch) -> torch.Tensor:
 class TrainingLoop:
     """A training from first_step to last_step, by our steps or another library's.
 
-    The caller calls `begin`, then until `finished` fetches a batch, trains on it and calls `after_step`.
+    The caller calls `begin`; until `finished`, it fetches a batch, trains on it and calls `after_step`.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class TrainingLoop:
             monitor=monitor,
         )
         self._counter = SampleCounter(training.request.batch_size)
-        #: Wait in seconds, samples (None: not known) and tokens of each batch whose step is not done.
+        #: Wait in seconds, samples (None: unknown) and tokens of each batch whose step is not done.
         self._fetched: deque[tuple[float, int | None, BatchCount]] = deque()
         #: The same samples and tokens of each step of the block.
         self._counts: list[tuple[int | None, BatchCount]] = []
         #: Loss scale of each step of the block, and whether it was skipped; empty without loss scaling.
         self._scaling: list[tuple[torch.Tensor, torch.Tensor]] = []
-        #: Samples of all steps of the block that was closed last; None: not known.
+        #: Samples of all steps of the last closed block; None: unknown.
         self._block_samples: int | None = None
         self._evaluations = evaluations
         self._batches: Iterator[Batch] = training.batches
@@ -137,9 +137,9 @@ class TrainingLoop:
         return self.last_done >= self.training.last_step
 
     def begin(self, compile_ahead: Callable[[Batch], None] | None = None) -> None:
-        """Compile, make up for an evaluation that an interruption put off, and start the clock.
+        """Compile, do the evaluation that an interruption put off, and start the clock.
 
-        compile_ahead: in place of the stepper's, where a Trainer calls the model in a context of its own.
+        compile_ahead: replaces the stepper's if a Trainer calls the model in a context of its own.
         """
         if not self.finished:
             # First: graphs are compiled again when the number of threads changes.
@@ -150,8 +150,8 @@ class TrainingLoop:
         if self.finished:
             self._test(saved=True)
             return
-        # Imports leave so many objects that the garbage collector, walking through them, stopped one step in
-        # about eighty for 0.2 s (Transformer Engine on an H200, 2026-11-21): it skips what is alive now.
+        # Imports leave so many objects that the garbage collector stopped one step in about eighty for 0.2 s
+        # to walk through them (Transformer Engine on an H200, 2026-11-21). Have it skip all present objects.
         gc.collect()
         gc.freeze()
         self._set_learning_rate()
@@ -172,7 +172,7 @@ class TrainingLoop:
         return batch
 
     def step_uncounted(self) -> None:
-        """Do a step that no record counts, after the last: nothing that is kept depends on its weights."""
+        """Do an unrecorded step after the last: nothing that is kept depends on its weights."""
         with phase("data"):
             batch = next_batch(self.training.workload, self._batches)
         self.step(batch)
@@ -181,8 +181,8 @@ class TrainingLoop:
         """Record the step on the oldest batch; if it ends a block: check, evaluate, save, stop.
 
         loss: scalar, detached, not waited for. Raises InterruptedRun after a signal, with a checkpoint saved
-        if checkpoints are on, and NanLossError if a loss or what the last step left is not finite; by then
-        every step of the block is recorded.
+        if checkpoints are on, and NanLossError if a loss or the state after the last step is not finite; by
+        then every step of the block is recorded.
         """
         wait_s, num_samples, count = self._fetched.popleft()
         self._recorder.step(loss, wait_s)
@@ -198,7 +198,7 @@ class TrainingLoop:
         if self.finished and not self._save_due(stop):
             # What is saved is checked there.
             self._check_weights()
-        # A rank that was asked to stop has no time to evaluate: the next attempt makes up for it.
+        # A rank that was asked to stop has no time to evaluate: the next attempt does it.
         evaluated = not stop and self._evaluation_due()
         if evaluated:
             stop = self._evaluate()
@@ -216,14 +216,14 @@ class TrainingLoop:
         self._plan_block()
 
     def _set_learning_rate(self) -> None:
-        """Set the next step's, by the workload's schedule: it needs no state but the number of the step."""
+        """Set the next step's learning rate by the workload's schedule, from the step's number."""
         training, step = self.training, self.last_done + 1
         if training.workload.has_schedule and not self.finished:
             factor = training.workload.learning_rate_factor(step, training.last_step)
             training.stepper.scale_learning_rate(factor)
 
     def _compile(self, compile_ahead: Callable[[Batch], None]) -> None:
-        """Run the first batch and train nothing on it, to compile and to learn which kernels run."""
+        """Run the first batch without training, to compile and to learn which kernels run."""
         training = self.training
         compiles = training.recipe.compiles
         if not compiles and training.workload.trains:
@@ -235,7 +235,7 @@ class TrainingLoop:
             if self._evaluations is not None:
                 training.phase("compile", lambda: rehearse(training))
         if not training.workload.trains:
-            # Without the check of the model, which copies some outputs: copies are kernels too.
+            # Leave out the check of the model: it copies some outputs, and copies are kernels too.
             check = training.model_check
             training.phase(
                 "kernels",
@@ -261,7 +261,7 @@ class TrainingLoop:
         )
 
     def _block_ends(self) -> bool:
-        """Return whether the block ends here: as planned, or at once if a lone rank was asked to stop."""
+        """Return whether the block ends here: as planned, or early if a lone rank was asked to stop."""
         training = self.training
         alone = training.process.world_size == 1
         return self.last_done == self._block_end or (alone and training.interrupts.requested)
@@ -269,7 +269,7 @@ class TrainingLoop:
     def _check(self, block: ClosedBlock) -> bool:
         """Check the model after the first step, and every loss; return whether a rank was asked to stop.
 
-        Raises NanLossError, on every rank, if a loss of one is not finite.
+        Raises NanLossError, on every rank, if a loss of any rank is not finite.
         """
         training, process = self.training, self.training.process
         first_step = self.last_done - block.num_steps + 1
@@ -287,7 +287,7 @@ class TrainingLoop:
         return bool(stop)
 
     def _check_model(self, model_check: CompiledModelCheck) -> None:
-        """Record whether the compiled, wrapped model computes the same as before. No step counts the time."""
+        """Record whether the compiled, wrapped model computes the same as before; outside of the steps."""
         training = self.training
         check = model_check.check()
         if check is not None:
@@ -298,9 +298,9 @@ class TrainingLoop:
         self._recorder.restart()
 
     def _check_weights(self) -> None:
-        """Raise NanLossError, on every rank, if one's weights are not finite after the last step.
+        """Raise NanLossError, on every rank, if any rank's weights are not finite after the last step.
 
-        No loss shows it any more. No step counts the time.
+        No later loss would show it. The time counts for no step.
         """
         training = self.training
         if not training.workload.trains:
@@ -312,7 +312,7 @@ class TrainingLoop:
             raise NanLossError(not_finite_message(self.last_done, bad))
 
     def _details(self) -> list[dict[str, Any]]:
-        """Return what each step of the block did, and begin the next block."""
+        """Return the fields of each step of the block, and begin the next block."""
         scales, skipped = [torch.stack(row).tolist() for row in zip(*self._scaling, strict=True)] or ([], [])
         samples = [num_samples for num_samples, _ in self._counts]
         self._block_samples = None if None in samples else sum(filter(None, samples))
@@ -330,7 +330,7 @@ class TrainingLoop:
         return details
 
     def _log(self, block: ClosedBlock) -> None:
-        """Log how far the training is and how fast, on rank 0."""
+        """Log the progress and speed of the training, on rank 0."""
         training = self.training
         if training.process.rank != 0:
             return
@@ -349,7 +349,7 @@ class TrainingLoop:
             rate,
         )
         if training.print_metrics:
-            # Programs parse this line, such as SageMaker's metric definitions: its wording is fixed.
+            # The wording of this line is fixed: programs parse it, such as SageMaker's metric definitions.
             log.info(
                 "fastlaunch: step=%d loss=%.6f step_time_s=%.6f%s",
                 self.last_done,
@@ -387,7 +387,7 @@ class TrainingLoop:
         return bool(every) and (stop or self.last_done % every == 0)
 
     def _save(self) -> bool:
-        """Save a checkpoint; return whether a rank was asked to stop meanwhile: it need not save again."""
+        """Save a checkpoint; return whether a rank was asked to stop meanwhile, which need not save again."""
         training = self.training
         with training.interrupts.saving():
             training.save_checkpoint(self.last_done)
@@ -396,7 +396,7 @@ class TrainingLoop:
 
 
 def _compile(compile_ahead: Callable[[Batch], None], first: Batch) -> str | None:
-    """Compile; the phase's detail says if an earlier run left the work in a cache."""
+    """Compile; return the phase's detail if an earlier run left the work in a cache."""
     before = num_cached()
     compile_ahead(first)
     return FROM_CACHE if num_cached() > before else None

@@ -1,4 +1,4 @@
-"""`Training`: everything that a loop needs, built; and `PhaseClock`, for work that is no step."""
+"""`Training`: everything that a loop needs; and `PhaseClock`, for work other than steps."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def during(self, name: str, detail: str) -> Iterator[None]:
-        """A context that is a phase, recorded unless it ends with an exception."""
+        """Enter a context that is recorded as a phase, unless it ends with an exception."""
         started = time.perf_counter()
         yield
         self._done(name, started, 0, detail)
@@ -57,21 +57,21 @@ class Training:
     recipe: Recipe
     process: Process
     precision: Precision
-    #: The model, wrapped and compiled as the recipe says, and what makes a step of it. Another library's
-    #: Trainer takes its model and optimizer, wraps the model itself and makes the steps.
+    #: Holds the model, wrapped and compiled as the recipe says, and does its steps. Another library's Trainer
+    #: takes the model and the optimizer, wraps the model itself and does the steps.
     stepper: Stepper
-    #: What `batches` were requested with, from the first step on; held-out data are requested likewise.
+    #: The request for `batches`, from the first step on; held-out data are requested likewise.
     request: DataRequest
     batches: Iterator[Batch]
     last_step: int
-    #: Steps; 0 for never.
+    #: Steps between checkpoints; 0 for never.
     checkpoint_every: int
     #: Saves the checkpoint of a step.
     save_checkpoint: Callable[[int], None]
     phase: PhaseClock
     writer: RecordWriter
     interrupts: Interrupts
-    #: Whether to log a line a block for programs.
+    #: Whether to log a line for programs after each block.
     print_metrics: bool = False
     #: Checks the first passes of the model; None if an earlier attempt did.
     model_check: CompiledModelCheck | None = None
@@ -80,5 +80,5 @@ class Training:
 
     @property
     def first_step(self) -> int:
-        """1, or the step after the checkpoint that was resumed."""
+        """1, or the step after the resumed checkpoint."""
         return self.request.first_step

@@ -1,4 +1,4 @@
-"""A user's own script: what it calls to record its steps, and the command that runs it.
+"""A user's own script: the calls that record its steps, and the command that runs it.
 
-Imports all rooms before it; torch only where the script has imported it.
+Imports all rooms before it, and torch only if the script has imported it.
 """

@@ -30,9 +30,9 @@ from fastlaunch_train.script.devices import DeviceSampler
 from fastlaunch_train.script.ending import Ending, complete_records, how_failed
 from fastlaunch_train.script.settings import ScriptSettings, header, read_settings
 
-#: How often we look at the script.
+#: Seconds between two looks at the script.
 _LOOK_EVERY_S = 0.2
-#: What shells say of a program that is not there, or may not be run.
+#: Exit codes of shells for a program that does not exist or may not be run.
 EXIT_NOT_FOUND, EXIT_NOT_RUNNABLE = 127, 126
 #: Linux's prctl(2): the signal that a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +45,7 @@ class Options:
     output: Path
     nproc: str | None  # a number, or `gpu`
     hang_timeout_s: float | None
-    makes_checkpoints: bool  # of what the script saves, for another machine to go on from
+    makes_checkpoints: bool  # pack what the script saves, for another machine to go on from
     is_resumed: bool
     command: list[str]
 
@@ -53,8 +53,8 @@ class Options:
 def main(argv: Sequence[str]) -> int:
     """Run a script as `argv` says; return its exit code.
 
-    128 and its number for a signal of its own, 130 after a signal to us, 124 if it made no step for too long,
-    2 for a bad request, 28 if the records cannot be written.
+    The code is 128 plus the number if a signal ends the script, 130 after a signal to us, 124 if the script
+    made no step for too long, 2 for a bad request, and 28 if the records cannot be written.
     """
     options = parse_options(argv)
     try:
@@ -83,19 +83,23 @@ def main(argv: Sequence[str]) -> int:
     node, num_nodes = (
         int(text) if text.isdigit() else default for text, default in zip(nodes, (0, 1), strict=True)
     )
-    # As long as no rank says it: a command of one's own may start any number of them.
+    # This holds until a rank reports it: a user's command may start any number of ranks.
     num_local = _num_ranks(options.nproc)
     settings = replace(settings, rank=node * num_local, world_size=num_nodes * num_local, num_nodes=num_nodes)
     return Script(options, settings, restored=restored).run(command, environment)
 
 
 def parse_options(argv: Sequence[str]) -> Options:
-    """Parse the wrapper's arguments, up to `--`. Exits with 2 if they mean nothing."""
+    """Parse the wrapper's arguments, up to `--`. Exits with 2 if they are invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m fastlaunch_train.script", usage="%(prog)s --output DIR [options] -- COMMAND..."
     )
-    parser.add_argument("--output", type=Path, required=True, help="folder of the records")
-    parser.add_argument("--nproc", type=_nproc, help="ranks on this machine, by torchrun: a number, or gpu")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the records")
+    parser.add_argument(
+        "--nproc",
+        type=_nproc,
+        help="ranks that torchrun starts on this machine: a number, or gpu for one per GPU",
+    )
     parser.add_argument(
         "--hang-timeout",
         type=_seconds,
@@ -105,7 +109,7 @@ def parse_options(argv: Sequence[str]) -> Options:
     parser.add_argument(
         "--checkpoints", action="store_true", help="pack what the script saves as checkpoints/step-<n>.tar"
     )
-    parser.add_argument("--resume", action="store_true", help="unpack the newest of these first")
+    parser.add_argument("--resume", action="store_true", help="unpack the newest of these checkpoints first")
     arguments, command = _split(argv)
     options = parser.parse_args(arguments)
     if not command:
@@ -121,7 +125,7 @@ def parse_options(argv: Sequence[str]) -> Options:
 
 
 class Script:
-    """A script that runs: how it is watched, and ended if need be."""
+    """Runs a script, watches it, and ends it if need be."""
 
     def __init__(
         self,
@@ -134,7 +138,7 @@ class Script:
         self._settings = settings
         self._clock = clock
         self._restored = restored
-        # Every node goes on from what the first one saved.
+        # Every node goes on from the first node's checkpoint.
         is_first = options.makes_checkpoints and settings.rank == 0
         self._packer = Packer(settings.records, _say) if is_first else None
         self._signal: int | None = None
@@ -146,7 +150,7 @@ class Script:
             signal.signal(number, self._pass_on)
         started = self._clock()
         try:
-            # A group of its own, so that nothing that it starts outlives it. No thread runs yet.
+            # The script gets its own group, so that nothing it starts outlives it. No thread runs yet.
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -158,7 +162,7 @@ class Script:
             code = EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_RUNNABLE
             ending = Ending(status="failed", message=f"{command[0]}: {error.strerror}", wall_s=0.0)
             return code if self._complete(ending) else EXIT_DISK_FULL
-        if self._signal is not None:  # it came before there was a process
+        if self._signal is not None:  # the signal came before there was a process
             self._process.send_signal(self._signal)
         sampler = DeviceSampler(lambda: self._clock() - started)
         is_hang = self._wait(self._process)
@@ -182,7 +186,7 @@ class Script:
         return code, how_failed(returncode) if returncode else None
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Return once the script has ended: whether because it made no step for too long."""
+        """Wait until the script has ended; return whether it was ended for making no step."""
         kill_at: float | None = None
         grace_s = self._settings.launch.stop_grace_s + 2 * MARGIN_S
         is_hang, progress, progress_at = False, 0, self._clock()
@@ -199,7 +203,7 @@ class Script:
                     progress, progress_at = size or 0, now
                 elif now - progress_at > self._options.hang_timeout_s:
                     is_hang = True
-                    _say(f"error: no step for {self._options.hang_timeout_s:g} s (--hang-timeout): it ends")
+                    _say(f"error: no step for {self._options.hang_timeout_s:g} s (--hang-timeout): ending it")
                     process.terminate()
             if kill_at is None and (is_hang or self._signal is not None):
                 kill_at = now + grace_s
@@ -208,18 +212,18 @@ class Script:
                 _signal_group(signal.SIGKILL, process.pid)
 
     def _recorded_bytes(self) -> int | None:
-        """Return how much the ranks have recorded; None before the first has begun."""
+        """Return the bytes that the ranks have recorded; None before the first has begun."""
         paths = self._options.output.glob(f"rank-*-attempt-{self._settings.attempt}.jsonl")
         sizes = [path.stat().st_size for path in paths]
         return sum(sizes) if sizes else None
 
     def _end_group(self, group: int) -> None:
-        """End what the script has left behind; after a signal it may take its time to save."""
+        """End the processes that the script has left behind; after a signal they get time to save."""
         limit_s = self._settings.launch.stop_grace_s if self._signal is not None else MARGIN_S
         until = self._clock() + limit_s
         if not _signal_group(signal.SIGTERM, group):
             return
-        _say("the script left processes behind: they are ended")
+        _say("the script left processes behind; ending them")
         while _signal_group(0, group) and self._clock() < until:
             time.sleep(_LOOK_EVERY_S)
         _signal_group(signal.SIGKILL, group)
@@ -232,7 +236,7 @@ class Script:
         script_header["machine"] |= gpu_facts(*visible_gpus())
         num_local = settings.world_size // settings.num_nodes
         if VARIABLE not in os.environ:
-            script_header["files"] = None  # what this process has imported is not the script's
+            script_header["files"] = None  # this process's imports are not the script's
         try:
             complete_records(
                 self._options.output,
@@ -256,7 +260,7 @@ class Script:
 
 
 def _environment(environment: Mapping[str, str], options: Options, output: Path) -> dict[str, str]:
-    """Return what the script finds in its environment."""
+    """Return the script's environment."""
     return {
         **environment,
         "FASTLAUNCH_RECORDS": str(output),
@@ -264,7 +268,7 @@ def _environment(environment: Mapping[str, str], options: Options, output: Path)
         "FASTLAUNCH_STEPS_DONE": str(steps_done(output)),
         "FASTLAUNCH_SCRIPT": environment.get("FASTLAUNCH_SCRIPT") or script_name(options.command),
         "FASTLAUNCH_COMMAND": json.dumps(options.command),
-        # So that all ranks agree.
+        # Set it here, so that all ranks agree.
         "FASTLAUNCH_ATTEMPT": environment.get("FASTLAUNCH_ATTEMPT") or "1",
     }
 
@@ -279,13 +283,13 @@ def _signal_group(number: int, group: int) -> bool:
 
 
 def _die_with_parent() -> None:
-    """In the child: be killed when the wrapper is, where the system can."""
+    """Have the system, if it can, kill this child when the wrapper is killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what stands before the first `--`, and after it."""
+    """Return the arguments before the first `--`, and those after it."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
@@ -300,7 +304,7 @@ def _num_ranks(nproc: str | None) -> int:
 
 def _nproc(text: str) -> str:
     if text != "gpu" and not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 1 nor gpu")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of at least 1 nor gpu")
     return text
 
 
@@ -310,7 +314,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
 
 
@@ -324,7 +328,7 @@ _FOLDER = re.compile(r"(^|=)\$(FASTLAUNCH_[A-Z0-9_]+)(?=/|$)")
 
 
 def script_name(command: Sequence[str]) -> str:
-    """Return what a command is called: its python file or module, else its program."""
+    """Return the name of a command: its Python file or module, else its program."""
     if _is_python(command[0]):
         for at, word in enumerate(command[1:], start=1):
             if word == "-m" and at + 1 < len(command):
@@ -335,9 +339,9 @@ def script_name(command: Sequence[str]) -> str:
 
 
 def with_folders(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return `command` with a folder for `$FASTLAUNCH_OUTPUT` or the like at the start of a word or value.
+    """Return `command` with variables such as `$FASTLAUNCH_OUTPUT` expanded at the start of a word or value.
 
-    A script that takes its folders as options then needs no shell. A name that is not set stays as it is.
+    A script that takes its folders as options then needs no shell. Unset variables stay as they are.
     """
     return [
         _FOLDER.sub(lambda match: match[1] + environment.get(match[2], match[0][len(match[1]) :]), word)
@@ -346,9 +350,9 @@ def with_folders(command: Sequence[str], environment: Mapping[str, str]) -> list
 
 
 def under_torchrun(command: Sequence[str], nproc: str) -> list[str]:
-    """Return `command` with `nproc` ranks on this machine, by torchrun: a number, or `gpu` for one a GPU.
+    """Return `command` under torchrun with `nproc` ranks on this machine: a number, or `gpu` for one per GPU.
 
-    Raises RecipeError for a command that is no python script: torchrun starts nothing else so.
+    Raises RecipeError for a command that is not a Python script: torchrun would not start it as it is.
     """
     python, *words = command
     if not _is_python(python):
@@ -366,7 +370,7 @@ def under_torchrun(command: Sequence[str], nproc: str) -> list[str]:
             "give `python FILE ...`",
         )
     launcher = [python, *words[:options], "-m", "fastlaunch_train.process.torchrun"]
-    # Numbered nodes say by torchrun's own variables where they meet; a machine alone takes any free port.
+    # Numbered nodes meet where torchrun's variables say; a single machine takes any free port.
     return [*launcher, f"--nproc-per-node={nproc}", *target]
 
 

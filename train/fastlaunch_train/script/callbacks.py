@@ -1,7 +1,8 @@
 """Callbacks that record the steps of a Trainer of Transformers or Lightning, which fetches its own batches.
 
-What lies between the end of a step and the begin of the next is the wait for data, but for evaluations and
-checkpoints, which the Trainers announce. Under Accelerate a script has a loop of its own: it uses `steps`.
+The time between the end of a step and the beginning of the next is the wait for data, except for evaluations
+and checkpoints, which the Trainers announce. A script under Accelerate has a loop of its own and uses
+`steps`.
 """
 
 import time
@@ -16,9 +17,9 @@ from fastlaunch_train.script.steps import current, nominal_batch
 def transformers_callback() -> Any:
     """Return a TrainerCallback for `Trainer(callbacks=[...])`. Raises ImportError without Transformers.
 
-    The Trainer tells no step's loss, and shows its batches to no callback: while it trains, they are counted
-    in its `get_batch_samples`, which releases before 4.46 lack. After a SIGTERM it saves, if it saves at all,
-    and ends.
+    The Trainer gives callbacks neither a step's loss nor its batches: while it trains, batches are counted in
+    its `get_batch_samples`, which releases before 4.46 lack. After a SIGTERM the Trainer saves, if it saves
+    at all, and ends.
     """
     from transformers import Trainer, TrainerCallback
 
@@ -37,7 +38,7 @@ def transformers_callback() -> Any:
             nominal = nominal_batch(of.get("train_dataloader"))
             size = nominal and nominal * args.gradient_accumulation_steps
             if self._recording.is_started:
-                # Another training, or another size that `auto_find_batch_size` tries.
+                # This is another training, or another size that `auto_find_batch_size` tries.
                 self._recording.drop_batches()
                 is_smaller = args.auto_find_batch_size and size != self._recording.batch_size
                 self._recording.phase(*((BATCH_SIZE_PHASE, str(size)) if is_smaller else ("between loops",)))
@@ -99,8 +100,8 @@ def transformers_callback() -> Any:
 def lightning_callback() -> Any:
     """Return a Callback for `Trainer(callbacks=[...])`. Raises ImportError without Lightning.
 
-    A step is one of the optimizer's; its loss is the sum of what its batches contribute. From validation it
-    records `val_loss` and `val_acc` or `val_accuracy`, as the module logs them. After a SIGTERM the Trainer
+    A step is an optimizer step; its loss sums up its batches' contributions. The callback records `val_loss`
+    and `val_acc` or `val_accuracy` from validation, as the module logs them. After a SIGTERM the Trainer
     ends, and `fit` returns.
     """
     import lightning.pytorch as lightning
@@ -161,7 +162,7 @@ def lightning_callback() -> Any:
             self._since = time.perf_counter()
 
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-            # It is written after this.
+            # Lightning writes the checkpoint after this call.
             self._saved = True
 
     return StepCallback(recording)

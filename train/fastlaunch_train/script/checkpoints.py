@@ -1,7 +1,7 @@
-"""What a script saves in its `output`, packed as a checkpoint, so that another machine can go on from it.
+"""Pack what a script saves in its `output` as a checkpoint, so that another machine can go on from it.
 
-The ranks note when they save, and what is packed is never half of that. From a script that notes nothing we
-pack what there is when it was interrupted or has failed.
+The ranks note when they save, so no half-written state is packed. If a script notes nothing, we pack its
+files once it was interrupted or has failed.
 """
 
 import json
@@ -16,24 +16,24 @@ from pathlib import Path
 
 from fastlaunch_train.records.records import Phase
 
-#: In the folder of the records: what the script finds as $FASTLAUNCH_OUTPUT, and the checkpoints.
+#: Subfolders of the records' folder: the script's $FASTLAUNCH_OUTPUT, and the checkpoints.
 OUTPUT, CHECKPOINTS = "output", "checkpoints"
 _NOTES = "checkpoint-rank-*.json"
 _TARS, _NAME = "step-*.tar", "step-{:08d}.tar"
-#: Left free on the disk, for the script itself.
+#: Bytes to leave free on the disk for the script itself.
 _MIN_FREE_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a rank has saved. step: the last one whose state is whole in `output`, 0 for none."""
+    """What a rank has saved. step: the last step whose complete state is in `output`, 0 for none."""
 
     step: int
     is_saving: bool = False
 
 
 def write_note(records: Path, rank: int, note: Note) -> None:
-    """Write a rank's note whole. Raises OSError."""
+    """Write a rank's note atomically. Raises OSError."""
     path = records / _NOTES.replace("*", f"{rank:05d}")
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(note)))
@@ -41,14 +41,14 @@ def write_note(records: Path, rank: int, note: Note) -> None:
 
 
 def notes(records: Path) -> tuple[Note, ...]:
-    """Return the notes of all ranks that wrote one. Raises OSError, ValueError, TypeError for damage."""
+    """Return all ranks' notes. Raises OSError, ValueError or TypeError for a damaged note."""
     return tuple(Note(**json.loads(path.read_bytes())) for path in sorted(records.glob(_NOTES)))
 
 
 def steps_done(records: Path) -> int:
-    """Return after which step a script goes on that begins with what is in `output`; 0 if that is not known.
+    """Return the step after which a script that starts from `output` goes on; 0 if unknown.
 
-    records: a folder in which an attempt may have run before.
+    records: a folder in which an earlier attempt may have run.
     """
     try:
         return min((note.step for note in notes(records)), default=0)
@@ -57,7 +57,7 @@ def steps_done(records: Path) -> int:
 
 
 def restore(records: Path, clock: Callable[[], float] = time.monotonic) -> Phase | None:
-    """Unpack the newest checkpoint; return how long it took, None if there is none.
+    """Unpack the newest checkpoint; return the phase, or None without a checkpoint.
 
     Raises OSError and tarfile.TarError.
     """
@@ -66,7 +66,7 @@ def restore(records: Path, clock: Callable[[], float] = time.monotonic) -> Phase
         return None
     started = clock()
     with tarfile.open(newest) as archive:
-        # It holds the user's own files, links included. Pythons that have no filters ignore this.
+        # The archive holds the user's own files, including links. Pythons without filters ignore this.
         archive.extraction_filter = lambda member, _: member
         archive.extractall(records)
     return Phase(name="restore", seconds=clock() - started, step=0, detail=newest.name)
@@ -75,7 +75,7 @@ def restore(records: Path, clock: Callable[[], float] = time.monotonic) -> Phase
 class Packer:
     """Packs `output` into `checkpoints/step-<n>.tar`, beside it in `records`; the node sends that.
 
-    n: the step whose state it is, or one more than the last checkpoint's. say: takes a line for the log.
+    n: the step of the state, or one more than the last checkpoint's. say: writes a line to the log.
     """
 
     def __init__(self, records: Path, say: Callable[[str], None]) -> None:
@@ -88,14 +88,14 @@ class Packer:
         self._packed = list(self._files())
 
     def look(self) -> None:
-        """Pack what the ranks have saved since the last time."""
+        """Pack what the ranks have saved since the last look."""
         notes = self._read()
         if notes != self._noted:
             self._noted = notes
             self.pack()
 
     def pack(self) -> None:
-        """Pack `output`, unless a rank is saving, or it is as it was when it was packed last."""
+        """Pack `output`, unless a rank is saving or nothing has changed since the last time."""
         notes, files = self._read(), list(self._files())
         # Ranks that have not noted the same step are about to save.
         is_whole = notes is not None and len(set(notes)) <= 1 and not any(note.is_saving for note in notes)
@@ -105,11 +105,11 @@ class Packer:
         try:
             self._folder.mkdir(exist_ok=True)
             if shutil.disk_usage(self._folder).free < sum(size for _, size, _ in files) + _MIN_FREE_BYTES:
-                self._say("warning: no checkpoint: the disk has no room for another copy of what is saved")
+                self._say("warning: no checkpoint: the disk has no room for another copy of the saved files")
                 return
             self._write(partial)
             if self._read() != notes:
-                # Saved anew meanwhile. The next look packs that.
+                # A rank has saved again meanwhile; the next look packs that state.
                 return
             number = max([self._newest + 1, *(note.step for note in notes)])
             partial.replace(self._folder / _NAME.format(number))
@@ -133,7 +133,7 @@ class Packer:
         return sorted((self._records / OUTPUT).rglob("*"))
 
     def _files(self) -> Iterator[tuple[str, int, int]]:
-        """Yield path, size and time of change of all that the script has left."""
+        """Yield path, size and time of change of every file that the script has left."""
         for path in self._paths():
             with suppress(FileNotFoundError):
                 seen = os.lstat(path)

@@ -1,4 +1,4 @@
-"""GPUs of this machine as nvidia-smi sees them, for scripts that say nothing themselves. No torch."""
+"""Sample this machine's GPUs with nvidia-smi, for scripts that record nothing themselves. No torch."""
 
 import subprocess
 import threading
@@ -9,7 +9,7 @@ from fastlaunch_train.records.records import Device
 
 #: Seconds between two samples.
 SAMPLE_EVERY_S = 5
-#: The most samples that are kept of a run; then every second one goes.
+#: The most samples of a run to keep; beyond that every second one is dropped.
 MAX_SAMPLES = 20_000
 
 
@@ -29,7 +29,7 @@ class DeviceSampler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # a Ctrl-C is not for it
+                start_new_session=True,  # a Ctrl-C must not reach it
             )
         except OSError:
             return
@@ -56,7 +56,7 @@ class DeviceSampler:
 
 
 def parse_sample(line: str, at_s: float) -> Device | None:
-    """Return a line of nvidia-smi as a sample, None for another; what the GPU does not tell is None."""
+    """Return the sample in a line of nvidia-smi, or None; values that the GPU does not report are None."""
     cells = [number_or_none(cell) for cell in line.split(",")]
     if len(cells) != 4 or cells[0] is None:
         return None

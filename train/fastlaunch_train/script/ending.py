@@ -1,4 +1,4 @@
-"""What is added to a script's records once it has ended: what only the process that started it knows."""
+"""Complete a script's records after its end with what only the process that started it knows."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ from fastlaunch_train.records.records import (
     record_path,
 )
 
-#: Where processes that find the record of another in their place leave their script's name, a line each.
+#: Processes that find another's record in their place leave their script's name in this file, a line each.
 _UNRECORDED = "unrecorded-scripts"
 
 
@@ -40,7 +40,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recorded:
-    """What a rank has recorded."""
+    """A rank's record so far."""
 
     path: Path
     header: dict[str, Any]
@@ -60,11 +60,11 @@ def complete_records(
 ) -> None:
     """Complete the records of an attempt's ranks in `directory`; write those of ranks that left none.
 
-    A rank without an end gets one, and one that says `completed` is corrected if the script failed and no
-    other rank says why. `interrupted` is no reason if it failed: whoever started the ranks then asks those
-    that are left to stop. The first record gets the wall time and the device samples.
-    ranks: that the command started on this node. header: for a rank that left no record, but for its number
-    and, where another rank says it, the world size. restored: what was done before the script began.
+    A rank without an end gets one, and an end `completed` is corrected if the script failed and no other rank
+    gives a reason. `interrupted` gives no reason for a failure: the program that started the ranks asks the
+    remaining ranks to stop. The first record gets the wall time and the device samples.
+    ranks: number that the command started on this node. header: for a rank without a record; its rank and, if
+    another rank recorded it, the world size are filled in. restored: phase before the script began.
     """
     records = _read(directory, attempt)
     script = Phase(name=SCRIPT_PHASE, seconds=ending.wall_s, step=0)
@@ -77,7 +77,7 @@ def complete_records(
     statuses = [record.end.status if record.end else None for record in records]
     no_reasons = {None, "completed", *(["interrupted"] if ending.status == "failed" else [])}
     is_told = not no_reasons.issuperset(statuses)
-    # A rank that was asked to stop is to blame only if there is no other.
+    # Blame a rank that was asked to stop only if there is no other.
     blamed = {"completed"} if len(records) < len(ranks) or {*statuses} != {"interrupted"} else {"interrupted"}
     for record in records:
         recorded_end, rank = record.end, record.header["rank"]
@@ -109,7 +109,7 @@ def complete_records(
 
 
 def how_failed(returncode: int) -> str:
-    """Return what is known of a process by its exit code, not 0; a negative one is a signal."""
+    """Describe a failure by the process's exit code, not 0; a negative code is a signal."""
     if returncode > 0:
         return f"exit code {returncode}"
     name = signal.Signals(-returncode).name
@@ -117,13 +117,13 @@ def how_failed(returncode: int) -> str:
 
 
 def note_unrecorded(directory: Path, script: str) -> None:
-    """Note that a process of `script` is not recorded, as another of the command is. Raises OSError."""
+    """Note that a process of `script` is not recorded, as another of its command is. Raises OSError."""
     with (directory / _UNRECORDED).open("a") as file:
         file.write(f"{script}\n")
 
 
 def _end(ending: Ending, rank: int, first: Mapping[int, int]) -> End:
-    """Return the end of a rank that does not say it. first: as `_first_failed` returns it."""
+    """Return the end of a rank that recorded none. first: as `_first_failed` returns it."""
     status, message = ending.status, ending.message
     if rank in first:
         message = how_failed(first[rank])
@@ -133,7 +133,7 @@ def _end(ending: Ending, rank: int, first: Mapping[int, int]) -> End:
 
 
 def _first_failed(directory: Path) -> dict[int, int]:
-    """Return the exit codes of the ranks that failed first, and forget them; empty if torchrun says none."""
+    """Return the exit codes of the ranks that failed first, and forget them; empty if torchrun wrote none."""
     path = directory / FIRST_FAILED
     with suppress(OSError, ValueError):
         codes = {int(rank): int(code) for rank, code in json.loads(path.read_text()).items()}
@@ -143,7 +143,7 @@ def _first_failed(directory: Path) -> dict[int, int]:
 
 
 def _unrecorded(directory: Path) -> Phase | None:
-    """Return what `note_unrecorded` noted, and forget it."""
+    """Return a phase of what `note_unrecorded` noted, and forget it."""
     path = directory / _UNRECORDED
     try:
         numbers = Counter(path.read_text(errors="replace").splitlines())
@@ -157,11 +157,11 @@ def _unrecorded(directory: Path) -> Phase | None:
 
 
 def _read(directory: Path, attempt: int) -> list[_Recorded]:
-    """Return what this machine's ranks have recorded; one that ended before its header leaves no record."""
+    """Return the records of this machine's ranks; a rank that ended before its header left none."""
     records = []
     for path in sorted(directory.glob(f"rank-*-attempt-{attempt}.jsonl")):
         header, end, num_steps = None, None, 0
-        with path.open("rb") as file, suppress(ValueError):  # a half line, which a killed rank leaves
+        with path.open("rb") as file, suppress(ValueError):  # half a line, left by a killed rank
             for text in file:
                 line = json.loads(text)
                 kind = line.pop("kind")

@@ -1,9 +1,9 @@
-"""What the ranks of a script agree on: in the store of torch.distributed, not in its collectives.
+"""Let the ranks of a script agree through the store of torch.distributed, without its collectives.
 
-No rank waits for another. The first that comes to a meeting decides for all, and the others read that when
+No rank waits for another. The first rank at a meeting decides for all, and the others read the decision when
 they come. So a rank that leaves its loop early, evaluates alone, or never calls us costs the others nothing,
 and no wait of ours is part of a step's time. Ranks that the script's own collectives hold together come to a
-meeting after the same step, whoever is first.
+meeting after the same step, whichever is first.
 """
 
 import json
@@ -14,15 +14,15 @@ from typing import Any
 
 log = logging.getLogger("fastlaunch_train")
 
-#: How many decisions are kept for ranks that come late, and how many such a rank may lag behind a stop.
+#: Number of decisions to keep for late ranks, and by which a late rank may lag behind a stop.
 KEPT, KEPT_BEFORE_STOP = 3600, 10
-#: Added to the number of meetings held, in the same counter, for each rank that was asked to stop.
+#: Each rank that was asked to stop adds this to the counter of meetings.
 _STOP = 2**40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What all ranks do until they meet again."""
+    """The decision that holds for all ranks until they meet again."""
 
     num_steps: int  # of the block that begins
     block_end: int  # the step at which it ends
@@ -39,9 +39,9 @@ class Meeting:
         self.warning: str | None = None
 
     def agree(self, proposal: Agreed) -> Agreed:
-        """Return the proposal of the first rank at this meeting. A stop of one is of all at the next one.
+        """Return the proposal of the first rank at this meeting. A stop of one rank stops all at the next.
 
-        That is after the same step on all ranks, unless they have made different numbers of them.
+        They meet after the same step, unless they have done different numbers of steps.
         """
         distributed = sys.modules.get("torch.distributed")
         if (
@@ -55,13 +55,13 @@ class Meeting:
         try:
             store = distributed.distributed_c10d._get_default_store()
             return self.meet(store, distributed.get_rank(), proposal)
-        except Exception as error:  # whatever a store raises, by its kind and torch's version
+        except Exception as error:  # the error depends on the kind of store and torch's version
             self.warning = f"the ranks do not stop and save together: their store failed ({error})"
             log.warning("warning: %s", self.warning)
             return proposal
 
     def meet(self, store: Any, rank: int, proposal: Agreed) -> Agreed:
-        """Return what holds for this rank. store: as torch.distributed.Store."""
+        """Return the decision for this rank. store: like torch.distributed.Store."""
         is_news = proposal.stop and not self._has_told_stop
         self._has_told_stop = self._has_told_stop or proposal.stop
         num_stops, num_held = divmod(store.add("fastlaunch/held", _STOP if is_news else 0), _STOP)
@@ -73,7 +73,7 @@ class Meeting:
         agreed = json.loads(store.compare_set(f"fastlaunch/{self._number}", "", entry))
         if agreed.pop("rank") == rank:
             store.add("fastlaunch/held", 1)
-            if self._number > 2 * KEPT:  # nobody looks for it any more
+            if self._number > 2 * KEPT:  # no rank reads it any more
                 store.delete_key(f"fastlaunch/{self._number - 2 * KEPT}")
         last = proposal.block_end - proposal.num_steps
         if not last < agreed["block_end"] <= last + agreed["num_steps"]:

@@ -1,9 +1,8 @@
 """The record of one rank of a user's script, from its first call to the end of its process.
 
-As in the built-in loop: a block is about a second of steps, the device is waited for at its end only, and
-there losses are read and signals answered. Ranks agree there when to do so next, and do not wait for each
-other: a block's wall time is this rank's own. What the script does between two steps without saying so is
-part of the second of them.
+As in the built-in loop, a block is about a second of steps. Only at its end do we wait for the device, read
+losses and answer signals. There the ranks also agree when to do so next, without waiting for each other: a
+block's wall time is this rank's own. Unannounced work between two steps counts for the second of them.
 """
 
 import logging
@@ -31,12 +30,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastlaunch_train")
 
-#: How often `checkpoint_due` says so without a signal. A spot instance is lost with what was not saved.
+#: Seconds after which `checkpoint_due` returns True without a signal: a lost spot instance takes unsaved work
+#: along.
 CHECKPOINT_EVERY_S = 600.0
 
 
 class Recording:
-    """Writes a rank's record. Raises OSError if there can be none, such as a second one of the same rank."""
+    """Writes a rank's record. Raises OSError if it cannot, as for a second record of one rank."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Recording:
         self._samples: list[Any] = []  # of each step of the block, as `counted` returns them
         self._wait_s = 0.0
         self._waiting: list[Eval] = []  # for the steps that they follow to be recorded
-        #: Batches since the last step ended, and their samples; None if those of one are not known.
+        #: Batches since the last step ended, and their samples; None if a batch's samples are unknown.
         self.open_batches = 0
         self._open_samples: int | None = 0
         self.accumulate = 1
@@ -104,25 +104,25 @@ class Recording:
             self._add_waiting()
 
     def waited(self, wait_s: float) -> None:
-        """Note that the loop waited so long for data."""
+        """Note that the loop waited `wait_s` seconds for data."""
         self._wait_s += wait_s
 
     def batch_fetched(self, num_samples: int | None) -> None:
-        """Note the samples of a batch that came; None if they are not known."""
+        """Note the samples of a fetched batch; None if unknown."""
         self.open_batches += 1
         before = self._open_samples
         self._open_samples = None if before is None or num_samples is None else before + num_samples
 
     def drop_batches(self) -> None:
-        """Forget the batches and the wait since the last step: they make no step, or have made one."""
+        """Forget the batches and the wait since the last step, which are no part of a later step."""
         self._wait_s, self.open_batches, self._open_samples = 0.0, 0, 0
 
     def step(self, num_samples: Any = None, loss: Any = None) -> None:
-        """Note that a step is queued; at a block's end record it, and end the script if it has to.
+        """Note that a step is queued; at a block's end record it, and end the script if it has to end.
 
-        num_samples: as `counted` takes it; None for those of the batches that came. loss: a number or a
-        tensor with one. A GPU's are not waited for. Raises SystemExit with the exit code of a loss that is
-        not finite, or of a stop that the script does not ask for by `stop_requested`.
+        num_samples: as `counted` takes it; None for the samples of the fetched batches. loss: a number or a
+        tensor with one number. Tensors on a GPU are not waited for. Raises SystemExit with the exit code for
+        a loss that is not finite, or for a stop if the script never calls `stop_requested`.
         """
         if self._closed:
             return
@@ -138,7 +138,7 @@ class Recording:
         self._recorder.step(_detached(loss), self._wait_s)
         self._samples.append(samples)
         self.drop_batches()
-        # Steps that have become slower would make a block too long, and a process that is killed loses it.
+        # Slower steps would make the block too long, and a killed process loses its block.
         is_long = self._recorder.seconds > 1.25 * BLOCK_S
         if self._recorder.last_done >= self._block_end or is_long or self._hears_alone():
             with self._giving_up():
@@ -146,7 +146,7 @@ class Recording:
 
     @contextmanager
     def loop(self, nominal_batch: int | None, accumulate: int) -> Iterator[None]:
-        """Enter a loop over `steps`. Whatever came after the last one, of several steps, is a phase."""
+        """Enter a loop over `steps`. The time since the last loop of several steps is a phase."""
         self.start()
         if self._saving is not None:
             self.saved()
@@ -154,15 +154,15 @@ class Recording:
             self.phase("between loops")
         self.accumulate = accumulate
         self.batch_size = nominal_batch and nominal_batch * accumulate
-        # The batch of a loop around this one is what this one divides.
+        # This loop divides the batch of the loop around it.
         self.open_batches, self._open_samples = 0, 0
         before = self._num_done
         try:
             yield
         finally:
-            # A loop that is left with a batch has not said whether that made a step.
+            # If the body leaves the loop with a batch, we do not know whether that made a step.
             self.drop_batches()
-            # A loop of one step may lie within a loop of steps, and the rest of its step comes after it.
+            # A loop of one step may lie within a loop of steps; the rest of that step follows.
             self._is_after_loop = self._num_done > before + 1
             if self._is_after_loop:
                 self._loop_left()
@@ -178,7 +178,7 @@ class Recording:
             self.step()
 
     def phase(self, name: str, detail: str | None = None) -> None:
-        """Record what has happened since the last step as a phase."""
+        """Record the time since the last step as a phase."""
         if self._closed:
             return
         with self._giving_up():
@@ -191,7 +191,7 @@ class Recording:
         """Record an evaluation of the model after the last step; it began when that step ended."""
         if self._closed:
             return
-        # In a step that has not ended, its time is the step's.
+        # Within a step, its time belongs to the step.
         within = self._recorder if self.open_batches else None
         with self._giving_up():
             step, seconds = (within.last_done, 0.0) if within else self._pause_ended()
@@ -211,7 +211,7 @@ class Recording:
                 self._add_waiting()
 
     def stop_requested(self) -> bool:
-        """Return whether the script should save and end. From now on it is trusted to."""
+        """Return whether the script should save and end. From now on we leave the ending to the script."""
         self._asks_stop = True
         return self._stop or self._hears_alone()
 
@@ -230,7 +230,7 @@ class Recording:
         return True
 
     def saved(self) -> None:
-        """Record the checkpoint that was due, if one was, as a phase: the script asks for the next batch."""
+        """Record the checkpoint that was due, if any, as a phase: the script asks for the next batch."""
         if self._saving is not None:
             self._end_saving()
             self.phase("checkpoint")
@@ -242,7 +242,7 @@ class Recording:
         self.phase("checkpoint")
 
     def finish(self) -> None:
-        """Write what is pending and the end line, as the process ends."""
+        """Write pending lines and the end line, as the process ends."""
         if self._closed:
             return
         # multiprocessing prints the exception of a child itself, and finishes while it handles it.
@@ -270,11 +270,11 @@ class Recording:
         self.interrupts.done()
 
     def abandon(self) -> None:
-        """Forget the record in a forked child: it is the parent's."""
+        """Forget the record in a forked child: it belongs to the parent."""
         self._closed = True
 
     def _pause_ended(self) -> tuple[int, float]:
-        """Return the last step and the seconds since it, which are no step's; the next one begins now."""
+        """Return the last step and the seconds since it, which count for no step; the next begins now."""
         if self._recorder is None:
             return self._settings.steps_done, 0.0
         closed, passed_s = self._recorder.close_at_last_step(self._details)
@@ -283,8 +283,8 @@ class Recording:
         return self._recorder.last_done, passed_s
 
     def _loop_left(self) -> None:
-        """Record the loop's last steps: what comes after it may take long, and be killed."""
-        # After a GPU's error, what ends the script is that.
+        """Record the loop's last steps: the script may run long after the loop, and be killed."""
+        # After an error of the GPU, that error ends the script.
         with suppress(Exception), self._giving_up():
             if self._recorder is not None and not self._closed:
                 closed, _ = self._recorder.close_at_last_step(self._details)
@@ -315,12 +315,12 @@ class Recording:
         self._stop = self._stop or self._agreed.stop
         if self._agreed.checkpoint:
             self._checkpoint_due, self._saved_at = True, self._clock()
-        # A script that asks for checkpoints is left to save one first.
+        # A script that calls `checkpoint_due` may save a checkpoint first.
         if not self._asks_checkpoint or self._saved_for_stop:
             self._leave_if_stopped()
 
     def _leave_if_stopped(self) -> None:
-        """End the script if it was asked to stop and does not ask for that itself."""
+        """End the script if it was asked to stop and never calls `stop_requested`."""
         if self._stop and not self._asks_stop:
             self._leave("interrupted", self.interrupts.message)
 
@@ -330,7 +330,7 @@ class Recording:
             self._leave("nan_loss", problem)
 
     def _not_finite(self, closed: ClosedBlock | None) -> str | None:
-        """Return between which steps a loss, of this block or one before, is not finite; None if all are."""
+        """Return a message if a loss of this or an earlier block is not finite, else None."""
         if closed is not None and not all(loss is None or math.isfinite(loss) for loss in closed.losses):
             first = self._num_done - closed.num_steps + 1
             self._problem = f"the loss was not finite between steps {first} and {self._num_done}"
@@ -406,7 +406,7 @@ class Recording:
             self._note(is_saving=False)
 
     def _note(self, *, is_saving: bool) -> None:
-        """Note for who started the script that the state after the last step is saved, or about to be."""
+        """Tell the process that started the script that the last step's state is saved, or about to be."""
         if self._closed or self._recorder is None:
             return
         if not is_saving:
@@ -447,7 +447,7 @@ class Recording:
 
 
 def _place(settings: ScriptSettings) -> ScriptSettings:
-    """Return the settings with the rank that torch.distributed says, where it runs."""
+    """Return the settings with the rank from torch.distributed, if it is initialised."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return settings
@@ -455,7 +455,7 @@ def _place(settings: ScriptSettings) -> ScriptSettings:
 
 
 def _next_attempt(settings: ScriptSettings) -> int:
-    """Return the attempt after those that this rank has recorded: no other rank's, which may have begun."""
+    """Return the attempt after this rank's last record; other ranks may have begun the new attempt."""
     attempt = 1
     while record_path(settings.records, rank=settings.rank, attempt=attempt).exists():
         attempt += 1
@@ -472,10 +472,10 @@ def _cuda_device() -> "torch.device | None":
 
 
 def counted(num_samples: Any, *, waits: bool = True) -> Any:
-    """Return a whole number from 0, of whatever type, as an int.
+    """Return a whole number of any type, at least 0, as an int.
 
-    waits: whether for a GPU; if not, its tensors are returned as they are now. Raises TypeError for what is
-    no whole number, and ValueError for one out of range.
+    waits: whether to wait for a GPU; if not, its tensors are returned as they are. Raises TypeError for a
+    value that is not a whole number, and ValueError for a number out of range.
     """
     number = num_samples
     if not waits and getattr(number, "is_cuda", False):
@@ -489,18 +489,18 @@ def counted(num_samples: Any, *, waits: bool = True) -> Any:
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"num_samples is {num_samples!r}, not a whole number") from None
     if not 0 <= number <= MAX_INTEGER:
-        raise ValueError(f"num_samples is {number}, it is at least 0")
+        raise ValueError(f"num_samples is {number}, but must be at least 0")
     return number
 
 
 def _detached(loss: Any) -> Any:
-    """Return a loss as Recorder takes it. Raises TypeError for what is not one number."""
+    """Return a loss as Recorder takes it. Raises TypeError unless it is one number."""
     if loss is None or isinstance(loss, float | int):
         return loss
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(loss, torch.Tensor):
         if loss.numel() != 1:
-            raise TypeError(f"loss has shape {tuple(loss.shape)}, it is one number")
+            raise TypeError(f"loss has shape {tuple(loss.shape)}, but must be one number")
         return loss.detach().reshape(())
     return float(loss)
 

@@ -1,4 +1,4 @@
-"""What the environment says of a script's run, and the header of its record. No torch."""
+"""Read a script's run from the environment, and make the header of its record. No torch."""
 
 import datetime
 import json
@@ -46,10 +46,10 @@ class ScriptSettings:
 def read_settings(
     environment: Mapping[str, str], *, script: str, command: Sequence[str]
 ) -> ScriptSettings | None:
-    """Read FASTLAUNCH_RECORDS, or else _OUTPUT, and what goes with it; None if neither is set.
+    """Read FASTLAUNCH_RECORDS, or else _OUTPUT, and related variables; None if neither is set.
 
-    script, command: its path and argv, for what the environment does not say. Raises RecipeError for a value
-    that means nothing.
+    script, command: the script's path and argv, used where the environment has none. Raises RecipeError for
+    an invalid value.
     """
     folder = environment.get("FASTLAUNCH_RECORDS") or environment.get("FASTLAUNCH_OUTPUT")
     if not folder:
@@ -84,7 +84,7 @@ def header(
 ) -> dict[str, Any]:
     """Return the header of this rank's record.
 
-    batch_size: samples of a step of this rank, None if not known. device: None for a CPU.
+    batch_size: samples of a step of this rank, None if unknown. device: None for a CPU.
     """
     return {
         "run_id": settings.run_id,
@@ -118,19 +118,20 @@ def header(
 
 def _variant(text: str) -> dict[str, str]:
     try:
-        # A number stays as it is written.
+        # Numbers stay as they are written.
         variant = json.loads(text, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         variant = None
     if not isinstance(variant, dict) or not all(isinstance(value, str) for value in variant.values()):
         raise RecipeError(
-            f"FASTLAUNCH_VARIANT is {text!r}, not a JSON object of texts", 'give one, such as {"amp": "bf16"}'
+            f"FASTLAUNCH_VARIANT is {text!r}, not a JSON object of strings",
+            'give one, such as {"amp": "bf16"}',
         )
     return variant
 
 
 def _command(text: str | None) -> tuple[str, ...]:
-    """Return the argv that the wrapper left in the environment; empty if it is none."""
+    """Return the argv that the wrapper left in the environment; empty if it is not valid."""
     try:
         words = json.loads(text or "[]")
     except (ValueError, RecursionError):
@@ -139,6 +140,6 @@ def _command(text: str | None) -> tuple[str, ...]:
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """Return torchrun's variable, at least 1 if the default is; the default if it is no number."""
+    """Return torchrun's variable, at least 1 if the default is; the default if it is not a number."""
     text = environment.get(name, "")
     return max(int(text), min(default, 1)) if text.isascii() and text.isdigit() else default

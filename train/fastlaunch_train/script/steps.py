@@ -1,6 +1,6 @@
 """What a script calls: `steps` or `step`, `evaluate`, `checkpoint_due`, `stop_requested`.
 
-Outside of fastlaunch, where the environment names no folder for records, each returns at once.
+Outside of fastlaunch, where the environment names no folder for records, each call returns at once.
 """
 
 import atexit
@@ -24,7 +24,7 @@ log = logging.getLogger("fastlaunch_train")
 
 Batch = TypeVar("Batch")
 
-#: This process's; None outside of fastlaunch, and in a forked child.
+#: This process's recording; None outside of fastlaunch, and in a forked child.
 _recording: Recording | None = None
 _is_open = False
 #: In a forked child that has not called us yet: its parent's, which it is not recorded in.
@@ -32,16 +32,17 @@ _of_parent: Recording | None = None
 
 
 def steps(loader: Iterable[Batch], num_samples: int | None = None, accumulate: int = 1) -> Iterable[Batch]:
-    """Return the batches of `loader`, each `accumulate` of them a recorded step; the last has what is left.
+    """Return the batches of `loader` and record every `accumulate` of them as a step, the last with the rest.
 
-    A step ends when the loop asks for the next batch, or at a `step` in its body, which can tell a loss. Call
-    that before whatever else the body does, such as an evaluation. What the script does between two such
-    loops, of several steps each, is no step's.
-    num_samples: of every batch of this rank; by default those of the batch that came are counted, as
-    `SampleCounter` does.
+    A step ends when the loop asks for the next batch, or at a `step` in its body, which can give a loss. Call
+    `step` before the body does anything else, such as an evaluation. Work between two such loops of several
+    steps counts for no step.
+    num_samples: samples in every batch of this rank; by default `SampleCounter` counts those of each batch.
     """
     if accumulate < 1 or (num_samples is not None and num_samples < 1):
-        raise ValueError(f"accumulate is {accumulate} and num_samples {num_samples}; both are at least 1")
+        raise ValueError(
+            f"accumulate is {accumulate} and num_samples {num_samples}, but both must be at least 1"
+        )
     recording = current()
     if recording is None:
         return loader
@@ -51,10 +52,10 @@ def steps(loader: Iterable[Batch], num_samples: int | None = None, accumulate: i
 def step(num_samples: int | None = None, loss: Any = None) -> None:
     """End an optimizer step, once its work is queued. The first call starts the clock, if `steps` has not.
 
-    num_samples: of this rank, a whole number. loss: a number. Either may be a tensor with one; on a GPU it is
-    read when a block of steps ends, about once a second. Raises TypeError and ValueError for samples that are
-    no number of them. A loss that is not finite ends the script with exit code 33. A SIGTERM ends it between
-    two steps with 130, unless it asks `stop_requested`.
+    num_samples: samples of this rank, a whole number. loss: a number. Either may be a tensor with one number;
+    a tensor on a GPU is read when a block of steps ends, about once a second. Raises TypeError or ValueError
+    for an invalid number of samples. A loss that is not finite ends the script with exit code 33. A SIGTERM
+    ends it between two steps with 130, unless the script calls `stop_requested`.
     """
     recording = current()
     if recording is not None:
@@ -69,17 +70,17 @@ def evaluate(
     num_samples: int = 0,
     **metrics: Any,
 ) -> None:
-    """Record what the model scores on held-out data after the last step. Call it on one rank, or on all.
+    """Record the model's score on held-out data after the last step. Call it on one rank, or on all.
 
-    loss, accuracy: numbers; of another metric, of which higher is better, give one by its name. split:
-    `validation` or `test`. num_samples: how many were scored, 0 if not known. Raises TypeError for several
-    metrics, ValueError for another split or no number at all.
+    loss, accuracy: numbers; give another metric, if higher is better, by its name. split: `validation` or
+    `test`. num_samples: samples that were scored, 0 if unknown. Raises TypeError for several metrics,
+    ValueError for another split or if no number is given.
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, not {' or '.join(SPLITS)}")
     named = {name: value for name, value in {"accuracy": accuracy, **metrics}.items() if value is not None}
     if len(named) > 1:
-        raise TypeError(f"one metric is recorded, not {', '.join(named)}")
+        raise TypeError(f"only one metric can be recorded, not {', '.join(named)}")
     if loss is None and not named:
         raise ValueError("neither a loss nor a metric is given")
     recording = current()
@@ -89,9 +90,9 @@ def evaluate(
 
 
 def checkpoint_due() -> bool:
-    """Return whether to save a checkpoint now: after a SIGTERM, as of a spot instance, and every ten minutes.
+    """Return whether to save a checkpoint now: after a SIGTERM, as on a spot instance, and every ten minutes.
 
-    The same on all ranks if each calls it after the same step. False outside of fastlaunch.
+    All ranks get the same answer if each calls it after the same step; False outside of fastlaunch.
     """
     recording = current()
     return recording is not None and recording.checkpoint_due()
@@ -100,7 +101,7 @@ def checkpoint_due() -> bool:
 def stop_requested() -> bool:
     """Return whether the script was asked to end, by SIGTERM or Ctrl-C: it should save and return.
 
-    The same on all ranks, once a block of steps ends. False outside of fastlaunch.
+    All ranks get the same answer once a block of steps ends; False outside of fastlaunch.
     """
     recording = current()
     return recording is not None and recording.stop_requested()
@@ -123,7 +124,8 @@ def nominal_batch(loader: Any) -> int | None:
     for _ in range(4):
         if hasattr(loader, "batch_size") or hasattr(loader, "batch_sampler"):
             break
-        # tqdm, timm's PrefetchLoader and such pass on the batches of another loader, and not their size.
+        # Wrappers such as tqdm and timm's PrefetchLoader pass on another loader's batches, but not their
+        # size.
         names = ("iterable", "loader", "dataloader", "base_dataloader")
         loader = next((inner for name in names if (inner := getattr(loader, name, None)) is not None), None)
     sampler = getattr(loader, "batch_sampler", None)
@@ -154,7 +156,7 @@ def _open() -> Recording | None:
     os.register_at_fork(after_in_child=_forget)
     atexit.register(_finish)
     if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None:
-        # Its children that were forked end without atexit.
+        # Its forked children end without atexit.
         multiprocessing.Finalize(None, _finish, exitpriority=0)
     return recording
 
@@ -177,7 +179,7 @@ def _forget() -> None:
 
 
 class RecordedSteps(Generic[Batch]):
-    """The batches of a loader, whose steps are recorded. Its length, if it has one, is the loader's."""
+    """The batches of a loader, recorded as steps. The length, if there is one, is the loader's."""
 
     def __init__(
         self, recording: Recording, loader: Iterable[Batch], num_samples: int | None, accumulate: int
@@ -207,7 +209,7 @@ class RecordedSteps(Generic[Batch]):
                 recording.waited(time.perf_counter() - before)
                 recording.batch_fetched(self._num_samples or counter.count(batch))
                 yield batch
-                # Not if the body has ended the step.
+                # This does nothing if the body has ended the step.
                 recording.end_full_step()
                 recording.saved()
                 before = time.perf_counter()

@@ -11,18 +11,18 @@ _DECAY = 0.8
 #: Added to the square of gradients. Root mean square above which an update is scaled down.
 _EPS = 1e-30
 _CLIP = 1.0
-#: Numbers updated at once at the most. Larger parameters keep a GPU busy each, and a copy of each is large.
+#: The most numbers to update at once. A larger parameter keeps a GPU busy alone, and its copy is large.
 _AT_ONCE = 2**24
 
 
 class Adafactor(torch.optim.Optimizer):
     """Adafactor (Shazeer and Stern, 2018) with a given learning rate and without a first moment.
 
-    It computes what `transformers.Adafactor(lr=..., scale_parameter=False, relative_step=False)` does, which
-    the Transformers Trainer makes of `--optim adafactor`. torch.optim.Adafactor does not: it scales every
-    update by the parameter's own size and caps the learning rate at step ** -0.5.
-    Parameters may be sharded (DTensor) and in bf16; the moments are fp32. In each step weights lose the share
-    lr * weight_decay, as there.
+    It computes what `transformers.Adafactor(lr=..., scale_parameter=False, relative_step=False)` does, the
+    optimizer of the Transformers Trainer for `--optim adafactor`. torch.optim.Adafactor differs: it scales
+    every update by the parameter's own size and caps the learning rate at step ** -0.5. Parameters may be
+    sharded (DTensor) and in bf16; the moments are fp32. Each step reduces weights by the share lr *
+    weight_decay, as in Transformers.
 
     capturable: count steps on the GPU, as a step that is captured in a CUDA graph has to.
     foreach: stack parameters of one shape and update them at once, up to 2**24 numbers, which takes a fourth
@@ -46,7 +46,7 @@ class Adafactor(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient; a `closure`, if given, computes the gradients first."""
         loss = None
-        if closure is not None:  # as Lightning's Trainer steps
+        if closure is not None:  # Lightning's Trainer passes one
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
@@ -61,12 +61,12 @@ class Adafactor(torch.optim.Optimizer):
             for alike in (
                 self._alike(parameters) if self._foreach else ([parameter] for parameter in parameters)
             ):
-                # Checkpoints of before there was a weight decay have none.
+                # Checkpoints from before the option weight_decay lack it.
                 self._update(alike, group["lr"], group.get("weight_decay", 0.0))
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; torch casts moments to the weights' dtype, this to fp32."""
+        """Load what `state_dict` returned. torch casts moments to the weights' dtype, this to fp32."""
         super().load_state_dict(state_dict)
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -76,7 +76,7 @@ class Adafactor(torch.optim.Optimizer):
                     self.state[parameter][name] = value.to(parameter.device, torch.float32)
 
     def _alike(self, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-        """Yield the parameters that are updated at once: of one shape, dtype, device and step."""
+        """Yield groups of parameters to update at once: of one shape, dtype, device and step."""
         alike: dict[Any, list[nn.Parameter]] = {}
         for parameter in parameters:
             if hasattr(parameter, "placements"):
@@ -118,12 +118,12 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def _stacked(tensors: list[Any]) -> torch.Tensor:
-    # A single one is not copied, and may be sharded.
+    # A single tensor is not copied, and may be sharded.
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0].detach().unsqueeze(0)
 
 
 def _apart(values: torch.Tensor) -> list[torch.Tensor]:
-    # Sharded ones come one by one, and DTensor has no unbind before torch 2.10.
+    # Sharded tensors come one by one, and DTensor has no unbind before torch 2.10.
     return list(values.unbind()) if len(values) > 1 else [values.squeeze(0)]
 
 
@@ -143,12 +143,12 @@ def _averaged(states: list[dict[str, Any]], name: str, values: torch.Tensor, kep
 
 
 def _mean(value: torch.Tensor, dim: int) -> torch.Tensor:
-    # A sum and a division: the mean of means of unequal shards is another number.
+    # Sum and divide: the mean of the means of unequal shards is another number.
     return _whole(value.sum(dim=dim)).div(value.shape[dim])
 
 
 def _placed_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return `value`, sharded as `parameter` is: along a dimension of 1 torch has gathered it."""
+    """Return `value`, sharded as `parameter` is; torch has gathered it along a dimension of 1."""
     placements = getattr(parameter, "placements", None)
     if placements is None:
         return value

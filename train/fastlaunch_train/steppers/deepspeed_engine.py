@@ -1,4 +1,4 @@
-"""Steps by DeepSpeed: ZeRO-1 shards the optimizer's state over the ranks, 2 also gradients."""
+"""Steps by DeepSpeed: ZeRO-1 shards the optimizer's state over the ranks, ZeRO-2 also the gradients."""
 
 import functools
 import importlib.metadata
@@ -25,32 +25,32 @@ from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.steppers.torch_stepper import check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
-#: Under which DeepSpeed's optimizers save their loss scaler, an object.
+#: Key under which DeepSpeed's optimizers save their loss scaler, an object.
 _SCALER = "loss_scaler"
 
 log = logging.getLogger("fastlaunch_train")
-#: The oldest DeepSpeed that may overlap. Older ones sent gradients that were not written yet, or overwrote
-#: them on their way, which trains another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and 8061,
-#: pull requests 7898 and 7965). This is the oldest whose source has the last of these mended.
+#: The oldest DeepSpeed that may overlap. Older releases sent gradients before they were written, or overwrote
+#: them during the exchange, which trains another model, or NaN (deepspeedai/DeepSpeed issues 5545, 7188 and
+#: 8061, pull requests 7898 and 7965). This release is the oldest with the last of these fixes.
 OVERLAP_RELEASE = (0, 19, 8)
-#: Gradients that are exchanged together: as many as fill DDP's 160 MB in fp32. DeepSpeed's default of 500
-#: million is most of ViT-Huge: the exchange could begin only when nearly all are computed, and two buffers
-#: take 4 GB.
+#: Number of gradient values to exchange together: as many as fill DDP's 160 MB in fp32. DeepSpeed's default
+#: of 500 million covers most of ViT-Huge: the exchange could begin only when nearly all are computed, and two
+#: buffers would take 4 GB.
 BUCKET_ELEMENTS = 160 * 2**20 // 4
 
 
 class DeepSpeedStepper:
     """A `Stepper` around DeepSpeed's engine, with the recipe's optimizer.
 
-    What it computes in, by recipe:
+    The recipe decides the dtypes:
     * fp32, tf32: as without DeepSpeed.
     * bf16: fp32 parameters under bf16 autocast, as with DDP.
     * bf16 with parameter_dtype=bf16-master: DeepSpeed's bf16 mode. Parameters, gradients and messages are
       bf16, fp32 masters are sharded with the optimizer's state; operators compute as under autocast.
     * fp16: DeepSpeed's fp16 mode, likewise in fp16, with its own dynamic loss scaling, which skips steps that
       overflow; the scaler of Precision is not used.
-    Micro-batches are accumulated by DeepSpeed, in its gradients' dtype. Gradients are exchanged while others
-    are computed unless overlap_comm=false, in buckets of BUCKET_ELEMENTS.
+    DeepSpeed accumulates micro-batches in its gradients' dtype. It exchanges gradients in buckets of
+    BUCKET_ELEMENTS, while others are computed unless overlap_comm=false.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DeepSpeedStepper:
         self._process = process
         self._native = model
         if recipe.engine == "torch":
-            # Inside: DeepSpeed's engine switches off the autocast that it is called in.
+            # Autocast has to be inside: DeepSpeed's engine switches off the autocast around its call.
             model.__dict__["forward"] = _under(precision.autocast, model.forward)
         # DeepSpeed makes the masters, and holds the parameters in the dtype of its mode.
         prepared = prepare_model(workload, recipe, model)
@@ -75,7 +75,7 @@ class DeepSpeedStepper:
             self._engine.compile(backend=recipe.compile_backend)
 
     def zero_grad(self) -> None:
-        """Note the loss scale of the step that begins: DeepSpeed frees the gradients itself."""
+        """Note the loss scale of the new step; DeepSpeed frees the gradients itself."""
         if self.recipe.precision == "fp16":
             self._loss_scale = float(self._engine.optimizer.loss_scaler.cur_scale)
 
@@ -95,7 +95,7 @@ class DeepSpeedStepper:
         """Do nothing: DeepSpeed has clipped the gradients and updated the parameters."""
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
+        """Use the optimizer's original learning rate times `factor` from now on."""
         self._rates.scale(factor)
 
     def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -105,7 +105,7 @@ class DeepSpeedStepper:
         return torch.tensor(self._loss_scale), torch.tensor(not self._engine.was_step_applied())
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Compile what a step on `batch` needs, by a step that is undone."""
+        """Compile by doing a step on `batch` and undoing it."""
         before = {**own_state(self._engine), "model": _on_cpu(model_state(self._native))}
         device = self._process.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -124,7 +124,7 @@ class DeepSpeedStepper:
         return {"model": _on_cpu(model_state(self._native)), "deepspeed": shares}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned on rank 0."""
+        """Load what `state` returned on rank 0."""
         share = state["deepspeed"][self._process.rank]
         restore(self._engine, self._native, {**share, "model": state["model"]})
 
@@ -133,7 +133,7 @@ class DeepSpeedStepper:
         return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put back what `weights` returned; masters stay, and the next step rounds them into the model."""
+        """Restore what `weights` returned; masters stay, and the next step rounds them into the model."""
         with torch.no_grad():
             for name, value in self._tensors().items():
                 value.copy_(weights[name])
@@ -179,10 +179,10 @@ def initialize(
     import deepspeed
 
     for handler in deepspeed.utils.logger.handlers:
-        # It writes to standard output, where only data belongs.
+        # DeepSpeed writes to standard output, where only data belong.
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
-    log.info("DeepSpeed starts; at its first time on a machine it compiles for minutes")
+    log.info("starting DeepSpeed; on a new machine it first compiles for minutes")
     try:
         engine, *_ = deepspeed.initialize(
             model=model,
@@ -201,9 +201,9 @@ def initialize(
 
 
 def engine_config(recipe: Recipe, world_size: int, max_grad_norm: float | None) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for `recipe`. max_grad_norm: to which it clips gradients, if given.
+    """Return DeepSpeed's configuration for `recipe`. max_grad_norm: norm to clip gradients to, if given.
 
-    Its batch sizes only serve its own reports, which are off: a micro-batch counts as one sample.
+    Its batch sizes serve only DeepSpeed's own reports, which are off: a micro-batch counts as one sample.
     """
     half = recipe.precision == "fp16"
     bf16 = recipe.parameter_dtype == "bf16-master"
@@ -218,10 +218,10 @@ def engine_config(recipe: Recipe, world_size: int, max_grad_norm: float | None) 
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # DeepSpeed clips gradients to a norm of 1 unless it is told not to (seen in 0.19.8).
+        # DeepSpeed clips gradients to a norm of 1 by default (seen in 0.19.8).
         "gradient_clipping": max_grad_norm or 0.0,
         "steps_per_print": 10**9,
-        # For its reports it would wait for the device twice in every micro-batch (seen in 0.19.8).
+        # Its reports would wait for the device twice in every micro-batch (seen in 0.19.8).
         "timers": {"throughput": {"enabled": False}},
         "fp16": {"enabled": half, "auto_cast": half and recipe.engine == "ort"},
         "bf16": {"enabled": bf16},
@@ -250,16 +250,16 @@ def own_state(engine: Any) -> dict[str, Any]:
 
 
 def restore(engine: Any, model: nn.Module, state: dict[str, Any]) -> None:
-    """Take over what `own_state` returned on this rank, and the `model`'s own state dict."""
+    """Load what `own_state` returned on this rank, and the `model`'s state dict."""
     model.load_state_dict(state["model"])
     scaler = engine.optimizer.loss_scaler
     vars(scaler).update(state["scaler"])
-    # DeepSpeed takes its own from a list with the state of each rank.
+    # DeepSpeed takes this rank's state from a list of all ranks' states.
     listed: list[Any] = [None] * dist.get_world_size()
     listed[dist.get_rank()] = {**state["optimizer"], _SCALER: scaler}
     engine.optimizer.load_state_dict(listed, load_from_fp32_weights=True)
 
 
 def _on_cpu(state: Any) -> Any:
-    """Return what is plain of a nest, with tensors copied to the CPU."""
+    """Return the plain values of a nest, with tensors copied to the CPU."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), plain(state))

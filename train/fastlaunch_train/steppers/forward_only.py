@@ -1,4 +1,4 @@
-"""Steps of a workload that trains nothing: each a forward pass."""
+"""Steps of a workload that trains nothing: each step is a forward pass."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ class ForwardStepper:
         self._precision = precision
         self._device = process.device
         if recipe.compile_scope == "wrapped":
-            # Nothing is wrapped where nothing is trained.
+            # Nothing is trained, so nothing is wrapped.
             recipe = replace(recipe, compile_scope="model")
         if recipe.pointwise == "scripted" and workload.pointwise is not None:
             # Again: the checks have called the model, and so compiled what they called.
@@ -46,7 +46,7 @@ class ForwardStepper:
         """Do nothing: there are no gradients."""
 
     def forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
-        """Return what the workload gives for a loss, not waited for."""
+        """Return the workload's loss, not waited for."""
         with phase("forward"), torch.no_grad(), self._precision.autocast():
             return self._workload.loss(self.model, batch).detach()
 
@@ -71,7 +71,7 @@ class ForwardStepper:
         return {"model": self.model.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Load what `state` returned."""
         self.model.load_state_dict(state["model"])
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -79,5 +79,5 @@ class ForwardStepper:
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put back what `weights` returned."""
+        """Restore what `weights` returned."""
         self.model.load_state_dict(weights)

@@ -11,7 +11,7 @@ from fastlaunch_train.recipes.rules import optimizer_problem
 from fastlaunch_train.workloads.contract import Workload
 from fastlaunch_train.workloads.registry import WorkloadError
 
-#: Arguments of torch's optimizers.
+#: Keyword arguments for torch's optimizers.
 _IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "auto": {},
     "for-loop": {"foreach": False},
@@ -21,9 +21,9 @@ _IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
 
 
 def check_optimizer(workload: Workload, recipe: Recipe) -> None:
-    """Raise RecipeError if the workload's own optimizer has not the implementation that the recipe names.
+    """Raise RecipeError if the workload's own optimizer lacks the implementation that the recipe names.
 
-    The recipe's own was checked with the recipe. Called before the model is built.
+    The recipe's optimizer was checked with the recipe. Call this before building the model.
     """
     name = optimizer_name(workload, recipe)
     problem = optimizer_problem(recipe, name) if workload.trains else None
@@ -40,9 +40,9 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the workload's optimizer, unless the recipe names another.
 
-    model: with fused blocks, whose weights the optimizer's pass rounds if the recipe says so. Raises
-    WorkloadError for a name other than sgd, adamw and adafactor, and for a function of the workload's that
-    makes something else.
+    model: its fused blocks' weights are rounded in the optimizer's pass if the recipe says so. Raises
+    WorkloadError for a name other than sgd, adamw and adafactor, and if the workload's function returns
+    something else.
     """
     name = optimizer_name(workload, recipe)
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
@@ -66,7 +66,7 @@ def build_optimizer(
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=workload.momentum, **implementation)
     if name == "adamw":
-        # A captured step counts on the GPU.
+        # A captured step has to count steps on the GPU.
         on_gpu = any(parameter.is_cuda for parameter in parameters.values())
         return torch.optim.AdamW(groups, lr=rate, capturable=recipe.step_graph and on_gpu, **implementation)
     if name == "adafactor":
@@ -81,7 +81,7 @@ def build_optimizer(
 
 
 def _groups(parameters: Iterable[nn.Parameter], decay: float | None) -> Iterator[dict[str, Any]]:
-    """Yield the groups of `parameters` that decay alike; None: all, as the optimizer decides."""
+    """Yield the groups of `parameters` that decay alike; None: one group with the optimizer's decay."""
     if decay is None:
         yield {"params": list(parameters)}
         return
@@ -95,25 +95,25 @@ def _groups(parameters: Iterable[nn.Parameter], decay: float | None) -> Iterator
 
 
 def optimizer_name(workload: Workload, recipe: Recipe) -> str:
-    """Return the name of what trains `workload` by `recipe`; `own` for the workload's own function."""
+    """Return the name of the optimizer for `workload` and `recipe`; `own` for the workload's own function."""
     return workload.optimizer_name if recipe.optimizer == "workload" else recipe.optimizer
 
 
 class LearningRates:
-    """The learning rates that `optimizer` was built with, of which a schedule takes a share."""
+    """The original learning rates of `optimizer`, which a schedule scales."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._whole = [group["lr"] for group in optimizer.param_groups]
 
     def scale(self, factor: float) -> None:
-        """Set every rate to that of the start, multiplied by `factor`."""
+        """Set every rate to its original value times `factor`."""
         for group, whole in zip(self._optimizer.param_groups, self._whole, strict=True):
             group["lr"] = factor * whole
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> None:
-    """Scale the gradients of `parameters` down to the L2 norm `max_norm` if theirs is larger."""
+    """Scale the gradients of `parameters` down to the L2 norm `max_norm` if their norm is larger."""
     if max_norm is not None:
         nn.utils.clip_grad_norm_(parameters, max_norm)
 
@@ -121,12 +121,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 class MasterWeights:
     """An optimizer over fp32 copies of bf16 `parameters`, called as torch's optimizers are.
 
-    A step adds to the masters and rounds them into the parameters, so that an update too small for bf16 is
-    not lost. Gradients are bf16, as the model computes them; those of the masters are clipped to
+    A step updates the masters and rounds them into the parameters, so that an update too small for bf16 is
+    not lost. Gradients are bf16, as the model computes them; the masters' gradients are clipped to
     `max_grad_norm`. Parameters may be sharded (DTensor): the masters are sharded alike.
 
-    exact: the fp32 values that the parameters were rounded from, at which the masters start. Masters that
-    started at the rounded values would all lie half a rounding step from the next, and the first hundreds of
+    exact: the fp32 values from which the parameters were rounded; the masters start there. Masters that
+    started at the rounded values would all lie half a rounding step from the next value, and hundreds of
     small updates would move no parameter.
     """
 
@@ -155,7 +155,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update masters by the parameters' gradients, and the parameters from them."""
+        """Update the masters by the parameters' gradients, and round them into the parameters."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.float()
         clip_gradients(self._masters, self._max_grad_norm)
@@ -168,13 +168,13 @@ class MasterWeights:
             parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state and the masters."""
+        """Return the optimizer's state and the masters."""
         masters = [master.detach() for master in self._masters]
         return {"optimizer": self.optimizer.state_dict(), "masters": masters}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, and round the masters into the parameters."""
+        """Load what `state_dict` returned, and round the masters into the parameters."""
         self.optimizer.load_state_dict(state["optimizer"])
         for master, saved in zip(self._masters, state["masters"], strict=True):
             master.copy_(saved)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-#: What a mark's name begins with in a trace.
+#: Prefix of a mark's name in a trace.
 PREFIX = "fastlaunch:"
 
 _is_marking = False
@@ -14,7 +14,7 @@ _is_marking = False
 
 @contextlib.contextmanager
 def marking() -> Iterator[None]:
-    """A context in which `phase` marks; outside of it steps cost nothing more."""
+    """Enter a context in which `phase` sets marks; elsewhere `phase` costs nothing."""
     global _is_marking
     _is_marking = True
     try:
@@ -24,5 +24,5 @@ def marking() -> Iterator[None]:
 
 
 def phase(name: str) -> AbstractContextManager[object]:
-    """A context that the profiler sees as `step`, or in it as `data`, `forward`, `backward`, `optimizer`."""
+    """Mark a step or, within it, `data`, `forward`, `backward` or `optimizer` for the profiler."""
     return torch.profiler.record_function(PREFIX + name) if _is_marking else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""`Stepper`: one optimizer step on a batch, whoever's code makes it; which one a recipe asks for, on what."""
+"""`Stepper`: one optimizer step on a batch, by whichever library; and the stepper and model of a recipe."""
 
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from fastlaunch_train.workloads.registry import WorkloadError
 
 
 class Stepper(Protocol):
-    """What trains a model. Every rank calls every method, in the same order: sharded ranks meet in it."""
+    """Trains a model. All ranks call the methods in the same order: sharded ranks meet in them."""
 
     recipe: Recipe
 
@@ -25,14 +25,14 @@ class Stepper(Protocol):
         ...
 
     def zero_grad(self) -> None:
-        """Free or zero the gradients of the step before."""
+        """Free or zero the previous step's gradients."""
         ...
 
     def forward_backward(self, batch: Batch, *, last: bool) -> torch.Tensor:
         """Add a micro-batch's gradients; return its loss, detached and not waited for.
 
-        last: of its step, so that the ranks exchange their gradients. Raises WorkloadError if the workload's
-        loss is not a scalar.
+        last: whether this is the step's last one, so that the ranks exchange their gradients. Raises
+        WorkloadError if the workload's loss is not a scalar.
         """
         ...
 
@@ -41,7 +41,7 @@ class Stepper(Protocol):
         ...
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
+        """Use the optimizer's original learning rate times `factor` from now on."""
         ...
 
     def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -52,18 +52,18 @@ class Stepper(Protocol):
         ...
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Run forward and backward on `batch`, so that they are compiled, and train nothing by it."""
+        """Run forward and backward on `batch` without training, so that they are compiled."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return all that the next step depends on; tensors gathered from other ranks are on the CPU.
+        """Return all state that the next step depends on; tensors gathered from other ranks are on the CPU.
 
-        Complete on rank 0; other ranks may get an empty one.
+        The state is complete on rank 0; other ranks may get an empty one.
         """
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned on rank 0, the same on every rank. `state` may be changed."""
+        """Load what `state` returned on rank 0, the same on every rank. This may change `state`."""
         ...
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -71,16 +71,16 @@ class Stepper(Protocol):
         ...
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put back what `weights` returned on this rank. The optimizer and fp32 masters stay."""
+        """Restore what `weights` returned on this rank. The optimizer and fp32 masters stay."""
         ...
 
 
 def build_stepper(
     workload: Workload, recipe: Recipe, precision: Precision, process: Process, model: nn.Module
 ) -> Stepper:
-    """Return the stepper of `recipe` for `model`, which is converted, on this rank's device, and changed.
+    """Return the stepper of `recipe` for the converted `model` on this rank's device, and change the model.
 
-    Raises RecipeError if the recipe cannot be done, for example needs blocks that the model has not.
+    Raises RecipeError if the recipe is impossible, for example needs blocks that the model lacks.
     """
     if not workload.trains:
         return ForwardStepper(workload, recipe, precision, process, model)
@@ -92,7 +92,7 @@ def build_stepper(
 
 
 def build_native(workload: Workload, seed: int, process: Process) -> nn.Module:
-    """Return the workload's own model, with weights by `seed`, on this rank's device, in training mode."""
+    """Return the workload's model with weights by `seed`, on this rank's device, in training mode."""
     torch.manual_seed(seed)
     model = workload.build_model()
     empty = isinstance(model, nn.Module) and next(model.parameters(), None) is None

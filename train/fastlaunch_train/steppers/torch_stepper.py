@@ -32,7 +32,7 @@ NUM_CALIBRATION_PASSES = 3
 
 
 class TorchStepper:
-    """A `Stepper` of torch's own parts. `optimizer` updates the model's parameters, or masters of them."""
+    """A `Stepper` of torch's own parts. `optimizer` updates the model's parameters, or their masters."""
 
     recipe: Recipe
     model: nn.Module
@@ -45,14 +45,14 @@ class TorchStepper:
         self.recipe = recipe
         self._precision = precision
         self._process = process
-        # The state has its names, whatever wraps it.
+        # The state uses this model's names, whatever wraps it.
         self._native = model
         masters = recipe.parameter_dtype == "bf16-master"
         # Rounding gives a parameter other storage, and leaves this.
         exact = {name: parameter.detach() for name, parameter in model.named_parameters() if masters}
         prepared = prepare_model(workload, recipe, model)
         scalings = delayed_scalings(model, recipe) if process.world_size > 1 else []
-        #: The magnitudes that FP8 scales will follow, as this rank has recorded them.
+        #: The magnitudes, as this rank has recorded them, that FP8 scales will follow.
         self._magnitudes: list[Any] = [scaling.amax for scaling in scalings]
         if recipe.parallelism == "fsdp2":
             blocks = workload.blocks(model) if workload.blocks else None
@@ -63,7 +63,7 @@ class TorchStepper:
             compile_model(self.model, None, recipe)
         #: After the last step; None before the first.
         self._loss_scale: torch.Tensor | None = None
-        # After sharding, which replaces the model's parameters.
+        # Build it after sharding, which replaces the model's parameters.
         parameters = dict(model.named_parameters())
         if masters:
             trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
@@ -79,7 +79,7 @@ class TorchStepper:
             self._rates = LearningRates(self.optimizer)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Step from now on with the learning rate that the optimizer was built with, times `factor`."""
+        """Use the optimizer's original learning rate times `factor` from now on."""
         self._rates.scale(factor)
 
     def update(self) -> None:
@@ -103,7 +103,7 @@ class TorchStepper:
             scaler.update()
 
     def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the last step's loss scale and whether it was skipped, whoever's code made it."""
+        """Return the last step's loss scale and whether the step was skipped, in our loop or a Trainer's."""
         scaler = self._precision.scaler
         if scaler is None or scaler._scale is None:
             return None
@@ -111,13 +111,13 @@ class TorchStepper:
         if before is None:
             before = torch.full_like(scaler._scale, scaler._init_scale)
         self._loss_scale = after = scaler._scale.clone()
-        # A step that is skipped lowers the scale, until that is 0.
+        # A skipped step lowers the scale, at last to 0.
         return before, (after < before) | (after == 0)
 
     def zero_grad(self) -> None:
         """Free the gradients, or zero them if the recipe says so."""
         # Gradients that a CUDA graph returned are lost when it runs again, for the next micro-batch or step.
-        # So there have to be others to add them to.
+        # So they need other tensors to be added to.
         graphs = self.recipe.compile_mode in CUDA_GRAPH_MODES
         kept = graphs and (self.recipe.grad_accumulation > 1 or not self.recipe.set_to_none)
         with phase("optimizer"):
@@ -143,8 +143,8 @@ class TorchStepper:
                 share = loss if self.recipe.grad_accumulation == 1 else loss / self.recipe.grad_accumulation
                 (share if scaler is None else scaler.scale(share)).backward()  # type: ignore[no-untyped-call]
                 for magnitudes in self._magnitudes:
-                    # Scales are by the largest of any rank, as Transformer Engine's. The next forward pass
-                    # sets them, also that of a micro-batch.
+                    # Scales follow the largest value of any rank, as in Transformer Engine. The next forward
+                    # pass, even of a micro-batch, sets them.
                     torch.distributed.all_reduce(magnitudes, torch.distributed.ReduceOp.MAX)
         # A copy: the next micro-batch overwrites what a CUDA graph returned.
         return loss.detach() if self.recipe.grad_accumulation == 1 else loss.detach().clone()
@@ -161,7 +161,7 @@ class TorchStepper:
         return self.model.no_sync()
 
     def compile_ahead(self, batch: Batch) -> None:
-        """Compile forward and backward on `batch`; put back buffers, but for new FP8 scales, and draws."""
+        """Compile forward and backward on `batch`; restore generators and buffers but for new FP8 scales."""
         new_scales = fresh_scales(self._native, self.recipe)
         buffers = {
             name: buffer.clone()
@@ -195,7 +195,7 @@ class TorchStepper:
         return whole
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Load what `state` returned."""
         if self.recipe.parallelism == "fsdp2":
             state = fsdp.scatter(state, self._process)
         load_model_state(self._native, state["model"], fp8_recipe=fp8_recipe(self.recipe))
@@ -209,7 +209,7 @@ class TorchStepper:
         return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Put back what `weights` returned; masters stay, and the next step rounds them into the model."""
+        """Restore what `weights` returned; masters stay, and the next step rounds them into the model."""
         with torch.no_grad():
             for name, value in self._tensors().items():
                 value.copy_(weights[name])
@@ -222,19 +222,19 @@ class TorchStepper:
 
 
 def fresh_scales(model: nn.Module, recipe: Recipe) -> set[int]:
-    """Return the ids of the buffers of delayed scaling that has recorded nothing, which passes calibrate.
+    """Return the ids of delayed scaling's buffers without records, which the first passes calibrate.
 
-    This is for fused blocks; Transformer Engine's scales are no buffers.
+    This is for fused blocks; Transformer Engine's scales are not buffers.
     """
     fresh = (scaling for scaling in delayed_scalings(model, recipe) if scaling.is_fresh)
     return {id(buffer) for scaling in fresh for buffer in scaling.buffers()}
 
 
 def delayed_scalings(model: nn.Module, recipe: Recipe) -> "list[DelayedScaling]":
-    """Return what holds the scales of the model's fused blocks."""
+    """Return the holders of the scales of the model's fused blocks."""
     if recipe.blocks != "fused":
         return []
-    # An old torch, without FP8, cannot import it.
+    # An old torch without FP8 cannot import this module.
     from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
 
     return [module for module in model.modules() if isinstance(module, DelayedScaling)]

@@ -1,4 +1,4 @@
-"""`Adapter`: what a Trainer of another library needs to train as our loop does; and what it cannot train."""
+"""`Adapter`: lets a Trainer of another library train as our loop does; a check of what it cannot train."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,8 +47,8 @@ def check_trainer(workload: Workload, recipe: Recipe, device: torch.device) -> N
 class Adapter:
     """A loop as a Trainer sees it: batches, losses, optimizer and options.
 
-    It is the Trainer's loader, too: the micro-batches of the steps that are left, in our order. It has a
-    length, so that none is fetched ahead.
+    It is also the Trainer's loader: the micro-batches of the remaining steps, in our order. It has a length,
+    so that the Trainer fetches none ahead.
     """
 
     def __init__(self, loop: TrainingLoop) -> None:
@@ -56,7 +56,7 @@ class Adapter:
         self.training = loop.training
         self._parts = loop.training.recipe.grad_accumulation
         self._num_steps = loop.training.last_step - loop.last_done
-        #: The losses of the step's micro-batches so far, which are not waited for.
+        #: Losses of the step's micro-batches so far; nothing waits for them.
         self._losses: list[torch.Tensor] = []
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Adapter:
 
     @property
     def max_grad_norm(self) -> float:
-        """The norm to which a Trainer clips gradients; 0 if it does not."""
+        """The norm to which a Trainer clips gradients; 0 for no clipping."""
         return self.training.workload.max_grad_norm or 0.0
 
     @property
@@ -83,7 +83,7 @@ class Adapter:
         """Return the options with which a Trainer wraps the model as our loop does."""
         recipe = self.training.recipe
         if self.training.process.world_size > 1 and recipe.compile_mode != "none":
-            # Otherwise torch cuts a compiled region wherever a bucket ends.
+            # By default torch cuts a compiled region at the end of every bucket.
             torch._dynamo.config.optimize_ddp = False
         return {
             "bucket_cap_mb": recipe.ddp_bucket_mb,
@@ -110,7 +110,7 @@ class Adapter:
         return loss
 
     def train_on(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the same, and note it as a part of the step's."""
+        """Return the loss of a micro-batch, and note it as part of the step's loss."""
         loss = self.forward(model, batch)
         # A copy: a CUDA graph's output is overwritten by the next.
         self._losses.append(loss.detach().clone())
@@ -122,7 +122,7 @@ class Adapter:
         self.loop.after_step(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
     def _compile_ahead(self, batch: Batch, forward: Callable[[Batch], torch.Tensor]) -> None:
-        """Run `forward` and backward on a micro-batch of `batch`, and train nothing by it."""
+        """Run `forward` and backward on a micro-batch of `batch`, without training."""
         device = self.training.process.device
         with preserve_state(self.training.stepper.model):
             forward(split_batch(batch, self._parts)[0]).backward()  # type: ignore[no-untyped-call]

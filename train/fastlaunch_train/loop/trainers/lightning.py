@@ -1,4 +1,4 @@
-"""Steps by the Trainer of Lightning: its own code makes them, of our data and into our records."""
+"""Steps by Lightning's Trainer: its own code does them, on our data and into our records."""
 
 import logging
 import signal
@@ -14,16 +14,16 @@ from fastlaunch_train.workloads.contract import Batch
 
 
 def train_with_lightning(loop: TrainingLoop) -> None:
-    """Do the steps that are left of `loop`. Raises what `TrainingLoop.after_step` does.
+    """Do the remaining steps of `loop`. Raises what `TrainingLoop.after_step` does.
 
-    Lightning wraps the model for several ranks in the process group there is, scales the loss, sums up
+    Lightning wraps the model for several ranks in the existing process group, scales the loss, sums up
     micro-batches, clips gradients and calls the optimizer, whose learning rate our loop sets. It leaves
     nothing on the disk.
     """
     import lightning.pytorch as lightning
 
     training, adapter = loop.training, Adapter(loop)
-    # It reports its devices, and gives hints.
+    # Lightning reports its devices, and gives hints.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     process = training.process
@@ -45,7 +45,7 @@ def train_with_lightning(loop: TrainingLoop) -> None:
         default_root_dir=training.writer.path.parent,
     )
     with warnings.catch_warnings():
-        # Such as that the adapter, which is no DataLoader of torch's, has no workers.
+        # For example, it warns that the adapter, which is not torch's DataLoader, has no workers.
         warnings.filterwarnings("ignore", module="lightning")
         trainer.fit(_module(adapter), train_dataloaders=adapter)
     assert loop.finished, "Lightning ended before the last step"
@@ -76,7 +76,7 @@ def _module(adapter: Adapter) -> Any:
             # Lightning's handler of SIGTERM broadcasts from within; ours sets a flag on each rank.
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            # Its strategy registers the hook that it is given on GPUs alone.
+            # Lightning's strategy registers its communication hook on GPUs alone.
             adapter.begin(self.trainer.strategy.model, self.forward_in_context)
 
         def forward_in_context(self, batch: Batch) -> torch.Tensor:

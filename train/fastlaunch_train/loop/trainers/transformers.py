@@ -1,4 +1,4 @@
-"""Steps by the Trainer of Transformers: its own code makes them, of our data and into our records."""
+"""Steps by the Transformers Trainer: its own code does them, on our data and into our records."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ from fastlaunch_train.workloads.contract import Batch
 
 
 def train_with_transformers(loop: TrainingLoop) -> None:
-    """Do the steps that are left of `loop`. Raises what `TrainingLoop.after_step` does.
+    """Do the remaining steps of `loop`. Raises what `TrainingLoop.after_step` does.
 
-    The Trainer wraps the model for several ranks in the process group there is, puts autocast around its
+    The Trainer wraps the model for several ranks in the existing process group, puts autocast around its
     forward pass, scales the loss, sums up micro-batches, clips gradients and calls the optimizer. Its own
     schedule is constant: after each step our loop sets the learning rate. It leaves nothing on the disk.
-    Whatever else it does is part of its steps: from release 5 on it always computes the gradients' norm.
+    All its other work is part of its steps: from release 5 on it always computes the gradients' norm.
     """
     # The Trainer seeds every generator.
     generators = random_state(loop.training.process.device)
@@ -36,7 +36,7 @@ def _trainer(adapter: Adapter, generators: dict[str, torch.Tensor]) -> Any:
     training = adapter.training
 
     class OurTrainer(Trainer):
-        # What compute_loss returns is a mean, which the Trainer divides by the number of micro-batches.
+        # compute_loss returns a mean, which the Trainer divides by the number of micro-batches.
         loss_is_scaled_for_ga = False
 
         def get_train_dataloader(self) -> Any:
@@ -55,7 +55,7 @@ def _trainer(adapter: Adapter, generators: dict[str, torch.Tensor]) -> Any:
             return inputs  # the workload has put them where they belong
 
         def floating_point_ops(self, inputs: Batch) -> int:
-            return 0  # it would look for the inputs of its own models
+            return 0  # the Trainer's looks for the inputs of its own models
 
         def compute_loss(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> torch.Tensor:
             return adapter.train_on(model, inputs)
@@ -72,7 +72,7 @@ def _trainer(adapter: Adapter, generators: dict[str, torch.Tensor]) -> Any:
             adapter.end_step()
 
     def forward(batch: Batch) -> torch.Tensor:
-        # Without autocast around it: by now it is inside the model's forward pass.
+        # No autocast is needed around it: by now it is inside the model's forward pass.
         return training.workload.loss(training.stepper.model, batch)
 
     trainer = OurTrainer(
@@ -103,19 +103,19 @@ def _arguments(adapter: Adapter) -> Any:
         use_cpu=training.process.device.type == "cpu",
         save_strategy="no",
         logging_strategy="no",
-        # To keep NaN out of a log that is off, it would wait for each micro-batch's loss.
+        # True would wait for each micro-batch's loss, to keep NaN out of a log that is off.
         logging_nan_inf_filter=False,
         eval_strategy="no",
         report_to="none",
         disable_tqdm=True,
     )
-    # One process drives one GPU, however many a machine has.
+    # One process drives one GPU, however many the machine has.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
 
 
 def _set_up(accelerator: Any, adapter: Adapter) -> None:
-    """Have the Trainer's accelerator wrap the model as our loop does, and use the scaler of checkpoints."""
+    """Have the Trainer's accelerator wrap the model as our loop does, and use the scaler that is saved."""
     from accelerate.utils import DistributedDataParallelKwargs
 
     accelerator.ddp_handler = DistributedDataParallelKwargs(**adapter.ddp_options())
@@ -127,7 +127,7 @@ def _set_up(accelerator: Any, adapter: Adapter) -> None:
 
 @contextlib.contextmanager
 def _torchrun_hidden(process: Process) -> Iterator[None]:
-    """A context without torchrun's variables in a world of one, where the Trainer would start a group."""
+    """Hide torchrun's variables in a world of one, where the Trainer would start a group."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if process.world_size == 1 else ()
     hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
