@@ -156,6 +156,6 @@ def test_without_efa_a_run_that_has_to_use_it_ends_with_78(code: Path, tmp_path:
     for node in range(2):
         told = record_of(output, node)
         assert told.end is not None and told.end.status == "failed" and not told.steps
-        assert f"this run has to use EFA, and NCCL on node {node} selected NET/" in (told.end.message or "")
+        assert f"this run has to use EFA, but NCCL on node {node} selected NET/" in (told.end.message or "")
         (left,) = (output / f"node-{node}").glob("traceback-*")
         assert "FabricError" in left.read_text()

@@ -29,7 +29,7 @@ from fastlaunch_train.process.failures import (
         (UnsavedError(errno.EACCES, "Permission denied"), "failed", 28),
         (ValueError("anything else"), "failed", 1),
         (FabricError("NCCL on node 1 selected NET/Socket", "check the security group"), "failed", 78),
-        (HardwareError("under load GPUs slow themselves down: hw_slowdown=3"), "failed", 79),
+        (HardwareError("GPUs slow themselves down under load: hw_slowdown=3"), "failed", 79),
     ],
 )
 def test_an_error_has_its_status_and_exit_code(error: BaseException, status: str, code: int) -> None:

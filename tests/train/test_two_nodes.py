@@ -116,7 +116,7 @@ def test_where_it_has_to_be_efa_and_is_not_both_end_as_a_configuration_error(pai
     for node in range(2):
         record = pair.record(node)
         assert record.end is not None and record.end.status == "failed" and not record.steps
-        message = f"this run has to use EFA, and NCCL on node {node} selected NET/gloo (there is no GPU)"
+        message = f"this run has to use EFA, but NCCL on node {node} selected NET/gloo (there is no GPU)"
         assert record.end.message == message
         assert message in pair.traceback(node)
         assert f"error: {message}\n  see nccl-node-*.txt; check that" in pair.log(node)

@@ -23,31 +23,32 @@ from fastlaunch_train.recipes.rules import batch_multiple
 from fastlaunch_train.records.records import Check
 from fastlaunch_train.workloads.contract import Batch, Workload
 
-#: Relative error that a whole model's outputs may have. Measured on a CPU, on ViTs of width 1280 with 2, 6,
-#: 12 and 20 blocks: bf16 7e-3 to 9e-3, FP8 with a scale for each tensor 0.09 to 0.11. (It hardly grows with
-#: depth: the first blocks make up most of what the class token holds.) Against a block in float64,
-#: Transformer Engine in bf16 is off by 3.2 times as much as timm's, whose residual stream is fp32, and
-#: delayed scaling by 1.6 times as much as a scale for each tensor (H200, release 2.20.2): 3e-2 and 0.17 are
-#: expected, and the limits are 1.5 times that. A model that attends across the batch, or another model, is
-#: off by 1. TF32 and fp16 keep three bits more than bf16, and get a fifth of its limit.
+#: Allowed relative error of a whole model's outputs. Measured on a CPU, on ViTs of width 1280 with 2, 6, 12
+#: and 20 blocks: bf16 7e-3 to 9e-3, FP8 with a scale for each tensor 0.09 to 0.11. (The error hardly grows
+#: with depth: the first blocks contribute most to the class token.) Against a block in float64, Transformer
+#: Engine in bf16 is off by 3.2 times as much as timm's, whose residual stream is fp32, and delayed scaling by
+#: 1.6 times as much as a scale for each tensor (H200, release 2.20.2). So 3e-2 and 0.17 are expected, and the
+#: limits are 1.5 times these. A model that attends across the batch, or another model, is off by 1. TF32 and
+#: fp16 keep three bits more than bf16, and get a fifth of its limit.
 EQUIVALENCE_LIMITS = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "fp8": 0.25}
-#: How much, relative to its norm, a sample's output may change that should not: only sums in another order
-#: flip the last bit of some values, which is 2^-8 of a bf16 value. An output that should change does by far
-#: more: random images differ by 0.13 to 0.96 in the outputs of untrained ViTs.
+#: Allowed change, relative to its norm, of an output that should not change: sums in another order flip only
+#: the last bit of some values, 2^-8 of a bf16 value. An output that should change does so by far more: random
+#: images differ by 0.13 to 0.96 in the outputs of untrained ViTs.
 STILL_LIMITS = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-3, "bf16": 4e-3, "fp8": 4e-3}
-#: The usual relative error of native models in a precision; for FP8, in bf16. Both outputs of a classifier of
-#: two classes may be near 0, and every error large beside them: of 150 untrained DistilBERTs in bf16 the
-#: median is 4e-3, the largest 0.07. There the limits grow with the native model's error, that of equivalence
-#: up to LARGEST_LIMIT.
+#: The usual relative error of native models in a precision; for FP8, in bf16. Both outputs of a two-class
+#: classifier may be near 0, so that every error is relatively large: among 150 untrained DistilBERTs in bf16
+#: the median is 4e-3 and the largest 0.07. Then the limits grow with the native model's error, and the limit
+#: of equivalence grows up to LARGEST_LIMIT.
 USUAL_ROUNDING = {"tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8": 1e-2}
 LARGEST_LIMIT, MOST_TIMES = 0.5, 10.0
 #: All gradients together may be off by as much as outputs. Measured on a CPU, on ViTs of width 64 and 256:
 #: bf16 6e-3 to 8e-3, FP8 0.08 to 0.11, and the worst tensor 1.4 times as much; with GELU's gradient halved,
 #: 0.50. A tensor may be off by so many times what all may, and at most by this: a missing one is off by 1.
 WORST_TIMES, WORST_LIMIT = 2.0, 0.75
-#: Passes in which delayed scaling finds the scales of gradients: those of the last layers first.
+#: Number of passes in which delayed scaling finds the scales of gradients, from the last layers to the first.
 NUM_GRADIENT_PASSES = 3
-#: Samples have to differ in the recipe's outputs if in the reference they do by so many times STILL_LIMITS.
+#: If samples differ by this many times STILL_LIMITS in the reference, they have to differ in the recipe's
+#: outputs.
 DISTINCT = 3.0
 
 
@@ -59,16 +60,17 @@ class Reference:
     outputs: torch.Tensor | None
     #: The relative error of the same model in the recipe's precision, without FP8; 0 in fp32.
     rounding: float = 0.0
-    #: As `gradients_of` returns them; None if they are not compared.
+    #: Gradients as `gradients_of` returns them; None if they are not compared.
     gradients: Mapping[str, torch.Tensor] | None = None
-    #: The relative error of all gradients likewise, and that of each tensor that is judged by itself.
+    #: Relative errors of the gradients likewise: of all together, and of each tensor that is judged by
+    #: itself.
     gradient_rounding: GradientErrors = field(default_factory=GradientErrors)
 
 
 def compute_reference(workload: Workload, recipe: Recipe, model: nn.Module, probe: Batch) -> Reference:
     """Return outputs and gradients of the native `model` for `probe`, in fp32 and in evaluation mode.
 
-    Called before `convert_model`. The model, its buffers and the random state stay as they were.
+    Call it before `convert_model`. The model, its buffers and the random state stay as they were.
     """
     if workload.outputs is None:
         return Reference(outputs=None)
@@ -92,7 +94,7 @@ def compute_reference(workload: Workload, recipe: Recipe, model: nn.Module, prob
         rough = gradients_of(workload, model, few, low_precision, scale=_loss_scale(recipe))
         gradient_rounding = gradient_errors(rough or {}, gradients)
     if rough is None or not math.isfinite(gradient_rounding.total):
-        # In fp16 the native model's gradients may overflow, too: training lowers the scale.
+        # The native model's gradients may overflow in fp16, too: training lowers the scale.
         return Reference(outputs=exact, rounding=rounding)
     return Reference(
         outputs=exact, rounding=rounding, gradients=gradients, gradient_rounding=gradient_rounding
@@ -118,9 +120,9 @@ def run_checks(
     * `gradients-by-tensor`: that of the tensor whose gradient is furthest off.
 
     Isolation and permutation need three samples, and require a change only if the reference changes, which
-    that of some untrained models does not. Gradients are those of the loss in evaluation mode, where nothing
-    is dropped. Without outputs there are no checks. A check that fails is a line with `passed` False, not an
-    error. Model, buffers and random state stay as they were.
+    some untrained models' does not. Gradients are taken in evaluation mode, where nothing is dropped. Without
+    outputs there are no checks. A check that fails is a line with `passed` False, not an error. Model,
+    buffers and random state stay as they were.
     """
     if workload.outputs is None or reference.outputs is None:
         return []
@@ -128,8 +130,8 @@ def run_checks(
     still = STILL_LIMITS[recipe.precision] * times_usual(recipe.precision, reference.rounding)
     with preserve_state(model):
         if recipe.fp8_scaling == "delayed":
-            # Scales are only updated with gradients. They are known from the second pass on: of Transformer
-            # Engine's blocks at its start or before, of fused ones after its start.
+            # Only passes with gradients update scales. They are known from the second pass on: for
+            # Transformer Engine's blocks at its start or before, for fused blocks after its start.
             for _ in range(2):
                 with precision.autocast():
                     outputs_of(model, probe)
@@ -140,7 +142,7 @@ def run_checks(
         ) -> torch.Tensor:
             with torch.no_grad(), autocast():
                 given = outputs_of(model, probe if samples is None else take(probe, samples))
-            # A copy: the next pass overwrites what a CUDA graph returned.
+            # Copy the outputs: the next pass overwrites what a CUDA graph returned.
             return given.to(torch.float32, copy=True)
 
         checks = [_equivalence(outputs(), exact, equivalence_limit(recipe.precision, reference.rounding))]
@@ -170,10 +172,10 @@ def run_checks(
 
 
 def judge_gradients(precision: str, errors: GradientErrors, rounding: GradientErrors) -> list[Check]:
-    """Return the checks of all gradients together, and of the tensor whose gradient is furthest off.
+    """Return the checks of all gradients together, and of the tensor with the largest error.
 
-    A tensor whose gradient the precision cannot tell by the native model either, such as that of a bias on
-    which the samples cancel out, is left to the check of all.
+    A tensor whose gradient is inexact in the native model, too, such as that of a bias for which the samples
+    cancel out, is left to the check of all gradients.
     """
     checks = [judge("gradients", errors.total, equivalence_limit(precision, rounding.total))]
     most = MOST_TIMES * USUAL_ROUNDING.get(precision, 0.0)
@@ -193,7 +195,7 @@ def judge_gradients(precision: str, errors: GradientErrors, rounding: GradientEr
 
 
 def _few(recipe: Recipe, probe: Batch, num_samples: int) -> Batch:
-    """Return two samples of `probe` or as many as the recipe needs: activations in fp32 take memory."""
+    """Return two samples of `probe`, or as many as the recipe needs: activations in fp32 take memory."""
     native = recipe.precision != "fp8" and recipe.blocks == "native"
     return take(probe, range(min(num_samples, 2 if native else batch_multiple(recipe))))
 
@@ -203,12 +205,12 @@ def _loss_scale(recipe: Recipe) -> float:
 
 
 def equivalence_limit(precision: str, rounding: float) -> float:
-    """Return the relative error that a recipe may have if the native model has that of `rounding`."""
+    """Return the allowed relative error of a recipe if the native model's is `rounding`."""
     return min(EQUIVALENCE_LIMITS[precision] * times_usual(precision, rounding), LARGEST_LIMIT)
 
 
 def times_usual(precision: str, rounding: float) -> float:
-    """Return how many times the usual error `rounding` is, from 1 to MOST_TIMES."""
+    """Return `rounding` as a multiple of the usual error, from 1 to MOST_TIMES."""
     if precision not in USUAL_ROUNDING or not rounding > USUAL_ROUNDING[precision]:
         return 1.0
     return min(rounding / USUAL_ROUNDING[precision], MOST_TIMES)
@@ -223,7 +225,7 @@ def _low_precision(precision: str, device_type: str) -> AbstractContextManager[A
 
 
 def _in_fp32(batch: Batch) -> Batch:
-    """Return a batch with its floating-point tensors in fp32: some workloads' have the recipe's dtype."""
+    """Return a batch with its floating-point tensors in fp32: some workloads use the recipe's dtype."""
     return map_tensors(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, batch)
 
 
@@ -247,8 +249,8 @@ def _equivalence(
 def _isolation(outputs: Any, exact: torch.Tensor, limit: float) -> Check:
     """Replace sample 0, in the second place, by the sample least like it, which is also in the third.
 
-    So both batches hold the same samples, and what is scaled by the largest value in the batch is scaled
-    alike. If any output but the second changes, it depends on another sample than its own.
+    So both batches hold the same samples, and values scaled by the batch's maximum are scaled alike. If any
+    output but the second changes, it depends on another sample than its own.
     """
     differences = [relative_error(output, exact[0]) for output in exact]
     other = max(range(1, len(exact)), key=lambda index: differences[index])

@@ -11,7 +11,7 @@ from fastlaunch_train.distributed.fsdp import local_shard
 
 #: The state-dict key of Transformer Engine's FP8 scales.
 _EXTRA_STATE = "_extra_state"
-#: Prefixes that DDP, DeepSpeed, ONNX Runtime and torch.compile add to names of a wrapped model.
+#: Prefixes that DDP, DeepSpeed, ONNX Runtime and torch.compile add to the names in a wrapped model.
 _WRAPPERS = {"module", "_orig_mod", "_torch_module", "_original_module"}
 #: Without 8-bit dtypes, which torch cannot compare on a CPU.
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -26,7 +26,7 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
     """
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
     masks = {_unwrapped(name) for name in (*frozen, *(name for name, _ in model.named_buffers()))}
-    # An entry of a path is a mapping's key, or an index.
+    # Each entry of a path is a mapping's key or an index.
     tensors = [
         ([str(getattr(entry, "key", getattr(entry, "idx", ""))) for entry in path], value.detach())
         for path, value in tree_flatten_with_path(state)[0]
@@ -45,7 +45,7 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
 def trained(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
     """Return the trained parameters of `model` and its saved buffers, by their names without wrappers.
 
-    Sharded ones are this `rank`'s shards, so that no rank waits for another.
+    A sharded parameter is represented by this `rank`'s shard, so that no rank waits for another.
     """
     tensors = {name: _own(value, rank) for name, value in model.named_parameters() if value.requires_grad}
     for prefix, module in model.named_modules():
@@ -56,7 +56,7 @@ def trained(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
 
 
 def first_names(names: list[str]) -> str:
-    """Return the first of `names`, and how many more there are."""
+    """Return the first of `names`, and the number of the others."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 

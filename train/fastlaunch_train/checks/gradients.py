@@ -21,12 +21,12 @@ from fastlaunch_train.workloads.contract import Batch, Workload
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Values of a tensor's gradient that are kept, at most.
+#: The most values of a tensor's gradient to keep.
 MOST_VALUES = 2**16
-#: The loss scale in fp16, in which small gradients would be 0.
+#: The loss scale in fp16, without which small gradients would be 0.
 FP16_SCALE = 2.0**12
-#: Only a tensor whose gradient has at least this share of the usual norm of a tensor's is judged by itself:
-#: the gradient of a key's bias is 0 but for rounding.
+#: A tensor is judged by itself only if its gradient has at least this share of a tensor's usual norm: the
+#: gradient of a key's bias is 0 except for rounding.
 LEAST_SHARE = 0.1
 
 
@@ -34,8 +34,10 @@ LEAST_SHARE = 0.1
 class GradientErrors:
     """Relative errors: the norm of the difference over the norm of the reference."""
 
-    total: float = 0.0  #: of all gradients together
-    by_tensor: Mapping[str, float] = field(default_factory=dict)  #: of the tensors with LEAST_SHARE
+    total: float = 0.0  #: error of all gradients together
+    by_tensor: Mapping[str, float] = field(
+        default_factory=dict
+    )  #: errors of the tensors with at least LEAST_SHARE, by name
 
 
 def gradients_of(
@@ -49,8 +51,8 @@ def gradients_of(
     """Return the gradient of the loss for each trained parameter, by the native model's names.
 
     A large gradient is sampled, and scaled so that its norm stays about the same. Each gradient is freed
-    as soon as its values are taken, so that only one takes memory at a time. None, with a warning, if
-    the loss of `model` cannot be differentiated in its present mode, as for want of memory.
+    as soon as its values are taken, so that only one takes memory at a time. Return None, with a warning, if
+    the loss of `model` cannot be differentiated in its present mode, for example for lack of memory.
     """
     gradients: dict[str, torch.Tensor] = {}
 

@@ -27,7 +27,7 @@ from fastlaunch_train.recipes.requirements import (
 
 
 def this_machine(device: torch.device) -> Capabilities:
-    """Return the abilities of `device` and the installed software."""
+    """Return the capabilities of `device` and the installed software."""
     has_gpu = device.type == "cuda"
     return Capabilities(
         compute_capability=torch.cuda.get_device_capability(device) if has_gpu else None,
@@ -63,8 +63,8 @@ def runnable_recipes(machine: Capabilities) -> list[str]:
 
 
 def installed_version(package: str) -> Version | None:
-    """Return the version of an installed package; None if there is none, () if it does not say."""
-    if package == "torch":  # a machine's own build may have no metadata
+    """Return the version of an installed package; None if not installed, () if unknown."""
+    if package == "torch":  # a local build may have no metadata
         return parse_version(torch.__version__)
     try:
         # None where only a part of the metadata is left.
@@ -74,7 +74,7 @@ def installed_version(package: str) -> Version | None:
 
 
 def te_scaling_problem(scaling: str, load: Callable[[str], Any] = importlib.import_module) -> str | None:
-    """Return why Transformer Engine refuses FP8 with `scaling` on this GPU; None if it does not say so."""
+    """Return Transformer Engine's reason to refuse FP8 with `scaling` on this GPU; None if it gives none."""
     function = {"block": "check_fp8_block_scaling_support", "mxfp8": "check_mxfp8_support"}.get(
         scaling, "check_fp8_support"
     )
@@ -102,7 +102,7 @@ def _transformer_engine_problem() -> str | None:
         return f"Transformer Engine is not installed ({install})"
     try:
         importlib.import_module("transformer_engine.pytorch")
-    # Without a library it needs it raises RuntimeError, OSError or AssertionError, by version.
+    # If it lacks a library it raises RuntimeError, OSError or AssertionError, depending on the version.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         return f"Transformer Engine is installed but cannot be imported ({type(error).__name__}: {reason})"
@@ -131,7 +131,7 @@ def _compile_problem(backend: str, *, has_gpu: bool) -> str | None:
         return _inductor_problem_gpu() if has_gpu else _inductor_problem_cpu()
     import torch._dynamo
 
-    # With eager, aot_eager and the other debugging backends, which the plain listing leaves out.
+    # Include eager, aot_eager and the other debugging backends, which the plain list leaves out.
     backends: Iterable[str] = torch._dynamo.list_backends(exclude_tags=())
     if backend in backends:
         return None

@@ -1,7 +1,7 @@
-"""The bandwidth of an all-reduce over all ranks, measured before the steps.
+"""Measure the bandwidth of an all-reduce over all ranks before the steps.
 
-Bus bandwidth as nccl-tests defines it: 2 (n - 1) / n x bytes / seconds for n ranks, which is what the slowest
-link carries whatever n is (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). GB are 10^9 bytes.
+The bus bandwidth follows nccl-tests: 2 (n - 1) / n x bytes / seconds for n ranks, the rate of the slowest
+link for any n (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). GB are 10^9 bytes.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from fastlaunch_train.distributed.fabric import check_fabric
 from fastlaunch_train.distributed.parallel import Process, agree, barrier
 from fastlaunch_train.process.launch import LaunchSettings
 
-#: Bytes, enough for EFA's full bandwidth; on a CPU only tests measure it.
+#: Bytes of a message: enough for EFA's full bandwidth; only tests use a CPU.
 MESSAGE_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
 NUM_WARMUPS = 3
 NUM_REPEATS = 5
@@ -28,7 +28,7 @@ REPEAT_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """The time of one all-reduce: the median of the repeats, each that of the slowest rank."""
+    """The time of one all-reduce: the median over repeats of the slowest rank's time."""
 
     seconds: float
     message_bytes: int  #: of each rank
@@ -37,7 +37,7 @@ class Bandwidth:
 
     @property
     def bus_gb_per_s(self) -> float:
-        """10^9 bytes per second."""
+        """Bus bandwidth in 10^9 bytes per second."""
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.message_bytes / self.seconds / 1e9
 
     def detail(self, *, fabric: str, num_nodes: int) -> str:
@@ -51,10 +51,10 @@ class Bandwidth:
 def all_reduce_between_nodes(
     process: Process, output: Path, launched: LaunchSettings, *, warn: Callable[[str], None]
 ) -> str:
-    """Return the detail of the phase `all-reduce`: the bandwidth and the network that was measured.
+    """Return the detail of the phase `all-reduce`: the measured bandwidth and its network.
 
-    Warns if that is less than an EFA network should give. Raises FabricError if `launched` requires EFA and a
-    node uses something else.
+    Warns if the bandwidth is less than an EFA network should give. Raises FabricError if `launched` requires
+    EFA and a node uses another network.
     """
     fabric = check_fabric(process, output, launched.fabric)
     bandwidth = measure(process)
@@ -66,7 +66,7 @@ def all_reduce_between_nodes(
 def slow_warning(bandwidth: Bandwidth, floor_gb_per_s: float) -> str | None:
     """Return a warning if the bandwidth is below the floor.
 
-    It fails no run, since the floors are not measured.
+    A low bandwidth fails no run, since the floors are not measured.
     """
     if bandwidth.bus_gb_per_s >= floor_gb_per_s:
         return None

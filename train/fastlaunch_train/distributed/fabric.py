@@ -1,17 +1,17 @@
-"""Which network NCCL uses between the nodes: EFA, or a much slower one that nobody would notice.
+"""Find out which network NCCL uses between the nodes: EFA, or silently a much slower one.
 
-Where EFA does not work NCCL falls back to TCP without an error. At NCCL_DEBUG=INFO it says what it uses:
+If EFA does not work, NCCL falls back to TCP without an error. At NCCL_DEBUG=INFO it logs its choice:
 
     host:188:585 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 16 nics)
     host:188:585 [0] NCCL INFO Using network Libfabric
 
-The first line is the plugin's, aws-ofi-nccl, and the only one that mentions EFA. Older releases write
+The first line is from the plugin aws-ofi-nccl, and the only one that mentions EFA. Older releases write
 `Selected Provider is efa (found 4 nics)` (nccl_net_ofi_query_provider_capabilities in its
-src/nccl_ofi_net.cpp). The second is NCCL's and names the plugin, `AWS Libfabric` or `Libfabric`, even if
-libfabric uses TCP; else `Socket` or `IB`. Examples: issues 1597 (EFA) and 1126 (TCP) of
-github.com/NVIDIA/nccl, seen 2026-11-21.
+src/nccl_ofi_net.cpp). The second is from NCCL and names the plugin, `AWS Libfabric` or `Libfabric`, even if
+libfabric uses TCP; without the plugin it names `Socket` or `IB`. Examples: issues 1597 (EFA) and 1126 (TCP)
+of github.com/NVIDIA/nccl, seen 2026-11-21.
 
-NCCL says so before it connects the nodes. If they use different networks, or a security group blocks EFA,
+NCCL logs this before it connects the nodes. If they use different networks, or a security group blocks EFA,
 some releases wait for each other forever, and only this process can end that.
 """
 
@@ -31,7 +31,7 @@ from fastlaunch_train.process.failures import FabricError
 
 _PROVIDER = re.compile(r"NET/OFI Selected provider is ([\w-]+)(?:, fabric is ([\w./:-]+))?", re.IGNORECASE)
 _NETWORK = re.compile(r"NCCL INFO Using network (\S.*?)\s*$")
-#: Why EFA is not used: the plugin's own warnings, or that there is no plugin.
+#: Reasons why EFA is not used: the plugin's own warnings, or a missing plugin.
 _REASONS = re.compile(
     r"NET/OFI (?:No eligible providers.*|Couldn't find any optimal provider.*|GDR disabled.*)"
     r"|NET/Plugin ?: ?.*(?:No plugin found|Could not find:? ?libnccl-net|cannot open shared object).*"
@@ -42,24 +42,24 @@ _CHECK = (
     "traffic from and to itself, that the container has /dev/infiniband, and that the image has aws-ofi-nccl "
     "(libnccl-net.so). --allow-tcp trains without EFA"
 )
-#: NCCL connects hundreds of GPUs in a minute.
+#: Seconds to connect; NCCL connects hundreds of GPUs in a minute.
 CONNECT_LIMIT_S = 300.0
 _CHECK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """What NCCL said it uses between nodes; all None if nothing, as between GPUs of one machine."""
+    """NCCL's choice of network between nodes by its log; all None if it names none, as within one machine."""
 
     #: NCCL's name: `AWS Libfabric`, `Libfabric`, `Socket` or `IB`; None until it has selected one
     network: str | None = None
-    provider: str | None = None  #: libfabric's, such as `efa` or `tcp`
-    fabric: str | None = None  #: the provider's, such as `efa-direct`
+    provider: str | None = None  #: libfabric's provider, such as `efa` or `tcp`
+    fabric: str | None = None  #: the provider's fabric, such as `efa-direct`
     reason: str | None = None  #: why EFA is not used
 
     @property
     def is_efa(self) -> bool:
-        """Whether gradients go over EFA: libfabric has it, and NCCL uses libfabric."""
+        """Whether gradients go over EFA: libfabric uses EFA, and NCCL uses libfabric."""
         return self.provider == "efa" and self._may_be_libfabric
 
     @property
@@ -68,7 +68,7 @@ class Fabric:
 
     @property
     def name(self) -> str:
-        """One word: `efa`, `libfabric-tcp`, `socket`, `ib`, `unknown`."""
+        """The network in one word: `efa`, `libfabric-tcp`, `socket`, `ib`, `unknown`."""
         if self.is_efa:
             return "efa"
         if self.network is not None and not self._may_be_libfabric:
@@ -77,8 +77,8 @@ class Fabric:
 
     @property
     def selection(self) -> str:
-        """What NCCL selected, in its own words, and why not EFA if it says so."""
-        selected = "nothing that its log names"
+        """NCCL's choice in its own words, and the reason against EFA if it logs one."""
+        selected = "no network that its log names"
         if self.network is not None:
             selected = f"NET/{self.network}"
         if self.provider is not None and self._may_be_libfabric:
@@ -86,19 +86,19 @@ class Fabric:
         return f"{selected} ({self.reason})" if self.reason and not self.is_efa else selected
 
 
-#: The processes of machines without GPUs talk through gloo.
+#: Processes on machines without GPUs talk through gloo.
 _WITHOUT_GPU = Fabric(network="gloo", reason="there is no GPU")
 
 
 def log_path(output: Path, node: int) -> Path:
-    """Return where NCCL logs on local rank 0 of a node."""
+    """Return the path of NCCL's log on local rank 0 of a node."""
     return output / f"nccl-node-{node}.txt"
 
 
 def log_nccl(output: Path, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have NCCL log what it uses, on local rank 0 of each of several nodes, before NCCL starts.
+    """Have NCCL log its network on local rank 0 of each node, if there are several, before it starts.
 
-    `environment` has torchrun's variables. The log level of the other ranks stays.
+    `environment` has torchrun's variables. The other ranks keep their log level.
     """
     if not _has_peers(environment) or environment.get("LOCAL_RANK") != "0":
         return
@@ -118,14 +118,14 @@ def node_rank(environment: Mapping[str, str] = os.environ) -> int:
 def check_fabric(process: Process, output: Path, required: str) -> Fabric:
     """Return the network between the nodes, after the first collective; all ranks call it together.
 
-    required: `efa` or `any`. Raises FabricError if it has to be EFA and some node uses another network: on
-    all ranks if NCCL connects them, else on that node's. Raises it, too, if NCCL does not connect in time.
+    required: `efa` or `any`. Raises FabricError if EFA is required and a node uses another network: on all
+    ranks if NCCL connects them, else on that node's ranks. Raises it, too, if NCCL does not connect in time.
     """
     node, is_gpu = node_rank(), process.device.type == "cuda"
 
     def collective() -> None:
         if is_gpu:
-            # A thread has a device of its own.
+            # The current device is a setting of each thread.
             torch.cuda.set_device(process.device)
         dist.all_reduce(torch.zeros(1, device=process.device))
         if is_gpu:
@@ -133,7 +133,7 @@ def check_fabric(process: Process, output: Path, required: str) -> Fabric:
 
     def is_refused() -> bool:
         fabric = logged_fabric(output, node)
-        # Before it selects one, NCCL lists what else it has found.
+        # Before NCCL selects a network, it lists the others that it has found.
         return required == "efa" and is_gpu and fabric.network is not None and not fabric.is_efa
 
     error = connect(collective, is_refused)
@@ -143,7 +143,7 @@ def check_fabric(process: Process, output: Path, required: str) -> Fabric:
     fabric = logged_fabric(output, node) if is_gpu else _WITHOUT_GPU
     is_wrong = required == "efa" and not fabric.is_efa
     if error is not None:
-        # The others notice when this rank is gone.
+        # The other ranks notice when this rank is gone.
         if is_wrong:
             raise fabric_error(fabric, node) from error
         if isinstance(error, TimeoutError):
@@ -157,7 +157,7 @@ def check_fabric(process: Process, output: Path, required: str) -> Fabric:
     if is_wrong:
         raise fabric_error(fabric, node)
     if wrong_node >= 0:
-        raise FabricError(f"this run has to use EFA, and node {wrong_node} does not", _CHECK)
+        raise FabricError(f"this run has to use EFA, but node {wrong_node} does not", _CHECK)
     return fabric
 
 
@@ -168,9 +168,9 @@ def connect(
     limit_s: float = CONNECT_LIMIT_S,
     check_s: float = _CHECK_S,
 ) -> Exception | None:
-    """Run the collective and return what it raised; TimeoutError after limit_s, or once `is_refused`.
+    """Run the collective and return its exception; TimeoutError after limit_s, or once `is_refused`.
 
-    Nothing can interrupt NCCL, so a collective that has timed out goes on: end the process.
+    Nothing can interrupt NCCL, so a timed-out collective goes on: end the process.
     """
     raised: list[Exception] = []
 
@@ -192,7 +192,7 @@ def connect(
 
 
 def read_fabric(lines: Iterable[str]) -> Fabric:
-    """Read what NCCL says in its log. The last of several communicators counts."""
+    """Read NCCL's choice from its log. The last of several communicators counts."""
     network = provider = fabric = reason = None
     for line in lines:
         if match := _PROVIDER.search(line):
@@ -205,7 +205,7 @@ def read_fabric(lines: Iterable[str]) -> Fabric:
 
 
 def logged_fabric(output: Path, node: int) -> Fabric:
-    """Read NCCL's log of this node; all None without one."""
+    """Read NCCL's choice from this node's log; all None without a log."""
     try:
         with log_path(output, node).open(errors="replace") as log:
             return read_fabric(log)
@@ -214,9 +214,9 @@ def logged_fabric(output: Path, node: int) -> Fabric:
 
 
 def fabric_error(fabric: Fabric, node: int) -> FabricError:
-    """Return the error of a run that has to use EFA and does not on this node."""
+    """Return the error of a run that has to use EFA but does not on this node."""
     return FabricError(
-        f"this run has to use EFA, and NCCL on node {node} selected {fabric.selection}", _CHECK
+        f"this run has to use EFA, but NCCL on node {node} selected {fabric.selection}", _CHECK
     )
 
 

@@ -1,4 +1,4 @@
-"""Parameters sharded over the ranks by torch's fully_shard (FSDP2), and states gathered from shards."""
+"""Shard parameters over the ranks by torch's fully_shard (FSDP2), and gather states from shards."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from fastlaunch_train.distributed.parallel import Process, join_group
 from fastlaunch_train.recipes.recipe import Recipe
 
-#: Keys of a gathered tensor: itself, and the dimension that each dimension of the mesh shards.
+#: Keys of a gathered tensor: the whole tensor, and the dimension that each dimension of the mesh shards.
 _FULL, _SHARDS = "full", "shards"
 
 
@@ -19,9 +19,9 @@ def shard(
 ) -> nn.Module:
     """Shard each block of `model`, and the rest of it, over all ranks, in place; return it.
 
-    In bf16 and fp16 the shards keep the parameters' dtype and are gathered in autocast's. That halves the
+    In bf16 and fp16 the shards keep the parameters' dtype and are gathered in autocast's. This halves the
     traffic and gives products the same operands as autocast, but also rounds layer norms, biases and
-    embeddings, which autocast leaves in fp32. Batch norms, whose running statistics are fp32, stay in fp32.
+    embeddings, which autocast leaves in fp32. Batch norms have fp32 running statistics, and stay in fp32.
     Gradients are reduced in the recipe's wire_dtype.
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -33,7 +33,7 @@ def shard(
     policy = MixedPrecisionPolicy(
         param_dtype=computed.get(recipe.precision),
         reduce_dtype=reduced,
-        # Autocast casts the inputs of what it computes in bf16, and nothing else.
+        # Autocast casts only the inputs of operators that it runs in bf16.
         cast_forward_inputs=False,
     )
     mesh = init_device_mesh(process.device.type, (process.world_size,))
@@ -49,7 +49,7 @@ def shard(
 def gather(value: Any, *, keep: bool) -> Any:
     """Return `value`, nested mappings and lists, with its shards gathered on the CPU; all ranks call it.
 
-    keep: whether this rank keeps the result; without, tensors are None and take no memory.
+    keep: whether this rank keeps the result; if not, tensors are None and take no memory.
     """
 
     def gathered(leaf: Any) -> Any:
@@ -63,7 +63,7 @@ def gather(value: Any, *, keep: bool) -> Any:
 
 
 def scatter(value: Any, process: Process) -> Any:
-    """Return what `gather` returned, sharded again; all ranks call it with the same value."""
+    """Shard again what `gather` returned; all ranks call it with the same value."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -91,7 +91,7 @@ def shard_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Turn parameters back into shards: an evaluation leaves those of the root gathered."""
+    """Turn parameters back into shards: an evaluation leaves the root's parameters gathered."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():

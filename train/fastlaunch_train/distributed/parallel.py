@@ -13,8 +13,8 @@ from torch import nn
 from fastlaunch_train.process.launch import num_nodes
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
-#: A peer that is silent for longer counts as dead. torch's own default for NCCL; ranks' compile times may
-#: differ by less.
+#: A peer that is silent for longer counts as dead. This is torch's default for NCCL; compile times of the
+#: ranks have to differ by less.
 TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -33,8 +33,8 @@ def start_process() -> Process:
     """Join this process's peers, if there are any, and return it.
 
     Rank and world size are torchrun's environment variables; the device is the local rank's GPU, or the CPU.
-    On GPUs gradients go through NCCL and messages through gloo, so that a message does not wait for the GPU.
-    A peer that dies is an error here: at once in gloo, within TIMEOUT in NCCL.
+    On GPUs, gradients go through NCCL and messages through gloo, so that a message does not wait for the GPU.
+    The death of a peer is an error here: at once in gloo, within TIMEOUT in NCCL.
     Raises RecipeError if this machine has more processes than GPUs.
     """
     rank = int(os.environ.get("RANK", "0"))
@@ -69,7 +69,7 @@ def stop_process() -> None:
 
 
 def join_group(process: Process) -> None:
-    """Create a process group if there is none: sharding needs one even in a world of one."""
+    """Create a process group if there is none: sharding needs one even for a single rank."""
     if dist.is_initialized():
         return
     assert process.world_size == 1
@@ -82,18 +82,18 @@ def _backend(device: torch.device) -> str:
 
 
 def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
-    """Return `model` with gradients averaged over the ranks; the model itself in a world of one.
+    """Return `model` with gradients averaged over the ranks; the model itself for a single rank.
 
-    Gradients travel in their parameters' dtype, or with wire_dtype=bf16 in bf16: each rank rounds its own and
-    divides by the world size, and the sum is bf16, too.
-    Every step has to use the same parameters in the same order, as all models here do: timm's stochastic
-    depth multiplies by zero and skips no module. Compile the model before.
+    Gradients travel in their parameters' dtype, or in bf16 with wire_dtype=bf16: each rank rounds its
+    gradients and divides them by the world size, and the sum is bf16, too. Every step has to use the same
+    parameters in the same order, as all models here do: timm's stochastic depth multiplies by zero and skips
+    no module. Compile the model first.
     """
     if process.world_size == 1:
         return model
     compiles_ddp = recipe.compile_mode != "none" and recipe.compile_scope == "wrapped"
     if recipe.compile_mode != "none":
-        # Cutting compiled regions at bucket ends is needed only if DDP is compiled with its model.
+        # Compiled regions need cuts at bucket ends only if DDP is compiled with its model.
         torch._dynamo.config.optimize_ddp = compiles_ddp
     wrapped = nn.parallel.DistributedDataParallel(
         model,
@@ -119,7 +119,7 @@ def sum_in_bf16(
 
 
 def agree(process: Process, values: Sequence[float]) -> list[float]:
-    """Return the maximum over the ranks of each value. All ranks give as many finite values."""
+    """Return the maximum of each value over the ranks. All ranks give equally many finite values."""
     message = torch.tensor(values, dtype=torch.float64)
     if process.world_size > 1:
         dist.all_reduce(message, op=dist.ReduceOp.MAX)
@@ -128,7 +128,7 @@ def agree(process: Process, values: Sequence[float]) -> list[float]:
 
 
 def broadcast(process: Process, values: Sequence[float]) -> list[float]:
-    """Return rank 0's values on every rank. All ranks give as many."""
+    """Return rank 0's values on every rank. All ranks give equally many."""
     message = torch.tensor(values, dtype=torch.float64)
     if process.world_size > 1:
         dist.broadcast(message, src=0)
@@ -146,7 +146,7 @@ def broadcast_object(process: Process, value: Any) -> Any:
 
 
 def gather_object(process: Process, value: Any) -> list[Any]:
-    """Return every rank's `value`, in order, on rank 0; this rank's alone elsewhere. Every rank calls it."""
+    """Return all ranks' values in order on rank 0, only this rank's elsewhere. Every rank calls it."""
     if process.world_size == 1:
         return [value]
     gathered: list[Any] | None = [None] * process.world_size if process.rank == 0 else None

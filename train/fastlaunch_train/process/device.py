@@ -1,4 +1,4 @@
-"""Ask a GPU how it is, through NVML while it trains and nvidia-smi otherwise; and the memory of a device.
+"""Read a GPU's state through NVML while it trains and nvidia-smi otherwise, and a device's memory.
 
 torch is imported only for a GPU.
 """
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: NVML's utilization covers the last 1/6 to 1 s, depending on the GPU (nvmlUtilization_t).
+#: Seconds. NVML's utilization covers the last 1/6 to 1 s, depending on the GPU (nvmlUtilization_t).
 SAMPLED_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """A device's state; None: not known."""
+    """A device's state; None: unknown."""
 
     clock_mhz: float | None = None
     power_w: float | None = None
@@ -42,7 +42,7 @@ class DeviceMonitor:
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             self._nvml = pynvml
-        except Exception:  # Whatever is wrong with NVML, training goes on without it.
+        except Exception:  # Training goes on without NVML, whatever is wrong with it.
             self._nvml = None
 
     def read(self) -> DeviceState:
@@ -87,7 +87,7 @@ def memory_gib(device: "torch.device | None") -> tuple[float | None, float | Non
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """Return what nvidia-smi says; nothing without an NVIDIA driver, or if it fails."""
+    """Return the output of nvidia-smi; nothing without an NVIDIA driver, or if it fails."""
     try:
         return subprocess.run(
             ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True
@@ -97,15 +97,15 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Return nvidia-smi's option for the GPUs that this process may use."""
+    """Return nvidia-smi's option to select the GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [f"--id={visible}"] if visible else []
 
 
 def gpu_facts(*options: str) -> dict[str, Any]:
-    """Return what a header's `machine` says of the GPUs, by the first of them; empty without one.
+    """Return the GPU fields of a header's `machine`, from the first GPU; empty without a GPU.
 
-    options: of nvidia-smi, such as those of `visible_gpus`.
+    options: options of nvidia-smi, such as those from `visible_gpus`.
     """
     fields = ("name", "memory.total", "driver_version", "power.limit", "clocks.max.sm")
     query = (f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options)

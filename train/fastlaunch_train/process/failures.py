@@ -1,7 +1,7 @@
 """How a run ended: the status in its record, the exit code of the process, the traceback of a failed rank.
 
-A traceback has a file of its own beside the record, since a log mixes the last lines of all ranks, and may be
-cut. A crash in native code raises no exception: Python's fault handler writes where every thread was.
+A traceback gets its own file beside the record, since a log mixes the last lines of all ranks, and may be
+cut. A crash in native code raises no exception: Python's fault handler writes every thread's position.
 """
 
 import errno
@@ -19,24 +19,24 @@ from typing import TextIO
 EXIT_CODES = {"completed": 0, "interrupted": 130, "out_of_memory": 12, "nan_loss": 33, "failed": 1}
 EXIT_BAD_REQUEST = 2
 EXIT_DISK_FULL = 28
-#: These machines cannot do it, and a second attempt would change nothing; EX_CONFIG of sysexits.h.
+#: The machines cannot run this, and a second attempt would change nothing; EX_CONFIG of sysexits.h.
 EXIT_CONFIGURATION = 78
-#: A GPU of this machine is faulty; another machine can do it.
+#: A GPU of this machine is faulty; another machine can run this.
 EXIT_HARDWARE = 79
-#: A script made no step for too long; what timeout(1) says.
+#: A script made no step for too long; the code of timeout(1).
 EXIT_HANG = 124
 
 _OUT_OF_MEMORY = (
     *("DefaultCPUAllocator", "CUDA out of memory", "CUDA error: out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
 )
-#: torch.save reports a failed write in its own words.
+#: torch.save's own messages for a failed write.
 _UNWRITTEN = ("PytorchStreamWriter failed writing", "enforce fail at inline_container")
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class NanLossError(RuntimeError):
-    """The loss, or what a step did to the weights or the optimizer, was not finite."""
+    """The loss, or the weights or optimizer state after a step, were not finite."""
 
 
 class UnsavedError(OSError):
@@ -48,7 +48,7 @@ class InterruptedRun(Exception):
 
 
 class FabricError(RuntimeError):
-    """The ranks do not use the network that they have to use; `hint` says what to check."""
+    """The ranks do not use the required network; `hint` says what to check."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class HardwareError(RuntimeError):
 class Failure:
     """What an error means for the record and the process."""
 
-    status: str  #: the record's
+    status: str  #: status in the record
     message: str  #: one line
     exit_code: int
 
@@ -93,18 +93,18 @@ def classify(error: BaseException) -> Failure:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` says that the device or the host is out of memory."""
-    # Not imported: torchrun reads the exit codes before it imports torch, and a script may do without.
+    # Do not import torch: torchrun reads the exit codes before it does, and a script may run without torch.
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.cuda.OutOfMemoryError)):
         return True
-    # The CPU allocator, and libraries with their own, raise a plain RuntimeError.
+    # The CPU allocator, and libraries with their own allocator, raise a plain RuntimeError.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def unsaved(error: OSError | RuntimeError, path: Path) -> UnsavedError | None:
     """Return `error`, which ended the writing of `path`, as an UnsavedError; None if it is not the disk's.
 
-    torch.save raises an error of its own, about the length of its file, after the system's.
+    torch.save raises its own error, about the length of the file, after the system's error.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -127,12 +127,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def traceback_path(directory: Path, *, rank: int, attempt: int) -> Path:
-    """Return where a rank that fails writes its traceback; attempts count from 1."""
+    """Return the path of a failed rank's traceback; attempts count from 1."""
     return directory / f"traceback-rank-{rank:05d}-attempt-{attempt}.txt"
 
 
 def leave_traceback(directory: Path, attempt: int, error: BaseException) -> None:
-    """Write the traceback of a rank, torchrun's RANK, that failed before it had a record."""
+    """Write the traceback of this rank, torchrun's RANK, which failed before it had a record."""
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
         file = TracebackFile(
@@ -154,12 +154,12 @@ def is_first_to_fail(directory: Path, attempt: int) -> bool:
 
 
 class TracebackFile:
-    """Write what ends a rank; a rank that ends well leaves no file."""
+    """Write the error that ends a rank; a rank that ends well leaves no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: TextIO | None = None
-        # A disk that takes no file takes no record either, and that is reported.
+        # A disk that refuses this file refuses the record, too, and that is reported.
         with suppress(OSError):
             self._file = path.open("w", encoding="utf-8", errors="replace")
             faulthandler.enable(file=self._file, all_threads=True)

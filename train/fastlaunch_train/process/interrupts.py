@@ -17,7 +17,7 @@ from typing import Any
 
 from fastlaunch_train.process.launch import DEFAULT_STOP_GRACE_S
 
-#: How often the second thread checks whether a checkpoint is being written.
+#: Seconds between the second thread's checks whether a checkpoint is being written.
 _CHECK_S = 0.25
 _DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
 
@@ -25,7 +25,7 @@ _DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
 class Interrupts:
     """Whether the process was asked to stop, and by which signal.
 
-    If `done` has not been called `grace_s` seconds after a signal, without those spent in `saving`, another
+    If `done` is not called within `grace_s` seconds after a signal, not counting time in `saving`, another
     thread calls `on_stuck` and ends the process.
     """
 
@@ -52,7 +52,7 @@ class Interrupts:
         sender.setblocking(False)
         signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         self._sender = sender  # kept open: the wakeup descriptor is only a number
-        # A child that is told to end, such as a pool's, would write into the same socket.
+        # A child that gets a signal, such as a pool's, would write into the same socket.
         os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._watch, args=(receiver,), name="interrupts", daemon=True).start()
 
@@ -62,12 +62,12 @@ class Interrupts:
 
     @property
     def message(self) -> str:
-        """Why the run ends, as its record says it."""
+        """The reason for the run's end, for its record."""
         return f"stopped by {signal.Signals(self._signal).name}" if self._signal else "stopped by a peer"
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Enter a context in which a checkpoint, ours or a peer's, is written: slow, and not stuck."""
+        """Enter a context in which a checkpoint, ours or a peer's, is written: slow but not stuck."""
         self._saving = True
         try:
             yield
@@ -75,7 +75,7 @@ class Interrupts:
             self._saving = False
 
     def done(self) -> None:
-        """Say that the loop has ended, so that nothing needs to be forced."""
+        """Note that the loop has ended, so that the process need not be forced to end."""
         self._done.set()
 
     def _forget(self) -> None:

@@ -1,4 +1,4 @@
-"""What the process that starts a training tells it through environment variables. No torch."""
+"""Read what the starter of a training passes on in environment variables. No torch."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Seconds to end in by default; plain torchrun kills its workers after 30.
+#: Default seconds for a run to end in; plain torchrun kills its workers after 30.
 DEFAULT_STOP_GRACE_S = 25.0
 
 
@@ -15,20 +15,20 @@ DEFAULT_STOP_GRACE_S = 25.0
 class LaunchSettings:
     """How this process was started."""
 
-    #: The least number of this attempt, from 1: on a new machine it finds no records of those before it.
+    #: The least number of this attempt, from 1: a new machine has no records of earlier attempts.
     attempt: int = 1
-    round: int | None = None  #: which of the submission's rounds this run is in, from 1
-    max_rounds: int | None = None  #: that the submission planned, to end as soon as all is settled
-    stop_grace_s: float = DEFAULT_STOP_GRACE_S  #: how long a rank may take to end after a signal
-    fabric: str = "any"  #: between nodes; `efa`: nothing else will do
-    #: Bus bandwidth between nodes over EFA, below which an all-reduce is suspect
+    round: int | None = None  #: this run's round in the submission, from 1
+    max_rounds: int | None = None  #: rounds that the submission planned; it ends earlier once all is settled
+    stop_grace_s: float = DEFAULT_STOP_GRACE_S  #: seconds that a rank may take to end after a signal
+    fabric: str = "any"  #: network between nodes; `efa` requires EFA
+    #: Bus bandwidth between nodes over EFA in GB/s, below which an all-reduce is suspect
     all_reduce_floor_gb_per_s: float = 0.0
-    is_on_aws: bool = False  #: on an instance, which may be a faulty one
+    is_on_aws: bool = False  #: whether this runs on an instance, which may be faulty
     print_metrics: bool = False  #: whether rank 0 prints a line for programs about once a second
 
 
 def launch_header(launch: LaunchSettings, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a record's header says of the launch."""
+    """Return the fields of a record's header that describe the launch."""
     return {
         "session": environment.get("FASTLAUNCH_SESSION") or None,
         "round": launch.round,
@@ -43,9 +43,9 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
     """Read FASTLAUNCH_ATTEMPT, _ROUND, _MAX_ROUNDS, _STOP_GRACE_S, _FABRIC (`efa` or `any`),
     _ALL_REDUCE_FLOOR_GB_PER_S, _INSTANCE and _PRINT_METRICS (1).
 
-    An empty variable counts as unset. Raises RecipeError for a value that means nothing.
+    An empty variable counts as unset. Raises RecipeError for an invalid value.
     """
-    # More digits would make a file name that no disk takes.
+    # More digits would make file names too long for any disk.
     attempt = _value(environment, "FASTLAUNCH_ATTEMPT", "1", "[1-9][0-9]{0,5}", "a whole number from 1")
     number, at_most = (
         _value(environment, name, "none", "none|[1-9][0-9]{0,5}", "a whole number from 1")
@@ -68,18 +68,19 @@ def read_launch_settings(environment: Mapping[str, str]) -> LaunchSettings:
     )
 
 
-#: Ranks of this machine, by who starts them: torchrun, DeepSpeed, Open MPI, MVAPICH, MPICH.
+#: Variables with the number of ranks on this machine, by launcher: torchrun, DeepSpeed, Open MPI, MVAPICH,
+#: MPICH.
 _LOCAL_SIZES = (
     *("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
     "MPI_LOCALNRANKS",
 )
-#: Slurm's, those of a step before those of the whole job.
+#: Slurm's variables, those of a step before those of the whole job.
 _SLURM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 _SLURM_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 
 
 def num_nodes(environment: Mapping[str, str], world_size: int) -> int:
-    """Return on how many machines the ranks run, by what started them; 1 if nothing says so."""
+    """Return the number of machines of the ranks, by their launcher's variables; 1 if none is set."""
 
     def first(names: Sequence[str]) -> int | None:
         texts = (environment.get(name, "") for name in names)
@@ -87,7 +88,7 @@ def num_nodes(environment: Mapping[str, str], world_size: int) -> int:
 
     if local_size := first(_LOCAL_SIZES):
         return -(-world_size // local_size)
-    # In an allocation of several nodes a script may start its ranks itself, on one of them.
+    # A script in an allocation of several nodes may start its ranks itself, on one node.
     if first(_SLURM_TASKS) not in (None, world_size):
         return 1
     if nodes := first(_SLURM_NODES):

@@ -1,6 +1,6 @@
-"""The machine and the software on it, as a record's header says them, and how a training shares its cores.
+"""Describe the machine and its software for a record's header, and share out its cores.
 
-torch is used where it is loaded.
+torch is used only if it is loaded.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _PACKAGES = (
 
 
 def machine(device: "torch.device | None") -> dict[str, Any]:
-    """Return the header's `machine`, with None for what cannot be learnt.
+    """Return the header's `machine`, with None for unknown values.
 
     device: None for a CPU, without torch.
     """
@@ -39,9 +39,9 @@ def machine(device: "torch.device | None") -> dict[str, Any]:
         "memory_gib": _host_memory_gib(),
         "num_cpus": os.cpu_count(),
         "driver": None,
-        # As run_train.sh decided: `driver`, or `compat 580.65.06` for the image's newer libcuda.
+        # run_train.sh decides this: `driver`, or `compat 580.65.06` for the image's newer libcuda.
         "cuda_compat": os.environ.get("FASTLAUNCH_CUDA_COMPAT") or None,
-        # The service that rents it out, if not EC2: `sagemaker` has prices of its own.
+        # The service that rents the machine out, if not EC2: `sagemaker` has its own prices.
         "service": os.environ.get("FASTLAUNCH_SERVICE") or None,
         "power_limit_w": None,
         "max_clock_mhz": None,
@@ -60,7 +60,7 @@ def machine(device: "torch.device | None") -> dict[str, Any]:
 
 
 def host_id() -> str:
-    """Return twelve hex digits that name this machine until it reboots, the same in all its containers."""
+    """Return twelve hex digits that identify this machine until it reboots, equal in all containers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -69,14 +69,14 @@ def host_id() -> str:
 
 
 def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
-    """Return the header's `versions`; `cudnn`: the release that is loaded, if known.
+    """Return the header's `versions`. cudnn: the loaded release, if known.
 
-    For a torch that is not loaded it is the release installed, and nothing is said of its libraries.
+    If torch is not loaded, give its installed release, and no versions of its libraries.
     """
     torch = sys.modules.get("torch")
     releases: dict[str, str | None] = {
         "python": platform.python_version(),
-        # Not imported: the package itself exports what imports this.
+        # Do not import the package: it exports modules that import this one.
         "fastlaunch_train": sys.modules["fastlaunch_train"].__version__,
         "torch": torch.__version__ if torch else _installed("torch"),
         "cuda": torch.version.cuda if torch else None,
@@ -117,16 +117,16 @@ def _host_memory_gib() -> float | None:
         return None
 
 
-#: As in the FP8 experiment of November 2023.
+#: The value of the FP8 experiment of November 2023.
 MAX_WORKERS = 12
 
 
 def limit_cpu_threads(device: "torch.device", environ: Mapping[str, str] = os.environ) -> None:
     """Run this process's CPU operators on one core if `device` is a GPU, unless OMP_NUM_THREADS is set.
 
-    The CPU has little to do between two steps, the next batch, and on all cores some operators wake a thread
-    on each: beside an H200, making and looking up 4,096 tokens took 5 to 15 ms of a 30 ms step on 64 cores,
-    and 0.5 ms on one (2026-11-22). torchrun itself sets one core for several ranks.
+    Between two steps the CPU only has to make the next batch, and some operators wake a thread on every core:
+    beside an H200, making and looking up 4,096 tokens took 5 to 15 ms of a 30 ms step on 64 cores, and 0.5 ms
+    on one (2026-11-22). torchrun itself sets one core for several ranks.
     """
     if device.type == "cuda" and "OMP_NUM_THREADS" not in environ:
         import torch
@@ -135,7 +135,7 @@ def limit_cpu_threads(device: "torch.device", environ: Mapping[str, str] = os.en
 
 
 def default_num_workers(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many processes load images for this rank by default: a core each, up to MAX_WORKERS.
+    """Return the default number of loader processes for this rank: one per core, up to MAX_WORKERS.
 
     The ranks on this machine, torchrun's LOCAL_WORLD_SIZE, share its cores.
     """
@@ -146,7 +146,7 @@ def default_num_workers(environ: Mapping[str, str] = os.environ) -> int:
 def num_data_workers() -> int:
     """Count the processes that load data for this rank now. Call it after the first batch was fetched.
 
-    Counted, because a user's workload may start fewer than it was asked for.
+    A user's workload may start fewer than it was asked for, so count them.
     """
-    # torch's loaders start daemons, pools for other work do not.
+    # torch's loaders start daemons; pools for other work do not.
     return sum(child.daemon for child in multiprocessing.active_children())

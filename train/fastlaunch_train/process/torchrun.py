@@ -2,13 +2,14 @@
 
 On SIGTERM or SIGINT torchrun kills its ranks after 30 s, in the middle of a checkpoint if need be. Here every
 such signal is passed on to the ranks, which end by themselves; they are killed only if one still runs
-FASTLAUNCH_STOP_GRACE_S and a little more after the first signal. Arguments and all else are torchrun's. The
-exit code is too, 1 if a rank fails, except that the ranks' 79 (a GPU is faulty), 78 (the machines cannot do
-it) and 130 (asked to stop, on this node or another) are passed on. When a rank fails torchrun asks the others
-to stop: that is no such 130, and FIRST_FAILED in the records' folder then says which ranks failed.
+FASTLAUNCH_STOP_GRACE_S and a little more after the first signal. Arguments and all other behaviour are
+torchrun's. So is the exit code, 1 if a rank fails, except that the ranks' 79 (a GPU is faulty), 78 (the
+machines cannot run this) and 130 (asked to stop, on this node or another) are passed on. When a rank fails,
+torchrun asks the others to stop: their 130 does not count, and FIRST_FAILED in the records' folder then says
+which ranks failed.
 
 This uses three public methods of torch.distributed.elastic.multiprocessing.api.PContext, `start`, `close` and
-`pids` (torch 1.9 to 2.13). Where they are missing torchrun behaves as ever, and a warning says so.
+`pids` (torch 1.9 to 2.13). If they are missing, torchrun behaves as usual, and a warning says so.
 """
 
 import json
@@ -25,15 +26,16 @@ from fastlaunch_train.process.failures import EXIT_CODES, EXIT_CONFIGURATION, EX
 from fastlaunch_train.process.launch import LaunchSettings, read_launch_settings
 from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Added to a rank's own limit, which is 90 s under `docker stop -t 100`: the ranks must end before that.
+#: Seconds to add to a rank's own limit, which is 90 s under `docker stop -t 100`: the ranks must end before
+#: that.
 MARGIN_S = 5.0
-#: Exit codes, by rank, of the ranks that failed first; a negative one is a signal.
+#: File with the exit codes, by rank, of the ranks that failed first; a negative code is a signal.
 FIRST_FAILED = "first-failed.json"
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
 class Ranks(Protocol):
-    """The part of torch's PContext that is used: the ranks that the agent has started."""
+    """The part of torch's PContext that we use: the ranks that the agent has started."""
 
     def pids(self) -> Mapping[int, int]:
         """Process ids by local rank."""
@@ -43,7 +45,7 @@ class Ranks(Protocol):
 class SignalRelay:
     """Pass signals on to the ranks, and kill those that outlive the first signal by `limit_s` seconds.
 
-    Without ranks, before and after, a signal ends this process.
+    Before and after the ranks run, a signal ends this process.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -67,7 +69,7 @@ class SignalRelay:
 
     def starting(self) -> None:
         """Hold signals back while ranks are started, until their ids are known."""
-        if self._signal is not None:  # torchrun's restart of ranks that were asked to end
+        if self._signal is not None:  # torchrun is restarting ranks that were asked to end
             _leave(self._signal)
         self._starting = True
 
@@ -79,7 +81,7 @@ class SignalRelay:
 
     def closing(self, ranks: Ranks) -> None:
         """Note which ranks have ended: torchrun is about to end the others. Only the first call counts."""
-        # torchrun has looked, so one that has ended is no longer a process.
+        # torchrun has waited for them, so a rank that has ended is no longer a process.
         self.ended_first = self.ended_first or {at for at, pid in ranks.pids().items() if not _send(0, pid)}
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -89,7 +91,7 @@ class SignalRelay:
             self._forward(number)
 
     def _forward(self, number: int) -> None:
-        # The ranks alone, not their process groups: they need their data workers until the last step.
+        # Signal only the ranks, not their process groups: they need their data workers until the last step.
         reached = [_send(number, pid) for pid in self._pids()]
         if not any(reached):
             _leave(number)
@@ -121,7 +123,7 @@ def attach(relay: SignalRelay, api: Any) -> bool:
     def start_and_follow(ranks: Any) -> None:
         relay.starting()
         start(ranks)
-        relay.listen()  # torch has just taken the signals for itself
+        relay.listen()  # torch has just installed its own handlers
         relay.started(ranks)
 
     def note_and_close(ranks: Any, *arguments: Any, **options: Any) -> None:
@@ -136,14 +138,14 @@ def attach(relay: SignalRelay, api: Any) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Run torchrun with `arguments` and end as it does, or with 2 for a senseless environment."""
+    """Run torchrun with `arguments` and end as it does, or with 2 for an invalid environment."""
     try:
         launched = read_launch_settings(os.environ)
     except RecipeError as error:
         _report(f"error: {error.message}\n  {error.hint}")
         raise SystemExit(2) from None
     relay = SignalRelay(launched.stop_grace_s + MARGIN_S)
-    # Before torch is imported, which takes a second: to process 1 of a container a signal would be lost.
+    # Listen before importing torch, which takes a second: process 1 of a container would lose a signal.
     relay.listen()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import api
@@ -163,7 +165,7 @@ def main(arguments: list[str]) -> None:
         }
         code = exit_code_of([failure.exitcode for failure in failures.values()], list(first.values()))
         if first and code != EXIT_CODES["interrupted"] and (folder := os.environ.get("FASTLAUNCH_RECORDS")):
-            with suppress(OSError):  # then all that is known is that a rank failed
+            with suppress(OSError):  # then we know only that a rank failed
                 (Path(folder) / FIRST_FAILED).write_text(json.dumps(first))
         if code is None:
             raise
@@ -171,9 +173,10 @@ def main(arguments: list[str]) -> None:
 
 
 def exit_code_of(codes: Sequence[int], first: Sequence[int] = ()) -> int | None:
-    """Return the exit code of a rank that says more than `failed`; None if none does.
+    """Return the exit code of a rank that means more than `failed`; None if there is none.
 
-    first: of the ranks that ended before torchrun asked the others to; empty if it was asked to stop itself.
+    first: codes of the ranks that ended before torchrun asked the others to end; empty if it was itself asked
+    to stop.
     A negative code is a signal: torchrun kills the other ranks after the first has failed.
     """
     for code in (EXIT_HARDWARE, EXIT_CONFIGURATION):
@@ -187,7 +190,7 @@ def exit_code_of(codes: Sequence[int], first: Sequence[int] = ()) -> int | None:
 def _fall_back(launched: LaunchSettings) -> None:
     import torch
 
-    # Newer releases read how long to wait from here.
+    # Newer releases read the time to wait from this variable.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(round(launched.stop_grace_s + MARGIN_S)))
     _report(
         f"warning: torch {torch.__version__} has no PContext.start, close and pids, so torchrun stops in its "

@@ -1,4 +1,4 @@
-"""Which script a run ran: its path in its repository, and the digests of its files, `files` of a header."""
+"""Identify a run's script: its path in its repository, and its files' digests, `files` of a header."""
 
 import json
 import os
@@ -9,36 +9,36 @@ from pathlib import Path, PurePath
 
 from fastlaunch_train.records.data_identity import digest_of, digest_of_file
 
-#: The variable that tells a run its files, as JSON.
+#: The variable that gives a run its files' digests as JSON.
 VARIABLE = "FASTLAUNCH_FILES"
-#: Hex digits of a version: of a script's few hundred, two are alike in one case of a billion.
+#: Hex digits of a version: among a few hundred versions two agree by chance in one case of a billion.
 _DIGITS = 12
-#: If there are more files, those of a folder stand together.
+#: If there are more files, each folder's files share one digest.
 _MOST_FILES = 100
 
 
 def repository_of(path: Path) -> Path | None:
-    """Return the root of the git repository that `path` is in; a home folder in git is no repository."""
+    """Return the root of the git repository of `path`; a home folder in git does not count."""
     home = Path(os.environ.get("HOME") or "/")
-    # Not Path.exists, which raises for a folder that may not be searched.
+    # Path.exists raises for a folder that may not be searched.
     roots = (folder for folder in path.parents if os.access(folder / ".git", os.F_OK))
     return next((root for root in roots if root != home), None)
 
 
 def root_of(path: Path) -> Path:
-    """Return the folder by whose paths a script is known: its repository's, else this one, or its own."""
+    """Return the folder that a script's path is relative to: its repository, the current one, or its own."""
     here = Path.cwd().resolve()
     return repository_of(path) or (here if path.is_relative_to(here) else path.parent)
 
 
 def path_of(script: str | Path) -> str:
-    """Return the path of a script in its repository, or else in the current directory; through links."""
+    """Return a script's path in its repository, or else in the current directory, following links."""
     path = Path(os.path.realpath(script))
     return path.relative_to(root_of(path)).as_posix()
 
 
 def digests_of(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the digests of files by their paths; of many, those of folders, `src/`. Raises OSError."""
+    """Return the digests of files by their paths; for many files, of folders, `src/`. Raises OSError."""
     digests = {name: digest_of_file(files[name])[0] for name in sorted(files)}
     if len(digests) <= _MOST_FILES:
         return digests
@@ -51,7 +51,7 @@ def digests_of(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def version_of(files: object) -> str | None:
-    """Return what files with these digests are called together; None where a header has none."""
+    """Return one version for files with these digests; None if a header has none."""
     if not isinstance(files, Mapping) or not files:
         return None
     return digest_of(_encoded(dict(sorted((str(name), str(digest)) for name, digest in files.items()))))[
@@ -60,7 +60,7 @@ def version_of(files: object) -> str | None:
 
 
 def files_here(environment: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the digests that the launcher found; else those of the script and of what it has imported.
+    """Return the digests from the launcher; else those of the script and of the modules it has imported.
 
     None if there is no script, or it cannot be read.
     """

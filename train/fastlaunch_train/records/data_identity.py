@@ -1,7 +1,7 @@
-"""What a run's samples are, so that runs on different data can be told apart: a header's `data_identity`.
+"""Identify a run's samples, to tell runs on different data apart: a header's `data_identity`.
 
-Every rank works it out from what it reads or lists anyway, without asking its peers. That costs little, and
-comparing the ranks' records shows where two machines had different files.
+Every rank derives the identity from what it reads or lists anyway, without asking its peers. That costs
+little, and the ranks' records show whether two machines had different files.
 """
 
 import hashlib
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-#: Hex digits of SHA-256 to keep: two of a million sources agree by chance in one case of ten million.
+#: Hex digits of SHA-256 to keep: among a million sources two agree by chance in one case of ten million.
 DIGITS = 16
-#: Up to this many files and bytes, contents are read: a second on a local disk, ten over a network. In larger
-#: folders only sizes are read, of at most MOST_FILES files.
+#: Up to this many files and bytes, contents are read: a second on a local disk, ten over a network. For
+#: larger folders only the sizes of at most MOST_FILES files are read.
 MOST_FILES = 10_000
 MOST_BYTES = 256 * 2**20
-#: Evenly spread pieces that are read of a larger file, the first and the last of its bytes among them.
+#: Number of evenly spread pieces to read of a larger file, including its first and last bytes.
 NUM_PIECES, PIECE_BYTES = 64, 2**20
 
 CONTENTS, PIECES, NAMES_AND_SIZES = "contents", "size and pieces", "names and sizes"
@@ -25,15 +25,15 @@ CONTENTS, PIECES, NAMES_AND_SIZES = "contents", "size and pieces", "names and si
 
 @dataclass(frozen=True, kw_only=True)
 class DataIdentity:
-    """What the samples of a run are."""
+    """The identity of a run's samples."""
 
-    digest: str | None = None  #: of what was read; None for synthetic samples
-    covers: str | None = None  #: what the digest is of: CONTENTS, PIECES or NAMES_AND_SIZES
-    num_samples: int | None = None  #: to train on; None: without end
+    digest: str | None = None  #: digest of what was read; None for synthetic samples
+    covers: str | None = None  #: what the digest covers: CONTENTS, PIECES or NAMES_AND_SIZES
+    num_samples: int | None = None  #: number of samples to train on; None: endless
     generator: str | None = None  #: what makes synthetic samples
     generator_version: int | None = None  #: of a generator of ours
     seeded_by: str | None = None  #: what the generator draws them from
-    tokenizer: str | None = None  #: `Tokenizer.identity` of what turned text into tokens
+    tokenizer: str | None = None  #: `identity` of the Tokenizer that turned text into tokens
 
     def to_record(self) -> dict[str, Any]:
         """Return plain data, without the name of any file or folder."""
@@ -41,7 +41,7 @@ class DataIdentity:
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return the digest of `parts` in this order; divided differently, they have another."""
+    """Return the digest of `parts` in this order; it depends on how the bytes are divided."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "big"))
@@ -68,10 +68,10 @@ def digest_of_file(path: Path) -> tuple[str, str]:
 
 
 def digest_of_files(files: Mapping[str, str]) -> tuple[str, str]:
-    """Return (digest, what it covers) of the files at these paths, under names that count; order does not.
+    """Return (digest, what it covers) of the files at these paths; their names count, their order does not.
 
-    Contents if they are few and small. Else all names, and the sizes of at most MOST_FILES evenly spread
-    files: one that was replaced by another of its size goes unnoticed. Raises OSError.
+    It covers the contents if the files are few and small, else all names and the sizes of at most MOST_FILES
+    evenly spread files: a file replaced by another of the same size goes unnoticed. Raises OSError.
     """
     names = sorted(files)
     sample = names[:: -(-len(names) // MOST_FILES) or 1]
@@ -83,10 +83,10 @@ def digest_of_files(files: Mapping[str, str]) -> tuple[str, str]:
 
 
 def user_workload_identity(workload: str, source: str) -> DataIdentity:
-    """Return what is known of the data of a user's workload, `./file.py:function`, which says nothing itself.
+    """Return the known data identity of a user's workload, `./file.py:function`, that gives none itself.
 
-    Its file stands for what makes the samples, without what that imports. A file or folder that `--data`
-    names is read as far as it exists. Raises OSError.
+    Its file, without its imports, stands for what makes the samples. A file or folder that `--data` names is
+    read if it exists. Raises OSError.
     """
     file = Path(workload.rpartition(":")[0])
     digest = covers = None
@@ -94,7 +94,7 @@ def user_workload_identity(workload: str, source: str) -> DataIdentity:
     if source.startswith("file:") and path.is_file():
         digest, covers = digest_of_file(path)
     elif source.startswith("folder:") and path.is_dir():
-        # Plain strings, as in `images.folder_identity`: there may be a million.
+        # Keep plain strings, as in `images.folder_identity`: there may be a million.
         digest, covers = digest_of_files({file.removeprefix(str(path)): file for file in _below(str(path))})
     return DataIdentity(digest=digest, covers=covers, generator=f"own {digest_of_file(file)[0]}")
 
@@ -104,7 +104,7 @@ def _below(folder: str) -> Iterator[str]:
     followed: set[str] = set()
     for place, subfolders, names in os.walk(folder, followlinks=True):
         yield from (f"{place}/{name}" for name in names)
-        # Links may form a circle. Sorted, so that the same one of two links counts on every machine.
+        # Links may form a circle. Sort them, so that every machine counts the same one of two links.
         candidates, subfolders[:] = sorted(subfolders), []
         for name in candidates:
             if Path(place, name).is_symlink():
