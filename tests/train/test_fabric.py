@@ -61,13 +61,13 @@ FORCED_SOCKET = EFA_2025.replace("Using network Libfabric", "Using network Socke
         (EFA_2023, "efa", "NET/OFI with provider efa"),
         # What has been found is no choice yet: a plugin may say more in the next line.
         ("\n".join(EFA_2025.splitlines()[:5]), "efa", "NET/OFI with provider efa"),
-        ("\n".join(SOCKET.splitlines()[:4]), "unknown", "nothing"),
+        ("\n".join(SOCKET.splitlines()[:4]), "unknown", "no network"),
         (LIBFABRIC_TCP, "libfabric-tcp", "NET/OFI with provider tcp (NET/OFI No eligible"),
         (SOCKET, "socket", "NET/Socket (NET/Plugin : No plugin found"),
         (FORCED_SOCKET, "socket", "NET/Socket"),
         (EFA_2025 + FORCED_SOCKET, "socket", "NET/Socket"),  # of two communicators the later counts
         ("node:1:2 [0] NCCL INFO Using network IB\n", "ib", "NET/IB"),
-        ("NCCL WARN Cuda failure 802\n", "unknown", "nothing"),
+        ("NCCL WARN Cuda failure 802\n", "unknown", "no network"),
     ],
 )
 def test_a_log_tells_the_network(log: str, name: str, selection: str) -> None:

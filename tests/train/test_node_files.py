@@ -377,7 +377,9 @@ def test_a_killed_rank_is_the_cause_of_its_peers_end(tmp_path: Path) -> None:
 
 
 def test_a_network_that_is_not_the_one_asked_for_is_nobodys_echo(tmp_path: Path) -> None:
-    fabric = "fastlaunch_train.process.failures.FabricError: this run has to use EFA, but NCCL on node 1 took x"
+    fabric = (
+        "fastlaunch_train.process.failures.FabricError: this run has to use EFA, but NCCL on node 1 took x"
+    )
     left(tmp_path, "traceback-rank-00000-attempt-1.txt", ECHO, at_s=1)
     left(tmp_path, "traceback-rank-00001-attempt-1.txt", f"Traceback\n{fabric}\n", at_s=2)
     assert cause_of(tmp_path, tmp_path / "log.txt", 1) == fabric

@@ -35,9 +35,8 @@ class GradientErrors:
     """Relative errors: the norm of the difference over the norm of the reference."""
 
     total: float = 0.0  #: error of all gradients together
-    by_tensor: Mapping[str, float] = field(
-        default_factory=dict
-    )  #: errors of the tensors with at least LEAST_SHARE, by name
+    #: errors of the tensors with at least LEAST_SHARE, by name
+    by_tensor: Mapping[str, float] = field(default_factory=dict)
 
 
 def gradients_of(

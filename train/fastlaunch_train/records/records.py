@@ -1,4 +1,4 @@
-"""Step records: one JSONL file per rank, the only thing the two halves of fastlaunch exchange about a run.
+"""Step records: one JSONL file per rank, the only data that fastlaunch's two halves exchange about a run.
 
 A file is a `header`, then lines of the other kinds as they happen, then one `end`:
 
@@ -12,8 +12,8 @@ A file is a `header`, then lines of the other kinds as they happen, then one `en
     profile where the time of a few more steps went, which no other line counts
     end     status and message
 
-The header of a user's own script (room `script`) has the section `script`. What the script does not say is
-null there and in its steps: batch_size_per_gpu, steps, seed, num_samples, num_tokens.
+The header of a user's own script (room `script`) has the section `script`. Values that the script does not
+give are null there and in its steps: batch_size_per_gpu, steps, seed, num_samples, num_tokens.
 
 A block of lines reaches the file in one write, so a killed process leaves everything up to the last block.
 Nothing is dropped or averaged here. Steps count from 1. No torch: the launcher reads these files.
@@ -30,28 +30,28 @@ from typing import Any
 #: Schema 2 added eval and check lines, and num_padding to step lines. Keys added since without a new number
 #: are optional: data_identity, num_data_workers, session, round, max_rounds and script in headers, loss_scale
 #: and skipped in steps, utilization in blocks, has_loss in evals; device and profile lines, too. Until
-#: 2026-11 every line had a checksum, `crc`, which the reader leaves out.
+#: 2026-11 every line had a checksum, `crc`, which the reader ignores.
 RECORD_SCHEMA = 2
-#: Detail of a `compile` phase that found an earlier run's work on the disk; a first run takes longer.
+#: Detail of a `compile` phase that used an earlier run's cache on the disk; a first run takes longer.
 FROM_CACHE = "from the compiler's cache"
-#: The phase that stands for the whole of a script without steps.
+#: The phase that stands for a whole script without steps.
 SCRIPT_PHASE = "script"
-#: The phase in which a batch size was found; of a script whose detail is the new one, as a number.
+#: The phase in which a batch size was found; for a script, its detail is the new size as a number.
 BATCH_SIZE_PHASE = "batch-size"
-#: The phase whose detail counts further processes of the same command, of which nothing else is recorded.
+#: The phase whose detail counts further processes of the same command, which have no other record.
 UNRECORDED_PHASE = "unrecorded"
-#: In the header's section `script`, true for a rank that never called us: what started it wrote its record.
+#: Key in the header's section `script`: true for a rank that never called us, whose starter wrote its record.
 SILENT = "silent"
 #: The parts of the phase `build`, in their order, as its details.
 BUILD_MODEL, BUILD_CHECKS, BUILD_STEPS = "the model", "its conversion and checks", "what makes its steps"
 SPLITS = ("validation", "test")
 WEIGHTS = ("current", "best")
-#: The parts of a step's time in a profile, in the order in which they are shown.
+#: The parts of a step's time in a profile, in the order of display.
 STEP_PARTS = ("data", "forward", "backward", "optimizer", "communication", "other")
 STATUSES = ("completed", "interrupted", "out_of_memory", "nan_loss", "failed")
 #: SQLite's largest integer.
 MAX_INTEGER = 2**63 - 1
-#: What every header has. Sections may have more keys than these.
+#: Keys of every header. Sections may have more keys than these.
 HEADER_TYPES: Mapping[str, Any] = {
     "run_id": str,
     "attempt": int,
@@ -79,7 +79,7 @@ HEADER_TYPES: Mapping[str, Any] = {
     "commit": str | None,
     "warnings": list,  # of text
 }
-#: What newer headers have, too.
+#: Further keys of newer headers.
 OPTIONAL_HEADER_TYPES: Mapping[str, Any] = {
     # DataIdentity.to_record(), None where the data were not identified
     "data_identity": {
@@ -113,32 +113,32 @@ class Step:
     step: int
     step_time_s: float
     data_wait_s: float
-    loss: float | None  #: None: not finite, or a script's that does not say
-    num_samples: int | None  #: of the batch that came; None: its shapes do not tell
-    num_tokens: int | None  #: padding included; None: a script's, which does not say
+    loss: float | None  #: None: not finite, or not given by a script
+    num_samples: int | None  #: samples of the batch; None: unknown from its shapes
+    num_tokens: int | None  #: includes padding; None: not given by a script
     num_padding: int = 0
-    loss_scale: float | None = None  #: that its loss was multiplied by; None without loss scaling
-    skipped: bool | None = None  #: whether the loss scaler skipped it, for gradients that were not finite
+    loss_scale: float | None = None  #: factor of its loss; None without loss scaling
+    skipped: bool | None = None  #: whether the loss scaler skipped it because of non-finite gradients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """What the model after `step` scores on held-out data, all ranks together."""
+    """The score of the model after `step` on held-out data, over all ranks."""
 
     step: int
     split: str  #: one of SPLITS
     loss: float | None  #: None: not finite, unless `has_loss` is False
-    num_samples: int  #: 0: a script's that does not say
-    seconds: float  #: 0: a script's within a step, whose time has it
+    num_samples: int  #: 0: not given by a script
+    seconds: float  #: 0: a script's evaluation within a step, whose time includes it
     weights: str = "current"  #: `best`: the weights that scored best on validation
-    metric: str | None = None  #: its name, such as accuracy; higher is better
+    metric: str | None = None  #: the metric's name, such as accuracy; higher is better
     metric_value: float | None = None
-    has_loss: bool | None = None  #: False: a script's that gives none
+    has_loss: bool | None = None  #: False: a script gave no loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Whether the recipe computes what the model does: `value` has to be within `limit`."""
+    """Whether the recipe computes the same as the model: `value` has to be within `limit`."""
 
     name: str
     passed: bool
@@ -148,7 +148,7 @@ class Check:
 
     @property
     def warning(self) -> str:
-        """What the log says, and the header's warnings, if it failed."""
+        """The warning of a failed check, for the log and the header."""
         value = "" if self.value is None else f": {self.value:.2g}"
         limit = "" if self.limit is None else f", and {self.limit:.2g} is allowed"
         detail = f" ({self.detail})" if self.detail else ""
@@ -173,21 +173,21 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A GPU as the process that started a script sees it."""
+    """A GPU as seen by the process that started a script."""
 
-    at_s: float  #: since the script began
-    gpu: int  #: its number on the machine
+    at_s: float  #: seconds since the script began
+    gpu: int  #: the GPU's number on the machine
     utilization: float | None = None  #: share of the driver's last sample in which a kernel ran
-    memory_gib: float | None = None  #: in use, by whatever process
+    memory_gib: float | None = None  #: memory in use by any process
     power_w: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Where the time of `num_steps` further steps after `step` went, by the profiler; the mean of a step.
+    """The profiler's attribution of time: the mean over `num_steps` further steps after `step`.
 
-    The parts that are not None add up to step_time_s. None: these steps have no such part, or could not be
-    profiled. `problem` says why not; the others are None then.
+    The parts that are not None add up to step_time_s. A part is None if these steps have no such part. If
+    they could not be profiled, all parts are None and `problem` says why.
     """
 
     step: int
@@ -197,9 +197,10 @@ class Profile:
     forward_s: float | None = None
     backward_s: float | None = None
     optimizer_s: float | None = None
-    communication_s: float | None = None  #: that no computation hides
+    communication_s: float | None = None  #: communication that no computation hides
     other_s: float | None = None
-    overlapped_communication_s: float | None = None  #: that computation hides; in none of the parts
+    #: communication that computation hides; counted in no part
+    overlapped_communication_s: float | None = None
     problem: str | None = None
 
 
@@ -225,18 +226,18 @@ KINDS: Mapping[str, type[Line]] = {
     "end": End,
 }
 KIND_OF = {cls: kind for kind, cls in KINDS.items()}
-#: Fields that a step line lacks where they are None: there are many such lines.
+#: Fields that a step line omits if they are None: there are many such lines.
 _LEFT_OUT = {f.name for f in fields(Step) if f.default is None}
 _ATTEMPT = re.compile(r"-attempt-(\d+)\.jsonl")
 
 
 def record_path(directory: Path, *, rank: int, attempt: int) -> Path:
-    """Return where a rank writes its record; attempts count from 1."""
+    """Return the path of a rank's record; attempts count from 1."""
     return directory / f"rank-{rank:05d}-attempt-{attempt}.jsonl"
 
 
 def last_attempt(directory: Path) -> int:
-    """Return the highest attempt of which any rank left a record; 0 without one."""
+    """Return the highest attempt with a record of any rank; 0 without a record."""
     names = (path.name for path in directory.glob("rank-*-attempt-*.jsonl*"))
     return max((int(match[1]) for name in names if (match := _ATTEMPT.search(name))), default=0)
 
@@ -244,15 +245,15 @@ def last_attempt(directory: Path) -> int:
 class RecordWriter:
     """Write one rank's record. Lines wait in memory until `flush`; a file never gets half a line.
 
-    Lines may be added before the header is known; they are written after it. What is given is not checked:
-    it comes from us, and what comes from the user is checked where it comes in. Raises FileExistsError rather
-    than overwrite a record, and OSError if the disk refuses.
+    Lines may be added before the header is known; they are written after it. Values are not checked here:
+    they come from us, and users' input is checked where it comes in. Raises FileExistsError rather than
+    overwrite a record, and OSError if the disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: list[Line] = []
-        # As private as its folder: the launcher's are the user's alone.
+        # The file is as private as its folder: only the user can read the launcher's folders.
         mode = path.parent.stat().st_mode & 0o666
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, mode)
         self._size = 0
@@ -269,7 +270,7 @@ class RecordWriter:
         self.flush()
 
     def add(self, line: Line) -> None:
-        """Remember a line; O(1), touches neither disk nor device."""
+        """Remember a line, without touching disk or device."""
         self._lines.append(line)
 
     def flush(self) -> None:
@@ -317,7 +318,7 @@ def _plain(line: Line) -> dict[str, Any]:
 
 
 def complete_record(path: Path, lines: Sequence[Line], end: End) -> None:
-    """Add `lines` and `end` to the record of a process that is gone, instead of a half line or an end there.
+    """Add `lines` and `end` to the record of a process that is gone, replacing half a line or an old end.
 
     Raises OSError as `open` does.
     """

@@ -1,4 +1,4 @@
-"""From a session's options to a training that runs: what is built and checked, in order."""
+"""Build and check, in order, all that a session's options ask for, and train it."""
 
 import dataclasses
 import importlib
@@ -58,8 +58,8 @@ from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Samples in the forward passes before training, which check the recipe and find the attention kernel: no
-#: more than a step has, unless that is too few to tell samples apart.
+#: Number of samples in the forward passes before training, which check the recipe and find the attention
+#: kernel: at most a step's, unless those are too few to tell samples apart.
 PROBE_BATCH, MIN_PROBE_BATCH = 16, 4
 
 
@@ -68,7 +68,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     options, process, recipe = session.options, session.process, session.options.recipe
     phase = PhaseClock(session.writer, process.device)
 
-    # What cannot work is refused before anything is built.
+    # Refuse what cannot work before building anything.
     check_runs_here(recipe, process.device)
     trainer = _import_trainer(recipe.loop)
     session.cudnn, warning = guard_cudnn_attention()
@@ -87,7 +87,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     check_optimizer(workload, recipe)
     is_captured(workload, recipe, process)
 
-    # Before any product: cuBLAS reads its settings when its first handle is made.
+    # Do this before any product: cuBLAS reads its settings when its first handle is made.
     set_deterministic(recipe)
     arithmetic = precision.setup_precision(recipe, process.device)
     if process.device.type == "cuda" and session.launch.is_on_aws:
@@ -121,7 +121,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
             batches, model_check = _first_batches(workload, request, session, arithmetic, model, rounding)
             trained = model_check.workload
     if process.device.type == "cuda":
-        # The peak of memory that is recorded is the training's.
+        # The recorded peak of memory is the training's.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(process.device)
     with phase.during("build", BUILD_STEPS):
@@ -149,7 +149,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     if batches is None or session.first_step > 1:
         model_check, batches = None, workload.batches(request)
         if session.first_step <= session.steps:
-            # Starts the processes that load data, which the header counts.
+            # This starts the processes that load data, which the header counts.
             batches = prepend(next_batch(workload, batches), batches)
 
     for text in session.warnings:
@@ -177,11 +177,11 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 
 
 def _import_trainer(loop: str) -> Callable[[TrainingLoop], None] | None:
-    """Return what makes the steps in place of our loop, its library imported; None for our loop.
+    """Return the function that trains in place of our loop, with its library imported; None for our loop.
 
-    The import comes before torch computes and before its cuDNN is looked at: transformers imports peft where
-    that is installed, and peft Transformer Engine, whose cuDNN may not fit the parts of torch's own that are
-    loaded by then.
+    Call it before torch computes and before its cuDNN is inspected: transformers imports peft if that is
+    installed, and peft imports Transformer Engine, whose cuDNN may not match the parts of torch's own that
+    would be loaded by then.
     """
     if loop == "ours":
         return None
@@ -200,13 +200,13 @@ def _find_batch_size(session: Session, workload: Workload) -> str:
         default=workload_info(options.workload).batch_size,
     )
     if process.device.type != "cuda":
-        return f"there is no GPU to fill: the workload's own batch, {session.batch_size}, is taken"
+        return f"there is no GPU to fill: the batch size is the workload's own, {session.batch_size}"
     all_of = f" all of {', '.join(recipe.label for recipe in options.fit)}" if len(options.fit) > 1 else ""
     return f"the largest batch that fits{all_of} is {session.batch_size}"
 
 
 def _num_steps(session: Session, workload: Workload, global_batch: int) -> int:
-    """Return the steps given, or those of the epochs given, of which the last is filled up."""
+    """Return the given steps, or those of the given epochs, whose last step is filled up."""
     options = session.options
     if options.epochs is None:
         assert options.steps is not None
@@ -214,7 +214,7 @@ def _num_steps(session: Session, workload: Workload, global_batch: int) -> int:
     num_samples = workload.samples_per_epoch(options.data) if workload.samples_per_epoch else None
     if num_samples is None:
         raise WorkloadError(
-            f"workload {workload.name!r}: its data have no end, and so no epochs", "give --steps"
+            f"workload {workload.name!r}: its data are endless, so there are no epochs", "give --steps"
         )
     return -(-num_samples // global_batch) * options.epochs
 
@@ -237,7 +237,7 @@ def _data_request(session: Session, batch_size: int) -> DataRequest:
 def _convert(
     session: Session, workload: Workload, arithmetic: Precision, model: nn.Module, batch_size: int
 ) -> float:
-    """Convert `model` as the recipe says; record what it is and whether it computes what it did.
+    """Convert `model` as the recipe says; record its description and whether it still computes the same.
 
     Return the relative error of the native model in the recipe's precision.
     """
@@ -261,7 +261,7 @@ def _convert(
         session.writer.add(check)
         session.warnings += [] if check.passed else [check.warning]
     if session.flops_per_sample is not None:
-        # Fused blocks say what they leave out.
+        # Fused blocks report what they leave out.
         session.flops_per_sample -= sum(getattr(part, "flops_left_out", 0) for part in model.modules())
     return reference.rounding
 
@@ -269,7 +269,7 @@ def _convert(
 def _count_flops(
     workload: Workload, arithmetic: Precision, process: Process, model: nn.Module, probe: Batch
 ) -> int | None:
-    """Return the operations of a training step per sample, counted on two samples; None if they cannot be.
+    """Return the operations per sample of a training step, counted on two samples; None if unknown.
 
     On rank 0, as samples of another rank may be longer.
     """
@@ -284,7 +284,7 @@ def _count_flops(
 
 
 def _probe_size(workload: Workload, recipe: Recipe, batch_size: int) -> int:
-    """Return how many samples to probe: each may be large, as long sequences or tensors of `gelu` are."""
+    """Return the number of samples to probe: each may be large, such as a long sequence."""
     if not workload.trains:
         return min(PROBE_BATCH, batch_size)
     if recipe.precision == "fp8":
@@ -300,7 +300,7 @@ def _first_batches(
     model: nn.Module,
     rounding: float,
 ) -> tuple[Iterator[Batch], CompiledModelCheck]:
-    """Return the batches from the first step on, and the check that the first of them makes of the model."""
+    """Return the batches from the first step on, and the check of the model by the first batch."""
     recipe = session.options.recipe
     batches = workload.batches(request)
     first = next_batch(workload, batches)

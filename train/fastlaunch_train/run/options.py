@@ -1,4 +1,4 @@
-"""The command line of the training entrypoint, as one value. No torch: a bad request fails at once."""
+"""Parse the command line of the training entrypoint. No torch: a bad request fails at once."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -19,27 +19,27 @@ class Options:
 
     workload: str
     recipe: Recipe
-    batch_size: int | None  #: per rank; None for `auto`
-    fit: tuple[Recipe, ...]  #: recipes that the batch of `auto` has to fit; none: the one that is trained
+    batch_size: int | None  #: samples per rank; None for `auto`
+    fit: tuple[Recipe, ...]  #: recipes that the batch of `auto` has to fit; empty: only `recipe`
     steps: int | None  #: or epochs
     epochs: int | None
     output: Path
     seed: int
     data: str
-    num_workers: int | None  #: loader processes of a rank; None for its share of the CPU cores
+    num_workers: int | None  #: loader processes per rank; None for its share of the CPU cores
     checkpoint_every: int  #: steps; 0 for never
     resume: bool
-    eval_every: int  #: steps; 0 for never; otherwise after the last one too
+    eval_every: int  #: steps between evaluations, and after the last; 0 for never
     step_profile: bool  #: whether to profile a few more steps after the last
     #: For a language workload, as in `ModelOptions`.
     model: str | None
     tokenizer: str | None
     sequence_length: int | None
-    arguments: Mapping[str, Scalar]  #: of the function that makes the user's own workload
+    arguments: Mapping[str, Scalar]  #: arguments of the function that makes the user's own workload
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that exits 2 with an error and a hint, as every other refusal here does."""
+    """An argparse parser that exits with 2, an error and a hint, like every other refusal here."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\n  see python -m fastlaunch_train --help\n")
@@ -76,19 +76,22 @@ def parse_options(argv: list[str]) -> Options:
         default=0,
         help="steps between checkpoints; 0: none (default)",
     )
-    add("--resume", action="store_true", help="go on from the last complete checkpoint in --output")
+    add("--resume", action="store_true", help="continue from the last complete checkpoint in --output")
     add("--eval-every", type=_at_least(0), default=0, help="steps between evaluations; 0: none (default)")
     add("--step-profile", action="store_true", help="record where the time of a few more steps goes")
-    add("--model", help="of a language workload: a folder, or a name on the Hugging Face hub")
-    add("--tokenizer", help="of a language workload: a folder or a name on the hub; none: bytes are tokens")
-    add("--sequence-length", type=_at_least(2), help="tokens of a sample")
+    add("--model", help="for a language workload: a folder, or a name on the Hugging Face hub")
+    add(
+        "--tokenizer",
+        help="for a language workload: a folder, or a name on the hub (default: bytes are tokens)",
+    )
+    add("--sequence-length", type=_at_least(2), help="tokens per sample")
     add(
         "--set-workload",
         dest="arguments",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an argument of the function in ./file.py:function",
+        help="an argument for the function in ./file.py:function",
     )
     add(
         "--fit",
@@ -101,7 +104,7 @@ def parse_options(argv: list[str]) -> Options:
     fields = vars(parser.parse_args(argv))
     fields["arguments"] = function_arguments(fields["workload"], fields["arguments"])
     if (fields["steps"] is None) == (fields["epochs"] is None):
-        parser.error("give --steps or --epochs, one of them")
+        parser.error("give either --steps or --epochs")
     fields["recipe"] = resolve_recipe(fields["recipe"], fields.pop("set"))
     if fields["step_profile"]:
         refuse(profile_problem(fields["recipe"]), f"recipe {fields['recipe'].label}")

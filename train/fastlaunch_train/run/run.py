@@ -40,12 +40,12 @@ from fastlaunch_train.workloads.registry import WorkloadError
 
 log = logging.getLogger("fastlaunch_train")
 
-#: Free space without which a run does not start: records of a long run, and some to spare.
+#: Bytes that have to be free at the start: enough for the records of a long run, and some to spare.
 MIN_FREE_BYTES = 64 * 2**20
 
 
 def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int:
-    """Train as `options` say; return the exit code. What goes wrong is logged."""
+    """Train as `options` say; return the exit code. Errors are logged."""
     try:
         fabric.log_nccl(options.output)
         process = start_process()
@@ -79,7 +79,7 @@ def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int
                 failure = replace(failure, message=f"{hook}: {failure.message}")
             if is_first_to_fail(options.output, session.attempt):
                 log.exception("rank %d failed", process.rank)
-                # Last, since it is what is read.
+                # Log the error last, since users read the end.
                 if hook:
                     log.error("error: %s", failure.message)
         else:
@@ -91,7 +91,7 @@ def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int
     session.writer.close()
     session.traceback.close()
     if exit_code == 0 and dist.is_initialized():
-        # First free what holds the process group: a Trainer keeps its DDP model in a cycle.
+        # First free the holders of the process group: a Trainer keeps its DDP model in a cycle.
         gc.unfreeze()
         gc.collect()
         stop_process()
@@ -105,7 +105,7 @@ def run(options: Options, interrupts: Interrupts, launch: LaunchSettings) -> int
 def _open_session(options: Options, process: Process, launch: LaunchSettings) -> Session:
     """Check the output folder and open this rank's record there.
 
-    Raises RecipeError if it holds a run already, OSError if the disk is full.
+    Raises RecipeError if the folder already holds a run, OSError if the disk is full.
     """
     # Not datetime.UTC: AWS's image of PyTorch 2.1 has Python 3.10.
     utc = datetime.timezone.utc  # noqa: UP017
@@ -118,11 +118,11 @@ def _open_session(options: Options, process: Process, launch: LaunchSettings) ->
     newest, any_checkpoints, least = agree(
         process, [float(last_attempt(options.output)), float(has_checkpoints), float(launch.attempt)]
     )
-    # Checkpoints alone are refused too: of two runs' checkpoints only the newest would be kept.
+    # Refuse checkpoints alone, too: only the newest of two runs' checkpoints would be kept.
     if (newest or any_checkpoints) and not options.resume:
         raise RecipeError(
             f"{options.output} already holds the {'record' if newest else 'checkpoints'} of a run",
-            "give another --output, or --resume to go on",
+            "give another --output, or --resume to continue",
         )
     attempt = max(round(least), 1 + round(newest))
     machine = this_machine(process.device)

@@ -1,4 +1,4 @@
-"""`Session`: what is known so far of a run, of which its record's header and end are made."""
+"""`Session`: the facts known so far about a run, for its record's header and end."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ log = logging.getLogger("fastlaunch_train")
 
 @dataclass
 class Session:
-    """What is known so far of the run; the header is made of it, early if the run fails early."""
+    """The facts known so far about the run. They make its header, early if the run fails early."""
 
     options: Options
     launch: LaunchSettings
@@ -31,13 +31,13 @@ class Session:
     traceback: TracebackFile
     attempt: int
     started_at: str
-    # What assembly learns, in this order.
-    cudnn: tuple[int, ...] | None = None  #: the release that is loaded
+    # Assembly learns these, in this order.
+    cudnn: tuple[int, ...] | None = None  #: cuDNN's loaded release
     workload: Workload | None = None
-    batch_size: int | None = None  #: per rank
+    batch_size: int | None = None  #: samples per rank
     steps: int = 1
     num_parameters: int | None = None
-    flops_per_sample: int | None = None  #: as the workload states, or as counted
+    flops_per_sample: int | None = None  #: operations per sample, as the workload states or as counted
     attention_backend: str | None = None
     data_identity: DataIdentity | None = None
     model_identity: Mapping[str, str | None] | None = None
@@ -46,9 +46,9 @@ class Session:
     warnings: list[str] = field(default_factory=list)
 
     def identify(self) -> None:
-        """Learn what data and model are, once they were read: a run that fails before is not held up.
+        """Identify data and model once they were read, so that a run that fails before is not held up.
 
-        What cannot be read, such as a file that was removed since, stays unknown; the run goes on.
+        An unreadable file, such as one removed since, leaves them unknown; the run goes on.
         """
         workload, source = self.workload, self.options.data
         assert workload is not None
@@ -60,10 +60,10 @@ class Session:
             if workload.model_identity is not None:
                 self.model_identity = workload.model_identity()
         except OSError as error:
-            self.warnings.append(f"what data and model are is not known: {error.strerror}")
+            self.warnings.append(f"data and model could not be identified: {error.strerror}")
 
     def header(self) -> dict[str, Any]:
-        """Return the record's header, from what is known now."""
+        """Return the record's header from the facts known now."""
         options, process, workload = self.options, self.process, self.workload
         return {
             "run_id": os.environ.get("FASTLAUNCH_RUN_ID") or options.output.resolve().name,
@@ -110,7 +110,7 @@ class Session:
         }
 
     def end(self, status: str, message: str | None) -> bool:
-        """Write what is pending and the end line; log it and return False if the disk refuses."""
+        """Write pending lines and the end line; log an error and return False if the disk refuses."""
         peak_gib = memory_gib(self.process.device)[1]
         try:
             if not self.writer.header_written:
