@@ -197,5 +197,5 @@ def test_money_is_not_spent_unless_the_caller_says_so(isolated: Path) -> None:
 @pytest.mark.parametrize("given", [{"yes": "no"}, {"yes": 1}, {"dry_run": "no"}])
 @pytest.mark.parametrize("function", [fastlaunch.submit, fastlaunch.sweep])
 def test_no_word_agrees_to_spend(function: Callable[..., object], given: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="takes bool"):
+    with pytest.raises(TypeError, match="not a bool"):
         function(instances="p5.48xlarge", **given)

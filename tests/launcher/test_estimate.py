@@ -200,7 +200,7 @@ def test_where_no_peak_of_memory_is_known_a_larger_batch_is_noted() -> None:
     imported(measured(0.2, **script))
     for batch_size, is_noted in ((64, False), (65, True)):
         found = fastlaunch.estimate("train.py", "p5.48xlarge", samples=1000, batch_size=batch_size)
-        assert any("memory is not known" in note for note in found.notes) == is_noted
+        assert any("fits in its memory" in note for note in found.notes) == is_noted
 
 
 def on_other_gpus(instance: str, *, recipe: str = "bf16", precision: str = "bf16") -> Rate | str:

@@ -79,15 +79,15 @@ def test_a_file_says_what_options_say_and_those_typed_count_before_it(job: Path)
         ("repeats: [1, 2]", "job.yml:1: repeats is a list"),
         ("repeats: 1\nenv: {A: }", "job.yml:2: env.A is empty"),
         ("repeats: 1\ntag: [a=b, {c: d}]", "job.yml:2: tag[2] is a mapping"),
-        ("repeats: 1\nenv: {A: 1, A: 2}", "job.yml:2: `A` stands here again"),
+        ("repeats: 1\nenv: {A: 1, A: 2}", "job.yml:2: `A` is given twice"),
         ("repeats: !!int 010", "job.yml:1: is not YAML"),
-        ("local: sometimes", "job.yml:1: local is 'sometimes'; it is true or false"),
+        ("local: sometimes", "job.yml:1: local is 'sometimes', not true or false"),
         ("yes: true", "`yes` belongs to one call, not to the job"),
         ("output: json", "`output` belongs to one call, not to the job"),
         ('command: python train.py "', "cannot be divided into words"),
         ("command: python a.py && ls", "without a shell"),
         ("L: {a: ['x\\', z]}", "job.yml:1: L: 'x\\\\' and 'z' cannot be told apart"),
-        ("- local", "takes `name: value` pairs"),
+        ("- local", "not `name: value` pairs"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_line(

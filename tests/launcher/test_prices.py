@@ -321,12 +321,12 @@ FAULTS = {
     "price 0": ("usd_per_hour: 98.32", "usd_per_hour: 0", 27, "p5.48xlarge is 0"),
     "price not a number": ("usd_per_hour: 98.32", "usd_per_hour: .nan", 27, "is '.nan'"),
     **{
-        f"price {text}": ("usd_per_hour: 98.32", f"usd_per_hour: {text}", 27, f"is '{text}'; it is a number")
+        f"price {text}": ("usd_per_hour: 98.32", f"usd_per_hour: {text}", 27, f"is '{text}', not a number")
         for text in ("1:30", "0x10", "1_000", "1e3", "1.0e+3", "010", ".inf", "true", "1,000", "$5", "98,32")
     },
     "negative price": ("usd_per_hour: 98.32", "usd_per_hour: -1", 27, "p5.48xlarge is -1"),
-    "octal count": ("vcpus: 192", "vcpus: 0192", 15, "'0192'; it is a whole number"),
-    "price as text": ("usd_per_hour: 98.32", 'usd_per_hour: "98.32"', 27, "is a number"),
+    "octal count": ("vcpus: 192", "vcpus: 0192", 15, "'0192', not a whole number"),
+    "price as text": ("usd_per_hour: 98.32", 'usd_per_hour: "98.32"', 27, "not a number"),
     "no price": ("usd_per_hour: 98.32", "usd_per_hour:", 27, "is empty"),
     "unknown unit": ("usd_per_hour: 98.32", "eur_per_hour: 98.32", 27, "unknown field `eur_per_hour`"),
     "missing date": ("    as_of: 2023-08-08\n", "", 24, "no `as_of`"),
@@ -336,14 +336,14 @@ FAULTS = {
     "date and time": ("as_of: 2023-08-08", "as_of: 2023-08-08 10:00:00", 28, "is not a date"),
     "duplicate": ('as_of: "2025-06-23"', "as_of: 2023-08-08", 30, "duplicate: p5.48xlarge"),
     "duplicate region": ("[us-east-1, us-east-2]", "[us-east-1, us-east-1]", 24, "duplicate"),
-    "duplicate key": ("service: ec2\n    region:", "instance: x\n    region:", 31, "`instance` stands"),
+    "duplicate key": ("service: ec2\n    region:", "instance: x\n    region:", 31, "`instance` is given twice"),
     "spot": ("purchase: on-demand", "purchase: spot", 33, "purchase is 'spot'"),
     "unknown service": ("ec2\n    region:", "gcp\n    region:", 31, "service is 'gcp'"),
     "unknown instance": ("- instance: p5.48xlarge", "- instance: p9", 24, "'p9' that is not listed"),
     "unknown accelerator": ("accelerator: H100", "accelerator: H900", 13, "'H900' that is not listed"),
     "region misspelt": ("region: us-east-1", "region: us-east", 32, "not the name of a region"),
     "region and regions": ("    region:", "    regions: [eu-west-1]\n    region:", 30, "either"),
-    "regions as text": ("[us-east-1, us-east-2]", "us-east-1", 26, "it is a list"),
+    "regions as text": ("[us-east-1, us-east-2]", "us-east-1", 26, "not a list"),
     "half an accelerator": ("num_accelerators: 8", "num_accelerators: 0.5", 14, "whole number"),
     "unknown purchase option": ("capacity-block]", "barter]", 21, "'barter'"),
     "unknown format": ("formats: [bf16, fp8]", "formats: [bf16, fp9]", 8, "'fp9'"),
@@ -367,7 +367,7 @@ def test_a_fault_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_price_file(tmp_path: Path) -> None:
-    assert "takes `name: value` pairs" in refusal(tmp_path, "just text").message
+    assert "not `name: value` pairs" in refusal(tmp_path, "just text").message
     (tmp_path / "latin.yaml").write_bytes(b"schema: 1\n# caf\xe9\n")
     for name, problem in (("absent", "does not exist"), ("", "cannot be read"), ("latin.yaml", "not UTF-8")):
         with pytest.raises(BadFile, match=problem):

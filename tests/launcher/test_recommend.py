@@ -362,7 +362,7 @@ def test_what_does_not_fit_in_memory_or_has_no_efa_is_left_out() -> None:
     configurations(finder, subject, rows, (), rows[0].setup, scope, left_out, {}, kinds, CATALOGUE)
     reasons = {(each.instance, each.recipe): each.reason for each in left_out}
     assert reasons["g6e.xlarge", "bf16"] == (
-        "does not fit in memory: 44.2 GiB for one sample, of 41.1 that can be used"
+        "does not fit in memory: one sample needs 44.2 GiB, and 41.1 can be used"
     )
     assert reasons["g5.xlarge", None] == "several nodes need EFA, which it does not have"
 
@@ -539,7 +539,7 @@ def test_small_cards_are_predicted_with_their_class_and_range(capsys: pytest.Cap
     assert by_instance["p5.4xlarge"]["evidence"] == "same GPU"
     reasons = {(each["instance"], each["recipe"]): each["reason"] for each in found["left_out"]}
     assert reasons[P4D, "te-fp8"] == "FP8 needs compute capability 8.9 (Ada), and A100 40GB has 8.0"
-    assert reasons["trn1.32xlarge", None] == "Trainium1 is no NVIDIA GPU"
+    assert reasons["trn1.32xlarge", None] == "Trainium1 is not an NVIDIA GPU"
 
 
 def test_the_commands_are_taken_by_submit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def read_unit(text: str) -> tuple[str, float]:
     match = re.fullmatch(r"([a-z][a-z _-]*?)\s*(?:/|\bper\b)\s*([a-z]+?)s?", unit)
     thing, period = (match[1].strip(), match[2]) if match else ("", "s")
     if not thing or period not in _SECONDS or thing.removesuffix("s") in _SPENT:
-        raise Refusal(f"unit {text.strip()!r} is not a throughput, of which more is better")
+        raise Refusal(f"unit {text.strip()!r} is not a throughput such as images/s")
     singular = thing.removesuffix("s")
     return _THINGS.get(singular, singular + "s"), float(_SECONDS[period])
 

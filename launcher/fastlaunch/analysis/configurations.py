@@ -292,7 +292,7 @@ def _queries(
     for instance in instances:
         name, accelerator = instance.name, catalogue.accelerators[instance.accelerator]
         if accelerator.compute_capability is None:
-            leave(name, None, f"{accelerator.name} is no NVIDIA GPU")
+            leave(name, None, f"{accelerator.name} is not an NVIDIA GPU")
             continue
         most_nodes = scope.max_nodes
         if most_nodes > 1 and not instance.num_efa_interfaces:
@@ -316,8 +316,8 @@ def _queries(
                         leave(
                             name,
                             label,
-                            f"does not fit in memory: {need_gib:.3g} GiB for one sample, of"
-                            f" {USABLE_MEMORY * accelerator.memory_gib:.3g} that can be used",
+                            f"does not fit in memory: one sample needs {need_gib:.3g} GiB, and"
+                            f" {USABLE_MEMORY * accelerator.memory_gib:.3g} can be used",
                         )
                         continue
                     recipe = _in_parts(recipe_facts.recipe, batch // part)
@@ -383,7 +383,7 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     facts = facts_of(alike, subject, catalogue)[0]
     has_peak = any(row.overhead.peak_memory_gib is not None for row in alike)
     if facts.gib_per_sample is None or not has_peak:
-        return f"whether a batch of {batch_size} per GPU fits in its memory is not known"
+        return f"it is not known whether a batch of {batch_size} per GPU fits in its memory"
     is_script = subject.info is None
     largest = largest_part(part, facts, accelerator, is_script=is_script)
     if largest == part:

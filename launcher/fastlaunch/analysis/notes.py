@@ -107,8 +107,8 @@ def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
     if len(groups) < 2:
         return
     reasons = {
-        BARE_STEP: "by steps, as nothing says how many samples one has; fl.step(num_samples=...) would",
-        TOTAL: "by wall time, as no steps are recorded; fl.steps(loader) would",
+        BARE_STEP: "by steps, because their samples are unknown: give them with fl.step(num_samples=...)",
+        TOTAL: "by wall time, because no steps are recorded: record them with fl.steps(loader)",
     }
     for measure, how in reasons.items():
         rows = [group for group in groups if group.measure == measure]
@@ -142,10 +142,10 @@ def idle_note(runs: Sequence[RunSummary]) -> str | None:
         more = "a larger batch, or CUDA graphs where there are none,"
         return f"{waits} its host: {more} may gain more than a faster GPU"
     if runs[0].setup.data == "synthetic":
-        return f"{waits} made-up data, which its host takes {fetching:.0%} of the time to write"
+        return f"{waits} made-up data, and its host spends {fetching:.0%} of the time on writing them"
     workers = "workers" if runs[0].setup.is_script else "--num-workers"
     return (
-        f"{waits} data, which its host takes {fetching:.0%} of the time to fetch:"
+        f"{waits} data, and its host spends {fetching:.0%} of the time on fetching them:"
         f" more {workers} or a faster disk may gain more than a faster GPU"
     )
 
@@ -182,7 +182,7 @@ def version_notes(row: Group, base: Group) -> Iterator[str]:
     ours, theirs = row.first.environment, base.first.environment
     if not ours.files or not theirs.files:
         which = "this row" if not ours.files else "the baseline"
-        yield f"which version of {row.setup.workload} {which} ran is not known"
+        yield f"the version of {row.setup.workload} that {which} ran is not known"
         return
     files = changed_files(ours.files, theirs.files)
     both = {ours.commit, theirs.commit}
@@ -201,7 +201,7 @@ def other_commits(group: Group, base: Group) -> Iterator[str]:
     if ours and theirs and not ours.keys() & theirs.keys():
         both = {*ours, *theirs}
         row, baseline = (" and ".join(_short(commit, both) for commit in side) for side in (ours, theirs))
-        yield f"of another commit than the baseline: {row} against {baseline}"
+        yield f"ran another commit than the baseline: {row} against {baseline}"
 
 
 def _speeds_differ(group: Group, groups: _Groups) -> bool:

@@ -424,7 +424,7 @@ class Finder:
         assumption = None
         if not is_divided_alike:
             batch = row.setup.batch_size_per_gpu
-            assumption = f"measured at batch {batch} per GPU, each of {query.num_parts} parts taken as fast"
+            assumption = f"measured at batch {batch} per GPU, {query.num_parts} parts assumed as fast"
         return Rate(samples_per_s=rate, evidence=evidence, row=row, origin=origin, assumption=assumption)
 
     def _predicted(self, queries: Sequence[Query]) -> list[Rate | str]:

@@ -108,7 +108,7 @@ def compare(
     for selector in selectors:
         if not isinstance(selector, str):
             raise UserError(
-                f"compare() takes runs and filters as text, and {selector!r} is none",
+                f"compare() takes runs and filters as text, and {selector!r} is not text",
                 'give each by itself: compare("workload=vit-huge", "recipe=te-*")',
             )
     if usd_per_hour is not None and not isinstance(usd_per_hour, int | float):

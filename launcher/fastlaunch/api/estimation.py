@@ -287,8 +287,8 @@ def _spot_notes(
     if all(value is not None and math.isfinite(value) for value in (*vars(hours).values(), usd.high)):
         assert hours.low is not None and hours.high is not None
         yield (
-            f"of 2,000 simulated, nine of ten end after {hours.low / 3600:.3g} to {hours.high / 3600:.3g} h"
-            f" and cost ${usd.low:,.2f} to ${usd.high:,.2f}, volumes and data apart"
+            f"nine of ten simulated trainings, of 2,000, end after {hours.low / 3600:.3g} to"
+            f" {hours.high / 3600:.3g} h and cost ${usd.low:,.2f} to ${usd.high:,.2f}, volumes and data apart"
         )
     if fallback is not None:
         yield f"{forecast.chance(deadline_s):.1%} of those end by the deadline"
@@ -432,7 +432,7 @@ def _tokens_of_sample(row: "Row") -> float:
             return timing.tokens_per_step / timing.samples_per_step
     if row.setup.sequence_length:
         return row.setup.sequence_length
-    raise UserError(f"how many tokens a sample of {row.setup.workload} has is not known", "give --samples")
+    raise UserError(f"the tokens per sample of {row.setup.workload} are not known", "give --samples")
 
 
 def _samples_of_epoch(context: World, row: "Row") -> float:

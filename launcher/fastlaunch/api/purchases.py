@@ -58,7 +58,7 @@ class Market:
         twice = assumptions.given & {"spot_losses_per_hour", "spot_available"}
         if trace is not None and twice:
             raise UserError(
-                f"--spot-trace and --assume {min(twice)} both say how spot is had", "give one of them"
+                f"--spot-trace and --assume {min(twice)} both give spot's availability", "give one of them"
             )
         # Market prices of past days are unknown.
         path = context.settings.home / MARKET_PRICES

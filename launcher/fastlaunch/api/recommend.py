@@ -114,10 +114,10 @@ def recommend(
     if not isinstance(max_nodes, int) or not 1 <= max_nodes <= _MOST_NODES:
         raise UserError(f"--max-nodes is {max_nodes}", f"give a whole number from 1 to {_MOST_NODES}")
     if budget_usd is not None and (not _is_number(budget_usd) or budget_usd < 0):
-        raise UserError(f"{budget_usd!r} is no budget", "give USD as a number of 0 or more, such as 400")
+        raise UserError(f"{budget_usd!r} is not a budget", "give USD as a number of 0 or more, such as 400")
     hours = parse_duration_s(deadline) / 3600 if isinstance(deadline, str) else deadline
     if hours is not None and (not _is_number(hours) or hours <= 0):
-        raise UserError(f"{deadline!r} is no deadline", "give hours above 0, or text such as 48h")
+        raise UserError(f"{deadline!r} is not a deadline", "give hours above 0, or text such as 48h")
     purchases = [*dict.fromkeys((purchases,) if isinstance(purchases, str) else purchases)]
     for purchase in purchases:
         if purchase not in PURCHASE_OPTIONS:
@@ -367,12 +367,12 @@ def _configurations(
     except WorkloadError as error:
         if scope.measured_only:
             return []
-        hint = "; of a script the name that `fastlaunch runs list` shows"
+        hint = "; for a script, the name that `fastlaunch runs list` shows"
         raise UserError(error.message, f"{error.hint}{hint}") from None
     if scope.measured_only:
         pass
     elif not subject.has_rows and subject.info is None:
-        reason = "a script that ran on no GPU, of whose size nothing is known"
+        reason = "a script that ran on no GPU, so its size is not known"
         left_out.append(LeftOut(instance=None, recipe=None, reason=reason))
     elif not subject.has_rows:
         path, is_file, _ = known.workload.rpartition(".py:")

@@ -70,4 +70,4 @@ def check_truths(function: str, **given: Any) -> None:
     """Raise TypeError for an argument that is neither True nor False: a text such as `no` would be true."""
     for name, value in given.items():
         if not isinstance(value, bool):
-            raise TypeError(f"{function}(): {name} is {value!r}, and takes bool")
+            raise TypeError(f"{function}(): {name} is {value!r}, not a bool")

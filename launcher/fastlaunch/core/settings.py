@@ -91,7 +91,7 @@ class AccountRate:
 
     def __post_init__(self) -> None:
         if (self.discount is not None) + (self.usd_per_hour is not None) + self.sunk != 1:
-            raise UserError("a rate has not one of `discount`, `usd_per_hour` and `sunk: true`", "give one")
+            raise UserError("a rate needs one of `discount`, `usd_per_hour` and `sunk: true`", "give one")
         if self.discount is not None and not 0 <= self.discount < 1:
             raise UserError(f"discount is {self.discount}", "give a fraction such as 0.12 for 12%")
         if self.usd_per_hour is not None and not 0 < self.usd_per_hour < math.inf:
@@ -193,25 +193,25 @@ def load_settings(*, config_may_lack: bool = False) -> Settings:
 def misfit(region: str, settings: RegionSettings) -> str | None:
     """Return which setting is invalid, and why; None if none is."""
     if settings.bucket is not None and not _BUCKET.fullmatch(settings.bucket):
-        return f"`bucket` is {settings.bucket!r}: a name without s3://, and the folder in it is `prefix`"
+        return f"`bucket` is {settings.bucket!r}, not a name without s3://; `prefix` names a folder in it"
     if not _PREFIX.fullmatch(settings.prefix):
         return f"`prefix` is {settings.prefix!r}: it takes letters, digits, . _ - and / between them"
     for name in ("role", "scheduler_role"):
         arn = getattr(settings, name)
         if arn is not None and not _ROLE.fullmatch(arn):
-            return f"`{name}` is {arn!r}: an ARN such as arn:aws:iam::123456789012:role/fastlaunch-training"
+            return f"`{name}` is {arn!r}, not an ARN such as arn:aws:iam::123456789012:role/fastlaunch"
     for name in ("volume_kms_key", "output_kms_key"):
         arn = getattr(settings, name)
         if arn is not None and (not (match := _KEY.fullmatch(arn)) or match[1] != region):
             example = f"arn:aws:kms:{region}:123456789012:key/0a1b2c3d"
-            return f"`{name}` is {arn!r}: the ARN of a key in {region}, such as {example}"
+            return f"`{name}` is {arn!r}, not the ARN of a key in {region}, such as {example}"
     for name in ("security_groups", "sagemaker_security_groups"):
         for group in getattr(settings, name):
             if not group.startswith("sg-"):
-                return f"`{name}` has {group!r}: an id such as sg-0a1b2c, not a name"
+                return f"`{name}` has {group!r}, not an id such as sg-0a1b2c"
     for subnet in settings.sagemaker_subnets:
         if not subnet.startswith("subnet-"):
-            return f"`sagemaker_subnets` has {subnet!r}: an id such as subnet-0a1b2c"
+            return f"`sagemaker_subnets` has {subnet!r}, not an id such as subnet-0a1b2c"
     given, other = "sagemaker_subnets", "sagemaker_security_groups"
     if settings.sagemaker_security_groups and not settings.sagemaker_subnets:
         given, other = other, given
@@ -219,9 +219,9 @@ def misfit(region: str, settings: RegionSettings) -> str | None:
         return f"`{given}` needs `{other}`: SageMaker takes both, or neither"
     for zone, subnet in settings.subnets.items():
         if not zone.startswith(region) or zone == region:
-            return f"`subnets` has {zone!r}: no zone of {region}, such as {region}a"
+            return f"`subnets` has {zone!r}, not a zone of {region} such as {region}a"
         if not subnet.startswith("subnet-"):
-            return f"`subnets` has {subnet!r} for {zone}: an id such as subnet-0a1b2c"
+            return f"`subnets` has {subnet!r} for {zone}, not an id such as subnet-0a1b2c"
     return None
 
 
@@ -236,7 +236,7 @@ def config_path() -> Path:
 def _rate(file: YamlFile, name: str) -> AccountRate:
     rate = file.record(AccountRate, "rates", name)
     if rate.usd_per_hour is not None and "." not in name.removeprefix("ml."):
-        problem = f"`rates.{name}` is of a whole family, whose types cost different amounts"
+        problem = f"`rates.{name}` is for a whole family, whose types cost different amounts"
         raise file.fault(problem, "rates", name, hint=f"name a type such as {name}.48xlarge, or a `discount`")
     return rate
 

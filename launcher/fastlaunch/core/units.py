@@ -194,7 +194,7 @@ def split_list(text: str) -> tuple[str, ...]:
     """
     texts = _divided(text)
     if texts is None:
-        problem = f"{text!r} has a comma in a bracket or a quote without an end"
+        problem = f"{text!r} has a comma in a bracket or a quote that is not closed"
         raise UserError(problem, r"write \, for a comma that belongs to a value")
     return texts
 
@@ -231,5 +231,5 @@ def parse_nproc(text: str) -> int | str:
 def parse_batch_size(text: str) -> int | str:
     """Return a count, `auto` or `auto-each`."""
     if text.startswith("a") and text not in ("auto", "auto-each"):
-        raise UserError(f"{text!r} is no batch size", "give a count such as 64, or auto, or auto-each")
+        raise UserError(f"{text!r} is not a batch size", "give a count such as 64, or auto, or auto-each")
     return text if text in ("auto", "auto-each") else parse_count(text)

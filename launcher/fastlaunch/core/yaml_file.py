@@ -38,7 +38,7 @@ _NUMBERS = {int: re.compile(_INTEGER), float: re.compile(rf"{_INTEGER}(?:\.[0-9]
 _TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}
 #: The most that a file may hold with its aliases expanded. Our largest has 3,000 values in 44 KB.
 _MOST_VALUES, _MOST_LEVELS = 300_000, 50
-_EXCESS = f"has more than {_MOST_VALUES:,} values or {_MOST_LEVELS} levels, with what its aliases stand for"
+_EXCESS = f"has more than {_MOST_VALUES:,} values or {_MOST_LEVELS} levels, with its aliases expanded"
 _TAG = "tag:yaml.org,2002:"
 _NULL, _MERGE = f"{_TAG}null", f"{_TAG}merge"
 #: The tags of each kind of node. Others, such as !!int, are refused; `<<` as a value is text.
@@ -119,7 +119,7 @@ class YamlFile:
             inner, line = (*at, str(key.value)), key.start_mark.line + 1
             # YAML would silently use the last value.
             if inner in self._lines:
-                problem = f"`{key.value}` stands here again; it is on line {self._lines[inner]} already"
+                problem = f"`{key.value}` is given twice; line {self._lines[inner]} has it already"
                 raise BadFile(self.path, problem, line=line)
             self._lines[inner] = line
             if key.tag == _MERGE:
@@ -144,17 +144,17 @@ class YamlFile:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.fault(f"{_name(at)} is {_shown(value)}; it takes `name: value` pairs", *at)
+            raise self.fault(f"{_name(at)} is {_shown(value)}, not `name: value` pairs", *at)
         for key in value:
             if not isinstance(key, str) or not key.strip() or not key.isprintable():
-                raise self.fault(f"{_name(at)} has {_shown(key)} for a name; it is text", *at, key or "")
+                raise self.fault(f"{_name(at)} has {_shown(key)} for a name, not text", *at, key or "")
         return value
 
     def items(self, *at: str | int) -> list[Any]:
         """Return the list at this path, empty if nothing is there."""
         value = self._value(*at)
         if value is not None and not isinstance(value, list):
-            raise self.fault(f"{_name(at)} is {_shown(value)}; it is a list", *at)
+            raise self.fault(f"{_name(at)} is {_shown(value)}, not a list", *at)
         return value or []
 
     def record(self, cls: type[T], *at: str | int, without: tuple[str, ...] = (), **given: Any) -> T:
@@ -212,7 +212,7 @@ class YamlFile:
         is_number = is_plain and expected in _NUMBERS and _NUMBERS[expected].fullmatch(text)
         if is_number or (text and expected in (str, Path)):
             return printable(text) if expected is str else expected(text)
-        raise self.fault(f"{_name(at)} is {_shown(value)}; it is {_EXPECTED[expected]}", *at)
+        raise self.fault(f"{_name(at)} is {_shown(value)}, not {_EXPECTED[expected]}", *at)
 
     def text(self, *at: str | int) -> str:
         """Return the scalar's text at this path, also of `null` and `~`. Raises BadFile if there is none."""
@@ -220,7 +220,7 @@ class YamlFile:
         text = value if isinstance(value, str) else node.value if node else ""
         if isinstance(value, dict | list) or not (text or value == ""):
             hint = "put quotes around it, if it is text"
-            raise self.fault(f"{_name(at)} is {_shown(value)}; it is text or a number", *at, hint=hint)
+            raise self.fault(f"{_name(at)} is {_shown(value)}, not text or a number", *at, hint=hint)
         return text
 
     def _value(self, *at: str | int) -> Any:

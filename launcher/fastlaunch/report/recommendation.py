@@ -243,7 +243,7 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
     notes += [f"left out: {line}" for line in reasons[:_MOST_REASONS]]
     if len(reasons) > _MOST_REASONS:
         more = counted(len(reasons) - _MOST_REASONS, "more reason")
-        notes.append(f"left out for {more}: --output json has all")
+        notes.append(f"left out for {more}: --output json lists all")
     return notes
 
 

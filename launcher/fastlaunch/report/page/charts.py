@@ -31,8 +31,8 @@ def load_altair() -> Any:
         import vl_convert  # noqa: F401  # together in the extra
     except ImportError:
         raise UserError(
-            "the page of a report is drawn by altair, which is not installed",
-            "pip install 'fastlaunch[report]'; --format md, csv and json do without",
+            "a report's page and chart need altair, which is not installed",
+            "pip install 'fastlaunch[report]'; --format md, csv and json do not need it",
         ) from None
     return altair
 

@@ -123,7 +123,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     if not ranked:
         raise UserError(
             f"no run of {workload} has a price",
-            "say what an hour of a machine costs with --usd-per-hour, or --price-as which instance type",
+            "give the hourly price of a machine with --usd-per-hour, or an instance type with --price-as",
         )
     points = []
     for row, usd, hours in ranked:
