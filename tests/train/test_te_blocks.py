@@ -94,7 +94,7 @@ def test_a_changed_block_is_refused(parts: dict[str, Callable[[], nn.Module]]) -
     block = timm_block()
     for name, part in parts.items():
         setattr(block, name, part())
-    with pytest.raises(RecipeError, match="cannot stand for"):
+    with pytest.raises(RecipeError, match="cannot replace"):
         te_arguments(block)
 
 
@@ -107,7 +107,7 @@ def test_a_changed_block_is_refused(parts: dict[str, Callable[[], nn.Module]]) -
     ],
 )
 def test_other_kinds_of_block_are_refused(block: Callable[[], nn.Module]) -> None:
-    with pytest.raises(RecipeError, match="cannot stand for"):
+    with pytest.raises(RecipeError, match="cannot replace"):
         te_arguments(block())
 
 

@@ -1,4 +1,4 @@
-"""Which kernel computes a model's attention, found by running it; and cuDNN releases that get it wrong."""
+"""Which kernel computes a model's attention, found by running it, and which cuDNN releases get it wrong."""
 
 import contextlib
 import ctypes
@@ -40,15 +40,15 @@ def attention_backend(
 
     `flash`, `cudnn`, `efficient`, `flash_cpu`: torch's scaled_dot_product_attention. `math`: separate matrix
     products and softmax. `te:fused`, `te:flash`, `te:unfused`: Transformer Engine's choice, `te:unknown` if
-    it does not say. `own_backward` beside another: gradients by the kernel of fused blocks. `none`: no
+    it does not say. `own_backward` beside another: fused blocks' kernel computes the gradients. `none`: no
     attention. The model and the random state are preserved. FP8 needs a batch that is a multiple of 16, MXFP8
     of 32.
     """
     operators = _OperatorNames()
     is_te = any(type(module).__module__.startswith("transformer_engine") for module in model.modules())
-    # Dispatch modes do not take Transformer Engine's tensors, and it names its choice itself.
+    # Dispatch modes do not accept Transformer Engine's tensors, and it names its choice itself.
     listening = contextlib.nullcontext() if is_te else operators
-    # Through the loss, which knows what the model takes of a batch; with gradients, which some kernels lack.
+    # The loss knows which part of a batch the model takes. Some kernels compute no gradients.
     with preserve_state(model), precision.autocast(), listening:
         loss(model, batch)
     if is_te:
@@ -69,7 +69,7 @@ def transformer_engine_backend(
     load: Callable[[str], Any] = importlib.import_module,
 ) -> str:
     """Return Transformer Engine's choice in the last forward pass."""
-    # In dot_product_attention since release 2.3, in attention before.
+    # Its module is dot_product_attention since release 2.3, and attention before.
     for module in (
         "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention",
         "transformer_engine.pytorch.attention.dot_product_attention",
@@ -87,7 +87,7 @@ def transformer_engine_backend(
 
 
 class _OperatorNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collect the names of the operators that run inside it."""
+    """Collects the names of the operators that run inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ def guard_cudnn_attention() -> tuple[tuple[int, ...] | None, str | None]:
 
 
 def cudnn_warning(versions: list[tuple[int, ...]]) -> str | None:
-    """Return the warning about loaded cuDNN versions for a reader of the record; None without one."""
+    """Return the record's warning about the loaded cuDNN versions; None if there is none."""
     parts = []
     if len(versions) > 1:
         parts.append(f"several cuDNN are loaded: {', '.join(map(dotted, versions))}")
@@ -135,7 +135,7 @@ def cudnn_warning(versions: list[tuple[int, ...]]) -> str | None:
 
 
 def loaded_cudnn_versions(maps: Path, version_of: Callable[[str], int | None]) -> list[tuple[int, ...]]:
-    """Return the cuDNN versions loaded by the process of `maps`, its /proc/PID/maps, oldest first."""
+    """Return the cuDNN versions that a process has loaded, oldest first. maps: its /proc/PID/maps."""
     try:
         lines = maps.read_text().splitlines()
     except OSError:

@@ -9,7 +9,7 @@ from fastlaunch_train.models.te_fp8 import MakeContext, no_fp8
 from fastlaunch_train.recipes.recipe import TORCHAO_SCALINGS, Recipe, RecipeError
 from fastlaunch_train.workloads.contract import Workload
 
-#: For FP8 products both dimensions of a weight have to be multiples of this.
+#: FP8 products need weights whose two dimensions are multiples of this.
 _MULTIPLE = 16
 
 
@@ -23,9 +23,9 @@ def convert_model(
 ) -> None:
     """Change `model`, in place, as the recipe's blocks, fp8_scaling, fp8_blocks and pointwise say.
 
-    It keeps its weights, device and mode, and computes the same as before, unless blocks=te-article.
-    layer_factory: a test's, for Transformer Engine's TransformerLayer. outside_fp8: makes the context of a
-    block that is not in fp8_blocks. Raises RecipeError if the workload has nothing to change like this.
+    The model keeps its weights, device and mode, and computes the same as before, unless blocks=te-article.
+    layer_factory: replaces Transformer Engine's TransformerLayer in tests. outside_fp8: makes the context of
+    a block that is not in fp8_blocks. Raises RecipeError if the workload has nothing to change so.
     """
     if recipe.pointwise != "written":
         if workload.pointwise is None:
@@ -119,10 +119,10 @@ def convert_to_float8(blocks: Iterable[nn.Module], recipe: Recipe, *, emulate: b
 
 
 def takes_float8(layer: nn.Linear, scaling: str) -> bool:
-    """Return whether a layer has a size for FP8 with `scaling`.
+    """Return whether a layer's size is suitable for FP8 with `scaling`.
 
-    For `rowwise` these are torchao's bounds, above which it gains, measured on H100 (torchao 0.18,
-    `float8_linear_utils._auto_filter_for_rowwise`). In a ViT-Huge block, the MLP's first layer is.
+    For `rowwise` the bounds are torchao's, above which FP8 gained on H100 (torchao 0.18,
+    `float8_linear_utils._auto_filter_for_rowwise`). In a ViT-Huge block only the MLP's first layer is.
     """
     outputs, inputs = layer.weight.shape
     if outputs % _MULTIPLE or inputs % _MULTIPLE:

@@ -26,7 +26,8 @@ def training_flops_per_sample(build_model: Callable[[], nn.Module], sample_shape
 def language_flops_per_sample(build_model: Callable[[], nn.Module], length: int) -> int | None:
     """Count the same for one sequence of `length` tokens, padding included.
 
-    Products that a causal mask makes superfluous count, as usual. None if the model cannot run without data.
+    Products that a causal mask makes superfluous count, as usual. Return None if the model cannot run without
+    data.
     """
     tokens = torch.zeros(2, length, dtype=torch.int64, device="meta")
     # Without a mask some models look at their positions' values; with one, some look at its values.
@@ -37,11 +38,11 @@ def language_flops_per_sample(build_model: Callable[[], nn.Module], length: int)
 
 
 def step_flops(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> int | None:
-    """Count the same for `loss` of `model` as it stands, by computing it and its gradients on the device.
+    """Count the same for `loss` of `model`, by computing it and its gradients on the device.
 
-    Nothing has compiled or converted the model yet; it stays as it is. None if it cannot be run so, as for
-    want of memory: if something is wrong with it, its first step will tell. Kernels that are not torch's own
-    do not count.
+    Call it before the model is compiled or converted; the model does not change. Return None if the model
+    cannot run, as for want of memory: its first step reports what is wrong. Kernels that are not torch's do
+    not count.
     """
     device = next(model.parameters()).device
     try:
@@ -54,7 +55,7 @@ def step_flops(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> i
 
 
 def _counted_attention(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which torch attends by kernels whose products it counts."""
+    """Return a context in which torch's attention uses kernels whose products can be counted."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     kernels = [SDPBackend.MATH]
@@ -83,7 +84,7 @@ def build_on_meta(build_model: Callable[[], nn.Module]) -> nn.Module:
     """Build the model on torch's meta device, without values of its weights."""
     random_state = torch.get_rng_state()
     try:
-        # timm and transformers import it: torch 2.6 then creates a real tensor, which fails below.
+        # On this import torch 2.6 creates a real tensor, which would fail below, where timm imports it.
         importlib.import_module("torch._dynamo")
         with torch.device("meta"):
             return build_model()

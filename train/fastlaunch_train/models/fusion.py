@@ -1,7 +1,7 @@
-"""Proof that pointwise functions were fused: what a forward pass really runs.
+"""Proof that pointwise functions were fused: the kernels that a forward pass really runs.
 
-On a GPU: the kernels that torch's profiler saw. On a CPU: the operators called one by one, among them the
-groups that torch.jit.script fused, and the kernels that torch.compile wrote, which the profiler does not see.
+On a GPU, torch's profiler sees the kernels. On a CPU, it sees the operators called one by one, among them the
+groups that torch.jit.script fused, but not the kernels that torch.compile wrote, which are added.
 """
 
 import re
@@ -20,7 +20,7 @@ from fastlaunch_train.workloads.contract import Batch, Workload
 _VIEWS = frozenset(
     {"unbind", "select", "slice", "view", "reshape", "flatten", "detach", "as_strided", "alias"}
 )
-#: Kernels to name; a large model has hundreds.
+#: The most kernels to name; a large model has hundreds.
 _NUM_NAMED = 12
 _FUSED = "fused_"
 
@@ -36,7 +36,7 @@ def describe_kernels(
 ) -> str:
     """Profile a forward pass on `num_samples` samples: `1 kernel a tensor: triton_poi_fused_...`.
 
-    Call it once everything is compiled; otherwise compiling is counted, too.
+    Call it after everything is compiled; otherwise compilation is counted, too.
     """
     on_gpu = device.type == "cuda"
     with torch.no_grad(), precision.autocast():
@@ -73,7 +73,7 @@ def describe_kernels(
 
 
 def listing(kind: str, sample: str, counts: Mapping[str, int], num_samples: int) -> str:
-    """Return how many of a kind each sample takes, and which: `2 kernels a tensor: one, other`."""
+    """Return how many of a kind each sample takes, and their names: `2 kernels a tensor: one, other`."""
     total = sum(counts.values())
     whole = all(count % num_samples == 0 for count in counts.values())
     share = num_samples if whole else 1
@@ -102,7 +102,7 @@ def short_name(kernel: str) -> str:
 
 
 def is_scripted(model: nn.Module) -> bool:
-    """Return whether torch.jit.script made a part of `model`, or a function in one."""
+    """Return whether torch.jit.script made a part of `model`, or a function in it."""
     return any(
         isinstance(module, torch.jit.ScriptModule)
         or any(isinstance(value, torch.jit.ScriptFunction) for value in vars(module).values())
@@ -117,7 +117,7 @@ def _is_operator(name: str) -> bool:
 def _written_kernels(graphs: int) -> Counter[str]:
     """Return the kernels that torch.compile wrote for a CPU, each as often as its graph was called.
 
-    If this process compiled several graphs it is unknown which was called how often: each counts once.
+    If this process compiled several graphs, their numbers of calls are unknown, and each counts once.
     """
     code_cache = sys.modules.get("torch._inductor.codecache")
     modules: list[object] = list(getattr(getattr(code_cache, "PyCodeCache", None), "modules", ()))
@@ -128,6 +128,6 @@ def _written_kernels(graphs: int) -> Counter[str]:
 
 
 def _why_not_fused() -> str:
-    # LLVM compiles its CPU kernels, and torch's own packages are built without it.
+    # torch.jit.script's CPU kernels need LLVM, and torch's packages are built without it.
     has_llvm = getattr(torch._C, "_llvm_enabled", lambda: True)()
     return "" if has_llvm else ": on a CPU it needs a torch built with LLVM, and this one is not"

@@ -2,8 +2,8 @@
 
 With delayed scaling Transformer Engine's modules pickle their scales and history into an "extra state". A
 pickle from a file can run any code, so release 2.20.2 opens none unless an environment variable allows it.
-Here the process that made the pickle opens it to save tensors, and loading makes a new one: no pickle from a
-file is ever opened.
+Here the process that made a pickle opens it and saves its tensors, and loading makes a new pickle: no pickle
+from a file is ever opened.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def load_model_state(model: nn.Module, state: dict[str, Any], *, fp8_recipe: Any = None) -> None:
-    """Load what `model_state` made into `model`; `state` is changed.
+    """Load the result of `model_state` into `model`, and change `state`.
 
     fp8_recipe: Transformer Engine's recipe object, which is not saved. Raises RecipeError for a state of
     another kind.
@@ -70,10 +70,10 @@ def _opened(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a nest without the entries of its mappings that are neither plain data nor tensors.
+    """Return a nest without those entries of its mappings that are neither plain data nor tensors.
 
-    These are recipe objects, the module's and one in a list of its attention's, which every forward pass sets
-    anew, and numbers of enumerations: `torch.load` refuses both.
+    These are the recipe objects of the module and of its attention, which every forward pass sets anew, and
+    members of enumerations: `torch.load` refuses both.
     """
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items() if _is_plain(part)}
@@ -101,7 +101,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
     Normalisation layers count batches, dropout draws random numbers, and delayed scaling remembers maxima
     (release 2.20 does in any forward pass): a trial run must not change the training. FP8 scales that a
-    module did not have become those of one that has not run yet.
+    module did not have before are reset.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     modes = [(module, module.training) for module in model.modules()]
@@ -138,7 +138,7 @@ def _restore_scales(module: nn.Module, kept: dict[tuple[str, str], torch.Tensor]
 
 
 def _scales(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
-    """Return delayed scaling's scales and maxima of a module itself, forward and backward."""
+    """Return the scales and maxima of delayed scaling of one module, forward and backward."""
     meta: Any = getattr(module, "fp8_meta", None)
     passes = ("scaling_fwd", "scaling_bwd") if isinstance(meta, dict) else ()
     values = {(key, name): getattr(meta.get(key), name, None) for key in passes for name in _REMEMBERED}

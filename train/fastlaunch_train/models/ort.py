@@ -16,7 +16,7 @@ from torch import nn
 
 from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Tried on CPUs 2026-11-21; 1.19.2's GPU wheel is built for CUDA 11.8.
+#: Tested on CPUs on 2026-11-21; the GPU wheel of 1.19.2 is built for CUDA 11.8.
 WORKING = (
     "these work together: torch 2.3.1, onnxruntime-training 1.19.2 (for CUDA 11.8; without a GPU "
     "onnxruntime-training-cpu 1.19.2), torch-ort 1.19.2, onnx 1.16.2, protobuf 4.25.8, numpy < 2, "
@@ -33,7 +33,7 @@ def ort_problem() -> str | None:
 def problem_of(
     installed: Callable[[str], bool], load: Callable[[], ModuleType], cuda: str | None
 ) -> str | None:
-    """Return the same. installed: whether a package is. load: imports ORTModule's. cuda: as `gpu_cuda`."""
+    """Return the same. installed: as `is_installed`. load: as `load_ort`. cuda: as `gpu_cuda`."""
     for module, package in (("onnxruntime", "onnxruntime-training"), ("torch_ort", "torch-ort")):
         if not installed(module):
             return f"ORTModule needs {package}, which is not installed; {WORKING}"
@@ -46,7 +46,7 @@ def problem_of(
             f"ORTModule is installed but cannot be imported with torch {torch.__version__} "
             f"({type(error).__name__}: {reason}); {WORKING}"
         )
-    # It would say so only at its first step.
+    # ORTModule would report this only at its first step.
     refusal: BaseException | None = getattr(ortmodule, "_FALLBACK_INIT_EXCEPTION", None)
     if refusal is not None:
         return f"ORTModule does not start: {(str(refusal).strip().splitlines() or [''])[-1]}"
@@ -58,17 +58,17 @@ def problem_of(
 
 
 def ort_module(model: nn.Module) -> nn.Module:
-    """Return `model` run by ONNX Runtime, forward and backward, with the same parameters.
+    """Return a module that runs `model` by ONNX Runtime, forward and backward, with the same parameters.
 
-    What ONNX Runtime cannot run is an error in the first step; nothing falls back to torch. Raises
+    A model that ONNX Runtime cannot run raises in the first step; nothing falls back to torch. Raises
     RecipeError if the installed versions do not work.
     """
     problem = ort_problem()
     if problem is not None:
         raise RecipeError(f"engine ort: {problem}", "or use --set engine=torch")
-    # Otherwise torch runs a model that it cannot run, with a warning, and that would be timed.
+    # Otherwise it warns and lets torch run a model that it cannot run, and we would time that.
     os.environ["ORTMODULE_FALLBACK_POLICY"] = "FALLBACK_DISABLE"
-    # Below errors it logs a page at each export.
+    # At lower levels it logs a page at each export.
     os.environ.setdefault("ORTMODULE_LOG_LEVEL", "ERROR")
     wrapped: nn.Module = load_ort().ORTModule(model)
     return wrapped
@@ -84,9 +84,9 @@ def unwrap_ort(model: nn.Module) -> nn.Module:
 def load_ort() -> Any:
     """Import `onnxruntime.training.ortmodule`. Raises whatever its import does."""
     if torch.version.cuda is None:
-        # It marks ranges for NVIDIA's profiler, where a torch without CUDA raises.
+        # ORTModule marks ranges for NVIDIA's profiler, which raises in a torch without CUDA.
         torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = _nothing
-    # Imported to make sure that its release fits.
+    # This import makes sure that the releases fit.
     importlib.import_module("torch_ort")
     return importlib.import_module("onnxruntime.training.ortmodule")
 

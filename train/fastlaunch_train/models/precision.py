@@ -16,7 +16,7 @@ from fastlaunch_train.models.te_fp8 import fp8_recipe, nested, te_autocast
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 
 #: cuBLAS is reproducible only with such a workspace (its documentation, "Results reproducibility"). The other
-#: keeps Transformer Engine from attention whose backward pass adds in any order.
+#: variable keeps Transformer Engine from attention whose backward pass adds in any order.
 _ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 
 
@@ -25,14 +25,14 @@ class Precision:
     """The arithmetic of a run."""
 
     autocast: Callable[[], AbstractContextManager[Any]]  #: makes the context of one forward pass
-    scaler: "torch.amp.GradScaler | None"  #: of the loss, in fp16
+    scaler: "torch.amp.GradScaler | None"  #: scales the loss; fp16 alone has one
 
 
 def setup_precision(recipe: Recipe, device: torch.device) -> Precision:
-    """Set fp32 matrix products as `recipe` says, and return its autocast and loss scaler.
+    """Set the mode of fp32 matrix products for `recipe`, and return its autocast and loss scaler.
 
-    With Transformer Engine's FP8 its context is inside torch's bf16 autocast: its modules compute in FP8, the
-    patch embedding and the head in bf16.
+    Transformer Engine's FP8 context is inside torch's bf16 autocast: its modules compute in FP8, the patch
+    embedding and the head in bf16.
     """
     if recipe.precision in ("fp32", "tf32"):
         set_fp32_products(allow_tf32=recipe.precision == "tf32")
@@ -55,7 +55,7 @@ def set_fp32_products(*, allow_tf32: bool) -> None:
     """Compute matrix products and convolutions of fp32 tensors in fp32, or in TF32.
 
     This uses the older of torch's two interfaces: mixing them is an error, and torch's own compiler still
-    reads the older one. Some releases warn about it, and nobody could act on that.
+    reads the older one. Some releases warn about it, which no user could act on.
     """
     _set_products("high" if allow_tf32 else "highest", allow_tf32)
 
@@ -92,7 +92,7 @@ def set_deterministic(recipe: Recipe) -> None:
 
 @contextlib.contextmanager
 def name_nondeterministic(recipe: Recipe) -> Iterator[None]:
-    """Raise RecipeError instead of torch's RuntimeError where it lacks a deterministic algorithm."""
+    """Raise RecipeError instead of the RuntimeError of torch, if torch lacks a deterministic algorithm."""
     try:
         yield
     except RuntimeError as error:
@@ -105,5 +105,5 @@ def name_nondeterministic(recipe: Recipe) -> Iterator[None]:
         )
         raise RecipeError(
             f"recipe {recipe.label}: {reason}",
-            "leave out deterministic=true, or take another workload",
+            "leave out deterministic=true, or use another workload",
         ) from error

@@ -1,6 +1,6 @@
 """What a recipe does to a model before it is wrapped: parameters' dtype, recomputation, torch.compile.
 
-All in place, so that names in the state dict stay.
+Everything is done in place, so that the names in the state dict stay.
 """
 
 import functools
@@ -19,10 +19,10 @@ from fastlaunch_train.workloads.contract import Workload
 
 
 def prepare_model(workload: Workload, recipe: Recipe, model: nn.Module) -> nn.Module:
-    """Return `model` with parameters in the recipe's dtype, recomputed and compiled as it says, in place.
+    """Return `model` with the recipe's parameter dtype, recomputation and compilation, set in place.
 
-    With engine=ort this is ONNX Runtime's module around it. With compile_scope=wrapped nothing is compiled
-    here. Raises RecipeError if the recipe needs blocks and the model has none.
+    With engine=ort, return ONNX Runtime's module around it. With compile_scope=wrapped, compile nothing here.
+    Raises RecipeError if the recipe needs blocks and the model has none.
     """
     set_deterministic(recipe)
     blocks = workload.blocks(model) if workload.blocks else None
@@ -54,7 +54,7 @@ def checkpoint_blocks(blocks: nn.ModuleList | nn.Sequential | None, recipe: Reci
     """Keep only the inputs of each of `blocks` and recompute the rest; names in the state dict stay.
 
     Transformer Engine's blocks use its own checkpoint, which recomputes with the same FP8 scales. A block
-    that stores something in a call, such as a cache of keys, would do so twice. Raises RecipeError without
+    that stores something in a call, such as a cache of keys, would store it twice. Raises RecipeError without
     blocks.
     """
     if blocks is None:
@@ -68,7 +68,7 @@ def checkpoint_blocks(blocks: nn.ModuleList | nn.Sequential | None, recipe: Reci
 
         again = te.checkpoint
     for block in blocks:
-        # Through __dict__, since mypy takes a module's attributes for parameters and modules.
+        # __dict__ is used because mypy takes a module's attributes for parameters and modules.
         block.__dict__["forward"] = _recomputed(block.forward, again)
 
 
@@ -89,9 +89,9 @@ _MIN_GRAPHS = 8
 def compile_model(
     model: nn.Module, blocks: nn.ModuleList | nn.Sequential | None, recipe: Recipe
 ) -> nn.Module:
-    """Have `model` compiled at its first call, whole or block by block, and return it.
+    """Mark `model` to be compiled at its first call, whole or block by block, and return it.
 
-    Equal blocks share one graph, so that block by block takes a fraction of the time. With
+    Equal blocks share one graph, so that compiling block by block takes a fraction of the time. With
     compile_scope=wrapped `model` is the wrapper around another. Raises RecipeError if the recipe compiles
     blocks and the model has none.
     """
@@ -105,7 +105,7 @@ def compile_model(
             f"recipe {recipe.label} compiles each transformer block, and the model has none",
             "add --set compile_scope=model",
         )
-    # Blocks that differ, as in their drop path rate, need a graph each, for training and for evaluation.
+    # Blocks that differ, as in their drop path rate, need one graph each, for training and for evaluation.
     _allow_graphs(max(_MIN_GRAPHS, 2 * len(blocks)))
     for block in blocks:
         if recipe.parallelism == "fsdp2":

@@ -1,4 +1,4 @@
-"""Transformer Engine's blocks instead of timm's: the same function from the same weights, or an article's."""
+"""Transformer Engine's blocks instead of timm's: the same function with the same weights, or an article's."""
 
 import contextlib
 import os
@@ -12,7 +12,8 @@ from torch import nn
 from fastlaunch_train.models.te_fp8 import MakeContext
 from fastlaunch_train.recipes.recipe import RecipeError
 
-#: Where each parameter of a timm block goes. With qkv fused and not interleaved, both stack [q; k; v].
+#: Transformer Engine's name of each parameter of a timm block. With qkv fused and not interleaved, both stack
+#: [q; k; v].
 TE_NAMES: Mapping[str, str] = {
     "norm1.weight": "self_attention.layernorm_qkv.layer_norm_weight",
     "norm1.bias": "self_attention.layernorm_qkv.layer_norm_bias",
@@ -44,7 +45,7 @@ class TransformerEngineBlock(nn.Module):
 
     In bf16 autocast it keeps the residual stream in bf16 where timm's block keeps it in fp32, which is part
     of its speed and of its rounding error. GELU is the tanh approximation, within 4.7e-4 of the exact one.
-    context: entered around its forward pass; without FP8 for blocks that a recipe excludes.
+    context: makes the context of its forward pass; one without FP8 for blocks that a recipe excludes.
     """
 
     def __init__(self, layer: nn.Module, *, context: MakeContext = contextlib.nullcontext) -> None:
@@ -58,7 +59,7 @@ class TransformerEngineBlock(nn.Module):
         """Return the block's output for x: (batch, tokens, width), of the same shape."""
         if attn_mask is not None or is_causal:
             raise RecipeError(
-                "the model masks its attention, which the Transformer Engine block does not",
+                "the model masks its attention, which Transformer Engine's block does not support",
                 "use a recipe with blocks=native",
             )
         with self._context():
@@ -116,7 +117,7 @@ def te_block_from_timm(
 ) -> TransformerEngineBlock:
     """Return a Transformer Engine block with the weights, device and mode of the timm `block`.
 
-    layer_number: from 1, as Transformer Engine counts. layer_factory: a test's, for its TransformerLayer.
+    layer_number: from 1, as Transformer Engine counts. layer_factory: replaces its TransformerLayer in tests.
     Raises RecipeError if the block computes something that Transformer Engine's does not.
     """
     arguments = te_arguments(block)
@@ -138,9 +139,9 @@ def replace_blocks(
     contexts: Sequence[MakeContext] = (),
     layer_factory: Callable[..., nn.Module] | None = None,
 ) -> None:
-    """Put Transformer Engine blocks in the place of `blocks`, which is a part of `model`.
+    """Replace `blocks`, which is a part of `model`, by Transformer Engine blocks.
 
-    contexts: of each block's forward pass; none change nothing.
+    contexts: makers of the context of each block's forward pass; empty for none.
     """
     assert any(module is blocks for module in model.modules())
     for index, block in enumerate(blocks):
@@ -201,15 +202,15 @@ def _drop_path(module: nn.Module) -> float:
 def _require(holds: bool, part: str) -> None:
     if not holds:
         raise RecipeError(
-            f"other blocks cannot stand for this model's: it has {part}",
+            f"other blocks cannot replace this model's: it has {part}",
             "use a recipe with blocks=native",
         )
 
 
 def article_arguments(block: nn.Module) -> dict[str, Any]:
-    """Return the arguments that the article gave TransformerLayer: the sizes of the timm `block` alone.
+    """Return the article's arguments of TransformerLayer: the sizes of the timm `block` alone.
 
-    Raises RecipeError for a block without the parts that have them.
+    Raises RecipeError for a block without the parts that have these sizes.
     """
     try:
         attn: Any = block.get_submodule("attn")
@@ -233,9 +234,9 @@ def replace_with_article_blocks(
     contexts: Sequence[MakeContext] = (),
     layer_factory: Callable[..., nn.Module] | None = None,
 ) -> None:
-    """Replace `blocks` by Transformer Engine's layers with their own defaults, as an article had them.
+    """Replace `blocks` by Transformer Engine's layers with their defaults, as an article did.
 
-    NOT equivalent, and here to show what that costs. The layer takes dimension 0 for the sequence and the
+    NOT equivalent; this is here to show the cost. The layer takes dimension 0 for the sequence and the
     next for the batch, and attends causally: given (batch, tokens, width) it attends across the images of a
     batch, so that a class token sees other class tokens and never its own image. Its LayerNorm has another
     epsilon (1e-5), it drops a tenth of its activations in training, and starts from weights of its own.
@@ -253,8 +254,8 @@ def replace_with_article_blocks(
 # of `vit-huge` at batch 256 on one H200 with release 2.20.2 (2026-11-21): the backward pass of the packed
 # q, k and v took 43 ms of a 340 ms step, LayerNorm 26 ms where cuDNN's takes 11.
 
-#: Transformer Engine's switches for cuDNN's LayerNorm, read at the process's first. Its own has tuned kernels
-#: for a few widths only, and not for 1280.
+#: Transformer Engine's switches for cuDNN's LayerNorm, which it reads at a process's first LayerNorm. Its own
+#: LayerNorm has tuned kernels for a few widths only, and not for 1280.
 CUDNN_NORM_SWITCHES = ("NVTE_NORM_FWD_USE_CUDNN", "NVTE_NORM_BWD_USE_CUDNN")
 
 
@@ -265,7 +266,7 @@ def prefer_cudnn_norm(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def unpack_without_copies(layer: nn.Module) -> None:
-    """Give the attention of `layer`, a TransformerLayer, q, k and v whose gradients need no copies.
+    """Make the gradients of q, k and v in the attention of `layer`, a TransformerLayer, need no copies.
 
     Release 2.20.2 passes the packed projection (batch, tokens, 3, heads, head_dim), or with the 3 second to
     last, and slices it: in the backward pass autograd then zeroes three buffers of the packed size, copies a
@@ -274,7 +275,7 @@ def unpack_without_copies(layer: nn.Module) -> None:
     attention: Any = layer
     core = attention.self_attention.core_attention
     core.register_forward_pre_hook(_unpack_packed, with_kwargs=True)
-    # It warns about slices and recommends the packed projection.
+    # Transformer Engine warns about slices and recommends the packed projection.
     warnings.filterwarnings(
         "ignore", message=r"(?s).*deprecated: pass the packed buffer", category=DeprecationWarning
     )
@@ -293,8 +294,8 @@ def _unpack_packed(
 class UnpackQKV(torch.autograd.Function):
     """Split the packed projection into views q, k and v, whose gradients become the packed one in place.
 
-    packed: q, k and v along `dim`, -3 or -2. Gradients that lie in one buffer as q, k and v do, as cuDNN's
-    fused attention writes them, are that buffer; others are stacked.
+    packed: q, k and v along `dim`, -3 or -2. If the gradients lie in one buffer as q, k and v do, as cuDNN's
+    fused attention writes them, return that buffer; otherwise stack them.
     """
 
     @staticmethod
@@ -305,7 +306,7 @@ class UnpackQKV(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         first = gradients[0]
-        # From q to k: heads x head_dim, or head_dim with the 3 second to last.
+        # The distance from q to k: heads x head_dim, or head_dim if the 3 is second to last.
         distance = first.shape[-1] * (first.shape[-2] if ctx.dim == -3 else 1)
         shape, stride = list(first.shape), list(first.stride())
         at = len(shape) + 1 + ctx.dim

@@ -1,4 +1,4 @@
-"""Transformer Engine's FP8, from release 2.0 on: its recipe object for a recipe of ours, and its autocast."""
+"""Transformer Engine's FP8, from release 2.0 on: its recipe object for our recipe, and its autocast."""
 
 import contextlib
 import importlib
@@ -25,8 +25,8 @@ TE_SCALING_CLASSES = {
 def fp8_recipe(recipe: Recipe, load: Callable[[str], Any] = importlib.import_module) -> Any:
     """Return Transformer Engine's recipe object for the recipe's FP8 fields; None if it computes no FP8.
 
-    Everything is explicit, since its defaults depend on the GPU. `delayed` takes the largest of the maxima of
-    the last `amax_history` steps.
+    Every argument is given, since the defaults depend on the GPU. `delayed` takes the largest of the maxima
+    of the last `amax_history` steps.
     """
     if recipe.fp8_scaling not in TE_SCALINGS or recipe.blocks == "fused":
         return None
@@ -44,7 +44,7 @@ def te_autocast(
 ) -> AbstractContextManager[Any]:
     """Return the context in which Transformer Engine's modules compute in FP8 as `te_recipe` says, or do not.
 
-    The inner one of nested contexts counts.
+    The innermost of nested contexts counts.
     """
     te = load("transformer_engine.pytorch")
     # `autocast` since Transformer Engine 2.9, `fp8_autocast` before.
@@ -57,12 +57,12 @@ def te_autocast(
 
 
 def no_fp8() -> AbstractContextManager[Any]:
-    """Return a context in which Transformer Engine's modules compute in bf16, whatever is around it."""
+    """Return a context in which Transformer Engine's modules compute in bf16, whatever surrounds it."""
     return te_autocast(None, enabled=False)
 
 
 def nested(*contexts: MakeContext) -> MakeContext:
-    """Return what makes one context of several, entered in order."""
+    """Return a maker of one context that enters several, in order."""
 
     @contextlib.contextmanager
     def enter() -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The agent of a machine: does its runs, uploads what they leave, says the last word; for EC2 and SageMaker.
+"""The agent on a machine of EC2 or SageMaker: it does the runs, uploads their files and says the last word.
 
-Standard library alone, Python from 3.9. Imports nothing of fastlaunch_train but itself.
+It needs Python 3.9 and the standard library alone, and imports nothing else of fastlaunch_train.
 """

@@ -1,4 +1,4 @@
-"""`python agent.pyz ec2 | sagemaker ARGUMENTS...`: the program of a node, started by what boots it."""
+"""`python agent.pyz ec2 | sagemaker ARGUMENTS...`: the program that a node starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastlaunch_train.node.commands import Clock
 
 
 def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
-    """Return the agent's exit code; see `main` of the two platforms."""
+    """Run the agent and return its exit code; see `main` in `ec2` and `sagemaker`."""
     platform, *rest = arguments
     main = ec2.main if platform == "ec2" else sagemaker.main
     return main(rest, clock or Clock())

@@ -1,4 +1,4 @@
-"""The runs of a machine, one after another, and its last word: the same on every platform."""
+"""A machine's runs, one after another, and its last word: the same on every platform."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from fastlaunch_train.node.training import Training
 
 _LOOK_S = 0.2
 _MIN_FREE_BYTES = 1_000_000_000
-#: For a gigabyte of wheels, on a slow volume.
+#: Time limit, in seconds, to unpack a gigabyte of wheels on a slow volume.
 _UNPACK_S = 600.0
 _MAX_REASON = 400
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run under way has to end: it is killed after `kill_after_s`.
+    """How to end a run under way: it is killed after `kill_after_s` seconds.
 
-    grace_s: how long it may take after it was asked to end; None if it is not asked.
+    grace_s: seconds that it has after a request to end; None to kill it without a request.
     """
 
     kill_after_s: float
@@ -51,9 +51,9 @@ class Ending:
 
 
 class Machine(ABC):
-    """A node that does the program's runs; its subclasses know what differs between EC2 and SageMaker.
+    """A node that does the program's runs; subclasses hold what differs between EC2 and SageMaker.
 
-    gpus: of this machine. stop: set from outside, or by the machine itself.
+    gpus: this machine's. stop: set from outside, or by the machine itself.
     """
 
     def __init__(self, program: NodeProgram, *, gpus: Gpus, stop: Stop, clock: Clock, log: Log) -> None:
@@ -63,11 +63,11 @@ class Machine(ABC):
         self.clock = clock
         #: Writes a line to the log.
         self.say = log
-        #: What became of each run so far.
+        #: How each run has ended so far.
         self.ends = [RunEnd(run.run_id) for run in program.runs]
         #: Ids of runs that need not be done.
         self.skipped: list[str] = []
-        #: Values by variable, for training alone.
+        #: Values by environment variable, for training alone.
         self.secrets: dict[str, str] = {}
         #: Work before the runs that the launcher counts, such as installing requirements.
         self.phases: list[dict[str, Any]] = []
@@ -77,15 +77,15 @@ class Machine(ABC):
         return self.clock.uptime_s()
 
     def fail(self, problem: str, name: str = CONFIGURATION) -> None:
-        """Say that nothing more can be done here. name: CONFIGURATION or HARDWARE."""
+        """Report that this machine can do nothing more. name: CONFIGURATION or HARDWARE."""
         if self.stop.fail(Outcome(name, problem)):
             self.say(f"failed: {name} {problem}")
             if name == HARDWARE:
-                # All runs may have completed before.
+                # The last word names it even if all runs have completed.
                 self.gpus.notes.append(problem)
 
     def has_sound_gpus(self, code: int = 0) -> bool:
-        """Return whether all GPUs are sound; fail if one is not. code: of a training that has ended."""
+        """Return whether all GPUs are sound; fail if one is not. code: the training's exit code."""
         fault = "slowdown" if code == HARDWARE_CODE else self.gpus.fault()
         if fault:
             self.fail(fault, HARDWARE)
@@ -102,9 +102,9 @@ class Machine(ABC):
         return True
 
     def phase(self, name: str, began_s: float | None, num_bytes: int | None) -> None:
-        """Note what has been done since `began_s`, and the bytes that it brought.
+        """Record a phase that began at `began_s`, and the bytes that it brought.
 
-        began_s: in seconds since boot; None where SageMaker has done it.
+        began_s: in seconds since boot; None if SageMaker did the work.
         """
         seconds = None if began_s is None else round(self.uptime_s() - began_s, 2)
         self.phases.append({"name": name, "seconds": seconds, "bytes": num_bytes})
@@ -120,7 +120,7 @@ class Machine(ABC):
         return Commands(cut=self.stop.event).run(*unpack, limit_s=_UNPACK_S).is_ok
 
     def has_installed(self, done: Done) -> bool:
-        """Return whether pip has; fail with its last error if it has not. done: pip, with all it printed."""
+        """Return whether pip succeeded; fail with its last error if not. done: pip, with all it printed."""
         self.say(done.stdout)
         if not (done.is_ok or self.stop.event.is_set()):
             errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR:")]
@@ -130,14 +130,14 @@ class Machine(ABC):
 
     @abstractmethod
     def prepare(self) -> bool:
-        """Get ready for the first run; return whether it can be begun."""
+        """Prepare for the first run; return whether it can begin."""
 
     def goes_on(self) -> bool:
-        """Return whether the next run is to be begun."""
+        """Return whether the next run may begin."""
         return not self.stop.event.is_set()
 
     def settled(self, run: NodeRun) -> RunEnd | None:
-        """Return how the run has ended already; None if it is to be done."""
+        """Return how the run ended earlier; None if it has yet to be done."""
         return None
 
     @abstractmethod
@@ -146,20 +146,20 @@ class Machine(ABC):
 
     @abstractmethod
     def ending(self, number: int) -> Ending | None:
-        """Return how the run under way has to end; None while it may go on."""
+        """Return how to end the run under way; None while it may go on."""
 
     @abstractmethod
     def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
-        """Find out what became of a run whose training has ended, and note it by `note_end`.
+        """Find out how a run has ended, now that its training has, and record it with `note_end`.
 
-        is_killed: whether it was ended without having been asked to.
+        is_killed: whether the training had to be killed.
         """
 
     def leave(self) -> None:  # noqa: B027 alone has to
         """Do what all nodes do together after the last run."""
 
     def note_end(self, number: int, state: str, code: int, cause: str = "") -> RunEnd:
-        """Note how run `number` has ended, and say so."""
+        """Record and log how run `number` has ended."""
         end = replace(self.ends[number - 1], state=state, exit_code=code, ended_s=self.uptime_s())
         self.ends[number - 1] = end
         self.say(f"run {end.run_id}: {state}, exit code {code}" + (f": {cause}" if cause else ""))
@@ -167,7 +167,7 @@ class Machine(ABC):
 
     @abstractmethod
     def finish(self, outcome: Outcome) -> int:
-        """Upload what is left, say the last word; return the exit code."""
+        """Upload what is left and say the last word; return the exit code."""
 
     def work(self) -> int:
         """Do the runs; return the exit code."""
@@ -182,7 +182,7 @@ class Machine(ABC):
             stop = self.stop
             outcome = outcome_of(self.ends, skipped=self.skipped, stop=stop.reason, problem=stop.problem)
         except Exception as error:
-            # What was recorded is uploaded all the same.
+            # The records are uploaded all the same.
             self.say(traceback.format_exc())
             reason = f"the node's program ended unexpectedly: {type(error).__name__}: {error}"
             outcome = Outcome(FAILED, reason)
@@ -207,7 +207,7 @@ class Machine(ABC):
         self.conclude(number, run, code, is_killed=is_killed)
 
     def _attend(self, training: Training, number: int) -> tuple[int, bool]:
-        """Return the training's exit code, and whether it was ended without having been asked to."""
+        """Return the training's exit code, and whether it had to be killed."""
         is_asked = is_killed = False
         end = math.inf
         while (code := training.exit_code()) is None:
@@ -228,12 +228,12 @@ class Machine(ABC):
 
 
 def code_of_machine(run: NodeRun, code: int) -> int:
-    """Return the exit code; 0 for a script's that only from us would mean a fault of the machine."""
+    """Return the exit code; 0 if it means a faulty machine, but a script returned it and not our training."""
     return 0 if run.is_script and code in (FABRIC_CODE, HARDWARE_CODE) else code
 
 
 def problem_after(code: int, *, work: Path) -> str | None:
-    """Return why no other run would fare better than one that ended with `code`; None if one might."""
+    """Return why every other run would fail like one that ended with `code`; None if it might not."""
     if code == FABRIC_CODE:
         return "fabric"
     if code in CONTAINER_CODES:

@@ -1,6 +1,6 @@
-"""S3 and secrets by the AWS CLI of the machine's image, 1.17 or newer: in seconds, or given up.
+"""S3 and secrets through the AWS CLI of the machine's image, 1.17 or newer; every call has a time limit.
 
-An image for SageMaker may bring boto3 only, which then reads the secrets.
+An image for SageMaker may have boto3 only, which then reads the secrets.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from fastlaunch_train.node.commands import Commands, Done
 from fastlaunch_train.node.uploads import Store
 
-#: For a call that moves next to nothing, and for one that moves segments.
+#: Time limits, in seconds, of a call that moves next to nothing and of one that moves segments.
 _SHORT_S, _LONG_S = 20.0, 120.0
-#: For millions of objects.
+#: Time limit, in seconds, of a listing of millions of objects.
 _LIST_S = 1200.0
 #: Prints the value of a secret or parameter, as the CLI does.
 _SECRET_BY_BOTO3 = """
@@ -32,7 +32,7 @@ print(json.dumps(value))
 
 
 class AwsCli:
-    """Calls of the AWS CLI in a region. cut: see `Commands`."""
+    """The AWS CLI in a region. cut: see `Commands`."""
 
     def __init__(self, region: str, *, cut: threading.Event | None = None, is_nice: bool = False) -> None:
         self._region = region
@@ -51,12 +51,12 @@ class AwsCli:
         return self.call(*arguments, limit_s=limit_s).is_ok
 
     def read(self, uri: str) -> str | None:
-        """Return the text of an object; None if it cannot be had."""
+        """Return the text of an object; None if it cannot be read."""
         done = self.call("s3", "cp", "--only-show-errors", uri, "-", is_quiet=True)
         return done.stdout if done.is_ok else None
 
     def secret(self, arn: str) -> str | None:
-        """Return the value of a secret or parameter; None if it cannot be read. It is never logged."""
+        """Return the value of a secret or parameter; None if it cannot be read. No value is ever logged."""
         service, region = arn.split(":")[2:4]
         what = ["secretsmanager", "get-secret-value", "--query", "SecretString", "--secret-id", arn]
         if service == "ssm":
@@ -70,11 +70,11 @@ class AwsCli:
             value = json.loads(done.stdout) if done.is_ok else None
         except ValueError:
             return None
-        # No variable of a process holds the character 0.
+        # An environment variable cannot hold the character 0.
         return value if isinstance(value, str) and "\0" not in value else None
 
     def names(self, uri: str) -> list[str] | None:
-        """Return the last parts of all keys that begin as `uri` does; None if they cannot be listed."""
+        """Return the last part of every key that begins with `uri`; None if they cannot be listed."""
         bucket, _, prefix = uri[len("s3://") :].partition("/")
         where = ("--bucket", bucket, "--prefix", prefix, "--query", "Contents[].Key", "--output", "json")
         done = self.call("s3api", "list-objects-v2", *where)
@@ -85,7 +85,7 @@ class AwsCli:
         return [str(key).rpartition("/")[2] for key in keys or ()] if done.is_ok else None
 
     def num_bytes(self, uri: str) -> int | None:
-        """Return the bytes of all that lies under the URI; None if it cannot be listed."""
+        """Return the size, in bytes, of all objects under the URI; None if it cannot be listed."""
         bucket, _, prefix = uri[len("s3://") :].partition("/")
         query = ("--query", "sum(Contents[].Size || `[]`)", "--output", "json")
         where = ("--bucket", bucket, "--prefix", prefix, *query)
@@ -98,16 +98,16 @@ class AwsCli:
     def sync(self, uri: str, folder: Path) -> bool:
         """Download all objects under the URI that the folder lacks; return whether they are there.
 
-        That may take as long as the machine has.
+        There is no time limit.
         """
         return self.call("s3", "sync", "--only-show-errors", uri, str(folder), limit_s=float("inf")).is_ok
 
 
 class StagedStore(Store):
-    """A store below `uri`: segments wait in the folder `stage`, in memory, until they arrive."""
+    """A store below `uri`: segments wait in the in-memory folder `stage` until they arrive."""
 
     def __init__(self, cli: AwsCli, uri: str, stage: Path) -> None:
-        # Beside the folder, not in it: half a segment is never sent.
+        # Files are staged beside the folder, not in it, so that half a segment is never sent.
         super().__init__(stage, stage.with_name(f"{stage.name}.part"))
         self._cli = cli
         self._uri = uri

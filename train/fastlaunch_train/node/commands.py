@@ -1,4 +1,4 @@
-"""The agent's clock and log, and programs that it runs: each has a limit, none outlives it."""
+"""The agent's clock and log, and the programs that it runs, each with a time limit."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fastlaunch_train.node.protocol import HARDWARE, Outcome
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Between SIGTERM and SIGKILL, for a program whose limit is over.
+#: Seconds between SIGTERM and SIGKILL for a program that exceeds its time limit.
 _KILL_AFTER_S = 5.0
 _LOOK_S = 0.1
 
 
 class Clock:
-    """The time since boot: the time of day jumps when the machine learns it."""
+    """The time since boot, since the time of day jumps when the machine sets its clock."""
 
     def uptime_s(self) -> float:
         """Return seconds since the machine booted."""
         return round(time.clock_gettime(time.CLOCK_BOOTTIME), 2)
 
     def wait(self, seconds: float, event: threading.Event | None = None) -> bool:
-        """Wait so many seconds, or until the event is set; return whether it is."""
+        """Wait for `seconds`, or until the event is set; return whether it is."""
         return (event or threading.Event()).wait(seconds)
 
     def attempts(
         self, number: int, pause_s: float, step: Callable[[], T], *, cut: threading.Event | None = None
     ) -> T | None:
-        """Call `step` until it returns something true, so often at most; return that, or None.
+        """Call `step` up to `number` times until its result is true; return that result, or None.
 
-        cut: ends this once it is set.
+        pause_s: between two calls. cut: ends the attempts once it is set.
         """
         for at in range(number):
             if at and self.wait(pause_s, cut):
@@ -53,7 +53,7 @@ class Clock:
     def every(
         self, seconds: float, look: Callable[[], bool], *, name: str, say: Callable[[str], None]
     ) -> threading.Thread:
-        """Call `look` in a thread of its own until it returns True; log what it raises, and go on."""
+        """Call `look` every `seconds` in a thread until it returns True; log its exceptions and go on."""
 
         def loop() -> None:
             while True:
@@ -70,7 +70,7 @@ class Clock:
 
 
 class Log:
-    """Prints lines, each after what `stamp` returns; also into a file, where stdout does not lead there."""
+    """Prints lines, each after what `stamp` returns, and copies them to `file` if stdout is not that file."""
 
     def __init__(self, stamp: Callable[[], object], file: Path | None = None) -> None:
         self._stamp = stamp
@@ -87,21 +87,21 @@ class Log:
 
 
 class Stop:
-    """Whether no more runs may begin, and why: the first reason counts, and the first problem.
+    """A request to begin no more runs, and why: the first reason and the first problem count.
 
-    event: set with either.
+    event: set by either of them.
     """
 
     def __init__(self) -> None:
         self.event = threading.Event()
         self._lock = threading.Lock()
-        #: Why the run under way is to end, too.
+        #: Why the run under way has to end, too.
         self.reason: str | None = None
         #: Why no run would fare better than the last one: CONFIGURATION or HARDWARE.
         self.problem: Outcome | None = None
 
     def ask(self, reason: str) -> bool:
-        """Ask to stop; return whether nobody had before."""
+        """Ask to stop; return whether this is the first request."""
         with self._lock:
             is_first = self.reason is None
             self.reason = self.reason or reason
@@ -110,11 +110,11 @@ class Stop:
 
     @property
     def is_faulty(self) -> bool:
-        """Return whether the machine is: the run under way is to end, too."""
+        """Return whether the machine is faulty; then the run under way has to end, too."""
         return self.problem is not None and self.problem.name == HARDWARE
 
     def fail(self, problem: Outcome) -> bool:
-        """Say that nothing more can be done here; return whether nobody had before."""
+        """Report that this machine can do nothing more; return whether this is the first report."""
         with self._lock:
             is_first = self.problem is None
             self.problem = self.problem or problem
@@ -126,7 +126,7 @@ def stop_on_signals(stop: Stop, reason: str, clock: Clock) -> None:
     """Ask to stop when a signal asks this process to end."""
     heard: list[int] = []
     for number in SIGNALS:
-        # Only noted by the handler: the thread that it interrupts may hold a lock of `stop`.
+        # The handler only notes the signal: the thread that it interrupts may hold a lock of `stop`.
         signal.signal(number, lambda number, frame: heard.append(number))
 
     def look() -> bool:
@@ -139,7 +139,7 @@ def stop_on_signals(stop: Stop, reason: str, clock: Clock) -> None:
 class Done:
     """A program that has ended.
 
-    code: 124 if its limit was over or it was cut short, 127 if there is no such program.
+    code: its exit code; 124 if it exceeded its limit or was cut short, 127 if there is no such program.
     """
 
     code: int
@@ -147,7 +147,7 @@ class Done:
 
     @property
     def is_ok(self) -> bool:
-        """Return whether it succeeded."""
+        """Return whether the program succeeded."""
         return self.code == 0
 
 
@@ -155,8 +155,8 @@ class Done:
 class Commands:
     """Runs programs, whose messages go to the agent's own stdout.
 
-    cut: while it is set, they are ended at once; None: only their limits end them. is_nice: they leave the
-    processors to training.
+    cut: while it is set, programs are ended at once; None: only their limits end them. is_nice: they leave
+    the processors to training.
     """
 
     cut: threading.Event | None = None
@@ -170,9 +170,9 @@ class Commands:
         is_quiet: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> Done:
-        """Run a program to its end, `limit_s` at most. is_quiet: its messages are dropped.
+        """Run a program to its end, for at most `limit_s` seconds. is_quiet: drop its messages.
 
-        environment: on top of this process's.
+        environment: variables on top of this process's.
         """
         try:
             process = subprocess.Popen(
@@ -181,7 +181,7 @@ class Commands:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL if is_quiet else None,
                 env={**os.environ, **(environment or {})},
-                # A group of its own, so that ending it reaches what it started.
+                # The program leads a process group, so that ending the group ends what it started.
                 start_new_session=True,
             )
         except OSError as error:
@@ -202,7 +202,7 @@ class Commands:
 
 
 def end_group(process: subprocess.Popen[bytes], wait_s: float) -> None:
-    """End a process that leads its group, with what it started: SIGTERM, and SIGKILL `wait_s` later."""
+    """End a process group by its leader: send SIGTERM, and SIGKILL `wait_s` seconds later."""
     for number, patience_s in ((signal.SIGTERM, wait_s), (signal.SIGKILL, 5.0)):
         with suppress(OSError):
             os.killpg(process.pid, number)

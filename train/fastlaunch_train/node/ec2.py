@@ -1,6 +1,7 @@
-"""A machine of EC2's: training in containers of docker's, S3 by the AWS CLI, and off in the end.
+"""A machine on EC2: it trains in Docker containers, reaches S3 through the AWS CLI, and turns itself off.
 
-It never ends without turning the machine off. State that must survive a full disk is in memory, below /run.
+The agent never ends without turning the machine off. State that must survive a full disk is in memory, below
+/run.
 """
 
 from __future__ import annotations
@@ -52,28 +53,29 @@ STATE, WORK = Path("/run/fastlaunch"), Path("/var/lib/fastlaunch")
 INSTANCE_STORE = Path("/opt/dlami/nvme")
 _IMDS = "http://169.254.169.254/latest"
 _UPLOAD_EVERY_S = 30
-#: For a checkpoint, or an image: tens of gigabytes.
+#: Time limit, in seconds, to move a checkpoint or an image: tens of gigabytes.
 _LARGE_S = 1800.0
-#: Left on the disk beside the inputs, for what the runs write.
+#: Space to leave on the disk beside the inputs, for what the runs write.
 _SPARE_BYTES = 2 * 10**9
-#: The image with what the runs require, on this machine alone.
+#: The image with the runs' requirements, on this machine alone.
 _PREPARED = "fastlaunch-prepared"
 _DOCKER_S = 60.0
-#: For a container that is asked to stop, and for one whose peer can train no more.
+#: Seconds that a container has to stop, and that one has whose peer can train no more.
 _GRACE_S, _HASTY_GRACE_S = 100.0, 5.0
-#: Until docker has killed a container whose time is over.
+#: Seconds until docker has killed a container whose time is over.
 _MARGIN_S = 30.0
-#: For the last lines of the log, once all else is sent or given up.
+#: Seconds for the last lines of the log, once all else is sent or given up.
 _LAST_LINES_S = 30.0
-#: EC2 ends the machines of a block from half an hour before its end on: 15 minutes for the checkpoint.
+#: Seconds before a capacity block's end at which training has to stop: EC2 ends its machines from half an
+#: hour before on, and the checkpoint has 15 minutes.
 _BLOCK_LEAD_S = 2700
 
 
 class Ec2(Machine):
     """The machine that this program runs on.
 
-    rank: among the attempt's nodes. address: where they reach it. boot_s: when its own program began, in
-    seconds since boot.
+    rank: among the attempt's nodes. address: where they reach it. boot_s: when the machine's program began,
+    in seconds since boot.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Ec2(Machine):
             instance_type=booted["instance_type"],
             zone=booted["zone"],
         )
-        #: The first is cut short once the agent is to stop; the second does what is done in any case.
+        #: The first is cut short once the agent has to stop; the second does what has to be done in any case.
         self._work_cli = AwsCli(program.region, cut=stop.event)
         self._cli = AwsCli(program.region)
         self._upload_cli = AwsCli(program.region, is_nice=True)
@@ -119,14 +121,14 @@ class Ec2(Machine):
         )
         self._has_restarted_fabric_manager = False
         self._pulled_s: float | None = None
-        #: What containers are made of, once all is installed.
+        #: The image that containers start from.
         self._image = program.image
         #: Checkpoints that lie in S3.
         self._sent: set[str] = set()
         self._has_all_ended = threading.Event()
         self._sender: threading.Thread | None = None
         self._asked_s = 0.0
-        #: What EC2 says of taking the machine.
+        #: EC2's notice that it takes the machine; empty until there is one.
         self._notice = ""
 
     def ask(self, reason: str) -> None:
@@ -137,7 +139,7 @@ class Ec2(Machine):
             self.say(f"stopping: {reason}")
 
     def fail(self, problem: str, name: str = CONFIGURATION) -> None:
-        """Say that nothing more can be done here, nor on the other nodes."""
+        """Report that neither this node nor the others can do anything more."""
         super().fail(problem, name)
         self._peers.alarm(f"failed {name} {problem}")
 
@@ -148,7 +150,7 @@ class Ec2(Machine):
         self._uploads.start()
         self._begin_to_watch()
         if program.has_instance_store and not self._use_instance_store():
-            self.say("no instance store: the root volume has to do")
+            self.say("no instance store: using the root volume")
         for folder in ("code/user", "out", "log"):
             (WORK / folder).mkdir(parents=True, exist_ok=True)
         if program.needs_efa and not list(Path("/dev/infiniband").glob("uverbs*")):
@@ -171,7 +173,7 @@ class Ec2(Machine):
         return self._try(20, 15, self._peers.find_master, "rank 0")
 
     def _begin_to_watch(self) -> None:
-        """Watch for all that may end this node, and send checkpoints."""
+        """Watch for everything that may end this node, and send checkpoints."""
         program = self.program
         up_s = self.uptime_s() - self._boot_s
         self._after(program.max_minutes * 60 - stop_lead_s(program.max_minutes) - up_s, WATCHDOG)
@@ -185,7 +187,7 @@ class Ec2(Machine):
         self._sender = self._every(5, "checkpoints", self._send_checkpoints)
 
     def _heed_block(self, ends_at: str) -> None:
-        # By now the clock is right: S3 takes nothing from one that is a quarter of an hour wrong.
+        # The clock is right by now: S3 takes nothing from one that is a quarter of an hour wrong.
         left_s = block_left_s(ends_at, datetime.now(timezone.utc))
         if left_s <= 0:
             self.fail(BLOCK)
@@ -206,7 +208,7 @@ class Ec2(Machine):
         return self.clock.every(seconds, look, name=name, say=self.say)
 
     def _try(self, number: int, pause_s: float, step: Callable[[], bool], problem: str) -> bool:
-        """Try a step so often; return whether it was done, and the agent goes on."""
+        """Try a step up to `number` times; return whether it succeeded and the agent goes on."""
         cut = self.stop.event
         is_done = self.clock.attempts(number, pause_s, step, cut=cut)
         if not is_done and not cut.is_set():
@@ -223,7 +225,7 @@ class Ec2(Machine):
         return True
 
     def _use_instance_store(self) -> bool:
-        """Put docker's images and what runs write on the instance's own disks, if they come up."""
+        """Put docker's images and the files of the runs on the instance's local disks, if these come up."""
         if not self.clock.attempts(36, 5, lambda: os.path.ismount(INSTANCE_STORE), cut=self.stop.event):
             return False
         self._systemctl("stop", "docker.socket", "docker.service", "containerd.service", limit_s=300)
@@ -261,7 +263,7 @@ class Ec2(Machine):
         unit = "nvidia-fabricmanager"
         if self._systemctl("is-active", "--quiet", unit):
             return True
-        # It gives up if it comes before the GPUs' own links do, and is not started again by itself.
+        # It gives up if it starts before the GPUs' links are up, and does not restart by itself.
         if not self._has_restarted_fabric_manager and self._systemctl("is-failed", "--quiet", unit):
             self._has_restarted_fabric_manager = True
             self.say(f"{unit} has failed: restarted once")
@@ -270,7 +272,7 @@ class Ec2(Machine):
         return False
 
     def _look_at_kernel_log(self) -> bool:
-        # Read all the time: a training whose GPU is gone may wait for it for long.
+        # The log is read all the time, because a training may wait long for a GPU that is gone.
         fault = self.gpus.kernel_fault()
         if fault:
             self.fail(fault, HARDWARE)
@@ -286,7 +288,7 @@ class Ec2(Machine):
 
     def _pull(self) -> bool:
         host = self.program.image.partition("/")[0]
-        # A private registry of ECR wants a login; any other host is taken to be open.
+        # A private ECR registry needs a login; any other registry is taken to be open.
         if ".dkr.ecr." in host or ".dkr.ecr-fips." in host:
             region = self.program.image_region
             password = self._work_cli.call("ecr", "get-login-password", region=region, limit_s=60)
@@ -296,7 +298,7 @@ class Ec2(Machine):
         return self._commands.run("docker", "pull", "-q", self.program.image, limit_s=_LARGE_S).is_ok
 
     def _install(self) -> bool:
-        """Have pip install what the runs require, once: into an image that they all start from."""
+        """Install the runs' requirements with pip, once, into an image that all containers start from."""
         program, file, folder = self.program, WORK / "requirements.tar.gz", WORK / "requirements"
         if program.requirements_uri is None:
             return True
@@ -328,7 +330,7 @@ class Ec2(Machine):
         return True
 
     def _fetch_input(self, name: str, uri: str) -> bool:
-        """Bring all that lies under the URI, which ends with a slash; fail if that cannot be."""
+        """Download all objects under the URI, which ends with a slash; fail if that is impossible."""
         began_s, folder, cut = self.uptime_s(), WORK / "inputs" / name, self.stop.event
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -391,7 +393,7 @@ class Ec2(Machine):
         return run_id in (self._work_cli.names(f"{self.program.output}/{name}") or ())
 
     def _resume(self, run_id: str) -> bool:
-        """Bring the newest checkpoint of an earlier attempt; True also if there is none."""
+        """Download the newest checkpoint of an earlier attempt; return True also if there is none."""
         uri = f"{self.program.runs_uri}/{run_id}/checkpoints"
         names = self._work_cli.names(f"{uri}/")
         if names is None:
@@ -431,7 +433,7 @@ class Ec2(Machine):
             environment |= {
                 "FASTLAUNCH_NODE_RANK": str(self._rank),
                 "FASTLAUNCH_MASTER_ADDR": self._peers.master,
-                # The next run does not need the port that this one leaves behind.
+                # Each run has its own port, because the one before may leave its port occupied.
                 "FASTLAUNCH_MASTER_PORT": str(PORT + number),
             }
         return [*options, *(word for item in environment.items() for word in ("-e", "=".join(item)))]
@@ -446,7 +448,7 @@ class Ec2(Machine):
         elif number in self._peers.failed_runs:
             grace_s = _HASTY_GRACE_S
         elif self.stop.is_faulty:
-            # To save a checkpoint, if it still can.
+            # It may still be able to save a checkpoint.
             grace_s = _GRACE_S
         else:
             return None
@@ -454,7 +456,7 @@ class Ec2(Machine):
 
     def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
         if code and not self._peers.is_alone:
-            # It may be a peer's failure that ended it.
+            # A peer's failure may have ended it.
             self.clock.attempts(3, 1, self._peers.look)
         if self.stop.reason is None:
             self.has_sound_gpus(code_of_machine(run, code))
@@ -470,7 +472,7 @@ class Ec2(Machine):
                 self.fail(problem)
         if run.is_script:
             self._uploads.script_ended(run.run_id)
-            # In the two minutes that EC2 leaves, the checkpoint, which holds the same, goes first.
+            # The checkpoint holds the same, and goes first in the two minutes that EC2 leaves.
             if state == COMPLETED or self.stop.reason != SPOT:
                 self._uploads.script_output(run.run_id, self.program.attempt)
 
@@ -494,7 +496,7 @@ class Ec2(Machine):
         return has_all_ended and not is_waiting
 
     def _send_checkpoint(self, file: Path, key: str) -> bool:
-        # A link keeps what training removes meanwhile.
+        # A hard link keeps the file if training removes it meanwhile.
         link = WORK / "sending"
         try:
             link.unlink(missing_ok=True)
@@ -521,7 +523,7 @@ class Ec2(Machine):
         is_taken = self.stop.reason == SPOT
         wait_s = 900.0
         if is_taken:
-            # All is said before EC2 takes the machine, 120 s after the notice.
+            # Everything has to be sent before EC2 takes the machine, 120 s after the notice.
             wait_s = max(_LAST_LINES_S, 100 + self._asked_s - self.uptime_s())
         elif self.stop.reason == BLOCK:
             wait_s = 600
@@ -536,7 +538,7 @@ class Ec2(Machine):
         billed_until = _time_of(self._notice) if is_taken else None
         self._say_last(outcome, billed_until=billed_until)
         if is_taken:
-            # Interrupted in its first hour it is free, turned off by itself it is not.
+            # A machine that EC2 takes in its first hour is free; one that turns itself off is not.
             self.say("waiting for EC2")
             self.clock.wait(900)
         return 0
@@ -562,10 +564,10 @@ class Ec2(Machine):
 
 
 def main(arguments: Sequence[str], clock: Clock) -> int:
-    """Do what the list of runs says, and turn the machine off, whatever comes.
+    """Do the runs of the list, and turn the machine off, whatever happens.
 
-    arguments: file of the list, rank and address of this node, and when its program began, in seconds since
-    boot.
+    arguments: the file of the list, this node's rank and address, and when its program began, in seconds
+    since boot.
     """
     try:
         file, rank, address, boot_s = arguments
@@ -584,7 +586,8 @@ def main(arguments: Sequence[str], clock: Clock) -> int:
 def power_off(clock: Clock) -> None:
     """Turn the machine off.
 
-    A shutdown may wait half an hour for a service that does not end: docker, or an upgrade of packages.
+    A regular shutdown may wait half an hour for a service that does not end, such as docker or a package
+    upgrade, so a forced one follows it.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -600,7 +603,7 @@ def power_off(clock: Clock) -> None:
 
 
 def metadata(name: str) -> str | None:
-    """Return what the machine's metadata service says; None if it does not."""
+    """Return the metadata service's value of `name`; None if it has none."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with suppress(OSError, ValueError):
         token_ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
@@ -624,7 +627,7 @@ def checkpoints_among(names: Sequence[str]) -> list[str]:
 
 
 def _time_of(notice: str) -> str | None:
-    """Return when EC2 takes the machine, by its notice; None if that does not say."""
+    """Return when EC2 takes the machine, according to its notice; None if that names no time."""
     with suppress(ValueError, AttributeError):
         return str(json.loads(notice).get("time") or "") or None
     return None

@@ -1,7 +1,7 @@
-"""Whether a machine's GPUs are sound, by what the driver and the kernel say of them.
+"""Whether a machine's GPUs are sound, according to the driver and the kernel.
 
-Names as nvidia-smi's XML has them; drivers from 450 to 580 differ in the counters of `volatile`, of which all
-that are uncorrectable count. Xids: docs.nvidia.com/deploy/xid-errors.
+Names are those of nvidia-smi's XML. Drivers from 450 to 580 differ in the counters of `volatile`; all of
+uncorrectable errors count. Xids: docs.nvidia.com/deploy/xid-errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from fastlaunch_train.node.commands import Commands, Done
 from fastlaunch_train.node.protocol import GPU_USE_QUERY, mean_gpu_use
 
-#: After these no result of the GPU is to be trusted, or there is no GPU any more.
+#: Xids after which no result of the GPU can be trusted, or the GPU is gone.
 _FAULTY_XIDS = {
     48: "uncorrectable ECC error",
     64: "row remapper failure",
@@ -27,18 +27,18 @@ _FAULTY_XIDS = {
 }
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
 _REPORT = re.compile(r"<nvidia_smi_log>.*</nvidia_smi_log>", re.DOTALL)
-#: What stands for every value of a GPU that does not answer any more.
+#: What nvidia-smi shows for every value of a GPU that no longer answers.
 _LOST = ("GPU is lost", "GPU requires reset")
-#: nvidia-smi's exit codes where there is no driver, or no library of it; 127 where there is no nvidia-smi.
+#: nvidia-smi's exit codes if the driver or its library is missing; 127 if nvidia-smi itself is.
 _NO_DRIVER = (9, 12, 127)
-#: Eight GPUs answer in seconds, one that hangs never does.
+#: Time limit, in seconds, of a query: eight GPUs answer in seconds, one that hangs never does.
 _LIMIT_S = 30.0
-#: For what is good to know.
+#: Time limit, in seconds, of a query that may be left unanswered.
 _SHORT_LIMIT_S = 5.0
 
 
 class Gpus:
-    """The GPUs of this machine. count: as the catalogue has them; 0 for a machine without, or unknown."""
+    """The GPUs of this machine. count: their number in the catalogue; 0 for none, or if it is unknown."""
 
     def __init__(
         self, count: int, *, has_nvswitch: bool = False, run: Callable[..., Done] | None = None
@@ -48,11 +48,11 @@ class Gpus:
         self._run = run or Commands().run
         self._had_driver = False
         self._is_silent = False
-        #: What is worth telling, whether it is a fault or not, in order.
+        #: What is worth reporting, whether it is a fault or not, in order.
         self.notes: list[str] = []
 
     def use(self) -> float | None:
-        """Return how busy the GPUs are, from 0 to 1; None if nvidia-smi hung once, or does not say."""
+        """Return how busy the GPUs are, from 0 to 1; None if nvidia-smi has hung, or does not say."""
         if not self.count or self._is_silent:
             return None
         answer = self._run(*GPU_USE_QUERY, limit_s=_SHORT_LIMIT_S, is_quiet=True)
@@ -66,7 +66,7 @@ class Gpus:
     def fault(self) -> str | None:
         """Return what is wrong with the GPUs, in a line; None if nothing is.
 
-        Without a driver nothing is known of them: an image may lack nvidia-smi.
+        Without a driver their state is unknown, as an image may lack nvidia-smi.
         """
         if not self.count:
             return None
@@ -79,9 +79,9 @@ class Gpus:
         return "; ".join(faults) or None
 
     def kernel_fault(self) -> str | None:
-        """Return what the kernel has said since boot that makes a GPU faulty; note what else it said.
+        """Return the Xids since boot that make a GPU faulty; add the others to `notes`.
 
-        None where its log cannot be read, as in most containers.
+        Return None if the kernel's log cannot be read, as in most containers.
         """
         faults: dict[str, None] = {}
         for place, text in _XID.findall(self._ask("dmesg").stdout):
@@ -97,13 +97,13 @@ class Gpus:
 
 
 def faults_of(report: str, count: int) -> Iterator[str]:
-    """Yield what is wrong by `nvidia-smi -q -x` on a machine that has `count` GPUs."""
-    # Warnings, such as of an infoROM, may stand after it, and change the exit code.
+    """Yield the faults in the report of `nvidia-smi -q -x`, on a machine that has `count` GPUs."""
+    # Warnings, such as one about an infoROM, may follow the XML, and change the exit code.
     document = _REPORT.search(report)
     try:
         gpus = ElementTree.fromstring(document[0] if document else "").findall("gpu")
     except ElementTree.ParseError:
-        # If a GPU is off the bus it may say so in plain words, and nothing of the others.
+        # If a GPU is off the bus, nvidia-smi may print that as plain text, and nothing about the others.
         yield f"nvidia-smi cannot say how its GPUs are: {' '.join(report.split())[:160] or 'no answer'}"
         return
     if len(gpus) < count:
@@ -124,8 +124,8 @@ def faults_of(report: str, count: int) -> Iterator[str]:
 
 
 def inactive_links(status: str) -> list[str]:
-    """Return the GPUs of which `nvidia-smi nvlink -s` says that links are inactive, in words."""
-    # A header for each GPU, and below it `Link 3: <inactive>`, or one line for all of its links.
+    """Return a phrase for each GPU with inactive links, by the report of `nvidia-smi nvlink -s`."""
+    # Below each GPU's header stands `Link 3: <inactive>`, or one line for all of its links.
     _, *parts = re.split(r"^GPU (\d+):", status, flags=re.MULTILINE)
     inactive = [(gpu, text.lower().count("inactive")) for gpu, text in zip(parts[::2], parts[1::2])]
     return [f"GPU {gpu}: inactive NVLinks ({count})" for gpu, count in inactive if count]

@@ -1,8 +1,8 @@
-"""Keeps the hosts of a job in step: each hears within seconds what became of a run on the others.
+"""Keeps the hosts of a job in step: each learns within seconds how a run ended on the others.
 
 A training process whose peer has died may wait for it for many minutes, in a collective or in the rendezvous
 of the next run. SageMaker lets the hosts of a job reach each other, so each has one connection to the first,
-which passes on what any of them says. Whoever is silent for `SILENCE_S`, or whose connection breaks, is gone.
+which passes all messages on. A host is gone if it is silent for `SILENCE_S`, or if its connection breaks.
 Messages are JSON, one a line; an empty object says only that its host is there.
 """
 
@@ -16,22 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-#: Beside torchrun's 29500, on the first host.
+#: The port on the first host, beside torchrun's 29500.
 PORT = 29490
 SILENCE_S = 10.0
 _ALIVE_EVERY_S = 2.0
-#: Hosts pull an image of many gigabytes before they start.
+#: Seconds to wait for all hosts, which pull an image of many gigabytes before they start.
 JOIN_LIMIT_S = 900.0
 _LOOK_S = 0.2
 _MAX_LINE_BYTES = 2**16
 
 
 class Hosts:
-    """The hosts of a job, which tell each other what became of their runs.
+    """The hosts of a job, which tell each other how their runs ended.
 
-    names: of all hosts in order of rank. token: of the job, so that no stranger is taken for a host.
+    names: of all hosts, in order of rank. token: the job's, so that no stranger is taken for a host.
 
-    A host whose name cannot be resolved, or which does not come, is waited for until `join_limit_s`.
+    A host whose name cannot be resolved, or which does not connect, is waited for until `join_limit_s`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Hosts:
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._are_all_there = threading.Event()
-        #: By number of the run and rank of the host.
+        #: The hosts' messages, by number of the run and rank of the host.
         self._words: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._left: set[int] = set()
         self._is_closed = False
@@ -61,7 +61,7 @@ class Hosts:
         self.lost: str | None = None
 
     def join(self, is_stopped: Callable[[], bool]) -> bool:
-        """Wait until all hosts are there; whether they are. False if asked to stop, or if `lost` says why."""
+        """Wait for all hosts; return whether they are there. `lost` says why not, unless asked to stop."""
         if len(self._names) == 1:
             return True
         if self._rank == 0:
@@ -81,28 +81,28 @@ class Hosts:
         return True
 
     def say(self, run: int, word: Mapping[str, Any]) -> None:
-        """Tell all hosts what became of this job's run number `run` here."""
+        """Tell all hosts how run number `run` of the job ended here."""
         with self._lock:
             self._words[run, self._rank] = word
         self._send({"run": run, "host": self._rank, "word": word})
 
     def words(self, run: int) -> dict[int, Mapping[str, Any]]:
-        """Return what the hosts, this one included, have said of a run, by rank."""
+        """Return what the hosts, this one included, have said about a run, by rank."""
         with self._lock:
             return {host: word for (number, host), word in self._words.items() if number == run}
 
     def has_any_said(self, key: str) -> bool:
-        """Return whether any host has said `key` of any run."""
+        """Return whether `key` is true in any host's word on any run."""
         with self._lock:
             return any(word[key] for word in self._words.values())
 
     def close(self, *, is_done: bool) -> None:
-        """Go. is_done: all has been said; else this host is gone to the others, who may wait for its word."""
+        """Close all connections. is_done: this host has said everything; else the others count it as gone."""
         self._is_closed = True
         if is_done:
             self._send({"leaves": True})
         for connection in self._connections.values():
-            # What was sent still arrives.
+            # What has been sent still arrives.
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
             connection.close()
@@ -110,7 +110,7 @@ class Hosts:
     # Meeting
 
     def _accept(self, server: socket.socket) -> None:
-        """Hear hosts that come, until all have."""
+        """Accept hosts until all have connected."""
         server.settimeout(_LOOK_S)
         with server:
             while not (self._are_all_there.is_set() or self._is_closed):
@@ -130,7 +130,7 @@ class Hosts:
                 return
             self._connections[rank] = connection
             if len(self._connections) == len(self._names) - 1:
-                # Nobody begins before all are there.
+                # No host begins before all are there.
                 self._send({"all": True})
                 self._are_all_there.set()
             self._listen(rank, lines)
@@ -152,7 +152,7 @@ class Hosts:
     # Talking
 
     def _listen(self, rank: int, lines: BinaryIO) -> None:
-        """Hear a host until it is gone."""
+        """Listen to a host until it is gone."""
         with suppress(OSError, ValueError):
             for line in lines:
                 self._hear(rank, json.loads(line))
@@ -183,7 +183,7 @@ class Hosts:
     def _send(self, message: Mapping[str, Any], but: int | None = None) -> None:
         for rank, connection in list(self._connections.items()):
             if rank != but:
-                # One that is gone is noticed by who listens to it.
+                # The thread that listens to a host notices when it is gone.
                 with suppress(OSError), self._lock:
                     connection.sendall(_as_line(message))
 

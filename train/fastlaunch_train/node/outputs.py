@@ -1,4 +1,4 @@
-"""Files that training wrote, opened without following links and only if they are regular files.
+"""Training's files, opened without following links and only if they are regular.
 
 The agent is root on its machine, and a container may put a link, a pipe or a device where its output is
 expected: a link would lead to files of the host, and a pipe would block for ever.
@@ -32,7 +32,7 @@ def opened(path: Path, *, below: Path) -> Iterator[BinaryIO]:
     Raises NotRegular, and OSError where the file is missing or cannot be read.
     """
     with _folder_of(path, below) as folder:
-        # By its path alone, since merely opening a device can have an effect.
+        # O_PATH does not open the file itself, since merely opening a device can have an effect.
         place = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
@@ -47,10 +47,10 @@ def opened(path: Path, *, below: Path) -> Iterator[BinaryIO]:
 def hold(path: Path, link: Path, *, below: Path) -> None:
     """Make `link` another name of a regular file, so that it stays when training removes `path`.
 
-    link: on the same file system, in a folder that training does not see. Raises as `opened` does.
+    link: a path on the same file system, in a folder that training does not see. Raises as `opened` does.
     """
     with _folder_of(path, below) as folder:
-        # Asked before, since a folder has no second name, and after, since training may be quick.
+        # Checked before, since a folder cannot be linked, and after, since training may be quick.
         if not stat.S_ISREG(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise NotRegular(path)
         os.link(path.name, link, src_dir_fd=folder, follow_symlinks=False)
@@ -60,7 +60,7 @@ def hold(path: Path, link: Path, *, below: Path) -> None:
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether it is a regular file, and no link to one."""
+    """Return whether `path` is a regular file and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -69,7 +69,7 @@ def is_regular(path: Path) -> bool:
 
 @contextmanager
 def _folder_of(path: Path, below: Path) -> Iterator[int]:
-    """Open the folder of `path`, through folders and no links."""
+    """Open the folder of `path`, without following links."""
     folder = os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.relative_to(below).parts[:-1]:

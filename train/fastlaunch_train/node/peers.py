@@ -1,12 +1,12 @@
-"""Keeps several nodes on EC2 in step: they do the same runs together, and hear of each other through S3.
+"""Keeps several EC2 nodes in step: they do the same runs together and communicate through S3.
 
 - Rank 0's address is the object rank0. Before a run, and after the last one, every node leaves an object
-  ready/<number of the run>/<its address> and waits until there are as many as nodes, so that no node is in
+  ready/<number of the run>/<its address> and waits until every node has, so that no node is in
   another run than its peers, or turns off while one still trains.
 - A run that fails on one node is failed for all: the object abort-<number> ends its containers, and all go on
   with the next one. The object abort ends the attempt; the launcher leaves it, too.
-- A machine that vanished says nothing. Each node listens to the next one, in a ring, from when all have left
-  ready/0/<their address>; one that has not within twelve minutes and more will not come.
+- A machine that vanished says nothing. Each node listens to the next one, in a ring, as soon as all have left
+  ready/0/<their address>; one that has not done so within some twelve minutes will not come.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from fastlaunch_train.node.protocol import (
     run_abort_name,
 )
 
-#: The port of the first run's rendezvous less one; each run has its own.
+#: One less than the port of the first run's rendezvous; each run has its own.
 PORT = 29500
-#: The discard port: open or closed, the kernel of a machine that is there answers.
+#: The discard port: whether it is open or closed, the kernel of a running machine answers.
 _ANY_PORT = 9
 _HERE, _SKIP = "here", "skip"
 
 
 class Peers:
-    """What the attempt's other nodes, if there are any, and the launcher ask for.
+    """The requests of the launcher, and of the attempt's other nodes, if there are any.
 
-    address: this node's. state: a folder for what is about to be sent. fail: called with why nothing more can
-    be done here.
+    address: this node's. state: a folder for what is about to be sent. fail: called with the reason why this
+    node can do nothing more.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class Peers:
         self._say = say
         self._fail = fail
         self._lock = threading.Lock()
-        #: Whether this node has asked all others to stop: the object abort may hold its own word.
+        #: Whether this node has asked all others to stop; then the object abort may be its own.
         self._has_alarmed = False
         #: Whether all nodes have done their last run.
         self._is_done = False
         self.is_alone = program.num_nodes == 1
         self.master = ""
-        #: Numbers of the runs that have failed on some node.
+        #: Numbers of the runs that have failed on any node.
         self.failed_runs: set[int] = set()
-        #: Whether nothing is left to save together, as a peer can no longer train.
+        #: Whether no checkpoint can be saved any more, because a peer can no longer train.
         self.is_hasty = False
 
     def begin(self) -> None:
-        """Say where this node is, if it is rank 0, and begin to listen to another one."""
+        """Publish this node's address, if it is rank 0, and begin to listen to another node."""
         if self.is_alone:
             return
         if self._rank == 0:
@@ -91,7 +91,7 @@ class Peers:
         threading.Thread(target=self._listen, name="peer", daemon=True).start()
 
     def look(self) -> bool:
-        """Note what is asked for; return whether that could be seen."""
+        """Note the requests; return whether they could be read."""
         names = self._cli.names(f"{self._output}/{ABORT}")
         if names is None:
             return False
@@ -109,7 +109,7 @@ class Peers:
         return True
 
     def find_master(self) -> bool:
-        """Look where rank 0 is; return whether that is known, or this node is alone."""
+        """Look up rank 0's address; return whether it is known, or this node is alone."""
         if self.is_alone:
             return True
         try:
@@ -119,7 +119,7 @@ class Peers:
         return True
 
     def alarm(self, why: str) -> None:
-        """Ask all others to stop, before this node does; nothing if anybody has asked for it."""
+        """Ask all others to stop before this node does, unless a stop has been requested already."""
         with self._lock:
             if self.is_alone or self._is_done or self._stop.reason or self._has_alarmed:
                 return
@@ -132,9 +132,9 @@ class Peers:
             again.start()
 
     def meet(self, step: str, *, is_skipped: bool = False) -> bool | None:
-        """Wait until all nodes have come to `step`; None if they do not, or this one is to stop.
+        """Wait until all nodes have reached `step`; return None if they do not, or this one has to stop.
 
-        Returns whether the run is to be skipped, which rank 0 decides for all.
+        Otherwise return whether to skip the run, which rank 0 decides for all.
         """
         if self.is_alone:
             return is_skipped
@@ -160,7 +160,7 @@ class Peers:
             self._clock.attempts(5, 2, lambda: self._put(run_abort_name(number), _HERE))
 
     def _all_at(self, step: str) -> list[str] | None:
-        """Return the addresses of all nodes once all have come to `step`; None before."""
+        """Return the addresses of all nodes once all have reached `step`; None before."""
         names = self._cli.names(f"{self._output}/{ready_name(step)}") or []
         return names if len(names) == self._num_nodes else None
 
@@ -197,18 +197,18 @@ class Peers:
 
 
 def reason_of(abort: str) -> str:
-    """Return why a node stops that finds this in the object abort, which a node or the launcher has left."""
+    """Return why a node stops, by the text of the object abort, which a node or the launcher has left."""
     return PEER if abort.split()[:1] in ([SPOT], [WATCHDOG], [BLOCK], ["failed"]) else STOP
 
 
 def next_in_ring(addresses: Sequence[str], address: str) -> str:
-    """Return the address that follows `address` in order; after the last, the first."""
+    """Return the address that follows `address` in order; the first follows the last."""
     ordered = sorted(addresses)
     return ordered[(ordered.index(address) + 1) % len(ordered)]
 
 
 def answers(address: str, port: int = _ANY_PORT) -> bool:
-    """Return whether a machine is there: its kernel answers, with an open port or a closed one."""
+    """Return whether a machine is running: its kernel answers, whether the port is open or closed."""
     try:
         socket.create_connection((address, port), timeout=2).close()
     except ConnectionRefusedError:

@@ -5,10 +5,10 @@ The launcher imports this module and nothing else of the agent. Below an attempt
     boot.json                              of node 0; node-<k>/boot.json of the others
     runs-<sha256>.json                     what the nodes are to do
     node-<k>/log.txt.<offset>              what the agent prints
-    node-<k>/gpu-use.txt.<offset>          how busy the GPUs are, a line for each look
-    node-<k>/<run id>/<file>.<offset>      log.txt, records, tracebacks and what NCCL says
+    node-<k>/gpu-use.txt.<offset>          how busy the GPUs are, a line for each sample
+    node-<k>/<run id>/<file>.<offset>      log.txt, records, tracebacks and NCCL's log
     node-<k>/<run id>/output/<file>.<offset>      what a script left in $FASTLAUNCH_OUTPUT, once it has ended
-    node-<k>/<run id>/ended.json           SageMaker: the run needs no other go
+    node-<k>/<run id>/ended.json           SageMaker: the run need not be done again
     node-<k>/status.json                   the last word
     abort                                  why all nodes are to stop, in a line
     skip/<run id>                          this run is settled: do not begin it
@@ -30,27 +30,27 @@ from typing import Any
 
 SCHEMA = 1
 
-#: What became of a run, or of all of them.
+#: How a run, or all of them, ended.
 COMPLETED, INTERRUPTED, FAILED = "completed", "interrupted", "failed"
 NOT_STARTED = "not-started"
-#: The machine, or what was asked of it, can carry out none of the runs.
+#: The machine, or its configuration, can carry out none of the runs.
 CONFIGURATION = "configuration"
 #: A GPU of the machine, or what joins its GPUs, is faulty: another machine can carry them out.
 HARDWARE = "hardware"
 #: Why a node was interrupted: the launcher asked it to stop, another node stopped, EC2 takes it, its time is
-#: nearly up, its capacity block's is.
+#: nearly up, or its capacity block's time is.
 STOP, PEER, SPOT, WATCHDOG, BLOCK = "stop", "peer", "spot", "watchdog", "block"
 
-#: The training's own word for a network that is not the one asked for.
+#: Training's exit code for a network that is not the required one.
 FABRIC_CODE = 78
-#: Its word for a GPU that slows itself down under load.
+#: Training's exit code for a GPU that slows itself down under load.
 HARDWARE_CODE = 79
-#: From docker, or from a shell that finds nothing to run: the next run would fare no better.
+#: Exit codes of docker, or of a shell without a program to run: the next run would fail, too.
 CONTAINER_CODES = (125, 126, 127)
 
 ABORT, RANK_0 = "abort", "rank0"
 LOG = "log.txt"
-#: The use of a node's GPUs in percent, a line for each look; and what asks for it.
+#: The use of a node's GPUs in percent, a line for each sample; and the command that queries it.
 GPU_USE = "gpu-use.txt"
 GPU_USE_QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _ID = r"[A-Za-z0-9][A-Za-z0-9-]*"
@@ -58,33 +58,34 @@ _RECORD = r"rank-\d{5}-attempt-(?P<attempt>\d{1,6})\.jsonl"
 _OUTPUT = rf"{_RECORD}|traceback-rank-\d{{5}}-attempt-\d+\.txt|nccl-node-\d+\.txt"
 RUN_ID = re.compile(_ID)
 RECORD = re.compile(_RECORD)
-#: What of a run's output is uploaded, besides its checkpoints.
+#: The files of a run's output to upload, besides its checkpoints.
 OUTPUT = re.compile(_OUTPUT)
 #: What a script leaves for the user: the folder of its attempt, and a path in it; see `is_script_output`.
 MAX_OUTPUT_DEPTH = 16
 _SCRIPT_OUTPUT = re.compile(
     rf"output(-attempt-\d{{1,6}})?(/(?!\.{{1,2}}(/|$))[^/\\\x00-\x1f\x7f]{{1,200}}){{1,{MAX_OUTPUT_DEPTH}}}"
 )
-#: A disk holds 255 bytes, with the end of a segment's name; S3 1,024, with what stands before.
+#: The most bytes of a name and of a path. A disk takes names of 255 bytes, a segment's ending included; S3
+#: takes keys of 1,024, the prefix included.
 _MAX_PART_BYTES, _MAX_PATH_BYTES = 240, 700
-#: The most bytes of such a file, and of all that a run leaves on a node; larger ones stay there.
+#: The most bytes of such a file, and the most bytes and files of a run on a node; the rest stays there.
 MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
-#: Links, pipes and the like that the last word names.
+#: The most links, pipes and the like that the last word names.
 MAX_NAMES_LEFT_OUT = 20
-#: A training's, or what a script saved.
+#: A checkpoint of a training, or of a script.
 CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})\.(pt|tar)")
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
 #: Where a job finds each of its inputs, in a folder of the input's name.
 INPUTS = "/opt/ml/input/data"
 MAX_SEGMENT_BYTES = 64 * 2**20
 
-#: What ranks say whose peer is gone, torch's and NCCL's words for it; SIGABRT is how NCCL's watchdog ends.
+#: Torch's and NCCL's words in the messages of ranks whose peer is gone; NCCL's watchdog ends them by SIGABRT.
 _ECHO = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|"
     r"TCPStore|remote process|process group|rendezvous|by a peer|SIGABRT|Fatal Python error: Aborted",
     re.IGNORECASE,
 )
-#: Words of training's check of the network, which name NCCL and are nobody's echo.
+#: Words of training's check of the network, which name NCCL although no peer has failed.
 _NO_ECHO = re.compile(r"has to use EFA|did not connect the nodes")
 
 
@@ -102,17 +103,17 @@ def boot_name(node: int) -> str:
 
 
 def status_name(node: int) -> str:
-    """Return where a node says its last word."""
+    """Return where a node leaves its last word."""
     return f"node-{node}/status.json"
 
 
 def segment_name(file: str, offset: int) -> str:
-    """Return the name of what `file` has grown by from the byte `offset` on."""
+    """Return the name of the segment of `file` that starts at the byte `offset`."""
     return f"{file}.{offset:012d}"
 
 
 def mean_gpu_use(answer: str) -> float | None:
-    """Return the mean of what `GPU_USE_QUERY` answers, from 0 to 1; None if a GPU does not tell."""
+    """Return the mean use in the output of `GPU_USE_QUERY`, from 0 to 1; None if a GPU reports none."""
     try:
         percent = [int(line) for line in answer.split("\n") if line.strip()]
     except ValueError:
@@ -122,18 +123,18 @@ def mean_gpu_use(answer: str) -> float | None:
 
 
 def is_script_output(name: str) -> bool:
-    """Return whether a script's file of this name can be an object in S3, and a file here."""
+    """Return whether the name of a script's file is valid for an object in S3 and for a local file."""
     try:
         path = name.encode()
     except UnicodeEncodeError:
-        # A disk takes any bytes, S3 none that are no UTF-8.
+        # A disk takes any bytes; S3 takes UTF-8 only.
         return False
     is_short = len(path) <= _MAX_PATH_BYTES and all(len(part) <= _MAX_PART_BYTES for part in path.split(b"/"))
     return is_short and _SCRIPT_OUTPUT.fullmatch(name) is not None
 
 
 def output_folder(attempt: int) -> str:
-    """Return the folder in which what a script left is brought home, apart for each attempt."""
+    """Return the local folder for a script's files, one for each attempt."""
     return "output" if attempt == 1 else f"output-attempt-{attempt}"
 
 
@@ -143,7 +144,7 @@ def input_environment(names: Iterable[str]) -> dict[str, str]:
 
 
 def ready_name(step: str, address: str = "") -> str:
-    """Return where a node says that it has come to `step`; without an address, what all such names share."""
+    """Return where a node says that it has reached `step`; without an address, the common prefix."""
     return f"ready/{step}/{address}"
 
 
@@ -158,12 +159,12 @@ def skip_name(run_id: str) -> str:
 
 
 def agent_name(sha256: str) -> str:
-    """Return the name of the agent with these bytes."""
+    """Return the name of the agent whose bytes have this digest."""
     return f"agent-{sha256}.pyz"
 
 
 def run_list_name(sha256: str) -> str:
-    """Return the name of the list of runs with these bytes."""
+    """Return the name of the list of runs whose bytes have this digest."""
     return f"runs-{sha256}.json"
 
 
@@ -181,12 +182,12 @@ class NodeRun:
     run_id: str
     #: Arguments of the training entrypoint, without --output and --resume.
     arguments: tuple[str, ...]
-    #: For this run's container, on top of the program's.
+    #: Environment variables of this run's container, on top of the program's.
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_script(self) -> bool:
-        """Return whether it is a command of the user's own, whose exit code says nothing of the machine."""
+        """Return whether it is a user's command, whose exit code says nothing about the machine."""
         return "FASTLAUNCH_SCRIPT" in self.environment
 
 
@@ -194,18 +195,18 @@ class NodeRun:
 class NodeProgram:
     """What the nodes of an attempt do: the runs, one after another, together.
 
-    All but token, attempt, runs, what they need and the GPUs that there are is EC2's alone.
+    SageMaker uses the token, the attempt, the runs, what they need and the GPUs; the rest is for EC2 alone.
     """
 
     token: str
     #: From 1; the least attempt number of records.
     attempt: int
     runs: tuple[NodeRun, ...]
-    #: For every container.
+    #: Environment variables of every container.
     environment: Mapping[str, str] = field(default_factory=dict)
-    #: ARNs of secrets and parameters, by the variable of every container that gets the value.
+    #: ARNs of secrets and parameters, by the container variable that gets the value.
     secrets: Mapping[str, str] = field(default_factory=dict)
-    #: URIs of folders in S3 by the name of the input.
+    #: URIs of folders in S3, by the name of the input.
     inputs: Mapping[str, str] = field(default_factory=dict)
     #: What pip installs for the runs, as `install` of run_train.sh reads it; None for nothing.
     requirements_uri: str | None = None
@@ -214,36 +215,36 @@ class NodeProgram:
     region: str = ""
     #: Where this attempt writes: `<runs_uri>/<first run id>/attempt-<n>`.
     output: str = ""
-    #: Under which every run's checkpoints lie, as `<run id>/checkpoints/step-*`.
+    #: The URI under which every run's checkpoints lie, as `<run id>/checkpoints/step-*`.
     runs_uri: str = ""
     #: The code bundle; None if the image holds the code.
     code_uri: str | None = None
     code_sha256: str | None = None
-    #: By digest.
+    #: The container image, by digest.
     image: str = ""
     #: The region of the image's registry, if that is ECR.
     image_region: str = ""
-    #: After which the machine turns itself off, whatever happens.
+    #: Minutes after which the machine turns itself off, whatever happens.
     max_minutes: int = 0
     #: 0 for a machine without.
     num_gpus: int = 0
     has_instance_store: bool = False
     has_nvswitch: bool = False
     is_spot: bool = False
-    #: Training over several nodes ends without it.
+    #: Whether training over several nodes must end if it does not use EFA.
     needs_efa: bool = False
     #: ISO 8601, UTC: the end of the capacity block that the machine runs in.
     block_ends_at: str | None = None
 
     def to_json(self) -> str:
-        """Return the text that `program_from_json` reads; the same program makes the same text."""
+        """Return the text that `program_from_json` reads; equal programs give equal texts."""
         usual = asdict(NodeProgram(token="", attempt=0, runs=()))
         data = {name: value for name, value in asdict(self).items() if value != usual[name]}
         return json.dumps({"schema": SCHEMA, **data}, sort_keys=True, separators=(",", ":"))
 
 
 def program_from_json(text: str) -> NodeProgram:
-    """Return the program that `NodeProgram.to_json` wrote. Raises BadRunList."""
+    """Return the program that `NodeProgram.to_json` wrote; raise BadRunList if it cannot be read."""
     try:
         data = json.loads(text)
         if data.pop("schema") != SCHEMA:
@@ -263,10 +264,10 @@ def program_from_json(text: str) -> NodeProgram:
 
 
 def stop_lead_s(max_minutes: int) -> int:
-    """Return how many seconds before the machine turns itself off training is asked to stop.
+    """Return how many seconds training is asked to stop before the machine turns itself off.
 
-    Six minutes: 100 s for the container to end, the rest to send what it leaves; a quarter of a time limit
-    under 24 minutes.
+    These are six minutes: 100 s for the container to end, the rest to send what it leaves. For a time limit
+    under 24 minutes they are a quarter of it.
     """
     return min(360, max_minutes * 60 // 4)
 
@@ -276,7 +277,7 @@ def stop_lead_s(max_minutes: int) -> int:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who speaks. instance_id, zone: None on SageMaker, which does not tell; host: None on EC2."""
+    """The sender of a message. instance_id, zone: None on SageMaker, which hides them; host: None on EC2."""
 
     token: str
     node: int
@@ -293,7 +294,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """What became of a run on this node; times in seconds since boot."""
+    """How a run ended on this node; times in seconds since boot."""
 
     run_id: str
     state: str = NOT_STARTED
@@ -304,7 +305,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of all runs. name: COMPLETED, INTERRUPTED, FAILED, CONFIGURATION or HARDWARE."""
+    """How all runs ended. name: COMPLETED, INTERRUPTED, FAILED, CONFIGURATION or HARDWARE."""
 
     name: str
     #: None if completed.
@@ -326,11 +327,10 @@ def status(
 ) -> dict[str, Any]:
     """Return status.json, the last word.
 
-    boot_s, pull_s: when the machine's own program began, and when all that the runs need was there; seconds
-    since boot. phases: what of that has a phase of its own, as name, seconds and bytes; see `Machine.phase`.
-    billed_until: when EC2 takes a spot machine; now, if not given. gpu_notes: what was seen of the
-    GPUs, whether it is a fault or not. left_out: what training left that is no regular file, and so was not
-    sent.
+    boot_s, pull_s: when the machine's program began, and when everything that the runs need was there, in
+    seconds since boot. phases: the parts of that time with a name, seconds and bytes; see `Machine.phase`.
+    billed_until: when EC2 takes a spot machine; None for now. gpu_notes: observations of the GPUs, faults or
+    not. left_out: training's files that are not regular, and so were not sent.
     """
     return {
         **identity.to_json(),
@@ -354,7 +354,7 @@ def outcome_of(
     stop: str | None = None,
     problem: Outcome | None = None,
 ) -> Outcome:
-    """Return what the ends of all runs come to. stop, problem: why no more runs were done, if so."""
+    """Return the outcome of all runs together. stop, problem: why no more runs were done, if so."""
     if all(end.state == COMPLETED or end.run_id in skipped for end in ends):
         return Outcome(COMPLETED)
     if stop:
@@ -368,5 +368,5 @@ def outcome_of(
 
 
 def now() -> str:
-    """Return the time as the objects of a node have it: `2026-11-21T15:30:04Z`."""
+    """Return the current time in the format of a node's objects: `2026-11-21T15:30:04Z`."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

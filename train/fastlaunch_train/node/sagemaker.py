@@ -1,11 +1,11 @@
-"""A host of a SageMaker training job: training as a process of the container's, files for SageMaker to copy.
+"""A host of a SageMaker training job: training is a process of the container; SageMaker copies its files.
 
-What the launcher needs of the runs is left below /opt/ml/checkpoints, which SageMaker copies to S3 while the
-job runs. After a spot interruption it brings all of it back and starts the agent again: nothing is
+The files that the launcher needs lie below /opt/ml/checkpoints, which SageMaker copies to S3 while the job
+runs. After a spot interruption it brings all of it back and starts the agent again: nothing is
 truncated, logs go on at the next byte, records get the next attempt number, completed runs are not done
 again, and the others go on from their newest checkpoint.
 
-Where a run fails the next one is done all the same, on all hosts: each says how the run ended for it, and
+If a run fails, the next one is done all the same, on all hosts: each host says how the run ended for it, and
 none begins the next before all have. A host whose peer failed ends its own part of the run `PEER_GRACE_S`
 later if it has not ended by itself. If a host is gone, or finds that it can run nothing more, all end.
 """
@@ -59,27 +59,28 @@ from fastlaunch_train.node.training import ProcessTraining, Training, adopt_orph
 from fastlaunch_train.node.uploads import Uploads, checkpoints
 from fastlaunch_train.node.verdicts import Word, cause_of, verdict
 
-#: Time to tell why by itself, for a training whose peer has failed.
+#: Seconds in which a training whose peer has failed may report why by itself.
 PEER_GRACE_S = 8.0
-#: As many as training itself keeps: the newest may not have been copied yet when the machine is taken.
+#: As many checkpoints as training itself keeps: the newest may not be copied when the machine is taken.
 KEPT_CHECKPOINTS = 2
-#: As much as SageMaker keeps of what a job says of its failure.
+#: The characters that SageMaker keeps of a job's failure message.
 FAILURE_CHARS = 1024
-#: Longer than every legal limit of a training's end: SageMaker kills a container 120 s after its SIGTERM.
+#: Seconds that training has to end after SIGTERM: longer than any limit that it may be given, and less than
+#: the 120 s after which SageMaker kills the container.
 _DEFAULT_STOP_GRACE_S = 60.0
-#: How often what is new is left for SageMaker to copy.
+#: Seconds between two times at which new data is left for SageMaker to copy.
 _DEFAULT_SHIP_EVERY_S = 20.0
-#: More than training's own limit, which is counted between its steps, and than torchrun's, which is 5 s more.
+#: Seconds beyond training's own limit, which is checked between steps, and beyond torchrun's, 5 s later.
 _STOP_MARGIN_S = 10.0
-#: Until SIGTERM comes here too, where another host has it: a container that ends before fails the job.
+#: Seconds to wait for SIGTERM here, once another host has it: a container that ends before fails the job.
 _SIGNAL_LIMIT_S = 60.0
-#: For the others' words, after SIGTERM.
+#: Seconds to wait for the other hosts' words after SIGTERM.
 _LAST_WORDS_S = 5.0
-#: The folder is on this machine: it takes what there is at once, or not at all.
+#: Seconds for the last upload; the folder is on this machine, and takes everything at once or not at all.
 _LAST_UPLOAD_S = 10.0
 _LOOK_S = 0.2
 _SECRET_PAUSE_S = 2.0
-#: For gigabytes of wheels.
+#: Seconds to install gigabytes of wheels.
 _INSTALL_S = 1800.0
 _EXIT_CODES = {COMPLETED: 0, FAILED: 1, CONFIGURATION: 2, HARDWARE: 3, INTERRUPTED: 143}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -91,11 +92,11 @@ class Request:
 
     hosts: tuple[str, ...]
     rank: int
-    #: Type of the machine as EC2 names it; "" if that is not known.
+    #: The machine's type as EC2 names it; "" if it is unknown.
     instance: str
     #: The folder that SageMaker copies to S3.
     checkpoints: Path
-    #: In which training has to end after SIGTERM.
+    #: Seconds in which training has to end after SIGTERM.
     stop_grace_s: float
     ship_every_s: float
 
@@ -103,8 +104,8 @@ class Request:
 class SageMaker(Machine):
     """The host that this program runs on.
 
-    entrypoint: run_train.sh. stop: asked to by SIGTERM, by which SageMaker stops a job or takes a machine;
-    SIGKILL comes 120 s later. Raises OSError where the folder that is copied cannot be written.
+    entrypoint: run_train.sh. stop: set by SIGTERM, with which SageMaker stops a job or takes a machine;
+    SIGKILL comes 120 s later. Raises OSError if the folder that is copied cannot be written.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class SageMaker(Machine):
     ) -> None:
         self._shelf = Shelf(request.checkpoints, opt_ml, scratch)
         self._work = self._shelf.work
-        # A rehearsal is on a machine that need not be like the one that it is for.
+        # A rehearsal may run on another kind of machine than the planned one.
         gpus = Gpus(program.num_gpus if request.instance else 0, has_nvswitch=program.has_nvswitch)
         super().__init__(program, gpus=gpus, stop=stop, clock=clock, log=Log(now, self._work / LOG))
         self._request = request
@@ -155,7 +156,7 @@ class SageMaker(Machine):
         self._attempt = program.attempt
 
     def uptime_s(self) -> float:
-        """Return seconds since the first container of this job booted here, those between two included."""
+        """Return seconds since this job's first container booted here, gaps between containers included."""
         started = datetime.strptime(self._began_at, _TIME).replace(tzinfo=timezone.utc)
         return round((datetime.now(timezone.utc) - started).total_seconds(), 2)
 
@@ -165,20 +166,20 @@ class SageMaker(Machine):
         before = _read(root / name)
         if before is not None:
             self._began_at = str(before["began_at"])
-        # Each container of a job says it anew, so that the last word of one before it is known to be old.
+        # Each container of a job writes it anew, so that an earlier container's last word is known to be old.
         booted = {"lifecycle": None, "booted_at": now(), "began_at": self._began_at}
         self._shelf.put_json(name, {**self._identity.to_json(), **booted})
         (root / token / status_name(self._rank)).unlink(missing_ok=True)
         self.say(
             f"job {token}, {hosts[self._rank]} of {len(hosts)} host(s), "
             f"{self._request.instance or 'unknown instance'}, {len(self.program.runs)} run(s)"
-            + (f", goes on since {self._began_at}" if before else "")
+            + (f", continues since {self._began_at}" if before else "")
         )
         for run in self.program.runs:
-            # In S3 every checkpoint stays, and all of them were brought here.
+            # All checkpoints stay in S3, and SageMaker has brought all of them here.
             remove_older(root, run.run_id, 1)
         self._uploads.start()
-        # Once all have joined: a host that is missed is waited for.
+        # The check comes once all have joined, since the others wait for a host that is missing.
         has_joined = self._hosts.join(lambda: self.stop.reason is not None)
         is_sound = has_joined and self.has_sound_gpus() and self._has_secrets()
         return is_sound and self._has_inputs() and self._install()
@@ -194,7 +195,7 @@ class SageMaker(Machine):
         return True
 
     def _has_inputs(self) -> bool:
-        """Note how large the inputs are, which SageMaker has brought; fail if one is empty."""
+        """Record the size of the inputs, which SageMaker has brought; fail if one is empty."""
         for name, uri in self.program.inputs.items():
             paths = (self._channels / name).rglob("*")
             num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
@@ -205,7 +206,7 @@ class SageMaker(Machine):
         return True
 
     def _install(self) -> bool:
-        """Have pip install what the runs require into this container's Python, once."""
+        """Install the runs' requirements with pip into this container's Python, once."""
         program, folder = self.program, self._work / "requirements"
         if program.requirements_sha256 is None:
             return True
@@ -229,9 +230,9 @@ class SageMaker(Machine):
         return super().goes_on() and not (self._hosts.lost or self._hosts.has_any_said("ends"))
 
     def settled(self, run: NodeRun) -> RunEnd | None:
-        """Return how the run ended in a container of this job before this one.
+        """Return how the run ended in an earlier container of this job.
 
-        All hosts have to say that it has: what they find is the same, so that they decide the same.
+        All hosts have to say that it has ended; they read the same files, so that they decide the same.
         """
         nodes = range(len(self._request.hosts))
         folder = self._shelf.root / self.program.token
@@ -263,7 +264,7 @@ class SageMaker(Machine):
                 "FASTLAUNCH_RUN_ID": run.run_id,
                 "FASTLAUNCH_ATTEMPT": str(self._attempt),
                 "FASTLAUNCH_INSTANCE": self._request.instance,
-                # A rehearsal is on no instance, and nobody is paid for it.
+                # A rehearsal has no instance, and costs nothing.
                 "FASTLAUNCH_SERVICE": "sagemaker" if self._request.instance else "",
             },
         )
@@ -305,7 +306,7 @@ class SageMaker(Machine):
             why = blamed.cause or "no cause known"
             self._causes.append(f"{why} (run {run.run_id} on {host}, exit code {blamed.code})")
         if outcome.is_final:
-            # For a container after this one.
+            # A later container of this job reads it.
             with suppress(OSError):
                 self._shelf.put_json(f"{self._folder}/{run.run_id}/ended.json", asdict(end))
             remove_older(self._shelf.root, run.run_id, 1)
@@ -315,11 +316,11 @@ class SageMaker(Machine):
         return self._work / "out" / run.run_id
 
     def _words(self, number: int) -> dict[int, Word]:
-        """Return what the hosts have said of a run, this one included."""
+        """Return what the hosts, this one included, have said about a run."""
         return {rank: Word(**fields) for rank, fields in self._hosts.words(number).items()}
 
     def _await_words(self, number: int) -> dict[int, Word]:
-        """Return what all hosts say of the run; what is known where one is gone, or SIGKILL is near."""
+        """Return all hosts' words on the run; only those at hand if a host is gone, or SIGKILL is near."""
         end = math.inf
         while len(words := self._words(number)) < len(self._request.hosts) and not self._hosts.lost:
             if self.stop.reason:
@@ -330,7 +331,7 @@ class SageMaker(Machine):
         return words
 
     def _cause(self, run: NodeRun, code: int) -> str:
-        """Return why the run failed; note what would keep every other run from being done, too."""
+        """Return why the run failed; report a problem that would keep all other runs from being done, too."""
         if self.stop.reason:
             return ""
         problem = problem_after(code_of_machine(run, code), work=self._work)
@@ -342,10 +343,10 @@ class SageMaker(Machine):
         for folder in sorted((self._work / "out").glob("*/checkpoints")):
             run_id, here = folder.parent.name, checkpoints(folder, self._uploads.leave_out_file)
             there = checkpoints(self._shelf.root / run_id / "checkpoints")
-            # The one that training goes on from is there already, and must stay here until it is read.
+            # The checkpoint that training resumes from is there already, and must stay here until it is read.
             if not here or (there and here[-1].name <= there[-1].name):
                 continue
-            # Training may remove it meanwhile, as older than the newest two.
+            # Training may remove it meanwhile, once it is older than the newest two.
             with suppress(FileNotFoundError):
                 self._shelf.move(here[-1], f"{run_id}/checkpoints/{here[-1].name}")
                 self.say(f"run {run_id}: {here[-1].name}")
@@ -383,13 +384,13 @@ class SageMaker(Machine):
 
 
 def main(arguments: Sequence[str], clock: Clock) -> int:
-    """Do the job's runs on this host. arguments: run_train.sh, and the list of runs.
+    """Do the job's runs on this host. arguments: the paths of run_train.sh and of the list of runs.
 
-    Returns the container's exit code: 0 every run completed, 1 one failed, 2 a configuration, 3 the hardware,
-    143 stopped.
+    Returns the container's exit code: 0 every run completed, 1 a run failed, 2 a wrong configuration,
+    3 faulty hardware, 143 stopped.
     """
     stop = Stop()
-    # At once: to process 1 of a container a signal would be lost.
+    # This comes first: without a handler, process 1 of a container would miss a signal.
     stop_on_signals(stop, STOP, clock)
     entrypoint, run_list = map(Path, arguments)
     root = Path(os.environ.get("FASTLAUNCH_SYSTEM_ROOT") or "/")
@@ -415,7 +416,7 @@ def main(arguments: Sequence[str], clock: Clock) -> int:
 
 
 def read_request(opt_ml: Path, environment: Mapping[str, str]) -> Request:
-    """Return the request, by SageMaker's files below `opt_ml` and the environment. Raises ValueError."""
+    """Read the request from SageMaker's files below `opt_ml` and from the environment. Raises ValueError."""
     file = opt_ml / "input" / "config" / "resourceconfig.json"
     try:
         resources = json.loads(file.read_bytes())
@@ -428,7 +429,7 @@ def read_request(opt_ml: Path, environment: Mapping[str, str]) -> Request:
         raise ValueError(f"{file.name} does not say which of which hosts this is") from None
     folder = environment.get("FASTLAUNCH_CHECKPOINT_FOLDER")
     return Request(
-        # As run_train.sh orders them.
+        # run_train.sh orders them in the same way.
         hosts=tuple(hosts),
         rank=rank,
         instance=environment.get("FASTLAUNCH_INSTANCE", re.sub(r"^ml\.", "", instance)),
@@ -439,7 +440,7 @@ def read_request(opt_ml: Path, environment: Mapping[str, str]) -> Request:
 
 
 def write_failure(path: Path, text: str) -> None:
-    """Write what SageMaker shows as the job's FailureReason, cause first, cut to what it keeps."""
+    """Write the job's FailureReason, cause first, cut to the length that SageMaker keeps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text[:FAILURE_CHARS])
 
@@ -451,14 +452,14 @@ def remove_older(root: Path, run_id: str, num_kept: int) -> None:
 
 
 def last_attempt(root: Path, run_id: str) -> int:
-    """Return the highest attempt number of the run's records, of whatever job and host; 0 without one."""
+    """Return the highest attempt number of the run's records, from any job and host; 0 without records."""
     segments = (SEGMENT.fullmatch(path.name) for path in root.glob(f"*/node-*/{run_id}/rank-*"))
     records = (RECORD.fullmatch(segment["name"]) for segment in segments if segment)
     return max((int(record["attempt"]) for record in records if record), default=0)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object of a container before this one; None if there is none, or it is damaged."""
+    """Return a JSON object that an earlier container left; None if there is none, or it is damaged."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError):

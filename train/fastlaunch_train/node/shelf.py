@@ -1,7 +1,7 @@
 """The folder that SageMaker copies to S3 while a job runs: files appear there whole, under their last name.
 
-A file is written elsewhere on the same file system and renamed. Where the folder is a mount of its own there
-is no elsewhere, and a hidden folder in it has to do: nobody reads what SageMaker copies of that.
+A file is written elsewhere on the same file system and renamed. If the folder is a mount of its own, the file
+is written in a hidden folder inside it instead: nobody reads what SageMaker copies from there.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from typing import Any
 from fastlaunch_train.node.protocol import SEGMENT
 from fastlaunch_train.node.uploads import Store
 
-#: Kept free, for what is to be said at the end of a disk that is full.
+#: Bytes to keep free for the last words on a full disk.
 RESERVE_BYTES = 32 * 2**20
 _HIDDEN = ".fastlaunch"
 
 
 class Shelf(Store):
-    """root: the folder that is copied. work: for all else, empty at first."""
+    """The folder `root`, which is copied, and `work`, the folder for all else, empty at first."""
 
     def __init__(self, root: Path, opt_ml: Path, scratch: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(root / _HIDDEN, ignore_errors=True)
         beside = opt_ml / "fastlaunch"
-        # A checkpoint that need not be copied from there is there at once, and takes its room once.
+        # Beside the root, a checkpoint is renamed and not copied: at once, and without using space twice.
         is_beside = _can_rename(beside, root)
         self.work = beside if is_beside else scratch / "fastlaunch"
         _empty(self.work)
         super().__init__(root, (self.work if is_beside else root / _HIDDEN) / "staged")
-        # Not among what is copied; the folders of a container are on one volume, however they are mounted.
+        # The reserve is not copied. A container's folders are on one volume, however they are mounted.
         self._reserve = self.work / "reserve"
         with suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
     def put_json(self, name: str, data: Mapping[str, Any]) -> None:
-        """`put` of one JSON object."""
+        """Write a JSON object, as `put` does."""
         self.put(name, json.dumps(data).encode() + b"\n")
 
     def move(self, file: Path, name: str) -> None:
-        """Take a complete file in, which is then no longer where it was. Raises as `put` does.
+        """Move a complete file into the folder. Raises as `put` does.
 
-        One at a time.
+        Only one thread may call this at a time.
         """
         try:
             self._place(file, name)
@@ -56,7 +56,7 @@ class Shelf(Store):
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-        # Always of one name: where it is copied meanwhile, it is all that stays of it.
+        # The name is always the same, so that at most one partial copy stays behind.
         staged = self._staging / "moving"
         try:
             shutil.copyfile(file, staged)
@@ -67,7 +67,7 @@ class Shelf(Store):
         file.unlink(missing_ok=True)
 
     def flush(self) -> bool:
-        # SageMaker copies what is there.
+        # SageMaker copies the folder by itself.
         return True
 
     def end_of(self, name: str) -> int:
@@ -78,7 +78,7 @@ class Shelf(Store):
         return max(ends, default=0)
 
     def release_reserve(self) -> None:
-        """Give back what was kept free."""
+        """Free the space that was reserved."""
         self._reserve.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""One run's processes: started, asked to end, ended."""
+"""The processes of one run: start them, ask them to end, and end them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Training(ABC):
 
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Return it as a shell tells it, 137 for a killed one; None while the run goes on."""
+        """Return the exit code as a shell does, 137 after SIGKILL; None while the run goes on."""
 
     @abstractmethod
     def ask(self, grace_s: float) -> None:
-        """Ask it to save a checkpoint and end, in so many seconds."""
+        """Ask it to save a checkpoint and end within `grace_s` seconds."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it at once, with all that it started."""
+        """Kill it at once, with everything that it started."""
 
     @abstractmethod
     def close(self) -> None:
-        """See, after its end, that nothing of it is left and all that it printed is in its log."""
+        """Make sure, after its end, that none of its processes are left and its log is complete."""
 
 
 class ContainerTraining(Training):
-    """Training in a container of docker's, named NAME, which prints into the file `log`.
+    """Training in a Docker container named NAME, which prints into the file `log`.
 
     secrets: variables of the container. Docker reads them from its own environment, so that no list of
     processes shows their values.
@@ -75,7 +75,7 @@ class ContainerTraining(Training):
         return _as_shell(self._process.poll())
 
     def ask(self, grace_s: float) -> None:
-        # It waits for the container's end, and this for nothing. Where there is none yet it asks again.
+        # The thread waits for the container's end, and asks again while there is no container yet.
         self._asking = threading.Thread(target=self._stop, args=(grace_s,), daemon=True)
         self._asking.start()
 
@@ -84,7 +84,7 @@ class ContainerTraining(Training):
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
             return
-        # Docker itself hangs. Its container may go on, until the machine is off.
+        # Docker itself hangs. The container may go on until the machine is off.
         end_group(self._process, 1)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class ContainerTraining(Training):
 
 
 class ProcessTraining(Training):
-    """Training as this program's own child, whose output goes to stdout and to the file `log`."""
+    """Training as a child of this process, whose output goes to stdout and to the file `log`."""
 
     def __init__(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
         self._log = log.open("ab")
@@ -113,7 +113,7 @@ class ProcessTraining(Training):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environment),
-            # A session of its own: a signal to this process's group is not for it.
+            # Training has its own session, so that a signal to this process's group does not reach it.
             start_new_session=True,
         )
         self._pump = threading.Thread(target=self._pass_on, name="output", daemon=True)
@@ -132,7 +132,7 @@ class ProcessTraining(Training):
     def close(self) -> None:
         kill_descendants()
         self._process.wait()
-        # What was adopted and has ended is waited for by nobody else.
+        # No other process waits for adopted children that have ended.
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -152,13 +152,13 @@ class ProcessTraining(Training):
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants that lose theirs, as process 1 of a container is."""
+    """Make this process adopt its orphaned descendants, as process 1 of a container does."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants() -> None:
-    """Kill every process that this one started, or that those started: once orphaned, they are adopted."""
+    """Kill all descendants of this process; it adopts those that are orphaned, and kills them next."""
     for _ in range(100):
         children = list(_children())
         for pid in children:
@@ -178,7 +178,7 @@ def _children() -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError, ValueError):
-                # The name, in brackets, may hold anything.
+                # The name, in parentheses, may contain anything.
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if int(parent) == os.getpid() and state not in "ZX":
                     yield int(entry.name)

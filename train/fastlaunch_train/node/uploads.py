@@ -1,4 +1,4 @@
-"""What leaves the machine while runs go on: what files have grown by, as segments, every few seconds.
+"""Uploads while runs go on: what files have grown by, as segments, every few seconds.
 
 Every run has the folders `out/<run id>`, which is its output, and `log/<run id>`, both below the machine's
 work folder. A segment is named after the byte at which it starts, and never changes.
@@ -31,18 +31,18 @@ from fastlaunch_train.node.protocol import (
     segment_name,
 )
 
-#: How often all is sent once more at the end, of files that grow meanwhile.
+#: The most rounds of uploads at the end, as files may grow meanwhile.
 _MAX_LAST_ROUNDS = 20
-#: Between two tries to send what is left.
+#: Seconds between two attempts to send what is left.
 _LAST_PAUSE_S = 5.0
-#: Segments of a script's output that one call of the store takes.
+#: The most segments of a script's output in one call of the store.
 _MAX_WAITING = 500
-#: The most names to give of files that are not sent.
+#: The most files to name that are not sent.
 _MOST_NAMED = 5
 
 
 class Store(ABC):
-    """Where segments go. staging: a folder on the same file system, for what is not whole yet."""
+    """Where segments go. staging: a folder on the same file system, for incomplete files."""
 
     def __init__(self, root: Path, staging: Path) -> None:
         self.root = root
@@ -51,7 +51,7 @@ class Store(ABC):
             folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, whole. Raises OSError where the disk refuses; then nothing has changed."""
+        """Write a file as a whole. Raises OSError if the disk refuses it; then nothing has changed."""
         part = self._staging / f"part-{threading.get_ident()}"
         try:
             part.write_bytes(data)
@@ -66,7 +66,7 @@ class Store(ABC):
 
     @abstractmethod
     def end_of(self, name: str) -> int:
-        """Return the byte after the last segment that lies there of a file; 0 if there is none."""
+        """Return the byte after the last stored segment of a file; 0 if there is none."""
 
     def _place(self, file: Path, name: str) -> None:
         target = self.root / name
@@ -75,22 +75,22 @@ class Store(ABC):
 
 
 class Segments:
-    """Cuts what files have grown by since the last time.
+    """Cuts the new bytes of growing files into segments.
 
-    A file whose segments an earlier container has left goes on after their end.
+    If an earlier container has left segments of a file, new ones start at their end.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: Where a file's own first byte stands among the segments, and how many of its bytes are cut.
+        #: Where a file's first byte is among the segments, and how many of its bytes are cut.
         self._starts: dict[str, int] = {}
         self._cut: dict[str, int] = {}
 
     def cut(self, file: Path, name: str, *, below: Path, is_open: bool = False) -> bool:
-        """Put what `file` has grown by as a segment of `name`; return whether there may be more of it.
+        """Put the new bytes of `file` as a segment of `name`; return whether there may be more of them.
 
         below: a folder above it that training cannot replace. is_open: it is a record whose end may still be
-        written anew. Raises NotRegular, and OSError where the store refuses it or the file cannot be read.
+        rewritten. Raises NotRegular, and OSError where the store refuses it or the file cannot be read.
         """
         at = self._cut.get(name, 0)
         with opened(file, below=below) as source:
@@ -110,8 +110,8 @@ class Segments:
 class Uploads:
     """Uploads every `every_s` seconds between `start` and `stop`, and whenever `now` is called.
 
-    folder: the node's own in the store, such as `node-0`. log: what the agent prints. checkpoints: takes
-    those that are complete; None where that is done elsewhere. gpu_use: asks how busy the GPUs are.
+    folder: the node's, in the store, such as `node-0`. log: the agent's log. checkpoints: uploads complete
+    checkpoints; None if that is done elsewhere. gpu_use: returns how busy the GPUs are.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class Uploads:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._problem = ""
-        #: What is no regular file and stays on the machine, by the name that it would have had.
+        #: Names of files that are not regular and stay on the machine.
         self.left_out: list[str] = []
-        #: Runs of scripts that are under way: once one has ended, its wrapper completes the records.
+        #: Scripts' runs under way; once a script has ended, its wrapper completes the records.
         self._open: set[str] = set()
         self._thread = threading.Thread(target=self._go_on, name="uploads", daemon=True)
 
@@ -151,17 +151,17 @@ class Uploads:
         self._thread.start()
 
     def stop(self, wait_s: float) -> None:
-        """Stop uploading by itself; wait for what is under way, `wait_s` at most."""
+        """Stop the regular uploads; wait at most `wait_s` seconds for one under way."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(wait_s)
 
     def now(self) -> bool:
-        """Upload what is there; return whether all of it arrived. What did not is tried again next time."""
+        """Upload what is there; return whether all of it arrived. The rest is tried again next time."""
         return self._round()[0]
 
     def last(self, limit_s: float = 60.0) -> bool:
-        """Upload until nothing is left, or it grows faster than it is sent; return whether all arrived.
+        """Upload until nothing is left, or data grows faster than it is sent; return whether all arrived.
 
         limit_s: seconds after which this returns, whatever an upload still waits for.
         """
@@ -188,15 +188,15 @@ class Uploads:
         return True
 
     def leave_out(self, name: str) -> None:
-        """Note that something is no regular file: it stays here, and the last word names it."""
-        # A name may be no UTF-8, which the last word has to be.
+        """Note that a file is not regular: it stays here, and the last word names it."""
+        # A name may be invalid UTF-8, which the last word has to be.
         name = name.encode(errors="backslashreplace").decode()
         if name not in self.left_out and len(self.left_out) < MAX_NAMES_LEFT_OUT:
             self.left_out.append(name)
             self._say(f"not sent: {name!r} is no regular file, or lies behind a link")
 
     def leave_out_file(self, path: Path) -> None:
-        """Note the same of a path in the output of a run."""
+        """Note the same for a path in the output of a run."""
         self.leave_out(path.relative_to(self._work / "out").as_posix())
 
     def script_starts(self, run_id: str) -> None:
@@ -211,7 +211,7 @@ class Uploads:
     def script_output(self, run_id: str, attempt: int) -> bool:
         """Upload what a script that has ended left in its folder `output`; return whether all arrived.
 
-        Its files are taken to be as they are. What is no regular file, or too large, stays here.
+        Its files are taken to be final. A file that is not regular, or too large, stays here.
         """
         num_waiting = num_bytes = 0
         with self._lock:
@@ -219,7 +219,7 @@ class Uploads:
                 try:
                     while self._segments.cut(path, f"{self._folder}/{run_id}/{name}", below=self._work):
                         num_waiting, num_bytes = num_waiting + 1, num_bytes + min(size, MAX_SEGMENT_BYTES)
-                        # A call takes as long for one small file as for many.
+                        # A call takes as long for one small file as for many, so files are sent in groups.
                         if num_bytes >= MAX_SEGMENT_BYTES or num_waiting >= _MAX_WAITING:
                             if not self._clock.attempts(3, 5, self._store.flush):
                                 return self._report("the store does not take it")
@@ -268,7 +268,7 @@ class Uploads:
     def _round(self) -> tuple[bool, int]:
         """Return whether all that was there arrived, and how many segments were cut."""
         with self._lock:
-            # Until the last round's are there nothing is added: memory is all that holds them.
+            # Segments are in memory alone: add none until those of the last round have arrived.
             if not self._store.flush():
                 return self._report("the store does not take it"), 0
             problem, num_cut = "", 0
@@ -304,7 +304,7 @@ class Uploads:
                 yield path, f"{path.parent.name}/{path.name}"
 
     def _report(self, problem: str) -> bool:
-        """Say what is new about the problem; return whether there is none."""
+        """Log the problem if it is new; return whether there is none."""
         if problem and problem != self._problem:
             self._say(f"not sent, will try again: {problem}")
         self._problem = problem
@@ -312,7 +312,7 @@ class Uploads:
 
 
 def _tree(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield all below the folder that is no folder, and folders that lie deeper than `depth`."""
+    """Yield everything below the folder but folders, and the folders that are deeper than `depth`."""
     try:
         paths = sorted(folder.iterdir())
     except OSError:
@@ -336,9 +336,9 @@ def before_end(data: bytes) -> bytes:
 
 
 def checkpoints(folder: Path, leave_out: Callable[[Path], None] = lambda _: None) -> list[Path]:
-    """Return the complete checkpoints of a folder, oldest first. SageMaker's marks beside them are none.
+    """Return the complete checkpoints of a folder, oldest first, without SageMaker's marks beside them.
 
-    leave_out: called with what is named like one, or like their folder, and is no regular file or folder.
+    leave_out: called with what is named like a checkpoint, or their folder, but is no regular file or folder.
     """
     if folder.is_symlink():
         leave_out(folder)

@@ -1,4 +1,4 @@
-"""Why a run failed, in one line, and what became of it on one host by what all hosts say of it."""
+"""Why a run failed, in one line, and how it ended on a host, by the words of all hosts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fastlaunch_train.node.protocol import COMPLETED, FAILED, INTERRUPTED, is_ec
 
 _MAX_CHARS = 400
 _TRACEBACK = "Traceback (most recent call last):"
-#: Where torchrun begins to report that a rank failed: what the ranks said stands before.
+#: Where torchrun begins to report that a rank failed; the ranks' messages stand before it.
 _TORCHRUN = re.compile(r"failed \(exitcode: -?\d+\)|Sending process \d+ closing signal")
-#: The signal that killed a rank, as torchrun tells it at its end. By SIGTERM it ends the other ranks itself.
+#: The signal that killed a rank, as torchrun reports it; with SIGTERM torchrun itself ends the other ranks.
 _SIGNAL = re.compile(r"traceback *: (Signal (?!15\b).*)")
 _ERROR = re.compile(r"(?:[\w.]+: )?error: .*")
 
 
 def cause_of(output: Path, log: Path, attempt: int) -> str:
-    """Return in a line what ended the run: the last line that it printed if nothing else is known, else "".
+    """Return in a line what ended the run; its last printed line if nothing else is known; else "".
 
-    output: with tracebacks (`traceback-rank-*-attempt-<n>.txt`) and records. log: what the run printed.
+    output: the folder of tracebacks (`traceback-rank-*-attempt-<n>.txt`) and records. log: the run's log.
     """
     lines = _last_lines(log)
     failed, stopped = _of_records(output, attempt)
@@ -34,13 +34,13 @@ def cause_of(output: Path, log: Path, attempt: int) -> str:
 
 
 def exception_line(lines: Sequence[str]) -> str:
-    """Return the line of a traceback that names the exception; else the last one with words in it, else "".
+    """Return the line of a traceback that names the exception; else the last line with a word in it, else "".
 
-    The last of several tracebacks counts, which the others led to. A message may go on below its line.
+    The last of several tracebacks counts, as the others led to it. A message may go on below its line.
     """
     fatal = next((line for line in lines if line.startswith("Fatal Python error:")), "")
     if fatal:
-        # The fault handler tells where every thread stood, and after that which modules there were.
+        # Below this line the fault handler prints the threads' stacks and the loaded modules.
         return fatal.strip()
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
     after = lines[starts[-1] + 1 :] if starts else ()
@@ -49,13 +49,13 @@ def exception_line(lines: Sequence[str]) -> str:
 
 
 def _of_tracebacks(output: Path, attempt: int) -> list[str]:
-    """Return the exception of each rank's traceback, of the first to fail first."""
+    """Return the exception of each rank's traceback, in the order in which the ranks failed."""
     paths = _oldest_first(output, f"traceback-rank-*-attempt-{attempt}.txt")
     return [exception_line(_last_lines(path)) for path in paths]
 
 
 def _of_records(output: Path, attempt: int) -> tuple[list[str], list[str]]:
-    """Return what ranks say that failed, and what those say that were asked to stop."""
+    """Return the messages of the ranks that failed, and of those that were asked to stop."""
     failed: list[str] = []
     stopped: list[str] = []
     for path in _oldest_first(output, f"rank-*-attempt-{attempt}.jsonl"):
@@ -74,7 +74,7 @@ def _signals(lines: Sequence[str]) -> list[str]:
 
 
 def _of_log(lines: Sequence[str]) -> str:
-    """Return what the ranks, or run_train.sh before them, printed last: an error, an exception, any words."""
+    """Return the last error, exception or words that the ranks, or run_train.sh before them, printed."""
     end = next((number for number, line in enumerate(lines) if _TORCHRUN.search(line)), len(lines))
     before = lines[:end]
     error = next((line for line in reversed(before) if _ERROR.match(line)), "")
@@ -87,7 +87,7 @@ def _oldest_first(folder: Path, pattern: str) -> list[Path]:
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines, empty ones left out, of a file that may be long; none if it is not there."""
+    """Return the last non-empty lines of a file that may be long; none if it is missing."""
     try:
         with opened(path, below=path.parent) as file:
             file.seek(0, 2)
@@ -100,11 +100,11 @@ def _last_lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Word:
-    """What a host says of a run that has ended there.
+    """A host's word on a run that has ended there.
 
-    code: exit code of its training. cause: why it failed, "" if that is not known. is_stopped: the host was
-    asked to stop. is_made_to: it ended its training because another's had ended badly. ends: it does no more
-    runs.
+    code: exit code of its training. cause: why it failed; "" if that is not known. is_stopped: the host was
+    asked to stop. is_made_to: it ended its training because another host's had failed. ends: it does no
+    more runs.
     """
 
     code: int
@@ -116,9 +116,9 @@ class Word:
 
 @dataclass(frozen=True)
 class Verdict:
-    """state: completed, interrupted or failed. blamed: rank of the host at fault, None if none is.
+    """How a run ended. state: completed, interrupted or failed. blamed: rank of the host at fault, if any.
 
-    is_final: the run is not to be done again by a later container of the same job.
+    is_final: a later container of the same job must not do the run again.
     """
 
     state: str
@@ -127,9 +127,9 @@ class Verdict:
 
 
 def verdict(rank: int, words: Mapping[int, Word], *, is_one_lost: bool) -> Verdict:
-    """Return what became of the run on host `rank`. words: by rank, of all that are not lost.
+    """Return how the run ended on host `rank`. words: by rank, of all hosts that are not lost.
 
-    A host that ended in the wake of another's end is interrupted; the other one says why.
+    A host that ended because another did is interrupted; the other host says why.
     """
     local_word = words[rank]
     is_stopped = any(word.is_stopped for word in words.values())

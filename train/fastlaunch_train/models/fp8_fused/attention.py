@@ -1,6 +1,6 @@
-"""Attention between the two functions of a fused block, whose backward pass is our own where that is faster.
+"""Attention between the two functions of a fused block, with our own backward pass where that is faster.
 
-Where it is not, torch's `scaled_dot_product_attention` computes both.
+Elsewhere torch's `scaled_dot_product_attention` computes both passes.
 """
 
 import functools
@@ -13,17 +13,17 @@ from torch.nn import functional
 
 from fastlaunch_train.models.fp8_fused.context import passes_for
 
-#: Those of ViT-Base to ViT-Huge at 224 pixels and patches of 16. Our kernel holds 208 tokens in 256 rows, of
-#: which more than half would be padding below 129. It was timed at 197 alone.
+#: The sizes of ViT-Base to ViT-Huge at 224 pixels and patches of 16. Our kernel holds 208 tokens in 256 rows;
+#: below 129 tokens, half of these or more would be padding. It was timed at 197 alone.
 _HEAD_DIMS, _MIN_TOKENS, _MAX_TOKENS = (64, 80), 129, 208
-#: Releases of Triton whose Gluon takes the kernel, from the first to before the second: torch 2.9 brings 3.5.
+#: Releases of Triton whose Gluon compiles the kernel, from the first to before the second; torch 2.9 has 3.5.
 _GLUON = (3, 5), (3, 9)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, own_backward: bool) -> torch.Tensor:
     """Return softmax(q k' / sqrt(head_dim)) v, of the shape of q: (samples, heads, tokens, head_dim).
 
-    own_backward: whether our kernel computes the gradients, which it can where `has_own_backward` says so.
+    own_backward: whether our kernel computes the gradients; it can if `has_own_backward` says so.
     """
     if own_backward:
         return _Attention.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]
@@ -39,7 +39,7 @@ def has_own_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         and q.shape[-1] in _HEAD_DIMS
         and _MIN_TOKENS <= q.shape[-2] <= _MAX_TOKENS
         and side_by_side((q, k, v)) is not None
-        # What is off where cuDNN is too old.
+        # It is off if cuDNN is too old.
         and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
         and _has_gluon()
     )
@@ -48,7 +48,7 @@ def has_own_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return q, k and v, or their gradients, as the one tensor (samples, tokens, 3 * width) that holds them.
 
-    None if they are not views of one.
+    Return None if they are not views of one tensor.
     """
     samples, heads, tokens, head_dim = parts[0].shape
     width = heads * head_dim
@@ -62,7 +62,7 @@ def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 class _Attention(torch.autograd.Function):
-    """See `attend`, of q, k and v that are `side_by_side`; so are their gradients."""
+    """Computes `attend` for q, k and v that are `side_by_side`; so are their gradients."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class _Attention(torch.autograd.Function):
 
 @functools.cache
 def _has_gluon() -> bool:
-    """Return whether there is a Triton whose Gluon, which still changes, takes the kernel."""
+    """Return whether the installed Triton's Gluon, which still changes, compiles the kernel."""
     try:
         version = importlib.import_module("triton").__version__
     except ImportError:

@@ -1,23 +1,23 @@
 """The backward pass of attention over few tokens, in Gluon for Hopper: a whole head in shared memory.
 
 A program holds the queries, keys, values and the gradient of a head, so that scores and their gradients are
-computed once, no partial sum leaves the chip, and rows' sums of output times gradient need no pass of their
-own. cuDNN 9.19 has such a pass, and another that converts the gradients of queries from fp32; all in all it
-takes twice as long for 197 tokens of 80 (train/measurements/fp8-fused.md).
+computed once, no partial sum leaves the chip, and the rows' sums of output times gradient need no separate
+pass. cuDNN 9.19 has such a pass, and another that converts the queries' gradients from fp32; in all it takes
+twice as long for 197 tokens of 80 (train/measurements/fp8-fused.md).
 
-Each of n programs does every n-th head. Among several ranks each takes the next head that nobody has taken:
+Each of n programs does every n-th head. With several ranks, each program takes the next free head instead:
 NCCL keeps multiprocessors busy, and programs that wait for one would do their share after all others have
-ended. By itself that is 4% slower (one H100, 26 Nov 2026).
+ended. Without NCCL this is 4% slower (one H100, 26 Nov 2026).
 
 Four warp groups have 64 keys each. Queries come in chunks of 64, 64, 64 and 16. P and its gradient are held
-transposed, (keys, queries), in registers, for the products of the keys' and values' gradients; for the
-queries' the gradient goes through shared memory. 80 columns are 64 and 16, since Gluon's sizes are powers
-of 2. Rows past the last token are zeros, as the copy engine fills them in, and are not stored; what they add
-is 0.
+transposed, (keys, queries), in registers, for the products of the keys' and values' gradients; for those of
+the queries' gradients, the gradient of P goes through shared memory. 80 columns are 64 and 16, since Gluon's
+sizes are powers of 2. The copy engine fills rows past the last token with zeros, which add 0 and are
+not stored.
 
-As in FlashAttention (Dao, arXiv:2307.08691) products take P and its gradient in bf16 and sum in fp32. The
-gradient of scores is computed from P in bf16, too: of random inputs gradients of queries and keys are 0.29%
-off exact ones, and cuDNN's 0.24% (one H200, 25 Nov 2026).
+As in FlashAttention (Dao, arXiv:2307.08691), products take P and its gradient in bf16 and sum in fp32. The
+gradient of scores is computed from P in bf16, too: for random inputs, the gradients of queries and keys are
+0.29% off the exact ones, and cuDNN's are 0.24% off (one H200, 25 Nov 2026).
 """
 
 import torch
@@ -41,8 +41,8 @@ _ROWS, _LEFT = gl.constexpr(256), gl.constexpr(64)
 _CHUNK, _LAST_CHUNK = gl.constexpr(64), gl.constexpr(16)
 #: See `_chunks`.
 _ALWAYS = 1000
-#: exp2(scale * score - lse) of two neighbours, in bf16. At most 1, since padded keys have scores of 0: where
-#: all others are far below, theirs would be infinite, and times the padding's zeros no number.
+#: exp2(scale * score - lse) of two neighbours, in bf16. It is at most 1: padded keys have scores of 0, and
+#: if all others are far below, theirs would be infinite, and NaN after the product with the padding's zeros.
 _PROBABILITY = gl.constexpr(
     "{.reg .f32 a, b; fma.rn.f32 a, $1, $3, $5; fma.rn.f32 b, $2, $4, $6;"
     " min.NaN.f32 a, a, 0f00000000; min.NaN.f32 b, b, 0f00000000;"
@@ -56,7 +56,7 @@ _SCORE_GRADIENT = gl.constexpr(
     " mul.f32 a, a, p; mul.f32 b, b, q; cvt.rn.bf16x2.f32 $0, b, a;}"
 )
 _OF_SCORE_GRADIENT = gl.constexpr("=r,r,f,f,f,f")
-# By its name since Triton 3.7.
+# Triton knows it by this name since 3.7.
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
@@ -82,7 +82,7 @@ def _chunk(
     factor, a, b, of_query, FIRST: gl.constexpr, NUMBER: gl.constexpr, RIGHT: gl.constexpr,
     ASSEMBLY: gl.constexpr, OPERANDS: gl.constexpr,
 ):  # fmt: skip
-    """Return what ASSEMBLY makes of a factor, `_products` and a value of each query, in bf16."""
+    """Return the result of ASSEMBLY on a factor, `_products` and a value of each query, in bf16."""
     products = _products(a, b, FIRST, NUMBER, RIGHT)
     values = of_query.slice(FIRST, NUMBER).load(gl.SliceLayout(0, _sums_of(NUMBER)))
     return gl.inline_asm_elementwise(
@@ -95,9 +95,9 @@ def _chunks(
     otherwise, factors, a, b, of_query, always, LESS: gl.constexpr, RIGHT: gl.constexpr,
     ASSEMBLY: gl.constexpr, OPERANDS: gl.constexpr,
 ):  # fmt: skip
-    """Return the four chunks, (256, 208) in all, where `always` is larger than LESS + 3.
+    """Return the four chunks, (256, 208) in all. always: a number larger than LESS + 3.
 
-    Without branches that the compiler cannot foresee it begins the products of all chunks before it uses
+    Without branches that the compiler cannot predict, it begins the products of all chunks before it uses
     those of the first, and spills them.
     """
     w, x, y, z = otherwise
@@ -237,7 +237,7 @@ def _attention_backward(
     """Compute dqkv from qkv, out, its gradient dout, and lse, (samples, heads, tokens), of each query.
 
     All by descriptors of (samples, tokens, columns), with boxes of 64 columns and of RIGHT. always: larger
-    than 8; see `_chunks`. num_taken: a counter of heads, at first 0; without one each program has its share.
+    than 8; see `_chunks`. num_taken: a counter of heads, at first 0; without it, each program has its share.
     """
     WIDTH: gl.constexpr = HEADS * (_LEFT + RIGHT)
     NARROW: gl.constexpr = RIGHT if RIGHT else 16
@@ -324,9 +324,9 @@ def attention_backward(
     qkv: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, num_heads: int, *,
     among_ranks: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """See `reference.attention_backward`; of what `attention.has_own_backward` takes, in bf16.
+    """Compute `reference.attention_backward` for what `attention.has_own_backward` accepts, in bf16.
 
-    among_ranks: whether programs take heads in turn; None to find out whether there are other ranks.
+    among_ranks: whether each program takes the next free head; None if it should depend on other ranks.
     """
     samples, tokens, width = out.shape
     head_dim = width // num_heads

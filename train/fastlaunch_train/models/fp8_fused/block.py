@@ -1,8 +1,8 @@
 """A pre-norm transformer block in FP8 or bf16, as two autograd functions around attention.
 
-`FusedBlock` has the parameters of timm's block, by the same names, and computes as it does outside
-`fused_passes`. Inside, blocks hand each other the residual stream and the last branch apart, since the next
-norm adds them:
+`FusedBlock` has the parameters of timm's block, under the same names, and computes as that does outside
+`fused_passes`. Inside, blocks hand each other the residual stream and the last branch separately, since the
+next norm adds them:
 
     total, q, k, v = NormQkv(x, branch)          total = x + branch
     attended       = attend(q, k, v)             in bf16
@@ -32,9 +32,9 @@ from fastlaunch_train.models.te_blocks import te_arguments
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.rules import width_problem
 
-#: The width of the kernels' tiles that go over an MLP's hidden values.
+#: The width of the kernels' tiles over an MLP's hidden values.
 _TILE_WIDTH = 256
-#: For rows, which are samples x tokens: products in FP8 have no other sizes; `rules.batch_multiple` knows it.
+#: FP8 products take only multiples of this number of rows (samples x tokens); see `rules.batch_multiple`.
 _ROW_MULTIPLE = 16
 
 Stream = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -46,8 +46,8 @@ def _product(
 ) -> torch.Tensor:  # fmt: skip
     """Return a (m, k) times b (n, k) transposed, in `dtype`.
 
-    fast: accumulate products of FP8 in fewer bits, as forward products do. In bf16 a gradient of weights is
-    in fp32 from torch 2.8 on, and is rounded to bf16 before.
+    fast: accumulate FP8 products in fewer bits, as forward products do. In bf16 a gradient of weights is in
+    fp32 from torch 2.8 on; older releases round it to bf16.
     """
     if a.device.type != "cuda":
         return reference.product(a, b, inverse_a, inverse_b, bias, dtype)
@@ -64,19 +64,19 @@ def _product(
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Which block it is, and what it needs besides tensors."""
+    """The number of a block, and what it needs besides tensors."""
 
     scaling: DelayedScaling | None  # None in bf16, which needs none
     #: Scales of the weights, the same ones unless the optimizer's pass rounds them.
     weight_scaling: DelayedScaling | None
-    rounded: RoundedWeights | None  # by the optimizer's pass, if they are those of the weights
+    rounded: RoundedWeights | None  # by the optimizer's pass, if they match the weights
     block: int
     record: bool  # magnitudes; not while the model is evaluated
     fast_dgrad: bool
     eps: float
 
     def slot(self, slot: Slot) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.dtype]:
-        """Return scale, amax and what it is rounded to."""
+        """Return the scale, the amax and the dtype to round to."""
         scaling = self._scaling_of(slot)
         if scaling is None:
             return None, None, torch.bfloat16
@@ -102,7 +102,7 @@ class _Place:
 
 
 class NormQkv(torch.autograd.Function):
-    """Return x + branch, and q, k, v (samples, heads, tokens, width / heads) of its norm.
+    """Computes x + branch, and q, k, v (samples, heads, tokens, width / heads) of its norm.
 
     x, branch: (samples, tokens, width) in bf16; branch may be None. Weights in fp32.
     """
@@ -126,7 +126,7 @@ class NormQkv(torch.autograd.Function):
         ctx.save_for_backward(total, normed_t, mean, rstd, norm_weight, weight8_t)
         ctx.place, ctx.has_branch = place, branch is not None
         q, k, v = packed.view(samples, tokens, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4)
-        # As it came, so that autograd sees a new tensor and not one of the inputs.
+        # x is returned as a view, so that autograd sees a new tensor and not an input.
         return total.view(samples, tokens, width) if branch is not None else x.view_as(x), q, k, v
 
     @staticmethod
@@ -147,7 +147,7 @@ class NormQkv(torch.autograd.Function):
 
 
 class ProjMlp(torch.autograd.Function):
-    """Return x = total + proj(attended), and the MLP of its norm; all (samples, tokens, width) in bf16."""
+    """Computes x = total + proj(attended), and the MLP of its norm; all (samples, tokens, width) in bf16."""
 
     @staticmethod
     def forward(
@@ -230,7 +230,7 @@ def _weight_gradient(
 
 
 class FusedBlock(nn.Module):
-    """A timm block, computed by fused passes inside `fused_passes`; parts and parameters are the block's own.
+    """A timm block, computed by fused passes inside `fused_passes`; it keeps the block's parameters.
 
     Takes (samples, tokens, width), or what the block before returned: the residual stream and the last
     branch, which are still to be added. The last block returns their sum.
@@ -255,7 +255,7 @@ class FusedBlock(nn.Module):
             if rounded:
                 self.weight_scaling = rounded.scaling
         self.__dict__["_shared"] = scaling
-        #: See `weights`; None where each forward pass rounds the weights.
+        #: See `weights`; None if each forward pass rounds the weights.
         self.rounded_weights = rounded
         self._index, self._is_last = index, is_last
         self._fast_dgrad = recipe.dgrad_accumulation == "fast"
@@ -283,8 +283,8 @@ class FusedBlock(nn.Module):
         parts: Any = self
         if x.shape[0] * x.shape[1] % _ROW_MULTIPLE:
             raise RecipeError(
-                f"fused passes take multiples of {_ROW_MULTIPLE} rows, and {x.shape[0]} samples of "
-                f"{x.shape[1]} tokens are none",
+                f"fused passes take multiples of {_ROW_MULTIPLE} rows, not {x.shape[0]} samples of "
+                f"{x.shape[1]} tokens",
                 f"give a --batch-size that is a multiple of {_ROW_MULTIPLE}",
             )
         place = _Place(
@@ -316,7 +316,7 @@ class FusedBlock(nn.Module):
 
     @property
     def flops_left_out(self) -> int:
-        """Return the operations of a sample's training step that it does without, once it has run."""
+        """Return the operations of a sample's training step that this block leaves out, once it has run."""
         if not self._class_token_alone:
             return 0
         parts: Any = self
@@ -332,7 +332,7 @@ class FusedBlock(nn.Module):
 
 
 def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> None:
-    """Put fused blocks in the place of timm's, which have to be called one after the other.
+    """Replace timm's blocks, which have to be called one after the other, by fused blocks.
 
     Raises RecipeError for blocks that compute something else, or whose sizes do not fit.
     """
@@ -374,7 +374,7 @@ def _check_drops(block: nn.Module) -> None:
 
 
 class PatchProduct(nn.Conv2d):
-    """A convolution whose stride is its kernel's size, by the same parameters, as one matrix product.
+    """A convolution whose stride is its kernel's size, computed as one matrix product.
 
     cuDNN's convolution of 16 x 16 patches and its weight gradient take longer.
     """
@@ -392,7 +392,7 @@ class PatchProduct(nn.Conv2d):
 
 
 def patches_by_product(model: nn.Module) -> None:
-    """Turn the patch embedding of a timm ViT into a product, in place; one of another form stays."""
+    """Turn the patch embedding of a timm ViT into a product, in place; other embeddings stay."""
     conv = getattr(getattr(model, "patch_embed", None), "proj", None)
     if (
         type(conv) is nn.Conv2d

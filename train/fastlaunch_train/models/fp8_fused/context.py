@@ -1,4 +1,4 @@
-"""Whether fused blocks compute by their passes, or as the model was built; and by which passes."""
+"""Whether fused blocks use their passes or compute as the model was built, and which passes they use."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _fused: ContextVar[bool] = ContextVar("_fused", default=False)
 
 @contextlib.contextmanager
 def fused_passes() -> Iterator[None]:
-    """Have fused blocks compute by their passes inside this context."""
+    """Have fused blocks use their passes inside this context."""
     token = _fused.set(True)
     try:
         yield
@@ -23,13 +23,13 @@ def fused_passes() -> Iterator[None]:
 
 
 def uses_fused_passes() -> bool:
-    """Return whether they do."""
+    """Return whether fused blocks use their passes here."""
     return _fused.get()
 
 
 def passes_for(x: "torch.Tensor") -> ModuleType:
     """Return the module with the fused passes for x's device."""
-    # Here, since an old torch has no FP8.
+    # Imported here, since an old torch has no FP8.
     if x.device.type != "cuda":
         from fastlaunch_train.models.fp8_fused import reference
 

@@ -1,6 +1,6 @@
-"""Delayed scaling: each tensor's FP8 scale is by the largest magnitude that it had in the last steps.
+"""Delayed scaling: each tensor's FP8 scale follows the largest magnitude that it had in the last steps.
 
-As Transformer Engine's `DelayedScaling` with `amax_compute_algo="max"` and no margin.
+This is Transformer Engine's `DelayedScaling` with `amax_compute_algo="max"` and no margin.
 """
 
 from enum import IntEnum
@@ -34,10 +34,10 @@ _GRADIENTS = (Slot.FC2_GRADIENT, Slot.FC1_GRADIENT, Slot.PROJ_GRADIENT, Slot.QKV
 
 
 class DelayedScaling(nn.Module):
-    """Scales, and the magnitudes that they follow, of `num_blocks` blocks in one place; saved as buffers.
+    """The scales of `num_blocks` blocks and the magnitudes that they follow, saved as buffers.
 
-    history: steps whose largest magnitude counts. `update` takes over what `amax` has recorded since the
-    last one. Several ranks first put the maximum of all into it.
+    history: number of steps whose largest magnitude counts. `update` takes over what `amax` has recorded
+    since the last update. Several ranks first reduce `amax` to the maximum of all.
     """
 
     def __init__(self, num_blocks: int, history: int, device: torch.device) -> None:
@@ -60,12 +60,12 @@ class DelayedScaling(nn.Module):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing was recorded yet."""
+        """Whether nothing has been recorded yet."""
         history: Any = self.history
         return not bool(history.any())
 
     def slot(self, block: int, slot: Slot, *, record: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scale and amax of one element each; without `record` an amax that nobody reads."""
+        """Return scale and amax, of one element each; without `record`, an amax that is never read."""
         at = block * len(Slot) + slot
         amax: Any = self.amax if record else self.scratch
         scale: Any = self.scale
@@ -78,7 +78,7 @@ class DelayedScaling(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Set the scales by what was recorded; a magnitude that is 0 or no number changes none."""
+        """Set the scales from the recorded magnitudes; a magnitude that is 0 or not finite changes none."""
         buffers: Any = self
         buffers.history.index_copy_(0, buffers.position, buffers.amax[None])
         buffers.position.add_(1).remainder_(len(buffers.history))

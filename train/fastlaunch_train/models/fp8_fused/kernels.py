@@ -1,17 +1,17 @@
 """The passes of a fused block, in Triton: whatever writes FP8 also writes its transpose.
 
-A product in FP8 wants both operands with the inner dimension last, so that a gradient product wants the
-transpose of what the forward one read. Each kernel here reads a bf16 tensor once and writes both.
+An FP8 product needs both operands with the inner dimension last, so that a gradient product needs the
+transpose of what the forward product read. Each kernel here reads a bf16 tensor once and writes both.
 
-In bf16 products take a transposed view: what is written is one tensor, without a scale.
+In bf16, products take a transposed view, so that the kernels write one tensor, without a scale.
 
 FP8 tiles are not transposed as bytes: Triton 3.6.0 writes wrong ones at some tile sizes. Four rows are packed
 into a word of 32 bits, the words are transposed, and each is four neighbours of a transposed row. So the
-number of rows has to be a multiple of 4; FP8 products want one of 16.
+number of rows has to be a multiple of 4; FP8 products need a multiple of 16.
 
 Where it pays, the next tile or row is loaded before this one is stored: no compiler moves a load over a store
-that might be to the same memory, so that the memory would idle in between. Casts by themselves take 2 to 5%
-longer with it, by the registers that it takes.
+that might be to the same memory, and the memory would be idle in between. Casts by themselves take 2 to 5%
+longer with it, because it needs more registers.
 
 Tile sizes are those that were fastest at 50,432 rows on an H200 (train/measurements/fp8-fused.md).
 tests/gpu/test_gpu_fp8_fused.py checks every kernel, at the sizes it ships with, against `reference`.
@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 
 E5M2 = torch.float8_e5m2
-#: Rows, columns, where a program goes down several tiles their number, and warps.
+#: Rows, columns, the number of tiles if a program goes down several, and warps.
 _NORM, _SGD = (32, 256, 8), (64, 64, 4)
 _GELU, _GELU_BACKWARD, _CAST = (128, 64, 1, 8), (64, 64, 8, 4), (128, 64, 4, 4)
-#: Number of programs of LayerNorm's backward pass, each of which does every n-th row of n, and warps.
+#: The n programs of LayerNorm's backward pass, each of which does every n-th row, and their warps.
 _NORM_BACKWARD = (528, 4)
 _TO_E4M3, _TO_E5M2 = (
     tl.constexpr(
@@ -75,7 +75,7 @@ def _store_both(
     """Store four rows of each group, a to d, scaled, in FP8 and transposed; return their largest magnitudes.
 
     out: (num_rows, width). transposed: (width, num_rows / 4) words, or None: then `out` is in bf16, without a
-    scale. columns: of both, the tile's.
+    scale. columns: the tile's, in both.
     """
     group = tl.arange(0, ROWS // 4)
     rows = first_row + 4 * group
@@ -159,7 +159,7 @@ def _norm_forward(
             place = total + rows.to(tl.int64)[:, None] * WIDTH + (start + columns)[None, :]
             tl.store(place, value, mask=inside[:, None])
         value = value.to(tl.float32)
-        # Distances from the first tile's mean: sums of squares of far-off values would cancel out.
+        # Distances are from the first tile's mean: sums of squares of far-off values would cancel out.
         if start == 0:
             pivot = tl.sum(value, 1)[:, None] / COLUMNS
         distance = value - pivot
@@ -186,11 +186,11 @@ def _norm_forward(
     rstd_c = tl.load(rstd_out + rows + 2, mask=inside, other=0.0)[:, None]
     rstd_d = tl.load(rstd_out + rows + 3, mask=inside, other=0.0)[:, None]
     largest = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
-    # In every row, so that each thread loads what it needs: sharing it would take barriers.
+    # Each thread loads what its rows need: sharing it would take barriers.
     everywhere = tl.broadcast_to(columns[None, :], [ROWS // 4, COLUMNS])
     for start in tl.static_range(0, WIDTH, COLUMNS):
         a, b, c, d = next_tile
-        # Before the next tile's, since a load may wait for those that were issued before it.
+        # This load precedes the next tile's, since a load may wait for those that were issued before it.
         gain = tl.load(weight + start + everywhere)
         shift = tl.load(bias + start + everywhere)
         if start + COLUMNS < WIDTH:
@@ -234,7 +234,7 @@ def _norm_backward(
     gradient, x, skip, weight, mean_in, rstd_in, out, partial, num_rows, NUM_PROGRAMS: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """A row at a time in registers, LEFT + RIGHT wide, since Triton's ranges are powers of 2."""
+    """Hold one row at a time in registers, LEFT + RIGHT wide, since Triton's ranges are powers of 2."""
     WIDTH: tl.constexpr = LEFT + RIGHT
     left = tl.arange(0, LEFT)
     right = LEFT + tl.arange(0, RIGHT)
@@ -255,7 +255,7 @@ def _norm_backward(
         dy_l, dy_r = dy_l.to(tl.float32), dy_r.to(tl.float32)
         x_l, x_r = (x_l.to(tl.float32) - mean) * rstd, (x_r.to(tl.float32) - mean) * rstd
         scaled_l, scaled_r = dy_l * gain_l, dy_r * gain_r
-        # Both sums at once: each wait for other warps counts.
+        # Both sums are reduced at once: each wait for other warps counts.
         along_l, offset_l = tl.reduce((scaled_l * x_l, scaled_l), 0, _add_pairs)
         along_r, offset_r = tl.reduce((scaled_r * x_r, scaled_r), 0, _add_pairs)
         along, offset = (along_l + along_r) / WIDTH, (offset_l + offset_r) / WIDTH
@@ -332,7 +332,7 @@ def _cast_transpose(
     OUT_COLUMN: tl.constexpr, SUMS: tl.constexpr, E5: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Columns OUT_COLUMN and on of `out`, OUT_WIDTH wide, from all of x; of no `out` the sums alone."""
+    """Write x to the columns of `out`, OUT_WIDTH wide, from OUT_COLUMN on; without `out`, only the sums."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     scale = _load_scale(scale_in)
     sums = tl.zeros([ROWS // 4, COLUMNS], tl.float32)
@@ -359,7 +359,7 @@ def _sgd_rows(
     weight, gradient, velocity, rows, columns, num_rows, WIDTH: tl.constexpr, lr, momentum, decay,
     HAS_MOMENTUM: tl.constexpr,
 ):  # fmt: skip
-    """Return rows of the updated weight, which is stored, as its momentum is."""
+    """Update and store rows of the weight and of its momentum; return the weight's."""
     place = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
     inside = (rows < num_rows)[:, None]
     value = _load_rows(weight, rows, columns, num_rows, WIDTH)
@@ -521,8 +521,8 @@ def sgd_cast(
 
 
 def attention_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference.attention_forward`; by cuDNN."""
-    # No bias, the logarithms, no dropout, no causal mask, no mask to look at.
+    """Compute `reference.attention_forward` with cuDNN."""
+    # The arguments: no bias, logarithms, no dropout, no causal mask, no debug mask.
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
     return out, lse
 
@@ -530,8 +530,8 @@ def attention_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tupl
 def attention_backward(
     qkv: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, num_heads: int
 ) -> torch.Tensor:
-    """See `reference.attention_backward`; of what `attention.has_own_backward` takes."""
-    # Here, since not every Triton has Gluon.
+    """Compute `reference.attention_backward` for what `attention.has_own_backward` accepts."""
+    # Imported here, since not every Triton has Gluon.
     from fastlaunch_train.models.fp8_fused import attention_backward as gluon
 
     return gluon.attention_backward(qkv, out, dout, lse, num_heads)

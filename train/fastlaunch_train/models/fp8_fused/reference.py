@@ -1,8 +1,8 @@
-"""The passes of a fused block in plain torch: what the kernels compute, and what runs where there is no GPU.
+"""The passes of a fused block in plain torch: the kernels compute the same, and these run without a GPU.
 
-All take tensors of two dimensions, (rows, width), rows being samples x tokens. What goes into a product comes
-as (rows, width) in `dtype`, and transposed. To FP8 values are rounded after they were multiplied by `scale`,
-and `amax` becomes the largest magnitude that it or the tensor has; both are of one element. In bf16 there is
+All take tensors of two dimensions, (rows, width), rows being samples x tokens. Operands of products
+are returned as (rows, width) in `dtype`, and transposed. Values are multiplied by `scale` and rounded to FP8,
+and `amax` becomes the largest magnitude of itself and the tensor; both have one element. In bf16 there is
 neither, and the transpose is a view.
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-#: The largest value of each format.
+#: The largest value of each FP8 format.
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 
 
@@ -66,7 +66,7 @@ def cast_transpose(
     *,
     sums: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the parts side by side in `dtype`, transposed, and if asked for their sums over the rows."""
+    """Return the parts side by side in `dtype`, their transpose, and on request their sums over the rows."""
     whole = torch.cat([part.float() for part in parts], dim=1)
     return *_both(whole, scale, amax, dtype), whole.sum(0) if sums else None
 
@@ -88,8 +88,8 @@ def sgd_cast(
 def attention_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention, of the shape of q (samples, heads, tokens, head_dim), and its logarithms.
 
-    These, (samples, heads, tokens) in fp32, are of each query's sum of exponentials, of scores scaled by
-    head_dim ** -0.5.
+    The logarithms, (samples, heads, tokens) in fp32, are those of each query's sum of exponentials, of scores
+    scaled by head_dim ** -0.5.
     """
     scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
     lse = scores.logsumexp(-1)
@@ -119,7 +119,7 @@ def product(
     a: torch.Tensor, b: torch.Tensor, inverse_a: torch.Tensor | None, inverse_b: torch.Tensor | None,
     bias: torch.Tensor | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Return a (m, k) times b (n, k) transposed, plus bias (n,); of FP8 values with their inverse scales."""
+    """Return a (m, k) times b (n, k) transposed, plus bias (n,); FP8 values need their inverse scales."""
     left, right = (
         values.float() if inverse is None else values.float() * inverse
         for values, inverse in ((a, inverse_a), (b, inverse_b))

@@ -1,6 +1,6 @@
 """The weights of fused blocks in FP8, rounded in the optimizer's pass over them, not in every forward pass.
 
-That pass has the new weight at hand, so that it is not read a second time and rounded by a kernel of its own.
+That pass has the new weight at hand, which then needs no second read and no rounding kernel.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ class RoundedWeights:
         self.scaling = scaling
         self._copies: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
         self._versions: tuple[int, int] | None = None
-        #: Whether they match the weights, as of the last `check`.
+        #: Whether the copies match the weights, as of the last `check`.
         self.is_current = False
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +36,7 @@ class RoundedWeights:
 
     @torch.no_grad()
     def check(self, *, refresh: bool) -> None:
-        """Set `is_current`; round stale copies anew if `refresh` asks for it, or if there is no scale yet."""
+        """Set `is_current`; round stale copies anew if `refresh` is set, or if there is no scale yet."""
         self.is_current = self._versions == self._versions_now()
         if self.is_current:
             return
@@ -50,7 +50,7 @@ class RoundedWeights:
         self.mark_current()
 
     def mark_current(self) -> None:
-        """Note that they match the weights and scales as these are now."""
+        """Note that the copies match the current weights and scales."""
         self._versions = self._versions_now()
         self.is_current = True
 
@@ -58,7 +58,7 @@ class RoundedWeights:
         for (block, slot), weight in self.weights.items():
             scaled = self.scaling.slot(block, slot)
             rounded = passes_for(weight).cast_transpose((weight,), *scaled, E4M3, sums=False)[:2]
-            # A captured step has the addresses of those of before.
+            # A captured step has the addresses of the old copies.
             kept = self._copies.setdefault((block, slot), rounded)
             for old, new in zip(kept, rounded, strict=True):
                 if old is not new:
@@ -93,7 +93,7 @@ class CastingSgd(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters by their gradients, and round the new weights by scales of the past ones."""
+        """Update all parameters by their gradients, and round the new weights by the scales of past ones."""
         assert closure is None
         rounded = self._rounded
         rounded.check(refresh=True)
