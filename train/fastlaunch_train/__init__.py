@@ -1,6 +1,6 @@
 """The training half of fastlaunch: it runs on the machine that trains, and knows nothing of AWS.
 
-Exports what a user's workload needs: `Workload`, `DataRequest`, `Score`, `BatchCount`, `Batch`; and what
+It exports what a user's workload needs: `Workload`, `DataRequest`, `Score`, `BatchCount`, `Batch`; and what
 a user's script calls: `steps` or `step`, `evaluate`, `checkpoint_due`, `stop_requested`, and the
 callbacks `transformers_callback` and `lightning_callback`.
 """
@@ -37,7 +37,7 @@ __all__ = [
     "stop_requested",
     "transformers_callback",
 ]
-#: Loaded late, since the contract imports torch, which the launcher and some scripts do not need.
+#: Modules to import late, since the contract imports torch, which the launcher and some scripts do not need.
 _MODULES = {
     "workloads.contract": ("Batch", "BatchCount", "DataRequest", "Score", "Workload"),
     "script.callbacks": ("lightning_callback", "transformers_callback"),
@@ -49,6 +49,6 @@ def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
             value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value  # the next look costs nothing
+            globals()[name] = value  # the next look-up costs nothing
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

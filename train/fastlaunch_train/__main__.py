@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         return 2
     interrupts = Interrupts(grace_s=launch.stop_grace_s)
     interrupts.install()
-    # Importing torch takes a second: refuse a bad request before, and notice signals meanwhile.
+    # Importing torch takes a second: refuse a bad request before it, and notice signals meanwhile.
     from fastlaunch_train.run.run import run
 
     return run(options, interrupts, launch)

@@ -1,4 +1,4 @@
-"""Batches: images, text and reviews, made up or from files.
+"""Batches of images, text and reviews, synthetic or from files.
 
-May import the rooms from records to models, and of workloads the contract and the registry.
+May import the rooms from records to models, and the contract and the registry of workloads.
 """

@@ -21,7 +21,7 @@ def seed_of(*parts: int | str) -> int:
 def shuffled(num_samples: int, request: DataRequest) -> Iterator[list[tuple[int, int]]]:
     """Yield this rank's (epoch, index) pairs, batch by batch and without end, from `first_step` on.
 
-    Every epoch has all samples in an order of its own, drawn from seed and epoch. Epochs follow each other
+    Every epoch has all samples in a new order, drawn from seed and epoch. Epochs follow each other
     without a gap: a batch may hold the end of one and the start of the next. The global batch of step n is
     the same for any number of ranks that share it.
     """
@@ -42,7 +42,7 @@ def shuffled(num_samples: int, request: DataRequest) -> Iterator[list[tuple[int,
 
 
 def share(num_samples: int, request: DataRequest) -> Iterator[list[int | None]]:
-    """Yield this rank's indices of `num_samples`, batch by batch; over all ranks each sample is there once.
+    """Yield this rank's indices of `num_samples`, batch by batch; all ranks together have each sample once.
 
     All ranks have the same number of full batches, because sharded models are evaluated by all ranks together
     and compiled ones for one shape. Missing samples are None, to be filled with unlabelled samples.
@@ -57,7 +57,7 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
     """Split `batch` into `parts` micro-batches of equal size, views of it.
 
     A batch is any nest of tuples, lists and mappings of tensors, split along their first dimension; other
-    values are in each part. Raises RecipeError if a first dimension does not divide by `parts`.
+    values are the same in each part. Raises RecipeError if a first dimension does not divide by `parts`.
     """
     if parts == 1:
         return [batch]
@@ -75,12 +75,12 @@ def _part(value: torch.Tensor, index: int, parts: int) -> torch.Tensor:
 
 
 def take(batch: Batch, samples: Sequence[int]) -> Batch:
-    """Return a batch of the chosen `samples` of a batch, in their order; what is not a tensor stays."""
+    """Return the chosen `samples` of a batch, in their order; values that are not tensors stay."""
     return map_tensors(lambda tensor: tensor[list(samples)] if tensor.dim() else tensor, batch)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], nest: Any) -> Any:
-    """Return `nest`, of tuples, lists and mappings, with `function` of each of its tensors; the rest stays.
+    """Apply `function` to each tensor in `nest`, of tuples, lists and mappings; other values stay.
 
     A mapping that is not a dict, such as the BatchEncoding of Transformers, becomes one.
     """

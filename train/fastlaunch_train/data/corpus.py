@@ -17,17 +17,17 @@ from fastlaunch_train.records.data_identity import DataIdentity, digest_of
 from fastlaunch_train.workloads.contract import Batch, DataRequest
 from fastlaunch_train.workloads.registry import WorkloadError
 
-#: The language has up to MAX_WORDS words of WORD_LENGTH tokens. After each comes one of NUM_FOLLOWERS others,
-#: by Zipf's law. It is the same for every seed: seeds draw other texts.
+#: The language has up to MAX_WORDS words of WORD_LENGTH tokens. Each is followed by one of NUM_FOLLOWERS
+#: others, by Zipf's law. The language is the same for every seed; seeds draw different texts.
 WORD_LENGTH = 4
 MAX_WORDS = 2048
 NUM_FOLLOWERS = 16
 LANGUAGE_SEED = 20230315
-#: Sequences of the language that are held out.
+#: Number of held-out sequences of the language.
 NUM_HELD_OUT = 64
-#: Every change of what is written needs a new version: runs on other text are no repeats of each other.
+#: Every change of the text needs a new version: runs on different text are no repeats of each other.
 SYNTHETIC = DataIdentity(generator="corpus", generator_version=1, seeded_by="seed, rank, step")
-#: The beginning of a file that is held out, as in Hugging Face's run_clm.py.
+#: The share of a file, at its beginning, that is held out, as in Hugging Face's run_clm.py.
 HELD_OUT_SHARE = 0.05
 
 
@@ -39,7 +39,7 @@ class Language:
     followers: torch.Tensor  #: the probability that word w + k (modulo the words) follows word w, for each k
 
     def write(self, num_sequences: int, length: int, generator: torch.Generator) -> Sequences:
-        """Return texts of `length` tokens that start with any word; the generator is the CPU's."""
+        """Return texts of `length` tokens that start with any word. generator: a CPU's."""
         num_words = len(self.lexicon)
         shape = (num_sequences, -(-length // WORD_LENGTH))
         steps = torch.multinomial(self.followers, math.prod(shape), replacement=True, generator=generator)
@@ -51,7 +51,7 @@ class Language:
     def entropy(self, length: int) -> float:
         """Return the least mean loss, in nats per predicted token, on texts of `length` tokens.
 
-        All tokens but the first are predicted. Texts are chains of words, one to one.
+        All tokens but the first are predicted. Each text stands for exactly one chain of words.
         """
         assert length % WORD_LENGTH == 0
         first = torch.bincount(self.lexicon[:, 0].long()).double() / len(self.lexicon)
@@ -61,10 +61,10 @@ class Language:
 
 @lru_cache(maxsize=4)
 def language(vocabulary: int) -> Language:
-    """Return the synthetic language of a vocabulary of so many tokens."""
+    """Return the synthetic language with a vocabulary of so many tokens."""
     num_words = max(2, min(MAX_WORDS, vocabulary // 8))
     generator = torch.Generator().manual_seed(seed_of("language", LANGUAGE_SEED, vocabulary))
-    # Twice as many as needed, to drop duplicates.
+    # Draw twice as many words as needed, and drop duplicates.
     drawn = torch.randint(vocabulary, (2 * num_words, WORD_LENGTH), generator=generator, dtype=torch.int32)
     lexicon = torch.tensor(list(dict.fromkeys(map(tuple, drawn.tolist())))[:num_words], dtype=torch.int32)
     weights = 1 / torch.arange(1, min(NUM_FOLLOWERS, num_words) + 1)
@@ -81,7 +81,7 @@ def synthetic_batches(vocabulary: int, length: int, request: DataRequest) -> Ite
 
 
 def synthetic_splits(vocabulary: int, length: int) -> Splits:
-    """Return texts in the synthetic language to validate on, the same for every seed."""
+    """Return validation texts in the synthetic language, the same for every seed."""
     generator = torch.Generator().manual_seed(seed_of("held-out corpus", LANGUAGE_SEED))
     return {"validation": language(vocabulary).write(NUM_HELD_OUT, length, generator)}
 
@@ -89,8 +89,8 @@ def synthetic_splits(vocabulary: int, length: int) -> Splits:
 def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedText:
     """Read a file, tokenize it line by line and cut it into sequences of `length` tokens.
 
-    The beginning is held out, an incomplete sequence at the end dropped. Raises WorkloadError for a file that
-    is missing, empty, not UTF-8 or shorter than one sequence.
+    The beginning is held out; an incomplete sequence at the end is dropped. Raises WorkloadError for a file
+    that is missing, empty, not UTF-8 or shorter than one sequence.
     """
     path = Path(path_text).expanduser()
     try:
@@ -106,7 +106,7 @@ def read_text(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedText:
         ) from None
     if not text.strip():
         raise WorkloadError(f"text file {path} is empty", "give a file that holds text")
-    # Bytes, too, have to be text: an archive given by mistake would train as well.
+    # Tokens that are bytes have to be text, too: otherwise an archive given by mistake would train.
     if isinstance(tokenizer, ByteTokens):
         tokens = bytes_as_tokens(data)
     else:

@@ -28,7 +28,7 @@ def prepare_torchvision() -> None:
 
 
 def _loads_by_itself() -> bool:
-    """Return whether this torch loads torchvision's C++ library, as it does a CPU wheel's."""
+    """Return whether this torch can load torchvision's C++ library, as it can a CPU wheel's."""
     import importlib.util
     from pathlib import Path
 

@@ -9,13 +9,13 @@ from typing import Any
 from fastlaunch_train.recipes.requirements import INSTALL_EXTRA
 from fastlaunch_train.workloads.registry import WorkloadError, names_folder
 
-#: What transformers raises for files that are missing, cut off or of another kind. safetensors adds its
+#: What transformers raises for files that are missing, truncated or of another kind. safetensors adds its
 #: SafetensorError, recognised by its name because it need not be installed.
 _UNLOADABLE = (OSError, ValueError, ImportError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 
 def import_transformers(workload: str, find: Callable[[str], object] = importlib.util.find_spec) -> Any:
-    """Import transformers. Raises WorkloadError, naming the extra, if `find` does not find it."""
+    """Import transformers. Raises WorkloadError, naming the extra, if `find` cannot find it."""
     if find("transformers") is None:
         raise WorkloadError(
             f"workload {workload!r} needs transformers, which is not installed",
@@ -32,7 +32,7 @@ def import_transformers(workload: str, find: Callable[[str], object] = importlib
 
 
 def load_from_hub(load: Callable[..., Any], name: str, workload: str, what: str, **options: Any) -> Any:
-    """Return what transformers' `load` makes of `name`, a `what`. Raises WorkloadError if it cannot."""
+    """Load `name`, a `what`, with transformers' `load`. Raises WorkloadError if that fails."""
     folder = Path(name).expanduser()
     option = "hf-clm:" if workload == f"hf-clm:{name}" else f"--{what} "
     if not folder.is_dir() and names_folder(name):

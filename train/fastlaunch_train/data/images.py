@@ -1,6 +1,6 @@
 """Batches of images from three sources: made on the device, made by loader processes, or read from a folder.
 
-Each holds some out: synthetic images that no seed draws, and those of a folder that `find_images` says.
+Each holds some images out: synthetic images that no seed draws, and a folder's by `find_images`.
 """
 
 import ctypes
@@ -27,31 +27,31 @@ from fastlaunch_train.workloads.registry import WorkloadError
 CROP_SHARE = 0.875
 #: One image in this many is held out of a folder that has none to validate on.
 HELD_OUT_EVERY = 20
-#: Folders to validate on, beside one called train; and everything that lies beside it.
+#: Names of validation folders beside one called train; and of all parts of the data, which are no classes.
 _VALIDATION = ("val", "valid", "validation")
 _PARTS = {"train", "test", *_VALIDATION}
 
 #: Synthetic labels that are replaced by a random class, so that the loss has a floor above zero.
 WRONG_LABELS = 0.1
-#: Each class has a coarse pattern, this many cells a side. It is the same for every seed: seeds draw other
-#: images of one task.
+#: Each class has a coarse pattern, this many cells a side. It is the same for every seed: seeds draw
+#: different images of one task.
 PATTERN_CELLS = 4
 PATTERN_SEED = 20231115
 PATTERN_STRENGTH = 1.0
-#: Synthetic images that are held out.
+#: Number of held-out synthetic images.
 NUM_HELD_OUT = 1024
-#: Every change of what is made needs a new version: runs on other images are no repeats of each other.
+#: Every change of the images needs a new version: runs on different images are no repeats of each other.
 SYNTHETIC = DataIdentity(generator="images", generator_version=1, seeded_by="seed, rank, step")
 SYNTHETIC_LOADER = DataIdentity(generator="single images", generator_version=1, seeded_by="seed, number")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageShape:
-    """What a model takes: square images of three channels, normalised by mean and standard deviation."""
+    """A model's input: square images of three channels, normalised by mean and standard deviation."""
 
     size: int  #: pixels a side
     num_classes: int
-    # ImageNet's, as everyone publishes them.
+    # ImageNet's commonly published values.
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
@@ -59,7 +59,7 @@ class ImageShape:
 def image_batches(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
     """Return endless batches on the device: images (batch, 3, size, size), fp32, and labels (batch,), int64.
 
-    A rank's batch of step n depends on seed, rank, world size, batch size and n alone. Images of a folder are
+    A rank's batch of step n depends only on seed, rank, world size, batch size and n. Images of a folder are
     resized, centre-cropped, flipped at random and normalised, and dealt as `batches.shuffled` says.
     Raises WorkloadError for an unknown source, a folder that cannot be used, and, with its batch, for an
     image that cannot be read.
@@ -77,9 +77,9 @@ def image_batches(shape: ImageShape, request: DataRequest) -> Iterator[Batch]:
 
 
 def held_out_images(shape: ImageShape, request: DataRequest, split: str) -> Iterator[Batch]:
-    """Return this rank's batches to validate on, dealt as `batches.share` says; none of another split.
+    """Return this rank's validation batches, dealt as `batches.share` says; none for another split.
 
-    As `image_batches`, without flips. Labels of what fills up a batch are `NO_LABEL`.
+    They are as those of `image_batches`, without flips. Samples that fill up a batch are labelled `NO_LABEL`.
     """
     if split != "validation":
         return iter(())
@@ -91,14 +91,14 @@ def held_out_images(shape: ImageShape, request: DataRequest, split: str) -> Iter
 
 
 def images_per_epoch(shape: ImageShape, source: str) -> int | None:
-    """Return the number of a folder's images to train on; None of synthetic ones, which have no end."""
+    """Return the number of a folder's training images; None for synthetic images, which have no end."""
     if source in ("synthetic", "loader"):
         return None
     return len(find_images(_folder(source), shape.num_classes).train)
 
 
 def images_identity(shape: ImageShape, source: str) -> DataIdentity:
-    """Return what the images of a source are; those of a folder by their names and contents or sizes."""
+    """Return the identity of a source's images; a folder's is by names and contents or sizes."""
     synthetic = {"synthetic": SYNTHETIC, "loader": SYNTHETIC_LOADER}
     return synthetic.get(source) or folder_identity(_folder(source), shape.num_classes)
 
@@ -115,7 +115,7 @@ def make_images(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return images (num_images, 3, size, size), the patterns of their classes in unit noise, and labels.
 
-    A share of WRONG_LABELS of the labels is drawn anew, from all classes.
+    A share WRONG_LABELS of the labels is drawn anew, from all classes.
     """
     device, num_classes = patterns.device, len(patterns)
     classes, others = torch.randint(num_classes, (2, num_images), generator=generator, device=device)
@@ -138,7 +138,7 @@ def _synthetic_held_out(shape: ImageShape, request: DataRequest) -> Iterator[Bat
     generator = torch.Generator(request.device)
     for numbers in share(NUM_HELD_OUT, request):
         made = []
-        # One by one, so that the batch size does not change them.
+        # Images are made one by one, so that the batch size does not change them.
         for number in numbers:
             generator.manual_seed(seed_of("held-out", PATTERN_SEED, number or 0))
             image, label = make_images(patterns, 1, shape.size, generator)
@@ -168,8 +168,8 @@ class FolderImages:
 def find_images(path_text: str, num_classes: int) -> FolderImages:
     """Return the images of PATH/CLASS/IMAGE, classes numbered in alphabetical order.
 
-    Held out is what lies beside a folder called train in val, valid or validation; else a twentieth of the
-    images, chosen by their names and so the same for every seed.
+    The held-out images lie in val, valid or validation beside a folder called train; without one, they are a
+    twentieth of the images, chosen by their names and so the same for every seed.
     Raises WorkloadError for a folder that does not exist, has no images, a class without images or more
     classes than the model, or holds parts of the data instead of classes, and for a class to validate on
     that is not one to train on.
@@ -201,14 +201,14 @@ def find_images(path_text: str, num_classes: int) -> FolderImages:
 
 @lru_cache(maxsize=4)
 def folder_identity(path: str, num_classes: int) -> DataIdentity:
-    """Return what the images of `find_images` are, held-out ones included, under names CLASS/.../IMAGE.
+    """Return the identity of the images of `find_images`, held-out ones included, named CLASS/.../IMAGE.
 
     Raises OSError for an image that cannot be read.
     """
     images = find_images(path, num_classes)
     root = Path(path).expanduser()
     roots = {"train": root, "held out": _validation_folder(root) or root}
-    # Plain strings: of a million names, `Path` and `os.path` take half a minute.
+    # Names are plain strings: `Path` and `os.path` take half a minute for a million.
     files = {
         f"{part}/{file.removeprefix(str(roots[part])).lstrip(os.sep)}": file
         for part, samples in (("train", images.train), ("held out", images.held_out))
@@ -233,7 +233,7 @@ def _images_of(path: Path, *, allow_empty: bool = False) -> tuple[list[str], lis
             f"data folder {path} cannot be used: {error}", "give a folder of images in PATH/CLASS/IMAGE"
         ) from None
     if "train" in folder.classes and set(folder.classes) <= _PARTS:
-        # The model would learn which part an image is in.
+        # The model would learn which part of the data an image is in.
         raise WorkloadError(
             f"data folder {path} holds parts of the data, {' and '.join(folder.classes)}, and no classes",
             f"give --data folder:{path / 'train'}; `val` beside it is held out",
@@ -271,7 +271,7 @@ class _SyntheticImages(Dataset[Any]):
 
 
 class _FolderImages(Dataset[Any]):
-    """The image of each (index, whether to flip it); of index None one without a label, to fill a batch."""
+    """The image of each (index, whether to flip it); index None is an unlabelled image, to fill a batch."""
 
     def __init__(self, samples: Sequence[tuple[str, int]], shape: ImageShape) -> None:
         self._samples = samples
@@ -298,7 +298,7 @@ class _FolderImages(Dataset[Any]):
 
 
 def _numbers(request: DataRequest) -> Iterator[list[int]]:
-    """Yield this rank's share of all natural numbers: a global batch is a run of numbers."""
+    """Yield this rank's share of all natural numbers: a global batch is a range of numbers."""
     for step in itertools.count(request.first_step):
         start = ((step - 1) * request.world_size + request.rank) * request.batch_size
         yield list(range(start, start + request.batch_size))
@@ -312,7 +312,7 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
         num_workers=request.num_workers,
         collate_fn=_collate,
         pin_memory=on_gpu,
-        # It would draw from the default generator, and after a resume once more than without.
+        # The loader would draw a seed from the default generator, and after a resume once more than without.
         generator=torch.Generator(),
         worker_init_fn=_prepare_worker if request.num_workers else None,
     )
@@ -335,9 +335,9 @@ def _collate(items: list[Any]) -> Any:
 
 
 def _prepare_worker(worker: int) -> None:
-    """Have a worker process read images, and end when its parent says so or ends, and not before.
+    """Set up a worker process to read images, and to end only when its parent says so or ends.
 
-    Forked, it has the parent's signal handlers, which need threads that it does not have. Ctrl-C reaches
+    A forked worker has the parent's signal handlers, which need threads that it does not have. Ctrl-C reaches
     every process of a terminal, and the parent needs its workers until the end of its step.
     """
     signal.set_wakeup_fd(-1)
@@ -349,5 +349,5 @@ def _prepare_worker(worker: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
         if parent is not None and os.getppid() == 1 and parent.pid != 1:
             os._exit(1)
-    # A worker that was started anew, not forked, needs this itself.
+    # A worker that was spawned, not forked, needs to do this itself.
     prepare_torchvision()

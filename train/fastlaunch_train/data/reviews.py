@@ -18,7 +18,7 @@ from fastlaunch_train.workloads.registry import WorkloadError
 
 #: The first tokens: padding, the start and the end of a review, and the word that negates the next.
 PADDING, START, END, NOT = range(4)
-#: After them this many words of blame, as many of praise, and neutral words.
+#: After them come this many words of blame, as many of praise, and neutral words.
 NUM_OPINION_WORDS = 16
 #: Shares of words with an opinion, of those that agree with the review, and of NOT, before an opinion.
 OPINIONS, AGREEING, NEGATIONS = 0.3, 0.8, 0.05
@@ -28,17 +28,17 @@ WRONG_LABELS = 0.1
 MEDIAN_LENGTH, LENGTH_SIGMA, MIN_LENGTH = 0.44, 0.65, 8
 HELD_OUT_SEED = 20230202
 NUM_VALIDATION, NUM_TEST = 1000, 2000
-#: Every change of what is written needs a new version: runs on other reviews are no repeats of each other.
+#: Every change of the reviews needs a new version: runs on different reviews are no repeats of each other.
 SYNTHETIC = DataIdentity(generator="reviews", generator_version=1, seeded_by="seed, rank, step")
 
 log = logging.getLogger("fastlaunch_train")
 
-#: 5,000 of 50,000 reviews are for validation and 10,000 to test, as in the experiment.
+#: 5,000 of 50,000 reviews are for validation and 10,000 for testing, as in the experiment.
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
 SPLIT_SEED = 20230201
-#: With fewer there would be none to validate on.
+#: With fewer reviews there would be none to validate on.
 MIN_REVIEWS = 10
-#: Names of class 0, bad, and 1, good: folders, and values in a CSV file.
+#: Names of class 0 (bad) and class 1 (good): folders, and values in a CSV file.
 FOLDERS = ("neg", "pos")
 LABELS = {"negative": 0, "positive": 1, "neg": 0, "pos": 1, "0": 0, "1": 1}
 #: Columns of text and label: of Kaggle's IMDB file, and of the experiment's.
@@ -62,7 +62,8 @@ class Reviews:
 def read_folder(path_text: str) -> Reviews:
     """Read PATH/train/pos/*.txt and so on, as in aclImdb, or PATH/pos and PATH/neg.
 
-    Raises WorkloadError for a folder that is missing or lacks one of both, and a file that is not UTF-8.
+    Raises WorkloadError for a folder that is missing or lacks one of the classes, and a file that is not
+    UTF-8.
     """
     path = Path(path_text).expanduser()
     if not path.is_dir():
@@ -125,7 +126,7 @@ def read_csv(path_text: str) -> Reviews:
             f"CSV file {path} cannot be read: {error}",
             "give --data file:PATH of a CSV file in UTF-8, or folder:PATH",
         ) from None
-    # If all were of one kind, any model would get all of them right.
+    # If all reviews were of one class, any model would get all of them right.
     for label, kind in enumerate(("bad", "good")):
         if label not in classes:
             raise WorkloadError(f"CSV file {path} has no {kind} review", "give reviews of both kinds")
@@ -158,8 +159,8 @@ def split_reviews(reviews: Reviews) -> dict[str, Reviews]:
 def as_sequences(reviews: Reviews, tokenizer: Tokenizer, length: int) -> Sequences:
     """Return the reviews as tokens, cut off or padded to `length`.
 
-    A review without tokens keeps one of padding: attention over nothing is NaN, and the model's weights would
-    be from then on.
+    A review without tokens keeps one of padding: attention over nothing is NaN, and so would be the model's
+    weights from then on.
     """
     texts = tokenizer.encode(reviews.texts, longest=length)
     tokens = torch.full((len(texts), length), tokenizer.padding, dtype=torch.int32)
@@ -189,7 +190,7 @@ def _text_of(file: Path) -> str:
 
 
 def write_reviews(num_reviews: int, vocabulary: int, length: int, generator: torch.Generator) -> Sequences:
-    """Return reviews of at most `length` tokens below `vocabulary`, half of them good, by a CPU generator."""
+    """Return reviews of at most `length` tokens below `vocabulary`, half of them good. generator: a CPU's."""
     shape = (num_reviews, length)
 
     def chance(probability: float, *shape: int) -> torch.Tensor:
@@ -229,7 +230,7 @@ def synthetic_batches(vocabulary: int, length: int, request: DataRequest) -> Ite
 
 
 def synthetic_splits(vocabulary: int, length: int) -> Splits:
-    """Return reviews to validate on and to test, the same for every seed."""
+    """Return reviews for validation and for testing, the same for every seed."""
     generator = torch.Generator().manual_seed(seed_of("held-out reviews", HELD_OUT_SEED))
     numbers = {"validation": NUM_VALIDATION, "test": NUM_TEST}
     return {name: write_reviews(number, vocabulary, length, generator) for name, number in numbers.items()}

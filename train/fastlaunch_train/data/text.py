@@ -13,11 +13,11 @@ from fastlaunch_train.workloads.registry import WorkloadError
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Samples of text, on the CPU. Without classes and lengths all are full, to predict their tokens."""
+    """Samples of text, on the CPU. Without classes and lengths, samples are full, to predict their tokens."""
 
     tokens: torch.Tensor  #: (samples, length), int32
     classes: torch.Tensor | None = None  #: (samples,), int64
-    lengths: torch.Tensor | None = None  #: (samples,), tokens that are no padding
+    lengths: torch.Tensor | None = None  #: (samples,), number of tokens that are not padding
 
     def __post_init__(self) -> None:
         assert self.tokens.dim() == 2
@@ -44,7 +44,7 @@ class LoadedText:
     """Text that was read from files."""
 
     splits: Splits
-    digest: str  #: of all of it, before it was tokenized and split
+    digest: str  #: the whole text's, before it was tokenized and split
     tokenizer: str  #: `Tokenizer.identity`
 
 
@@ -76,11 +76,11 @@ class TextSource:
         return iter(()) if sequences is None else scoring_batches(sequences, request)
 
     def samples_per_epoch(self, source: str) -> int | None:
-        """Return the number of samples to train on; None of synthetic text, which has no end."""
+        """Return the number of training samples; None for synthetic text, which has no end."""
         return None if source == "synthetic" else len(self._text(source).splits["train"])
 
     def identity(self, source: str) -> DataIdentity:
-        """Return what the text is: its digest, since every rank has all of it in memory anyway."""
+        """Return the identity of the text: its digest, since every rank has all of it in memory anyway."""
         if source == "synthetic":
             return self.synthetic_identity
         text = self._text(source)
@@ -124,7 +124,7 @@ def batch_of(
     """Return a batch of all `sequences`, on `device`; those that is_filler (samples,) marks have no labels.
 
     tokens: (batch, length), int64. labels: each sample's class, or its tokens, or `NO_LABEL`. mask, with
-    classes only: as tokens, 1 where a token means something.
+    classes only: (batch, length), 1 where a token is not padding.
     """
     tokens = sequences.tokens.long()
     labels = tokens if sequences.classes is None else sequences.classes

@@ -18,9 +18,9 @@ log = logging.getLogger("fastlaunch_train")
 
 #: Texts per call of a Hugging Face tokenizer.
 _CHUNK = 1000
-#: What tokenizers with one vocabulary may treat differently: case, accents, spaces, numbers, scripts.
+#: Text that tokenizers with one vocabulary may treat differently: case, accents, spaces, numbers, scripts.
 _PROBE = "Überall  didn't 3,141.59\tNAÏVE naïve antidisestablishmentarianism 日本語のテキスト 🙂\n¿qué?"
-#: Words of the vocabulary that are probed too, evenly spread, also in upper case and joined to the next.
+#: Number of words of the vocabulary to probe, too: evenly spread, also in upper case and joined to the next.
 _PROBED_WORDS = 1000
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?|[^\w\s]")
 
@@ -52,16 +52,16 @@ class ByteTokens:
 
 
 class WordTokens:
-    """A token for each of the most frequent words of `texts`, in lower case, and for each other sign.
+    """A token for each of the most frequent words of `texts`, in lower case; other signs count as words.
 
-    The first four numbers are of padding, an unknown word, and the start and the end of a text.
+    The first four tokens stand for padding, an unknown word, and the start and the end of a text.
     """
 
     padding, unknown, start, end = range(4)
 
     def __init__(self, texts: Iterable[str], vocabulary: int) -> None:
         counts = Counter(word for text in texts for word in _words(text))
-        # Ties in alphabetical order, so that the order of the texts does not matter.
+        # Ties are in alphabetical order, so that the order of the texts does not matter.
         ranked = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, vocabulary - 4)]
         self._numbers = {word: number for number, word in enumerate(ranked, start=4)}
         self.vocabulary = 4 + len(ranked)
@@ -95,8 +95,8 @@ class HubTokens:
     def identity(self) -> str:
         """A digest of the vocabulary, the padding, and the tokens of a probe and of known words.
 
-        Not of the files, which differ by the release that wrote them. Two tokenizers with one vocabulary that
-        split only rare words differently may count as the same.
+        It leaves out the files, which differ by the release that wrote them. Two tokenizers with one
+        vocabulary that split only rare words differently may count as the same.
         """
         words = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
         known = [word for word, _ in words[:: -(-len(words) // _PROBED_WORDS) or 1]]

@@ -17,7 +17,7 @@ ZERO_STAGES = ("zero1", "zero2")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 #: Transformer Engine's documented default, pinned: DelayedScaling(amax_history_len=1024), release 2.15.
 AMAX_HISTORY = 1024
-#: The words that a field may be, if it is one of several.
+#: The values of each field that takes one of several words.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16", "fp8"),
     "blocks": ("native", "te", "te-article", "fused"),
@@ -60,7 +60,7 @@ def refuse(problem: Problem | None, of: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One way to train a model; which model and which data is the workload's business."""
+    """One way to train a model; the workload determines the model and the data."""
 
     name: str
     description: str
@@ -99,14 +99,14 @@ class Recipe:
     activation_checkpointing: str = "none"  #: `block`: keep a block's input, recompute the rest in backward
     optimizer: str = "workload"
     optimizer_impl: str = "auto"  #: `auto`: torch chooses
-    set_to_none: bool = True  #: gradients are freed, not zeroed
+    set_to_none: bool = True  #: free gradients, do not zero them
     #: `bf16`: weights are held and updated in bf16. `bf16-master`: bf16 weights, updated in fp32 masters.
     parameter_dtype: str = "fp32"
-    #: The GPU does a whole step, optimizer and all, by one CUDA graph. Several GPUs do without: they exchange
-    #: gradients as they come.
+    #: The GPU does a whole step, optimizer and all, by one CUDA graph. With several GPUs it has no effect,
+    #: because they exchange gradients as they come.
     step_graph: bool = False
     deterministic: bool = False  #: torch's deterministic algorithms
-    loop: str = "ours"  #: whose loop calls the steps; else Lightning's or Transformers' Trainer
+    loop: str = "ours"  #: whose loop calls the steps: ours, or Lightning's or Transformers' Trainer
     learning_rate: float | None = None  #: None: the workload's own
     overrides: tuple[tuple[str, str], ...] = ()
 
@@ -129,7 +129,7 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """Name and overrides, by which runs are pooled: `bf16 optimizer_impl=fused`."""
+        """The name and overrides, by which runs are pooled: `bf16 optimizer_impl=fused`."""
         return " ".join([self.name, *(f"{field}={value}" for field, value in self.overrides)])
 
     def to_record(self) -> dict[str, Any]:

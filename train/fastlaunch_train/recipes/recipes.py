@@ -207,7 +207,7 @@ def recipe_of(label: str) -> Recipe | None:
 
 
 def in_parts(recipe: Recipe, num_parts: int) -> Recipe | None:
-    """Return the recipe with so many micro-batches to a batch; None for one that cannot have them."""
+    """Return the recipe with `num_parts` micro-batches to a batch; None if it cannot have them."""
     overrides = {**dict(recipe.overrides), "grad_accumulation": str(num_parts)}
     try:
         return resolve_recipe(recipe.name, (f"{field}={text}" for field, text in overrides.items()))
@@ -269,7 +269,7 @@ _INSTEAD = {
 def stand_in(recipe: Recipe, can_run: Callable[[Recipe], bool]) -> Recipe:
     """Return the first recipe along `_INSTEAD` that can run, with the overrides that it takes and runs with.
 
-    The first candidate is `recipe` itself with fewer overrides. fp32 if none can run.
+    The first candidate is `recipe` itself with fewer overrides. Return fp32 if none can run.
     """
     name = recipe.name
     while not can_run(RECIPES[name]) and name != "fp32":

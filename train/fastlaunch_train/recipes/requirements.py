@@ -1,4 +1,4 @@
-"""What each recipe needs of hardware and software: one table, for this machine and for one to be rented."""
+"""What hardware and software each recipe needs: one table, for this machine and for one to be rented."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from fastlaunch_train.recipes.recipe import (
 
 Version = tuple[int, ...]
 
-#: Which extra of this package installs what.
+#: The extra of this package that installs each package.
 EXTRAS = {
     "transformer_engine": "te",
     "torchao": "float8",
@@ -24,9 +24,9 @@ EXTRAS = {
     "accelerate": "train",
     "torch_ort": "ort",
 }
-#: What to type for an extra, in the checkout: there is no release yet.
+#: The command that installs an extra from the checkout: there is no release yet.
 INSTALL_EXTRA = "pip install '.[{}]'"
-#: First compute capability with units for bf16.
+#: The first compute capability with units for bf16.
 BF16_CAPABILITY = (8, 0)
 #: The oldest torchao whose float8 configurations go by name.
 TORCHAO_RELEASE = (0, 9)
@@ -47,13 +47,13 @@ def _nothing(_: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What decides which recipes run on a machine. A version of () is unknown and taken to suffice."""
+    """The properties of a machine that decide which recipes run. The version () is unknown and suffices."""
 
     #: The GPU's; None without one.
     compute_capability: Version | None
     #: The GPU in words.
     gpu: str = "this GPU"
-    #: That torch was built with; None without.
+    #: The CUDA version that torch was built with; None without CUDA.
     cuda: Version | None = ()
     #: The version of an installed package, by the name it is imported by; None if it is not installed.
     version_of: Callable[[str], Version | None] = lambda _: ()
@@ -79,12 +79,12 @@ class Requirement:
     package: str | None = None  #: what has to be installed, by the name that is imported
 
     def is_of(self, recipe: Recipe) -> bool:
-        """Whether the recipe needs it."""
+        """Return whether the recipe needs it."""
         return all(getattr(recipe, field) in values for field, values in self.fields.items())
 
 
 def _gpu(what: str, least: Version, *, below: Version | None = None, runs_on_cpu: bool = False) -> Missing:
-    """A GPU of compute capability `least` or more, and less than `below`; maybe none at all."""
+    """Require a GPU of compute capability `least` or more, and less than `below`, or perhaps no GPU."""
 
     def missing(recipe: Recipe, machine: Capabilities) -> str | None:
         capability = machine.compute_capability
@@ -108,7 +108,7 @@ def _gpu(what: str, least: Version, *, below: Version | None = None, runs_on_cpu
 
 
 def _cuda(what: str, least: Version) -> Missing:
-    """A torch that was built with CUDA `least` or newer."""
+    """Require a torch that was built with CUDA `least` or newer."""
 
     def missing(recipe: Recipe, machine: Capabilities) -> str | None:
         if not machine.cuda or machine.cuda >= least:
@@ -127,7 +127,7 @@ def _package(
     only_on_cpu: bool = False,
     from_capability: Version = (),
 ) -> Requirement:
-    """A package in release `least` or newer; only without a GPU, or from a compute capability on."""
+    """Require a package in release `least` or newer; only without a GPU, or from a compute capability on."""
 
     def missing(recipe: Recipe, machine: Capabilities) -> str | None:
         capability = machine.compute_capability
@@ -205,7 +205,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     _package({"engine": ("ort",)}, "torch_ort"),
     _package({"parallelism": ZERO_STAGES}, "deepspeed"),
     _package({"loop": ("lightning",)}, "lightning"),
-    # Its Trainer takes the mean of micro-batches; 4.46.1 adds them up.
+    # This Trainer takes the mean of micro-batches; 4.46.1 adds them up.
     _package({"loop": ("transformers",)}, "transformers", (4, 49)),
     _package({"loop": ("transformers",)}, "accelerate"),
 )
@@ -236,7 +236,7 @@ def needed_packages(recipe: Recipe) -> tuple[str, ...]:
 
 def bf16_emulation(recipe: Recipe, machine: Capabilities) -> str | None:
     """Return a warning where `recipe` computes in bf16 and the GPU has no units for it; else None."""
-    # torch says nothing of it: its is_bf16_supported() counts emulation in.
+    # torch does not tell: its is_bf16_supported() counts emulation in.
     capability = machine.compute_capability
     if recipe.precision != "bf16" or not capability or capability >= BF16_CAPABILITY:
         return None
@@ -269,6 +269,6 @@ def dotted(version: Version) -> str:
 
 
 def parse_version(text: str) -> Version:
-    """Return (2, 11, 0) for `2.11.0+cu130`; what is no number ends it."""
+    """Return (2, 11, 0) for `2.11.0+cu130`; the version ends at the first part that is not a number."""
     match = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -17,7 +17,7 @@ from fastlaunch_train.recipes.recipe import (
     Recipe,
 )
 
-#: Fields that say how a step trains, and nothing of what the model computes.
+#: Fields that say how a step trains, and nothing about what the model computes.
 _TRAINING_FIELDS = (
     *("optimizer", "learning_rate", "optimizer_impl", "set_to_none", "grad_accumulation"),
     *("activation_checkpointing", "parallelism", "wire_dtype", "ddp_bucket_mb", "overlap_comm"),
@@ -47,7 +47,7 @@ def recipe_problem(recipe: Recipe) -> Problem | None:
 
 
 def optimizer_problem(recipe: Recipe, optimizer: str) -> Problem | None:
-    """Return what `recipe` wants that `optimizer`, its own or the workload's, cannot do; None if nothing."""
+    """Return what `recipe` requires and `optimizer`, its own or the workload's, lacks; None if nothing."""
     if recipe.weight_cast == "optimizer" and (
         optimizer not in ("sgd", "workload") or recipe.optimizer_impl != "fused"
     ):
@@ -70,7 +70,7 @@ def optimizer_problem(recipe: Recipe, optimizer: str) -> Problem | None:
 
 
 def steps_problem(recipe: Recipe) -> Problem | None:
-    """Return what `recipe` wants that the library making its steps cannot do; None if nothing."""
+    """Return what `recipe` requires that the library making its steps cannot do; None if nothing."""
     if recipe.parallelism in ZERO_STAGES and not recipe.set_to_none:
         return "DeepSpeed frees gradients itself", "leave out set_to_none"
     if recipe.loop != "ours" and recipe.precision == "fp8":
@@ -102,7 +102,7 @@ def profile_problem(recipe: Recipe) -> Problem | None:
 
 
 def forward_only_problem(recipe: Recipe) -> Problem | None:
-    """Return what `recipe` wants of training, for a workload that trains nothing; None if nothing.
+    """Return what `recipe` says about training, for a workload that trains nothing; None if nothing.
 
     An `optimizer_impl` that the named recipe itself sets, as those with other blocks do, does no harm.
     """
@@ -126,9 +126,9 @@ def forward_only_problem(recipe: Recipe) -> Problem | None:
 def batch_multiple(recipe: Recipe) -> int:
     """Return what a batch size has to be a multiple of for `recipe` to run, and to run well.
 
-    Every dimension of FP8 products is a multiple of 16, of MXFP8 of 32. In those of the weight gradients one
-    is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the backward pass.)
-    Fused blocks take multiples of 16 in bf16, too.
+    Every dimension of FP8 products is a multiple of 16, and of 32 for MXFP8. In the weight gradients'
+    products one is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the
+    backward pass.) Fused blocks take multiples of 16 in bf16, too.
     """
     if not _needs_multiple(recipe):
         return 8
@@ -140,7 +140,7 @@ def _needs_multiple(recipe: Recipe) -> bool:
 
 
 def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
-    """Return why `recipe` cannot train with so many samples on a rank; None if it can."""
+    """Return why `recipe` cannot train with `batch_size` samples on a rank; None if it can."""
     parts = recipe.grad_accumulation
     multiple = parts * (batch_multiple(recipe) if _needs_multiple(recipe) else 1)
     if batch_size % multiple == 0:
@@ -156,7 +156,7 @@ def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
 
 
 def width_problem(recipe: Recipe, width: int) -> Problem | None:
-    """Return why `recipe` cannot train a vision transformer of so many features; None if it can.
+    """Return why `recipe` cannot train a vision transformer with `width` features; None if it can.
 
     The kernels of fused blocks go over a row in tiles, and that of LayerNorm's backward pass holds it in two
     parts, each a power of 2 wide.
@@ -170,7 +170,7 @@ def width_problem(recipe: Recipe, width: int) -> Problem | None:
 
 
 def ranks_problem(recipe: Recipe, num_ranks: int) -> Problem | None:
-    """Return why `recipe` does not train with so many ranks; None if it does."""
+    """Return why `recipe` cannot train with `num_ranks` ranks; None if it can."""
     if num_ranks > 1 and recipe.step_graph and recipe.blocks == "native":
         return (
             "a step is one CUDA graph on one GPU only",
@@ -282,7 +282,7 @@ def _step_graph(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _compile(recipe: Recipe) -> Iterator[Problem]:
-    # No spaces: labels are split at them.
+    # Spaces are refused, because labels are split at them.
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", recipe.compile_backend):
         yield f"compile_backend is {recipe.compile_backend!r}", "give the name of a backend, such as inductor"
     if recipe.compile_mode == "none":

@@ -47,15 +47,15 @@ _TINY = _XSMALL | {
 }
 _CONFIGS = {"gpt2-xsmall": _XSMALL, "gpt2-tiny": _TINY}
 
-#: As in Hugging Face's run_clm.py, 1024 or the model's positions if those are fewer.
+#: Tokens of a sample; by default 1024 or the model's positions, if fewer, as in Hugging Face's run_clm.py.
 _SEQUENCE_LENGTHS = {"gpt2-tiny": 64}
 _SEQUENCE_LENGTH = 1024
-#: Columns of the logits that `outputs` returns: all would be half a gigabyte for four sequences.
+#: Columns of the logits that `outputs` returns; all would take half a gigabyte for four sequences.
 _OUTPUT_COLUMNS = 64
 
 
 def build(name: str, options: ModelOptions) -> Workload:
-    """Build the workload called `name`, with random weights, or those of options.model.
+    """Build the workload called `name`, with random weights or those of options.model.
 
     Raises WorkloadError if model or tokenizer cannot be loaded, or the sequence length exceeds the model's.
     """
@@ -95,14 +95,14 @@ def next_token_score(model: nn.Module, batch: Batch) -> Score:
 
 
 def _predictions(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits (tokens, vocabulary) and the token that follows each, if one does."""
-    # Shift the labels and not the logits, the largest tensor of all, which would be copied.
+    """Return logits (tokens, vocabulary) and the token that follows each, or `NO_LABEL`."""
+    # Shift the labels, not the logits: these are the largest tensor, and would be copied.
     following = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NO_LABEL)
     return model(batch["tokens"]).flatten(0, 1).float(), following.flatten()
 
 
 def _outputs(model: nn.Module, batch: Batch, every: int) -> torch.Tensor:
-    """Return logits at every position, of each `every`-th token: (sequences, positions, columns)."""
+    """Return every position's logits of each `every`-th token: (sequences, positions, columns)."""
     logits: torch.Tensor = model(batch["tokens"])[..., ::every]
     return logits
 

@@ -1,4 +1,4 @@
-"""`Workload`: what to train, as a few functions; and how one is found by its name."""
+"""`Workload`: what to train, as a few functions; and how to load it by its name."""
 
 import importlib
 import importlib.util
@@ -19,11 +19,11 @@ from fastlaunch_train.records.records import MAX_INTEGER
 from fastlaunch_train.workloads.registry import Scalar, WorkloadError, workload_info
 
 #: Model inputs and targets on the training device: tensors in a tuple, list or mapping, whose first dimension
-#: is the samples'. They are counted there.
+#: counts the samples.
 Batch = Any
-#: Makes an optimizer of a model's parameters, by name, and a learning rate.
+#: Makes an optimizer from a model's parameters, by name, and a learning rate.
 OptimizerFactory = Callable[[Mapping[str, nn.Parameter], float], torch.optim.Optimizer]
-#: What becomes of the learning rate after the warm-up: it stays, or falls to 0 at the run's end.
+#: The learning rate after the warm-up stays, or falls to 0 at the run's end.
 LR_SCHEDULES = ("constant", "linear", "cosine")
 #: The label of samples that fill up a batch, which torch's cross entropy ignores (its `ignore_index`).
 NO_LABEL = -100
@@ -42,12 +42,12 @@ class DataRequest:
     num_workers: int
     #: 1, or the step after the checkpoint that was resumed: step n's batch is the same either way.
     first_step: int
-    dtype: torch.dtype = torch.float32  #: what the recipe computes in, if only the inputs say so
+    dtype: torch.dtype = torch.float32  #: the recipe's, if the inputs' dtype is all that sets it
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What the user may choose of a workload; None: the workload's own."""
+    """What the user may choose in a workload; None: the workload's default."""
 
     model: str | None = None  #: a folder, or a name on the Hugging Face hub
     tokenizer: str | None = None  #: likewise
@@ -56,7 +56,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCount:
-    """Tokens of a batch, and how many of them are padding."""
+    """The tokens of a batch, and how many of them are padding."""
 
     num_tokens: int
     num_padding: int | torch.Tensor = 0  #: may be a scalar tensor on the device, which is read later
@@ -64,7 +64,7 @@ class BatchCount:
     def __post_init__(self) -> None:
         if type(self.num_tokens) is not int or not 0 <= self.num_tokens <= MAX_INTEGER:
             raise WorkloadError(
-                f"a batch of {self.num_tokens!r} tokens is no count",
+                f"{self.num_tokens!r} is no number of tokens",
                 "give BatchCount a whole number from 0 on",
             )
 
@@ -76,7 +76,7 @@ class Score:
     loss_sum: torch.Tensor
     weight: torch.Tensor  #: loss_sum / weight is the mean loss, metric_sum / weight the workload's metric
     metric_sum: torch.Tensor | None = None
-    num_samples: torch.Tensor | None = None  #: without those that fill the batch up; None: all
+    num_samples: torch.Tensor | None = None  #: without those that fill up the batch; None: all
 
     @classmethod
     def of_classes(cls, logits: torch.Tensor, labels: torch.Tensor) -> "Score":
@@ -96,49 +96,49 @@ class Workload:
 
     name: str
     sample_unit: str  #: such as `images`
-    #: Makes a model on the CPU in fp32, with weights from torch's default generator.
+    #: Builds a model on the CPU in fp32, with weights from torch's default generator.
     build_model: Callable[[], nn.Module]
-    #: Endless batches on the requested device, from `first_step` on.
+    #: Makes endless batches on the requested device, from `first_step` on.
     batches: Callable[[DataRequest], Iterator[Batch]]
-    #: The scalar mean loss of a batch, given the (wrapped, compiled) model.
+    #: Returns the scalar mean loss of a batch, given the (wrapped, compiled) model.
     loss: Callable[[nn.Module, Batch], torch.Tensor]
-    #: The model's transformer blocks in order, in their parent module, to compile or replace one by one.
+    #: Returns the model's transformer blocks in order, in their parent module, to be compiled or replaced.
     blocks: Callable[[nn.Module], nn.ModuleList | nn.Sequential] | None = None
-    #: For a training step, forward and backward, without recomputation; None: unknown.
+    #: FLOPs of a training step, forward and backward, without recomputation; None: unknown.
     flops_per_sample: int | None = None
     tokens_per_sample: int = 0
     optimizer: str | OptimizerFactory = "sgd"  #: `sgd`, `adamw`, `adafactor`, or a function that makes one
     learning_rate: float = 1e-3  #: after the warm-up; a recipe may replace it, and the optimizer
     momentum: float = 0.9  #: of sgd
-    #: For parameters with two dimensions or more, and so not for biases and norms. None: the optimizer's own
-    #: default, which is 0.01 for every parameter with adamw, and otherwise 0.
+    #: Applies to parameters with two dimensions or more, and so not to biases and norms. None: the
+    #: optimizer's default, which is 0.01 for every parameter with adamw, and 0 otherwise.
     weight_decay: float | None = None
     max_grad_norm: float | None = None  #: gradients with a larger L2 norm are scaled down to it; None: never
     lr_schedule: str = "constant"  #: one of LR_SCHEDULES
-    warmup_steps: int = 0  #: in which the learning rate rises to `learning_rate`
-    #: What the model says of each sample of a batch, (samples, ...), to check what a recipe computes.
+    warmup_steps: int = 0  #: steps in which the learning rate rises to `learning_rate`
+    #: Returns the model's output for each sample of a batch, (samples, ...), to check what a recipe computes.
     outputs: Callable[[nn.Module, Batch], torch.Tensor] | None = None
     #: Counts a batch's tokens; None: every sample has `tokens_per_sample`.
     count: Callable[[Batch], BatchCount] | None = None
-    #: This rank's share of the batches of `validation` or `test`, finite and not trained on, with the same
-    #: samples for every seed, recipe and batch size.
+    #: Makes this rank's share of the batches of `validation` or `test`: finite, not trained on, and with the
+    #: same samples for every seed, recipe and batch size.
     held_out: Callable[[DataRequest, str], Iterator[Batch]] | None = None
-    score: Callable[[nn.Module, Batch], Score] | None = None  #: of a held-out batch
+    score: Callable[[nn.Module, Batch], Score] | None = None  #: scores a held-out batch
     metric: str | None = None  #: the name of what Score.metric_sum counts; higher is better
-    #: For a data source, over all ranks; None: without end.
+    #: Returns the number of a data source's samples, over all ranks; None: it has no end.
     samples_per_epoch: Callable[[str], int | None] | None = None
-    #: Replaces a model's pointwise functions by those that a recipe names; None: it has no choice.
+    #: Replaces a model's pointwise functions by those that a recipe names; None: there is no choice.
     pointwise: Callable[[nn.Module, str], None] | None = None
     #: False: a step is a forward pass of `loss`, whose value is not a loss, and no optimizer runs.
     trains: bool = True
     sequence_length: int | None = None  #: tokens of a sample, padding included
-    #: What the samples of a data source are; may reuse what was read. None: not said.
+    #: Identifies the samples of a data source; may reuse what was read. None: unknown.
     data_identity: Callable[[str], DataIdentity] | None = None
-    #: The identity of a published model, as `language_models.model_identity`; None: the name says it.
+    #: Identifies a published model, as `language_models.model_identity` does; None: its name is enough.
     model_identity: Callable[[], Mapping[str, str | None]] | None = None
 
     def __post_init__(self) -> None:
-        # A record would refuse the same, but only after the run.
+        # A record would refuse the same values, but only after the run.
         problem = None
         for field in ("name", "sample_unit", "optimizer"):
             value = getattr(self, field)
@@ -167,7 +167,7 @@ class Workload:
 
     @property
     def optimizer_name(self) -> str:
-        """The name of its optimizer; `own` for a function that makes one."""
+        """The name of the optimizer; `own` for a function that makes one."""
         return self.optimizer if isinstance(self.optimizer, str) else "own"
 
     @property
@@ -176,10 +176,10 @@ class Workload:
         return self.lr_schedule != "constant" or self.warmup_steps > 0
 
     def learning_rate_factor(self, step: int, last_step: int) -> float:
-        """Return by what `lr_schedule` and warm-up multiply the learning rate in `step` of a run, from 1 on.
+        """Return the factor of the learning rate by `lr_schedule` and warm-up. step: of the run, from 1.
 
-        It rises in equal parts, to 1 in the step after the warm-up, and falls to 0 in the one that would
-        follow the last.
+        The factor rises in equal parts, to 1 in the step after the warm-up, and falls to 0 in the step that
+        would follow the last.
         """
         if step <= self.warmup_steps:
             return step / (self.warmup_steps + 1)
@@ -190,7 +190,7 @@ class Workload:
 
 
 def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
-    """Return the next of the workload's `batches`. Raises WorkloadError if there is none."""
+    """Return the workload's next batch. Raises WorkloadError if there is none."""
     if not isinstance(batches, Iterator):
         raise WorkloadError(
             f"workload {workload.name!r}: batches returned {type(batches).__name__}, no iterator",
@@ -216,9 +216,9 @@ def prepend(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
 def load_workload(
     name: str, options: ModelOptions | None = None, arguments: Mapping[str, Scalar] | None = None
 ) -> Workload:
-    """Return the workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
+    """Build the workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
 
-    arguments: of a user's function, as `function_arguments` returns them.
+    arguments: those of a user's function, as `function_arguments` returns them.
     Raises WorkloadError if there is no such workload, or if the user's function does not return one.
     """
     info = workload_info(name)
@@ -273,9 +273,9 @@ def _load_users(name: str, arguments: Mapping[str, Scalar]) -> Workload:
 
 
 def own_hook(error: BaseException, name: str, workload: Workload | None) -> str | None:
-    """Return where in the user's own file an error arose: `loss (./my.py, line 31)`.
+    """Return the place in the user's file where an error arose: `loss (./my.py, line 31)`.
 
-    name: of the workload, which is None if it could not be built. None for an error from elsewhere.
+    name: the workload's. workload: None if it could not be built. Return None for an error from elsewhere.
     """
     path, separator, _ = name.rpartition(".py:")
     file = str(Path(f"{path}.py").resolve())

@@ -1,8 +1,8 @@
-"""GELU written out in five operations: what the fusion of pointwise functions gains, and nothing else.
+"""GELU written out in five operations, to measure what the fusion of pointwise functions gains.
 
-`gelu` or `gelu:ROWSxCOLUMNS`. A batch is several tensors, and a step one call for each, forward only, so that
-the call is what is timed. Every step has the same tensors: drawing new ones takes longer than the function.
-Every run is a process of its own, so that no compiler's cache carries over from one shape, dtype or device to
+`gelu` or `gelu:ROWSxCOLUMNS`. A batch is several tensors, and a step is one forward call for each, so that
+only the call is timed. Every step has the same tensors: drawing new ones takes longer than the function.
+Every run is a separate process, so that no compiler's cache carries over from one shape, dtype or device to
 another. The first calls, in which torch.jit.script watches and then compiles, are a phase before the steps.
 """
 
@@ -19,11 +19,11 @@ from fastlaunch_train.records.data_identity import DataIdentity
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
 
-#: 64 images x 197 tokens by the width inside ViT-Huge's MLP: where that model applies its GELU.
+#: The input of GELU in ViT-Huge: 64 images x 197 tokens, by the width inside the MLP.
 ROWS, COLUMNS = 64 * 197, 5120
-#: Values of each tensor that the checks compare, evenly spread.
+#: Number of values of each tensor that the checks compare, evenly spread.
 COMPARED = 65_536
-#: What new releases of torch say about torch.jit.script, which this workload measures.
+#: The warning of new torch releases about torch.jit.script, which this workload measures.
 SCRIPT_WARNING = r"`torch\.jit\.script` is (deprecated|not supported)"
 #: Every change of what is drawn needs a new version.
 SYNTHETIC = DataIdentity(generator="normal tensors", generator_version=1, seeded_by="seed, rank, world size")
@@ -59,14 +59,14 @@ def shape_of(name: str) -> tuple[int, int]:
 
 
 def written_gelu(x: torch.Tensor) -> torch.Tensor:
-    """Return GELU in five operations, as in the fourth experiment, where 1.41421 is the root of two."""
+    """Return GELU in five operations, as in the fourth experiment; 1.41421 is the square root of 2."""
     return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
 
 
 def function_of(kind: str) -> Function:
     """Return the GELU of a recipe's `pointwise`: `written`, `library`, or `scripted`, new each time."""
     if kind == "scripted":
-        # torch.jit.script remembers the functions that it has seen, and what it has compiled them to.
+        # torch.jit.script caches compiled code by function.
         unseen = types.FunctionType(written_gelu.__code__, globals(), written_gelu.__name__)
         unseen.__annotations__ = written_gelu.__annotations__
         with warnings.catch_warnings():
@@ -89,7 +89,7 @@ class Gelu(nn.Module):
 
 
 class GeluCalls(nn.Module):
-    """One call for each of a batch's tensors; a list of the results. It has no parameters."""
+    """Calls GELU once for each of a batch's tensors, and returns a list. It has no parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,20 +98,20 @@ class GeluCalls(nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return the results for x: (tensors, rows, columns)."""
         (function,) = self.functions
-        # In the tensors' own dtype: under autocast torch.jit.script would compute in fp32.
+        # Compute in the tensors' dtype: under autocast torch.jit.script would compute in fp32.
         with torch.autocast(x.device.type, enabled=False):
             return [function(tensor) for tensor in x.unbind()]
 
 
 def choose_function(model: nn.Module, kind: str) -> None:
-    """Have `model` compute GELU by the function of a kind."""
+    """Have `model` compute GELU with the function of `kind`."""
     for module in _functions(model):
         assert isinstance(module, Gelu)
         module.function = function_of(kind)
 
 
 def first_value(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the first value of the last result, which serves as a loss and takes no kernel to read."""
+    """Return the first value of the last result, which serves as a loss; no kernel runs to read it."""
     (x,) = batch
     result: torch.Tensor = model(x)[-1]
     return result[0, 0]
@@ -127,8 +127,8 @@ def some_values(model: nn.Module, batch: Batch) -> torch.Tensor:
 def tensors(rows: int, columns: int, request: DataRequest) -> Iterator[Batch]:
     """Return the same tensors forever: (batch_size, rows, columns) in the requested dtype, on the device.
 
-    Standard normal, by seed and rank: constant data would draw less power and run at higher clocks. Raises
-    WorkloadError for another data source.
+    They are standard normal, by seed and rank: constant data would draw less power and run at higher clocks.
+    Raises WorkloadError for another data source.
     """
     if request.source != "synthetic":
         raise WorkloadError(f"the gelu workload makes its own data, not {request.source}", "leave out --data")

@@ -22,7 +22,7 @@ _UNRELATED = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 class Logits(nn.Module):
-    """A Hugging Face model that returns its logits only, as torch.compile, DDP and ORTModule like it best."""
+    """A Hugging Face model that returns only logits, which suits torch.compile, DDP and ORTModule best."""
 
     def __init__(self, model: nn.Module, *, broadcast_mask: bool = False) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Logits(nn.Module):
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits, (batch, tokens, vocabulary) or (batch, classes).
 
-        tokens: (batch, tokens), int64. mask: of the same shape, 0 where a token means nothing.
+        tokens: (batch, tokens), int64. mask: of the same shape, 0 at padding.
         """
         if mask is not None and self._broadcast_mask:
             mask = mask[:, None, None, :].bool()
@@ -62,10 +62,10 @@ def published_config(name: str, workload: str) -> Any:
 
 
 def model_identity(config: Any, weights: str | None) -> dict[str, str | None]:
-    """Return what a published model is: the digest of its configuration, and its weights if they are loaded.
+    """Return the identity of a published model: the digest of its configuration, and its weights if loaded.
 
-    For weights in a folder that is the digest of their files, for those on the hub the commit. Raises OSError
-    for files that cannot be read.
+    Weights in a folder are identified by the digest of their files, those on the hub by their commit. Raises
+    OSError for files that cannot be read.
     """
     values = {name: value for name, value in config.to_diff_dict().items() if name not in _UNRELATED}
     encoded = json.dumps(values, sort_keys=True, default=str).encode()
@@ -83,7 +83,7 @@ def _weights(config: Any, name: str) -> str | None:
 def causal_model(workload: str, config: Any, weights: str | None) -> Logits:
     """Build a causal language model in fp32, with random weights or those of the model `weights`.
 
-    It is called with full sequences, without a mask. Raises WorkloadError if a token sees later ones.
+    The model is called with full sequences, without a mask. Raises WorkloadError if a token sees later ones.
     """
     transformers = import_transformers(workload)
     # The cache of keys and values is for generating text.
@@ -92,7 +92,7 @@ def causal_model(workload: str, config: Any, weights: str | None) -> Logits:
     model = Logits(_build(transformers.AutoModelForCausalLM, workload, config, weights, options))
     if not options and _sees_what_follows(model):
         raise WorkloadError(
-            f"workload {workload!r}: in this {config.model_type} model a token sees those that it is to "
+            f"workload {workload!r}: in this {config.model_type} model a token sees those that it has to "
             "predict",
             "give a model that writes text, such as GPT-2 or Llama, or set is_decoder to true in config.json",
         )
@@ -100,7 +100,7 @@ def causal_model(workload: str, config: Any, weights: str | None) -> Logits:
 
 
 def classifier(workload: str, config: Any, weights: str | None) -> Logits:
-    """Build a sequence classifier in fp32, as `causal_model`; a head that `weights` lack is random.
+    """Build a sequence classifier in fp32, as `causal_model` does; a head that `weights` lack is random.
 
     Raises WorkloadError for a model that does not take padded texts.
     """
@@ -111,7 +111,7 @@ def classifier(workload: str, config: Any, weights: str | None) -> Logits:
             "give an encoder such as DistilBERT or BERT, or set pad_token_id in the config.json of a decoder",
         )
     model = _build(transformers.AutoModelForSequenceClassification, workload, config, weights, {})
-    # With a mask of tokens, release 5 waits for the device in every step to see whether it is all ones.
+    # With a (batch, tokens) mask, release 5 waits for the device in every step to see whether it is all ones.
     sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
     return Logits(model, broadcast_mask=sdpa and int(transformers.__version__.partition(".")[0]) >= 5)
 
@@ -120,7 +120,7 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList | None:
     """Return the model's transformer blocks: its list of modules with the most parameters, if it has one.
 
     GPT-2 and GPT-Neo call it `h`, Llama and its like `layers`, DistilBERT and BERT `layer`. Lists inside a
-    block, as of a mixture's experts, hold fewer parameters than the list of the blocks.
+    block, such as a mixture's experts, hold fewer parameters than the list of the blocks.
     """
     sizes = {
         module: sum(parameter.numel() for parameter in module.parameters())
@@ -144,7 +144,7 @@ def vocabulary(config: Any, workload: str) -> int:
 def sequence_length(requested: int | None, default: int, config: Any, workload: str) -> int:
     """Return the tokens of a sample: as requested, else the workload's default, up to the model's positions.
 
-    Raises WorkloadError for a request that is longer. Some configurations do not say how many positions.
+    Raises WorkloadError for a request that is longer. Some configurations give no number of positions.
     """
     most = getattr(config, "max_position_embeddings", None)
     if requested is None:
@@ -173,16 +173,16 @@ def _build(auto: Any, workload: str, config: Any, weights: str | None, options: 
             ) from None
     else:
         model = load_from_hub(auto.from_pretrained, weights, workload, "model", config=config, **options)
-    # Weights may be published in another dtype.
+    # Weights may have been published in another dtype.
     return model.float()
 
 
 def _causal_attention(config: Any) -> dict[str, Any]:
     """Return options that make a model use causal attention without a mask, as full sequences allow.
 
-    By itself transformers 5 checks in every step whether sequences are packed, which waits for the device,
-    and compiled as a whole it makes a mask, with which no flash kernel runs. Only for models whose every
-    layer sees all earlier tokens; releases before 5 need no such options.
+    By default, transformers 5 checks in every step whether sequences are packed, which waits for the device;
+    compiled as a whole it makes a mask, with which no flash kernel runs. The options are only for models in
+    which every layer sees all earlier tokens; releases before 5 need none.
     """
     if config.model_type not in ("gpt2", "llama"):
         return {}
@@ -196,7 +196,7 @@ def _causal_attention(config: Any) -> dict[str, Any]:
 
 
 def _sees_what_follows(model: Logits) -> bool:
-    """Return whether a model's output at a token depends on later ones; False if that cannot be tried.
+    """Return whether a model's output at a token depends on later tokens; False if that cannot be tested.
 
     transformers counts encoders such as BERT as causal, which they are only if configured to be.
     """
@@ -225,10 +225,11 @@ def text_workload(
     source_of: Callable[[int], TextSource],
     **workload_fields: Any,
 ) -> Workload:
-    """Return the workload of a model of `config`; workload_fields: the other fields of `Workload`.
+    """Return the workload of a model with `config`. workload_fields: the other fields of `Workload`.
 
-    build: makes the model of the workload's name, a configuration, and the name of weights to load, if any.
-    source_of: makes the text of a sample's tokens. Raises WorkloadError if those exceed the model's.
+    build: makes the model from the workload's name, a configuration, and the name of weights to load, if any.
+    source_of: makes the text source for a number of tokens per sample. Raises WorkloadError if those exceed
+    the model's.
     """
     length = sequence_length(options.sequence_length, own_length, config, name)
     build_random = partial(build, name, config, None)

@@ -1,8 +1,8 @@
-"""The workloads by name. No torch: a workload's module is imported to build it.
+"""The workloads by name. Importing this needs no torch: a workload's module is imported to build it.
 
 A name is built in, such as `vit-huge`, or `timm:MODEL` (any timm image model), `hf-clm:MODEL` (any causal
 language model of the Hugging Face hub, or a folder), `gelu:ROWSxCOLUMNS` or `./file.py:function` (the user's
-own function, which returns a `fastlaunch_train.Workload`; `function_arguments` are what it is called with).
+function, which returns a `fastlaunch_train.Workload`; `function_arguments` parses its arguments).
 """
 
 import ast
@@ -24,23 +24,23 @@ class WorkloadInfo:
     sample_unit: str
     batch_size: int
     small: str  #: the workload that replaces it where there is no GPU
-    #: For a training step, forward and backward, without recomputation; None: unknown.
+    #: FLOPs of a training step, forward and backward, without recomputation; None: unknown.
     flops_per_sample: int | None = None
     num_parameters: int | None = None
     width: int | None = None  #: features of a token of a vision transformer; None: another model, or unknown
-    takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it has a use for
+    takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it uses
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's own, of which little is known before it is built."""
+        """Whether it is the user's, about which little is known before it is built."""
         return ".py:" in self.name
 
     @property
     def optimizer(self) -> str:
-        """What trains it by a recipe with `optimizer=workload`; of a user's own, unless it names another."""
+        """Its optimizer in a recipe with `optimizer=workload`; a user's workload may name another."""
         if self.is_own:
             return "sgd"
-        # As published; in few steps, AdamW makes the small ones learn.
+        # The optimizers are as published; the small models learn in few steps with AdamW.
         published = {
             "fastlaunch_train.workloads.vit": "sgd",
             "fastlaunch_train.workloads.causal_lm": "adafactor",
@@ -48,7 +48,7 @@ class WorkloadInfo:
         return "adamw" if self.name == self.small else published.get(self.module, "adamw")
 
 
-#: What an argument of a user's own workload may be.
+#: The type of an argument of a user's workload.
 Scalar = str | int | float | bool | None
 
 _TEXT_OPTIONS = ("model", "tokenizer", "sequence_length")
@@ -61,7 +61,7 @@ WORKLOADS: Mapping[str, WorkloadInfo] = {
             description="ViT-Huge/16 at 224 px, 1000 classes, as in the FP8 experiment",
             module="fastlaunch_train.workloads.vit",
             sample_unit="images",
-            # 3 x forward less the patch embedding's input gradient; FlopCounterMode counts the same.
+            # 3 x forward, less the patch embedding's input gradient; FlopCounterMode counts the same.
             flops_per_sample=763_504_000_000,
             num_parameters=632_199_400,
             width=1280,
@@ -146,12 +146,12 @@ class WorkloadError(ValueError):
 
 
 def names_folder(name: str) -> bool:
-    """Return whether a model or tokenizer is named by a path, not by its name on the Hugging Face hub."""
+    """Return whether `name` is a path, not the name of a model or tokenizer on the Hugging Face hub."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def workload_info(name: str) -> WorkloadInfo:
-    """Return what is known of workload `name`. Raises WorkloadError, naming the nearest."""
+    """Return what is known of workload `name`. Raises WorkloadError, naming the nearest, if there is none."""
     if name in WORKLOADS:
         return WORKLOADS[name]
     if name.startswith("timm:") and len(name) > len("timm:"):
@@ -187,10 +187,10 @@ def workload_info(name: str) -> WorkloadInfo:
 
 
 def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
-    """Return the arguments that `texts`, KEY=VALUE each, give to the function of workload `name`.
+    """Return the arguments in `texts`, each KEY=VALUE, for the function of workload `name`.
 
     Raises WorkloadError for text of another form, and for keys with which the function cannot be called: its
-    file is read and not run. Values are the function's to judge.
+    file is read, not run. The function itself checks the values.
     """
     given: dict[str, Scalar] = {}
     for text in texts:
@@ -211,7 +211,7 @@ def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
 
 
 def _check_keys(name: str, keys: Set[str]) -> None:
-    """Raise WorkloadError if the keys do not fit the function, where its file defines it undecorated."""
+    """Raise WorkloadError if the keys do not fit the function, provided its file defines it undecorated."""
     path, _, function = name.rpartition(":")
     try:
         body = ast.parse(Path(path).read_bytes()).body
@@ -238,7 +238,7 @@ def _check_keys(name: str, keys: Set[str]) -> None:
 
 
 def _scalar(text: str) -> Scalar:
-    """Return the scalar of YAML 1.2 that `text` is; what is not finite stays text."""
+    """Parse `text` as a scalar of YAML 1.2; numbers that are not finite stay text."""
     words: Mapping[str, Scalar] = {"true": True, "false": False, "null": None, "~": None, "": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""Telling good reviews from bad: `distilbert-imdb`, and the small `distilbert-tiny`."""
+"""Telling good reviews from bad ones: `distilbert-imdb`, and the small `distilbert-tiny`."""
 
 from functools import partial
 
@@ -37,12 +37,12 @@ _TINY = _BASE | {
     "n_layers": 2,
     "n_heads": 4,
 }
-#: The experiment cuts reviews off at 512 tokens and pads all to the longest, which has as many.
+#: Tokens of a sample. The experiment cuts reviews off at 512 and pads all to the longest, which has 512.
 _SEQUENCE_LENGTH, _TINY_SEQUENCE_LENGTH = 512, 64
 
 
 def build(name: str, options: ModelOptions) -> Workload:
-    """Build the workload called `name`, with random weights, or those of options.model.
+    """Build the workload called `name`, with random weights or those of options.model.
 
     Raises WorkloadError if model or tokenizer cannot be loaded, or the sequence length exceeds the model's.
     """

@@ -20,7 +20,7 @@ from fastlaunch_train.models.flops import build_on_meta, training_flops_per_samp
 from fastlaunch_train.workloads.contract import Batch, Score, Workload
 from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError, workload_info
 
-#: Classes of a timm model that was published without a classifier.
+#: Number of classes of a timm model that was published without a classifier.
 IMAGENET_CLASSES = 1000
 
 _HUGE = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
@@ -95,7 +95,7 @@ def _workload(
         blocks=_blocks if has_blocks else None,
         flops_per_sample=flops_per_sample,
         optimizer=workload_info(name).optimizer,
-        # As in the FP8 experiment of November 2023 for vit-huge.
+        # vit-huge has the values of the FP8 experiment of November 2023.
         learning_rate=1e-3,
         momentum=0.9,
     )
