@@ -336,7 +336,10 @@ FAULTS = {
     "date and time": ("as_of: 2023-08-08", "as_of: 2023-08-08 10:00:00", 28, "is not a date"),
     "duplicate": ('as_of: "2025-06-23"', "as_of: 2023-08-08", 30, "duplicate: p5.48xlarge"),
     "duplicate region": ("[us-east-1, us-east-2]", "[us-east-1, us-east-1]", 24, "duplicate"),
-    "duplicate key": ("service: ec2\n    region:", "instance: x\n    region:", 31, "`instance` is given twice"),
+    "duplicate key": (
+        *("service: ec2\n    region:", "instance: x\n    region:"),
+        *(31, "`instance` is given twice"),
+    ),
     "spot": ("purchase: on-demand", "purchase: spot", 33, "purchase is 'spot'"),
     "unknown service": ("ec2\n    region:", "gcp\n    region:", 31, "service is 'gcp'"),
     "unknown instance": ("- instance: p5.48xlarge", "- instance: p9", 24, "'p9' that is not listed"),

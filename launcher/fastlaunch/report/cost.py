@@ -1,5 +1,6 @@
 """The time and cost of a training, and of the same job on each row: sentences, tables and plain data."""
 
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -167,7 +168,7 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
     base = max(finishes, key=lambda finish: finish.row.is_baseline)
     samples = "" if base.row.group.measure == BARE_STEP else f" of {name_of(base.row, rows)}"
     notes = [*filter(None, [_cheapest(finishes)]), *HOW_COSTS_ARE_KNOWN]
-    heading = f"{workload}: to the end of {about(base.steps)} steps{samples}"
+    heading = textwrap.fill(f"{workload}: to the end of {base.steps:,.10g} steps{samples}", width)
     text = table(finishes, columns, width, rule=True, missing=UNKNOWN)
     return "\n\n".join([heading, text, bulleted(notes, width)])
 
@@ -198,7 +199,7 @@ def _cheapest(finishes: list[Finish]) -> str | None:
     ]
     unsettled = f"; too close to tell: {', '.join(near)}" if near else ""
     return (
-        f"{about(best.steps)} steps cost least with {name_of(best.row, rows)}: "
+        f"{best.steps:,.10g} steps cost least with {name_of(best.row, rows)}: "
         f"${with_range(least, format_value=dollars)} in {hours} h, {best.rate.evidence}{unsettled}"
     )
 
