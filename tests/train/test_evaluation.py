@@ -139,7 +139,7 @@ def test_epochs_are_turned_into_steps(tmp_path: Path) -> None:
     argv = [*arguments(tmp_path, workload=EVALUATED)[:-2], "--epochs", "2"]
     ended(0, argv)
     assert record(tmp_path).header["steps"] == 26, "50 samples in batches of 4, twice"
-    assert "no end" in ended(2, [*argv, "--resume", "--workload", f"{TINY}:build"])
+    assert "no epochs" in ended(2, [*argv, "--resume", "--workload", f"{TINY}:build"])
 
 
 def scored(loss: float | None, metric_value: float | None = None) -> Eval:
