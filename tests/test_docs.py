@@ -175,6 +175,7 @@ def test_a_wrong_command_line_is_found() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_notebook_runs(isolated: Path) -> None:
     notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())
     scope: dict[str, Any] = {}
