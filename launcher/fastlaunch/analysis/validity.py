@@ -270,7 +270,11 @@ def _reference_command(recipe: Recipe | str, runs: Sequence[RunSummary], place: 
 
 def percent(of: LossDifference, value: float | None) -> str | None:
     """Return a difference as a share of what the reference learnt, `+1.2%`; None if unknown."""
-    part = of.relative(value)
+    return signed_percent(of.relative(value))
+
+
+def signed_percent(part: float | None) -> str | None:
+    """Return `+1.2%`; None if unknown."""
     if part is None:
         return None
     return f"{part:+.1%}" if abs(part) < 1e6 else f"{100 * part:+.2g}%"

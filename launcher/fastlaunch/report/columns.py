@@ -11,6 +11,7 @@ from fastlaunch.analysis.best import all_priced, ratio_of
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.convergence import REFERENCE, LossDifference, ratio_to_same_loss
 from fastlaunch.analysis.statistics import mean_of
+from fastlaunch.analysis.validity import signed_percent
 from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.core.tables import KEPT, Column
 from fastlaunch.measure.summary import Interval
@@ -330,10 +331,9 @@ def _more_steps(row: Row) -> str | None:
 
 
 def _percents(value: float | None, low: float | None, high: float | None) -> str | None:
-    if value is None:
-        return None
-    ends = "" if low is None or high is None else f" ({100 * low:+.1f} to {100 * high:+.1f})"
-    return f"{value:+.1%}{ends}" if abs(value) < 1e6 else f"{100 * value:+.2g}%"
+    text, *ends = map(signed_percent, (value, low, high))
+    lower, higher = (end and end.removesuffix("%") for end in ends)
+    return text if text is None or lower is None else f"{text} ({lower} to {higher})"
 
 
 def _same_loss(row: Row, rows: Sequence[Row]) -> Interval | None:
