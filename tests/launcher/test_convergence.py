@@ -70,27 +70,27 @@ def test_what_was_learnt_begins_at_the_initial_weights() -> None:
         converges(ours, [changed(run, evals=run.quality.evals[kept:], first_loss=first) for run in REFERENCE])
         for kept, first in ((0, 2.5), (-1, 3.0), (-1, None))
     )
-    for found, learnt, verdict in ((by_evaluation, 2 / 3, "worse"), (by_training, 1.0, "within")):
-        assert found.end is not None and found.end.learnt is not None
-        assert (found.end.learnt.mean, found.verdict) == (pytest.approx(learnt), verdict)
+    for judged, learnt, verdict in ((by_evaluation, 2 / 3, "worse"), (by_training, 1.0, "within")):
+        assert judged.end is not None and judged.end.learnt is not None
+        assert (judged.end.learnt.mean, judged.verdict) == (pytest.approx(learnt), verdict)
     assert unknown.verdict == "unknown" and unknown.end is not None and unknown.end.learnt is None
     assert "is not recorded" in unknown.caveats[0]
 
 
 def test_the_difference_in_steps_by_hand() -> None:
     """From step 52 to 100 the reference falls from 2.3 to 2.0, by 0.00625 a step."""
-    found = converges(runs([2.01, 2.03, 2.05]), REFERENCE).end
-    assert found is not None
-    assert found.more_steps(found.mean) == pytest.approx(0.03 / 0.00625 / 100)
+    judged = converges(runs([2.01, 2.03, 2.05]), REFERENCE).end
+    assert judged is not None
+    assert judged.more_steps(judged.mean) == pytest.approx(0.03 / 0.00625 / 100)
     # With one evaluation by its losses of training.
     alone = [
         changed(run, evals=run.quality.evals[-1:], first_loss=3.0, loss_slope=-0.01) for run in REFERENCE
     ]
-    found = converges(runs([2.01, 2.03, 2.05]), alone).end
-    assert found is not None and found.more_steps(found.mean) == pytest.approx(0.03)
+    judged = converges(runs([2.01, 2.03, 2.05]), alone).end
+    assert judged is not None and judged.more_steps(judged.mean) == pytest.approx(0.03)
     flat = [changed(run, loss_slope=slope) for run, slope in zip(alone, [-1, 1, -1, 1, 0], strict=True)]
-    found = converges(runs([2.01, 2.03, 2.05]), flat).end
-    assert found is not None and found.more_steps(found.mean) is None
+    judged = converges(runs([2.01, 2.03, 2.05]), flat).end
+    assert judged is not None and judged.more_steps(judged.mean) is None
 
 
 def test_a_ratio_to_the_same_loss_by_hand() -> None:
@@ -98,13 +98,13 @@ def test_a_ratio_to_the_same_loss_by_hand() -> None:
     alone = [
         changed(run, evals=run.quality.evals[-1:], first_loss=3.0, loss_slope=-0.01) for run in REFERENCE
     ]
-    found = ratio_to_same_loss(
+    judged = ratio_to_same_loss(
         Interval(value=1.5, low=1.47, high=1.53), converges(runs([2.01, 2.03, 2.05]), alone)
     )
     steps = 4.302653 * 0.02 / 3**0.5 / 1.03
-    assert found is not None and found.low is not None
-    assert found.value == pytest.approx(1.5 / 1.03)
-    assert math.log(found.value / found.low) == pytest.approx(
+    assert judged is not None and judged.low is not None
+    assert judged.value == pytest.approx(1.5 / 1.03)
+    assert math.log(judged.value / judged.low) == pytest.approx(
         math.hypot(math.log(1.5 / 1.47), steps), rel=1e-6
     )
 
@@ -119,8 +119,8 @@ def test_a_training_may_be_too_short_to_tell(last_step: int, first_losses: list[
         return changed(run, evals=(replace(run.quality.evals[-1], step=last_step),), **changes)
 
     reference = [ends(run, first_loss=loss) for run, loss in zip(REFERENCE, first_losses, strict=True)]
-    found = converges([ends(run) for run in runs([2.5] * 5)], reference)
-    assert (found.verdict, found.more_pairs) == ("too short to tell", None)
+    judged = converges([ends(run) for run in runs([2.5] * 5)], reference)
+    assert (judged.verdict, judged.more_pairs) == ("too short to tell", None)
     # A loss that is no number needs no margin.
     assert converges([ends(run) for run in runs([None] * 5)], reference).verdict == "worse"
 
