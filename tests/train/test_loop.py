@@ -22,7 +22,6 @@ from fastlaunch_train.loop.recorder import Recorder
 from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.training import PhaseClock, Training
 from fastlaunch_train.models.precision import Precision
-from fastlaunch_train.process.device import DeviceState
 from fastlaunch_train.process.failures import InterruptedRun, NanLossError
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -170,31 +169,6 @@ def test_a_batch_is_let_go_once_it_was_trained_on(training: Training) -> None:
     loop.begin()
     batches = [weakref.ref(step(loop)) for _ in range(3)]
     assert [batch() for batch in batches] == [None, None, None]
-
-
-class Busy:
-    """A GPU that computes half of the time, while it is looked at."""
-
-    def read(self) -> DeviceState:
-        return DeviceState(clock_mhz=1980, utilization=0.5)
-
-
-@pytest.mark.parametrize(("block_s", "known"), [(0.9, False), (1.0, True)])
-def test_a_short_block_after_a_pause_has_no_utilization(
-    training: Training, block_s: float, known: bool
-) -> None:
-    """NVML looks back for up to a second. Each block has one step, and a checkpoint follows the second."""
-    clock, lines = Slow(), Lines()
-    training = replace(training, writer=lines, last_step=4, checkpoint_every=2)  # type: ignore[arg-type]
-    loop = TrainingLoop(training, clock=clock, monitor=Busy())  # type: ignore[arg-type]
-    loop.begin()
-    while not loop.finished:
-        loss = loop.step(loop.fetch())
-        clock.now_s += block_s
-        loop.after_step(loss)
-    found = [(line.last_step, line.utilization) for line in lines if isinstance(line, Block)]
-    after_a_pause = 0.5 if known else None
-    assert found == [(1, after_a_pause), (2, 0.5), (3, after_a_pause), (4, 0.5)]
 
 
 def test_threads_are_chosen_before_anything_is_compiled(training: Training) -> None:

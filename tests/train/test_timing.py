@@ -22,7 +22,7 @@ def blocks(*, first: int = 1, last: int, step_time_s: float, every: int = 0) -> 
     while step <= last:
         known = step_time_s if found else 0.0
         count = next_block_steps(
-            next_step=step, first_step=first, last_step=last, step_time_s=known, every=[every]
+            next_step=step, first_step=first, last_step=last, step_time_s=known, block_s=1.0, every=[every]
         )
         found.append((step, step + count - 1))
         step += count

@@ -1,8 +1,9 @@
 """`Recorder`: times steps and blocks of steps and writes them to the record, for every kind of loop.
 
-A block is about a second of steps between two synchronisations of all ranks. Within a block nothing waits for
-the device: events are recorded, losses are copied into a device buffer, and both are read at its end. A
-block's wall time runs from the end of the block before, so the bookkeeping between blocks counts too.
+A block is the steps between two synchronisations of all ranks: about 1 s of them on a CPU, and 5 s on a GPU,
+which idles after each until the host has queued work again. Nothing waits for the device within a block:
+events are recorded, losses are copied into a device buffer, and both are read at its end. A block's wall time
+runs from the end of the block before, so the bookkeeping between blocks counts too.
 
 torch is imported for GPUs and tensors only: a user's script may run without it.
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch_train.process.device import SAMPLED_S, DeviceMonitor, memory_gib
+from fastlaunch_train.process.device import DeviceMonitor, memory_gib
 from fastlaunch_train.records.records import Block, RecordWriter, Step
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 #: A block ends at this step, so that the warm-up steps can be cut off.
 WARMUP_STEPS = 10
-BLOCK_S = 1.0
+#: Seconds of steps in a block.
+GPU_BLOCK_S, CPU_BLOCK_S = 5.0, 1.0
 #: The most steps in a block, which bounds the loss buffer.
-MAX_BLOCK_STEPS = 1000
+MAX_BLOCK_STEPS = 5000
 #: Return, for each step of a block, the fields of its line other than times.
 Details = Callable[[], Sequence[Mapping[str, Any]]]
 #: Placeholder in the list for a loss that is still on the device; compared by identity.
@@ -35,14 +37,20 @@ _ON_DEVICE = float("nan")
 
 
 def next_block_steps(
-    *, next_step: int, first_step: int, last_step: int, step_time_s: float, every: Sequence[int]
+    *,
+    next_step: int,
+    first_step: int,
+    last_step: int,
+    step_time_s: float,
+    block_s: float,
+    every: Sequence[int],
 ) -> int:
-    """Return the number of steps in the block that begins at `next_step`: about a second, at least one.
+    """Return the number of steps in the block that begins at `next_step`: about `block_s`, at least one.
 
     The first step stands alone and the block after it ends with the warm-up, so that both can be cut off.
     A block ends at `last_step` and at every checkpoint and evaluation: `every` so many steps, 0 for none.
     """
-    num_steps = max(1, round(min(BLOCK_S / step_time_s if step_time_s > 0 else math.inf, MAX_BLOCK_STEPS)))
+    num_steps = max(1, round(min(block_s / step_time_s if step_time_s > 0 else math.inf, MAX_BLOCK_STEPS)))
     end = next_step + num_steps - 1
     if next_step == first_step:
         end = next_step
@@ -102,7 +110,11 @@ class Recorder:
         #: Graphs compiled in the process when the last step was queued, and the memory of the last block.
         self._compiles_of_steps = 0
         self._recorded_gib: float | None = None
-        self._paused = False
+
+    @property
+    def block_s(self) -> float:
+        """Seconds that a block should take."""
+        return GPU_BLOCK_S if self._cuda else CPU_BLOCK_S
 
     @property
     def num_steps(self) -> int:
@@ -119,7 +131,7 @@ class Recorder:
         self._synchronise()
         self._meet()
         self._begin(self._clock())
-        self._paused = True
+        self._monitor.resume()
 
     def step(self, loss: "torch.Tensor | float | None", wait_s: float) -> None:
         """Note that a step's work is queued. `loss`: scalar, detached, not waited for; None if not known."""
@@ -167,7 +179,7 @@ class Recorder:
             closed = self._close(step_times_s, wall_s, now, details)
         else:
             self._begin(now)
-        self._paused = True
+        self._monitor.resume()
         return closed, passed_s
 
     @contextlib.contextmanager
@@ -200,11 +212,6 @@ class Recorder:
                     **detail,
                 )
             )
-        state = self._monitor.read()
-        if self._paused and wall_s < SAMPLED_S:
-            # The sample reaches back into the pause.
-            state = dataclasses.replace(state, utilization=None)
-        self._paused = False
         reserved_gib = memory_gib(self._device)[0]
         self._recorded_gib = None if reserved_gib is None else reserved_gib - self._foreign_gib
         self._writer.add(
@@ -214,7 +221,7 @@ class Recorder:
                 wall_s=wall_s,
                 num_compiles=_num_compiles() - self._foreign_compiles,
                 reserved_gib=None if self._recorded_gib is None else round(self._recorded_gib, 3),
-                **dataclasses.asdict(state),
+                **dataclasses.asdict(self._monitor.read()),
             )
         )
         self._writer.flush()

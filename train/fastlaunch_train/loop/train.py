@@ -1,7 +1,7 @@
 """The training loop: `train` fetches, steps and records; `train_step` is the step.
 
-A block is about a second of steps. Only at its end do ranks meet and wait for the device. All other work
-happens there: check, evaluate, save, stop. All ranks make the same calls in the same order.
+Only at the end of a block of steps do ranks meet and wait for the device. All other work happens there:
+check, evaluate, save, stop. All ranks make the same calls in the same order.
 """
 
 import gc
@@ -257,6 +257,7 @@ class TrainingLoop:
             first_step=training.first_step,
             last_step=training.last_step,
             step_time_s=self._step_time_s,
+            block_s=self._recorder.block_s,
             every=(training.checkpoint_every, self._evaluations.every if self._evaluations else 0),
         )
 

@@ -3,10 +3,15 @@
 torch is imported only for a GPU.
 """
 
+import math
 import os
 import subprocess
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,16 +28,25 @@ class DeviceState:
     clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
-    utilization: float | None = None  #: share of NVML's last sample, at most SAMPLED_S, in which a kernel ran
+    utilization: float | None = None  #: share of a sample, at most SAMPLED_S, in which a kernel ran
 
 
 class DeviceMonitor:
-    """Read a device's state through NVML, if its Python binding is installed."""
+    """Samples a GPU's state through NVML every SAMPLED_S in a thread, so that no step waits for the driver.
 
-    def __init__(self, device: "torch.device | None") -> None:
-        self._nvml: Any = None
-        self._handle: Any = None
-        if device is None or device.type != "cuda":
+    Without NVML's Python binding, or on a CPU, nothing is known. nvml: replaces pynvml, without the thread.
+    """
+
+    def __init__(
+        self, device: "torch.device | None", *, nvml: Any = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nvml, self._handle = nvml, None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._samples: list[DeviceState] = []  # since the last read
+        self._last = DeviceState()
+        self._resumed_at = -math.inf
+        if nvml is not None or device is None or device.type != "cuda":
             return
         try:
             import pynvml
@@ -43,30 +57,54 @@ class DeviceMonitor:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             self._nvml = pynvml
         except Exception:  # Training goes on without NVML, whatever is wrong with it.
-            self._nvml = None
+            return
+        threading.Thread(target=self._keep_sampling, name="fastlaunch-nvml", daemon=True).start()
+
+    def resume(self) -> None:
+        """Note that steps go on after a pause: what was sampled so far, or reaches back, is not theirs."""
+        with self._lock:
+            self._samples, self._resumed_at = [], self._clock()
 
     def read(self) -> DeviceState:
-        """Return the device's state now; all None without NVML."""
-        if self._nvml is None:
-            return DeviceState()
-        try:
-            return DeviceState(
-                clock_mhz=self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM),
-                power_w=self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
-                temperature_c=self._nvml.nvmlDeviceGetTemperature(
-                    self._handle, self._nvml.NVML_TEMPERATURE_GPU
-                ),
-                utilization=self._utilization(),
-            )
-        except Exception:
-            return DeviceState()
+        """Return the means since the last call; without a sample the last state, its utilization unknown."""
+        with self._lock:
+            samples, self._samples = self._samples, []
+        if not samples:
+            return replace(self._last, utilization=None)
+        return DeviceState(**{field.name: _mean(samples, field.name) for field in fields(DeviceState)})
 
-    def _utilization(self) -> float | None:
+    def sample(self) -> None:
+        """Ask the driver now; a state that it does not tell is unknown."""
+        state = DeviceState(
+            clock_mhz=self._ask(lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            power_w=self._ask(lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            temperature_c=self._ask(
+                lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            # Not known for a part of a GPU (MIG).
+            utilization=self._ask(lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        )
+        with self._lock:
+            if self._clock() - self._resumed_at < SAMPLED_S:
+                state = replace(state, utilization=None)
+            self._last = state
+            self._samples.append(state)
+
+    def _ask(self, question: Callable[[Any, Any], float]) -> float | None:
         try:
-            percent: int = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
-        except Exception:  # Not known of a part of a GPU (MIG); the rest is.
+            return question(self._nvml, self._handle)
+        except Exception:
             return None
-        return percent / 100
+
+    def _keep_sampling(self) -> None:
+        while True:
+            self.sample()
+            time.sleep(SAMPLED_S)
+
+
+def _mean(samples: Sequence[DeviceState], name: str) -> float | None:
+    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+    return round(fmean(values), 3) if values else None
 
 
 def memory_gib(device: "torch.device | None") -> tuple[float | None, float | None]:

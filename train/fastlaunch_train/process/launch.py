@@ -24,7 +24,7 @@ class LaunchSettings:
     #: Bus bandwidth between nodes over EFA in GB/s, below which an all-reduce is suspect
     all_reduce_floor_gb_per_s: float = 0.0
     is_on_aws: bool = False  #: whether this runs on an instance, which may be faulty
-    print_metrics: bool = False  #: whether rank 0 prints a line for programs about once a second
+    print_metrics: bool = False  #: whether rank 0 prints a line for programs at the end of each block
 
 
 def launch_header(launch: LaunchSettings, environment: Mapping[str, str]) -> dict[str, Any]:

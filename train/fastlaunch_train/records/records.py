@@ -5,7 +5,7 @@ A file is a `header`, then lines of the other kinds as they happen, then one `en
     header  what ran, on what, with what: recipe, workload, data, machine, versions, attention backend
     phase   seconds spent outside the steps: build, compile, checkpoint, eval, ...
     step    step_time_s by device events, data_wait_s, loss, num_samples, num_tokens; in fp16 its loss scale
-    block   about every second of work the ranks synchronise: first_step, last_step, and the wall time between
+    block   after some seconds of work the ranks synchronise: first_step, last_step, and the wall time between
     eval    loss and metric on held-out data after a step
     check   whether the recipe computes what the model does
     device  a GPU seen from outside, of a script that records no steps
@@ -164,11 +164,11 @@ class Block:
     wall_s: float
     num_compiles: int = 0  #: graphs compiled so far in the process
     reserved_gib: float | None = None  #: device memory held by the allocator
-    # Read from this rank's device at the end of the block, None if not known:
+    # Means of samples of this rank's device in the block (until 2026-11-27: at its end), None if not known:
     clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
-    utilization: float | None = None  #: share of at most the last second in which a kernel ran
+    utilization: float | None = None  #: share of the sampled time in which a kernel ran
 
 
 @dataclass(frozen=True, kw_only=True)

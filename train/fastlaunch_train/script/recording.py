@@ -1,7 +1,7 @@
 """The record of one rank of a user's script, from its first call to the end of its process.
 
-As in the built-in loop, a block is about a second of steps. Only at its end do we wait for the device, read
-losses and answer signals. There the ranks also agree when to do so next, without waiting for each other: a
+As in the built-in loop, only at the end of a block of steps do we wait for the device, read losses and answer
+signals. There the ranks also agree when to do so next, without waiting for each other: a
 block's wall time is this rank's own. Unannounced work between two steps counts for the second of them.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch_train.loop.recorder import BLOCK_S, WARMUP_STEPS, ClosedBlock, Recorder, next_block_steps
+from fastlaunch_train.loop.recorder import WARMUP_STEPS, ClosedBlock, Recorder, next_block_steps
 from fastlaunch_train.process.device import memory_gib
 from fastlaunch_train.process.failures import EXIT_CODES, classify
 from fastlaunch_train.process.interrupts import Interrupts
@@ -139,7 +139,7 @@ class Recording:
         self._samples.append(samples)
         self.drop_batches()
         # Slower steps would make the block too long, and a killed process loses its block.
-        is_long = self._recorder.seconds > 1.25 * BLOCK_S
+        is_long = self._recorder.seconds > 1.25 * self._recorder.block_s
         if self._recorder.last_done >= self._block_end or is_long or self._hears_alone():
             with self._giving_up():
                 self._close_block()
@@ -354,6 +354,7 @@ class Recording:
             first_step=self._settings.steps_done + 1,
             last_step=sys.maxsize,
             step_time_s=self._recorder.seconds / num_steps,
+            block_s=self._recorder.block_s,
             every=(),
         )
         num_done = last - self._settings.steps_done

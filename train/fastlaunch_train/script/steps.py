@@ -53,7 +53,7 @@ def step(num_samples: int | None = None, loss: Any = None) -> None:
     """End an optimizer step, once its work is queued. The first call starts the clock, if `steps` has not.
 
     num_samples: samples of this rank, a whole number. loss: a number. Either may be a tensor with one number;
-    a tensor on a GPU is read when a block of steps ends, about once a second. Raises TypeError or ValueError
+    a tensor on a GPU is read when a block of steps ends, about every 5 s. Raises TypeError or ValueError
     for an invalid number of samples. A loss that is not finite ends the script with exit code 33. A SIGTERM
     ends it between two steps with 130, unless the script calls `stop_requested`.
     """
