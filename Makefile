@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo sagemaker-sdk trackers triton test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
-  tables statistics docs mutations check clean
+  tables statistics docs mutations mutants check clean
 
 help:
 	@echo 'make demo       make an environment, train fp32, bf16 and compile here, and compare them'
@@ -19,6 +19,7 @@ help:
 	@echo 'make test-full  every test: all seeds and scenarios, docker, SDK, trackers (about an hour; root, Debian)'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo 'make mutations  break one line at a time, and see that a test notices'
+	@echo 'make mutants    the same with lines drawn from ten modules of money, statistics and numerics; SEED=1 draws others'
 	@echo 'make live-check with an AWS account: doctor, dry runs with EFA, two small runs on EC2, one on SageMaker'
 	@echo 'make lint types wheel   ruff; mypy --strict; a clean wheel in an empty environment'
 	@echo 'make bench      start-up, compare over 10,000 runs, recommend among 20,000 candidates, and recording, as ratios'
@@ -79,6 +80,14 @@ docs: $(INSTALLED)
 
 mutations: $(INSTALLED)
 	@$(BIN)/python tests/mutate.py
+
+mutants: $(BUILD)/cosmic-ray/.installed
+	@PYTHONPATH=$(BUILD)/cosmic-ray $(BIN)/python tests/mutants.py --seed $(or $(SEED),0)
+
+# Beside the environment, whose own packages the tests go on using.
+$(BUILD)/cosmic-ray/.installed: $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --upgrade --target $(BUILD)/cosmic-ray cosmic-ray==8.7.0
+	@touch $@
 
 # The SageMaker SDK pins and brings much: it gets an environment of its own, for one slow test.
 sagemaker-sdk: .venv-sagemaker/.installed

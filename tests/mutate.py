@@ -75,7 +75,7 @@ def mutated(root: Path, mutation: Mutation) -> Iterator[str]:
     if not path.is_file():
         yield "no such file"
         return
-    original, before = path.read_text(encoding="utf-8"), path.stat()
+    original = path.read_text(encoding="utf-8")
     number = original.count(mutation.find)
     if number != 1:
         yield f"the text is found {number} times"
@@ -84,24 +84,41 @@ def mutated(root: Path, mutation: Mutation) -> Iterator[str]:
     try:
         if path.suffix == ".py":
             compile(text, mutation.file, "exec")
-        path.write_text(text, encoding="utf-8")
-        yield ""
+        with rewritten(path, text):
+            yield ""
     except SyntaxError as error:
         yield f"no Python: {error}"
+
+
+@contextlib.contextmanager
+def rewritten(path: Path, text: str) -> Iterator[None]:
+    """Let the file have this text for the time of the context."""
+    original, before = path.read_bytes(), path.stat()
+    try:
+        path.write_text(text, encoding="utf-8")
+        yield
     finally:
-        path.write_text(original, encoding="utf-8")
+        path.write_bytes(original)
         # Compiled modules stay valid: a mutated file is newer than its own, a restored one has its old time.
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def run_tests(root: Path, targets: Iterable[str], *, slow: bool, unmutated: bool = False) -> tuple[int, str]:
+def run_tests(
+    root: Path,
+    targets: Iterable[str],
+    *,
+    tier: str,
+    unmutated: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[int, str]:
     """Run pytest on `targets` below `root`; return its exit code, 1 if it takes too long, and its output.
 
-    unmutated: to the end, keeping compiled modules, instead of to the first failure.
+    tier: which of them, as pytest's -m takes it. unmutated: to the end, keeping compiled modules, instead of
+    to the first failure.
     """
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=no", "-rfE"),
-        *("-m", "not gpu" if slow else "not slow and not gpu"),
+        *("-m", tier),
         *([] if unmutated else ["-x"]),
         *dict.fromkeys(targets),
     ]
@@ -122,14 +139,18 @@ def run_tests(root: Path, targets: Iterable[str], *, slow: bool, unmutated: bool
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=TIMEOUT_S * (10 if unmutated else 1))
+        output, _ = process.communicate(timeout=timeout_s * (10 if unmutated else 1))
         return process.returncode, output
     except subprocess.TimeoutExpired:
-        return 1, f"FAILED no-end-within-{TIMEOUT_S}-s"
+        return 1, f"FAILED no-end-within-{timeout_s:.0f}-s"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _tier(slow: bool) -> str:
+    return "not gpu" if slow else "not slow and not gpu"
 
 
 def failing_targets(root: Path, mutations: Sequence[Mutation]) -> dict[str, str]:
@@ -141,7 +162,7 @@ def failing_targets(root: Path, mutations: Sequence[Mutation]) -> dict[str, str]
         failing |= {target: "no such test file" for target in named if target not in targets}
         if not targets:
             continue
-        code, output = run_tests(root, targets, slow=slow, unmutated=True)
+        code, output = run_tests(root, targets, tier=_tier(slow), unmutated=True)
         failures = _FAILURE.findall(output)
         for target in targets:
             for test in failures:
@@ -158,7 +179,7 @@ def try_mutation(root: Path, mutation: Mutation) -> tuple[str, str]:
     with mutated(root, mutation) as problem:
         if problem:
             return BROKEN, problem
-        code, output = run_tests(root, mutation.tests, slow=mutation.slow)
+        code, output = run_tests(root, mutation.tests, tier=_tier(mutation.slow))
     if code in FAILED_CODES:
         return CAUGHT, next(iter(_FAILURE.findall(output)), "")
     return (SURVIVED, mutation.why) if code == 0 else (BROKEN, f"pytest ends with {code}")
