@@ -28,7 +28,7 @@ from mutate import FAILED_CODES, NOT_COPIED, ROOT, rewritten, run_tests
 
 #: The fast tests of each module.
 MODULES = {
-    "launcher/fastlaunch/catalog/prices.py": "prices cost_ceiling",
+    "launcher/fastlaunch/catalog/prices.py": "prices price_update cost_ceiling",
     "launcher/fastlaunch/placement/cost_ceiling.py": "cost_ceiling",
     "launcher/fastlaunch/ledger/attempt_cost.py": "attempt_cost attempt_price",
     "launcher/fastlaunch/analysis/cost.py": "cost estimate recommend",

@@ -57,6 +57,28 @@ def test_price_of_another_region_and_service(shipped: Catalogue) -> None:
 
 
 @pytest.mark.parametrize(
+    ("instance", "num_gpus", "num_nodes", "lacks"),
+    [
+        ("p5.48xlarge", 8, 1, False),
+        ("p5.48xlarge", 4, 1, False),
+        ("p5.48xlarge", 9, 1, True),
+        ("ml.p5.48xlarge", 16, 2, False),
+        ("p5.48xlarge", 17, 2, True),
+        ("p5.4xlarge", 2, 1, True),
+        # Frameworks count cores of its chips.
+        ("trn1n.32xlarge", 32, 1, False),
+        ("somebodys", 99, 1, False),
+        (None, 99, 1, False),
+    ],
+)
+def test_instances_that_lack_gpus(
+    shipped: Catalogue, instance: str | None, num_gpus: int, num_nodes: int, lacks: bool
+) -> None:
+    lack = shipped.lack_of_gpus(instance, num_gpus=num_gpus, num_nodes=num_nodes)
+    assert (lack is not None) is lacks
+
+
+@pytest.mark.parametrize(
     ("instance", "where", "hint"),
     [
         ("p5.48xlarge", {"on": DATE(2023, 1, 1)}, "the earliest known is of 2023-07-31: $98.32 per hour"),
