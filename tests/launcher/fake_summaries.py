@@ -3,11 +3,14 @@
 import datetime
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row, compare
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.catalog.prices import Price
+from fastlaunch.core.settings import load_settings
+from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summary import Environment, Interval, RunSummary, Setup, Timing
 from fastlaunch_train.records.records import Eval
 
@@ -60,6 +63,27 @@ def runs(recipe: str, *times_s: float, **changes: Any) -> list[MeasuredRun]:
         )
         for number, time_s in enumerate(times_s, start=1)
     ]
+
+
+#: Eight H100 of one machine, at 64 samples each.
+P5_NODE: dict[str, Any] = {
+    **{"instance": "p5.48xlarge", "device_name": "NVIDIA H100 80GB HBM3"},
+    **{"num_gpus": 8, "samples_per_step": 512.0},
+}
+
+
+def on_p5(step_time_s: float, **changes: Any) -> RunSummary:
+    """A run of batch 64 on each of eight H100."""
+    return changed(PLAIN, **{**P5_NODE, "step_time_s": Interval(value=step_time_s), **changes})
+
+
+def imported(*summaries: RunSummary) -> None:
+    """Put runs into the ledger of this test."""
+    with open_ledger(load_settings()) as ledger:
+        ledger.add_imported(
+            [(summary, Path("records")) for summary in summaries],
+            submission_id=ledger.add_submission("fastlaunch runs import"),
+        )
 
 
 def compared(

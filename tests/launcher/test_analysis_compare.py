@@ -3,11 +3,9 @@
 import datetime
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_records import write_run
 from fake_summaries import CATALOGUE, TODAY, by_recipe, changed, compared, runs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -17,8 +15,6 @@ from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.pooling import are_comparable, pool, run_times
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.measure.published import read_published, shipped_figures
-from fastlaunch.measure.record_files import read_record
-from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.cost import finish_json
 from fastlaunch.report.data import as_json
@@ -37,25 +33,6 @@ def published(day: datetime.date) -> dict[tuple[str | None, str], Row]:
 def value(quantity: Interval | None) -> float:
     assert quantity is not None
     return quantity.value
-
-
-def test_from_records_to_rates(tmp_path: Path) -> None:
-    """Constant 0.1 s at batch 2 are 20 samples/s; eight ranks sum; the slowest of them sets the time."""
-
-    def row(name: str, **changes: Any) -> Row:
-        paths = write_run(tmp_path / name, batch_size=2, **changes)
-        summary = summarize([read_record(path) for path in paths])
-        (found,) = compared([MeasuredRun(run_id=name, summary=summary)]).rows
-        return found
-
-    assert value(row("one", step_time_s=0.1).speed.samples_per_s) == pytest.approx(20)
-    assert value(row("eight", step_time_s=0.1, world_size=8).speed.samples_per_s) == pytest.approx(160)
-    slow = row("slow", step_time_s=lambda rank, step: 0.2 if rank == 3 else 0.1, world_size=8)
-    assert value(slow.speed.step_time_s) == pytest.approx(0.2)
-    assert value(slow.speed.samples_per_s) == pytest.approx(80)
-    assert value(slow.speed.tflops_per_gpu) == pytest.approx(10 * 0.763504)
-    tokens = row("tokens", step_time_s=0.1, num_tokens=512)
-    assert value(tokens.speed.tokens_per_s) == pytest.approx(5120)
 
 
 def test_a_row_is_the_geometric_mean_with_the_interval_between_runs() -> None:

@@ -12,12 +12,12 @@ from fake_records import read_all, write_run
 from fake_summaries import PLAIN, changed, compared, runs
 
 from fastlaunch.analysis.compare import MeasuredRun
+from fastlaunch.analysis.notes import Note, NoteKind
 from fastlaunch.cli.main import run
 from fastlaunch.core.data import to_data
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import RunSummary, read_summary
 
-OF_COMMITS = "runs of several commits make one row: "
 OLD, NEW = "76689a99023ff044deda788085a7fe2d40e265b0", "e20c5bc1d1b7a7f3fd2c4a7a13a3b0a5d2b7c001"
 
 
@@ -75,36 +75,28 @@ def at_rates(commit: str | None, rates: Sequence[float], recipe: str = "bf16") -
     return runs(recipe, *(64 / rate for rate in rates), commit=commit)
 
 
-def test_commits_further_apart_than_their_runs_have_their_speeds() -> None:
-    assert notes(OF_COMMITS, at_rates(OLD, (825.4, 824.6)), at_rates(NEW, (717.1, 716.9))) == [
-        f"{OF_COMMITS}76689a9 (2 runs, 825 images/s), e20c5bc (2 runs, 717 images/s), further apart than"
-        " one commit's runs; to compare one commit, run fastlaunch compare 'commit=76689a9*'"
-    ]
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "is_apart"),
+    ("old", "new", "kind"),
     [
-        ((800, 810, 820), (802, 812), False),
+        ((800, 810, 820), (802, 812), NoteKind.COMMITS),
         # The spread is that within a commit: that of the row would hide any difference.
-        ((880, 800, 720), (800, 720, 650), False),
-        ((801, 800, 799), (721, 720, 719), True),
+        ((880, 800, 720), (800, 720, 650), NoteKind.COMMITS),
+        ((801, 800, 799), (721, 720, 719), NoteKind.COMMITS_APART),
         # Of one run each nothing is known of their scatter.
-        ((803,), (780,), False),
+        ((803,), (780,), NoteKind.COMMITS),
     ],
 )
-def test_commits_as_close_as_their_runs_have_no_speeds(
-    old: Sequence[float], new: Sequence[float], is_apart: bool
+def test_commits_that_differ_by_more_than_their_runs_are_apart(
+    old: Sequence[float], new: Sequence[float], kind: NoteKind
 ) -> None:
-    (note,) = notes(OF_COMMITS, at_rates(OLD, old), at_rates(NEW, new))
-    assert ("images/s" in note) is is_apart
+    def kinds(*candidates: list[MeasuredRun]) -> list[NoteKind]:
+        (row,) = compared(*candidates).rows
+        of_commits = (NoteKind.COMMITS, NoteKind.COMMITS_APART)
+        return [note.kind for note in map(Note.of, row.verdict.reasons) if note.kind in of_commits]
 
-
-def test_one_commit_and_unknown_ones() -> None:
-    assert notes(OF_COMMITS, at_rates(OLD, (800, 700))) == [""]
-    assert notes(OF_COMMITS, at_rates(None, (800, 700))) == [""]
-    (note,) = notes(OF_COMMITS, at_rates(None, (800, 801, 802)), at_rates(OLD, (799,)))
-    assert note.startswith(f"{OF_COMMITS}76689a9 (1 run), unknown (3 runs); ")
+    assert kinds(at_rates(OLD, old), at_rates(NEW, new)) == [kind]
+    assert kinds(at_rates(None, old), at_rates(OLD, (799,))) == [NoteKind.COMMITS]
+    assert kinds(at_rates(OLD, old)) == kinds(at_rates(None, old)) == []
 
 
 def test_a_row_of_other_commits_than_its_baseline() -> None:
@@ -131,7 +123,7 @@ def test_runs_are_picked_by_their_commit(tmp_path: Path, capsys: pytest.CaptureF
     for argv, num_runs in ((shlex.split(command)[1:], 2), (["compare", "commit="], 1)):
         assert run([*argv, "--output", "json"]) == 0
         (row,) = json.loads(capsys.readouterr().out)["rows"]
-        assert row["num_runs"] == num_runs and OF_COMMITS not in row["reason"]
+        assert row["num_runs"] == num_runs
 
 
 # --- power limits ----------------------------------------------------------------------------------------

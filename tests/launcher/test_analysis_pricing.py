@@ -51,24 +51,6 @@ def price(run: MeasuredRun, **prices: Any) -> Price:
 # --- rates and dollars -----------------------------------------------------------------------------------
 
 
-def test_the_published_dollars_tflops_and_share_of_peak() -> None:
-    run = run_with(step_time_s=Interval(value=0.41), flops_per_sample=763_504_000_000)
-    run = run_with(run, instance="p4d.24xlarge", device_name=None, precision="bf16")
-    (row,) = compared(run, usd_per_hour=32.7726).rows
-    assert row.cost.samples_per_usd is not None and row.cost.usd_per_million_samples is not None
-    assert round(row.cost.samples_per_usd.value) == 137_176
-    assert round(row.cost.usd_per_million_samples.value, 2) == 7.29
-    assert row.speed.tflops_per_gpu is not None and row.speed.percent_of_peak is not None
-    assert row.speed.tflops_per_gpu.value == pytest.approx(119.2, abs=0.05)
-    assert row.speed.percent_of_peak.value == pytest.approx(38.2, abs=0.05)
-
-
-def test_two_nodes_cost_twice_one() -> None:
-    rate = Interval(value=1000.0)
-    assert pricing.samples_per_usd(rate, price_of(3.6), 1).value == pytest.approx(1e6)
-    assert pricing.samples_per_usd(rate, price_of(3.6), 2).value == pytest.approx(5e5)
-
-
 @given(st.floats(1e-6, 1e6), st.floats(0.5, 0.999), st.floats(1.001, 2), st.floats(1e-3, 1e3))
 def test_cost_is_linear_in_the_step_time(
     value: float, below: float, above: float, usd_per_hour: float
@@ -175,12 +157,9 @@ def test_contradictions_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UserError) as raised:
         PriceRequest(today=TODAY, **options)
     assert raised.value.hint
-
-
-@pytest.mark.parametrize("share", [Fraction(0), Fraction(9, 8)])
-def test_what_is_no_share_is_refused(share: Fraction) -> None:
-    with pytest.raises(UserError, match="is no share"):
-        replace(P5, share=share)
+    for share in (Fraction(0), Fraction(9, 8)):
+        with pytest.raises(UserError, match="is no share"):
+            replace(P5, share=share)
 
 
 @pytest.mark.parametrize(

@@ -198,11 +198,8 @@ def test_a_capacity_block_holds_the_upper_end_of_the_interval() -> None:
     assert interval(cost.usd) == pytest.approx((48 * 3600,) * 3)
     (unused,) = (part.usd for part in cost.parts if part.name == "unused block")
     assert interval(unused) == pytest.approx((28 * 3600, 23 * 3600, 32 * 3600))
-
-
-def test_steps_only_charges_a_capacity_block_by_the_hour() -> None:
-    cost = cost_of(TRAINING, BLOCK, assumptions=NOTHING, steps_only=True)
-    assert cost.usd.value == 1000 and cost.fee_usd is None
+    by_the_hour = cost_of(TRAINING, BLOCK, assumptions=NOTHING, steps_only=True)
+    assert by_the_hour.usd.value == 1000 and by_the_hour.fee_usd is None
 
 
 def test_a_training_that_no_capacity_block_holds_is_refused() -> None:
@@ -227,11 +224,12 @@ def spot_market(losses_per_hour: float, available: float = 1.0) -> SpotMarket:
 ON_SPOT = Purchase(price=replace(DOLLAR, purchase="spot", usd_per_hour=1800.0), market=spot_market(0.5))
 
 
-def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work() -> None:
-    assumptions = replace(
-        NOTHING, boot_s=100, checkpoint_s=90, checkpoint_every_s=600, given=frozenset({"checkpoint_every_s"})
-    )
-    job = SpotJob(work_s=1000, restart_s=100, checkpoint_s=90, every_s=600)
+@pytest.mark.parametrize("restart_s", [None, 500])
+def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work(restart_s: float | None) -> None:
+    given = frozenset({"checkpoint_every_s"})
+    times = {"boot_s": 100, "restart_s": restart_s, "checkpoint_s": 90, "checkpoint_every_s": 600}
+    assumptions = replace(NOTHING, **times, given=given)
+    job = SpotJob(work_s=1000, restart_s=restart_s or 100, checkpoint_s=90, every_s=600)
     time = expected_spot(job, spot_market(0.5))
     cost = cost_of(TRAINING, ON_SPOT, assumptions=assumptions)
     parts = seconds(cost)
@@ -359,15 +357,6 @@ def test_on_spot_each_uncertain_input_moves_the_total_by_itself() -> None:
     by_speed, by_losses, by_both = off(TRAINING, ON_SPOT), off(exact, unsure), off(TRAINING, unsure)
     assert min(*by_speed, *by_losses) > 0
     assert by_both == pytest.approx([math.hypot(*pair) for pair in zip(by_speed, by_losses, strict=True)])
-
-
-def test_what_a_restart_takes_can_be_set() -> None:
-    assumptions = replace(NOTHING, boot_s=100, restart_s=500, checkpoint_s=90)
-    every_s = cost_of(TRAINING, ON_SPOT, assumptions=assumptions).checkpoint_every_s
-    job = SpotJob(work_s=1000, restart_s=500, checkpoint_s=90, every_s=every_s)
-    cost = cost_of(TRAINING, ON_SPOT, assumptions=assumptions)
-    assert seconds(cost)["boot"] == 100
-    assert seconds(cost)["restarts"] == pytest.approx(expected_spot(job, spot_market(0.5)).restarts_s)
 
 
 def test_waiting_is_a_part_of_the_time_to_a_deadline() -> None:

@@ -157,11 +157,8 @@ def test_compiling_counts_as_a_first_run_does_where_one_is_known(tmp_path: Path)
     assert [row.overhead.compile_s for row in (*both.rows, *alone.rows)] == [600, 20]
     assert [told in row.verdict.reasons for row in (*both.rows, *alone.rows)] == [False, True]
     assert row_account(both).once_s["compile"] == 600
-
-
-def test_repeats_are_averaged() -> None:
-    repeats = [changed(FULL, compile_s=seconds, seed=seed) for seed, seconds in enumerate((500.0, 700.0))]
-    assert row_account(compared(*repeats)).once_s["compile"] == 600
+    slower = changed(cold, compile_s=800.0, seed=2)
+    assert row_account(compared(cold, slower)).once_s["compile"] == 700
 
 
 @pytest.mark.parametrize("number", [2, 6])
@@ -197,14 +194,6 @@ def test_the_cheapest_row_depends_on_the_length_of_the_job() -> None:
         assert usd["compile"] - usd["bf16"] == pytest.approx(600 - steps, abs=1)
 
 
-@pytest.mark.parametrize(("other_s", "is_close"), [(1.02, True), (2.0, False)])
-def test_a_row_whose_range_reaches_the_cheapest_is_named(other_s: float, is_close: bool) -> None:
-    rows = [*three("bf16", 1.0, by=0.1), *three("compile", other_s, by=0.1)]
-    (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 10_000, CATALOGUE)["workloads"]
-    assert "cost least with bf16" in workload["sentence"]
-    assert ("close to tell: compile" in workload["sentence"]) is is_close
-
-
 def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_not_the_cheapest() -> None:
     wide = run("bf16", 1.5, batch_size_per_gpu=128, samples_per_step=128.0)
     failed = Check(name="isolation", passed=False)
@@ -213,8 +202,6 @@ def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_n
     (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
     assert [row["steps"] for row in workload["rows"]] == [1000, 500, 1000]
     assert "cost least with bf16" in workload["sentence"]
-    table = finish_table(comparison, 1000, CATALOGUE)
-    assert "te-article" in table and "500" in table
 
 
 def test_a_row_without_a_price_has_hours_and_no_dollars() -> None:

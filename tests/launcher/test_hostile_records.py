@@ -127,6 +127,8 @@ ARCHIVES = {
     "a device": member("a.jsonl", kind=tarfile.CHRTYPE),
     "a pipe": member("a.jsonl", kind=tarfile.FIFOTYPE),
     "above": archive(("../a.jsonl", SOUND)),
+    "no archive": b"not a tar file",
+    "half an archive": GOOD_ARCHIVE[: len(GOOD_ARCHIVE) // 2],
     "a long run file": archive(("run.json", RUN_FILE + b" " * 2**23)),
     "a deep run file": archive(("run.json", b'{"schema": "fastlaunch-run/1", "spec": ' + deep(500) + b"}")),
     "long figures": archive(("a.csv", FIGURES + b"\n" * 2**23)),
@@ -149,8 +151,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
-@pytest.mark.parametrize("kind", ARCHIVES)
+@pytest.mark.parametrize(
+    ("kind", "pack"),
+    [
+        *((kind, gzip.compress) for kind in ARCHIVES),
+        *((kind, lzma.compress) for kind in ARCHIVES if not kind.endswith("record")),
+    ],
+)
 def test_what_breaks_a_bound_is_left_out_and_the_others_are_read(
     tmp_path: Path,
     temporary: Path,
@@ -170,10 +177,10 @@ def test_what_breaks_a_bound_is_left_out_and_the_others_are_read(
     assert all(len(problem.problem) < 1000 for problem in imports.skipped)
 
 
-def test_a_line_of_128_mebibytes_takes_little_memory(tmp_path: Path, temporary: Path) -> None:
+def test_a_line_of_48_mebibytes_takes_little_memory(tmp_path: Path, temporary: Path) -> None:
     with lzma.open(tmp_path / f"{RANK}.xz", "wb", preset=0) as file:
         file.write(HEADER + b"\n")
-        for _ in range(128):
+        for _ in range(48):
             file.write(b" " * 2**20)
     tracemalloc.start()
     with pytest.raises(BadFile):
@@ -195,16 +202,16 @@ def test_a_run_that_is_long_is_read(tmp_path: Path) -> None:
     lines = (
         f'{{"kind":"step","step":{n},"step_time_s":0.1,"data_wait_s":0,"loss":1,"num_samples":2,"num_tokens":3}}\n'
         f'{{"kind":"block","first_step":{n},"last_step":{n},"wall_s":0.1}}\n'
-        for n in range(1, 20_001)
+        for n in range(1, 2_001)
     )
-    header = {**json.loads(HEADER), "steps": 20_000}
+    header = {**json.loads(HEADER), "steps": 2_000}
     (tmp_path / RANK).write_text(f"{json.dumps(header)}\n{''.join(lines)}")
     (run,) = find_runs([tmp_path]).runs.values()
-    assert run.summary.num_steps == 20_000
+    assert run.summary.num_steps == 2_000
     # That of a million steps, each in a block of its own, of eight ranks has room.
     record = outcome.read_records([tmp_path / RANK])[0][0]
-    assert record.memory * 50 * 8 < outcome.MAX_RUN_MEMORY
-    assert record.num_bytes * 50 * 8 < outcome.MAX_RUN_BYTES
+    assert record.memory * 500 * 8 < outcome.MAX_RUN_MEMORY
+    assert record.num_bytes * 500 * 8 < outcome.MAX_RUN_BYTES
 
 
 PACKED = lzma.compress(

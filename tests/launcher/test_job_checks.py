@@ -1,6 +1,5 @@
 """The checks before money is spent: each one fails where it must, and holds up nothing that it need not."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -226,11 +225,6 @@ def test_an_empty_config_says_what_to_write_and_is_no_fault_of_awss() -> None:
     assert results(checked) == {"config": "failed", "instance profile": "not checked"}
 
 
-def test_some_zones_without_the_type_are_a_warning() -> None:
-    found = check("offered", FakeAws(zones_offering=zones("ac")))
-    assert found.result is Result.WARNING and "us-east-1b" in found.message
-
-
 def test_a_wrong_subnet_concerns_its_zone_alone() -> None:
     found = run(FakeAws(subnets=subnets(subnet_a={"zone": "us-east-1f"})))
     placements = [site(), site(zone="us-east-1b", subnets=("subnet-b",))]
@@ -427,11 +421,6 @@ def test_a_full_block_leaves_no_placement() -> None:
         usable([site()], [found])
 
 
-def test_a_block_whose_cost_is_not_known_fails() -> None:
-    found = nodes(**{**IN_BLOCK, "block_fee_usd": None})["price"]
-    assert found.result is Result.FAILED and "--block-fee USD" in str(found.hint)
-
-
 # SageMaker
 
 
@@ -478,38 +467,29 @@ def test_a_training_jobs_own_network_is_looked_at_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "kind"),
+    ("facts", "result", "kind"),
     [
-        ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, BadConfiguration),
-        ({"role": None}, BadConfiguration),
-        ({"may_pass": False}, NotAuthorised),
+        ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, Result.FAILED, BadConfiguration),
+        ({"role": None}, Result.FAILED, BadConfiguration),
+        ({"may_pass": False}, Result.FAILED, NotAuthorised),
+        # Of which IAM tells little, holds up nothing.
+        ({"role": denied("iam:GetRole")}, Result.OK, None),
+        ({"may_pass": denied("iam:SimulatePrincipalPolicy")}, Result.NOT_CHECKED, None),
+        ({"role_lacks": ["s3:PutObject on acme"]}, Result.WARNING, None),
     ],
 )
 def test_a_role_is_there_and_sagemakers_and_may_be_passed(
-    facts: dict[str, Any], kind: type[UserError]
+    facts: dict[str, Any], result: Result, kind: type[UserError] | None
 ) -> None:
     found = first("role", train(facts))
-    assert type(found.error) is kind and re.search("fastlaunch (init|iam print)", str(found.hint))
+    assert found.result is result and kind in (None, type(found.error))
 
 
-@pytest.mark.parametrize(
-    ("facts", "result"),
-    [
-        ({"role": denied("iam:GetRole")}, Result.OK),
-        ({"may_pass": denied("iam:SimulatePrincipalPolicy")}, Result.NOT_CHECKED),
-        ({"role_lacks": ["s3:PutObject on acme"]}, Result.WARNING),
-    ],
-)
-def test_a_role_of_which_iam_tells_little_holds_up_nothing(facts: dict[str, Any], result: Result) -> None:
-    assert first("role", train(facts)).result is result
-
-
-def test_without_a_role_it_says_what_makes_one() -> None:
+def test_a_training_job_needs_a_role_and_a_bucket() -> None:
     found = train(here=usual())
     assert "--role ARN" in str(first("config", found).hint)
     assert "fastlaunch init --region us-east-1" in str(first("role", found).hint)
-    neither = first("config", train(here=usual(bucket=None)))
-    assert "neither bucket nor role" in neither.message
+    assert first("config", train(here=usual(bucket=None))).result is Result.FAILED
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,6 @@ def answered(
     return run(["predict", *files, "--output", "csv"])
 
 
-def test_no_queries_are_a_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    columns = list(matrix()[0])
-    assert answered(tmp_path, matrix(), [], columns) == 0
-    assert capsys.readouterr().out == ",".join([*columns, *ADDED]) + "\n"
-
-
 def test_an_accelerator_of_the_config_file_has_its_figures(
     isolated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,11 +8,10 @@ import math
 import shlex
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_summaries import CATALOGUE, PLAIN, changed, compared, evaluated
+from fake_summaries import CATALOGUE, P5_NODE, PLAIN, changed, compared, evaluated, imported, on_p5
 
 import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
@@ -33,8 +32,7 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.settings import config_path, load_settings
 from fastlaunch.jobs.job import SCRIPT_RECIPE
-from fastlaunch.ledger.ledger import open_ledger
-from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.measure.summary import Interval
 from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
 ARTICLE = (
@@ -119,13 +117,6 @@ def test_boot_time_flips_the_decision_for_a_short_job(
         *(["--steps-only"] if steps_only else []),
     )
     assert on_article_s(found)[0]["instance"] == cheapest
-
-
-def test_what_was_measured_on_the_gpu_elsewhere_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only")
-    assert (found["pick"]["instance"], found["pick"]["evidence"]) == ("p5.4xlarge", "same GPU")
-    assert found["cheapest_measured"] == found["pick"]
-    assert {choice["evidence"] for choice in found["by_instance"]} == {"same GPU", "published"}
 
 
 # A choice among made-up configurations.
@@ -309,15 +300,6 @@ def test_the_totals_of_a_grid_are_those_of_the_costs_part_by_part() -> None:
 # What follows from measured configurations.
 
 
-def on_p5(step_time_s: float, num_nodes: int = 1, **changes: Any) -> RunSummary:
-    """A run of batch 64 on each of its H100."""
-    place = {"instance": P5, "device_name": None, "num_nodes": num_nodes, "num_gpus": 8 * num_nodes}
-    samples = 512.0 * num_nodes
-    return changed(
-        PLAIN, **{**place, "step_time_s": Interval(value=step_time_s), "samples_per_step": samples, **changes}
-    )
-
-
 @pytest.mark.parametrize(
     ("two_nodes_s", "scaling", "speed", "whose"),
     [
@@ -329,8 +311,8 @@ def on_p5(step_time_s: float, num_nodes: int = 1, **changes: Any) -> RunSummary:
 def test_several_nodes_are_nearly_linear_by_assumption_or_by_runs(
     two_nodes_s: float | None, scaling: float | None, speed: float, whose: str
 ) -> None:
-    runs = [on_p5(0.512), *([on_p5(two_nodes_s, 2)] if two_nodes_s else [])]
-    rows = compared(*runs).rows
+    pair = {"num_nodes": 2, "num_gpus": 16, "samples_per_step": 1024.0}
+    rows = compared(on_p5(0.512), *([on_p5(two_nodes_s, **pair)] if two_nodes_s else [])).rows
     subject = subject_of("vit-huge", rows, rows[0].setup, CATALOGUE)
     finder = Finder({Origin.LEDGER: rows}, subject, CATALOGUE, lambda: (), scaling=scaling)
     found = finder.rate(
@@ -420,32 +402,13 @@ def test_the_command_of_a_script_has_its_variant_and_where_it_runs() -> None:
 # The command line.
 
 
-def add_runs(*summaries: RunSummary) -> None:
-    """Runs in the ledger of this test."""
-    with open_ledger(load_settings()) as ledger:
-        ledger.add_imported(
-            [(summary, Path("records")) for summary in summaries],
-            submission_id=ledger.add_submission("fastlaunch runs import"),
-            run_ids=[f"run-{number}" for number, _ in enumerate(summaries)],
-        )
-
-
 def test_the_ledgers_rows_come_before_those_that_are_shipped(capsys: pytest.CaptureFixture[str]) -> None:
-    add_runs(
-        changed(
-            PLAIN,
-            instance=P5,
-            num_gpus=8,
-            device_name="NVIDIA H100 80GB HBM3",
-            step_time_s=Interval(value=0.1),
-            samples_per_step=512.0,
-        )
-    )
+    imported(on_p5(0.1))
     found = data(capsys, "--workload", "vit-huge", "--samples", "1M", "--measured-only")
     assert found["measured"] == "ledger"
-    (on_p5,) = (choice for choice in found["by_instance"] if choice["instance"] == P5)
-    assert (on_p5["evidence"], on_p5["samples_per_s"]["value"]) == ("measured", pytest.approx(5120.0))
-    assert "your" in on_p5["source"]
+    (here,) = (choice for choice in found["by_instance"] if choice["instance"] == P5)
+    assert (here["evidence"], here["samples_per_s"]["value"]) == ("measured", pytest.approx(5120.0))
+    assert "your" in here["source"]
 
 
 def test_only_the_version_of_a_script_that_ran_last_is_recommended(
@@ -453,16 +416,13 @@ def test_only_the_version_of_a_script_that_ran_last_is_recommended(
 ) -> None:
     """The faster variant is of a version that is gone: the script does not have it any more."""
     script = {"workload": "a/train.py", "precision": SCRIPT_RECIPE.precision, "data": "script"}
-    p5 = {"instance": P5, "num_gpus": 8, "device_name": "NVIDIA H100 80GB HBM3", "samples_per_step": 512.0}
-    add_runs(
+    imported(
         *(
-            changed(
-                PLAIN,
+            on_p5(
+                time_s,
                 **script,
-                **p5,
                 recipe=f"{name}=bf16",
                 variant={name: "bf16"},
-                step_time_s=Interval(value=time_s),
                 fingerprint={"version": version},
                 started_at=f"2026-11-0{day}T09:00:00+00:00",
             )
@@ -474,55 +434,29 @@ def test_only_the_version_of_a_script_that_ran_last_is_recommended(
     assert [warning for warning in found["warnings"] if "earlier versions of a/train.py" in warning]
 
 
-def test_another_batch_counts_by_the_samples_that_it_took_to_the_references_loss(
+def test_another_batch_counts_by_the_samples_that_three_seeds_took_to_the_references_loss(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """At batch 512 all seeds reach a loss of 2 after 100 steps, at 1024 after 73: 1.46 times the samples."""
-    p5: dict[str, Any] = {"instance": P5, "num_gpus": 8, "device_name": "NVIDIA H100 80GB HBM3"}
-    small = [
-        evaluated("bf16", seed, 2.0, **p5, step_time_s=Interval(value=0.2), samples_per_step=512.0)
-        for seed in range(3)
-    ]
-    large = [
-        evaluated(
-            "bf16",
-            seed,
-            1.8,
-            **p5,
-            batch_size_per_gpu=128,
-            step_time_s=Interval(value=0.25),
-            samples_per_step=1024.0,
-        )
-        for seed in range(3)
-    ]
+    small = {**P5_NODE, "step_time_s": Interval(value=0.2)}
+    large = {**P5_NODE, "step_time_s": Interval(value=0.25), "batch_size_per_gpu": 128}
+    large["samples_per_step"] = 1024.0
+    *two, third = (evaluated("bf16", seed, 1.8, **large) for seed in range(3))
+    imported(*(evaluated("bf16", seed, 2.0, **small) for seed in range(3)), *two)
     words = ("--workload", "vit-huge", "--samples", "100M", "--measured-only", "--steps-only")
-    add_runs(*small, *large)
 
-    def on_p5(*options: str) -> Any:
+    def chosen_here(*options: str) -> Any:
         choices = data(capsys, *words, *options)["by_instance"]
         return next(choice for choice in choices if choice["instance"] == P5)
 
-    found = on_p5()
+    assert chosen_here()["batch_size_per_gpu"] == 64
+    imported(third)
+    found = chosen_here()
     factor = 73 * 1024 / (100 * 512)
     assert found["batch_size_per_gpu"] == 128
     assert found["hours"] == pytest.approx(100e6 * factor / 4096 / 3600)
     assert f"{factor:.2f} times the samples" in found["assumption"]
-    assert on_p5("--batch-equivalent")["hours"] == pytest.approx(100e6 / 4096 / 3600)
-
-
-def test_without_a_record_of_three_seeds_another_batch_is_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    p5: dict[str, Any] = {"instance": P5, "num_gpus": 8, "device_name": "NVIDIA H100 80GB HBM3"}
-    small = [evaluated("bf16", seed, 2.0, **p5, samples_per_step=512.0) for seed in range(3)]
-    large = [
-        evaluated("bf16", seed, 1.8, **p5, batch_size_per_gpu=128, samples_per_step=1024.0)
-        for seed in range(2)
-    ]
-    add_runs(*small, *large)
-    found = data(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only")
-    on_p5 = [choice for choice in found["front"] if choice["instance"] == P5]
-    assert {choice["batch_size_per_gpu"] for choice in on_p5} == {64}
+    assert chosen_here("--batch-equivalent")["hours"] == pytest.approx(100e6 / 4096 / 3600)
 
 
 def test_small_cards_are_predicted_with_their_class_and_range(capsys: pytest.CaptureFixture[str]) -> None:
@@ -635,8 +569,9 @@ def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
 
 def test_an_estimate_of_what_is_recommended_says_the_same() -> None:
     found = fastlaunch.recommend("vit-huge", "10M")
-    assert {each.configuration.rate.evidence for each in found.by_instance} >= {"predicted", "same GPU"}
-    for choice in found.by_instance:
+    by_evidence = {each.configuration.rate.evidence: each for each in found.by_instance}
+    assert by_evidence.keys() >= {"predicted", "same GPU"}
+    for choice in by_evidence.values():
         one = choice.configuration
         estimate = fastlaunch.estimate(
             "vit-huge",

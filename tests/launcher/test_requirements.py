@@ -78,6 +78,7 @@ def test_no_module_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "hacked").exists()
 
 
+@pytest.mark.slow
 def test_too_much_does_not_travel(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "MAX_WHEEL_BYTES", 100)
     with pytest.raises(UserError, match="at most 100 B travel; the largest: newer"):

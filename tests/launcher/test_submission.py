@@ -222,13 +222,6 @@ def test_contradicting_record_fails_the_run(backend: InstantBackend) -> None:
     assert run.summary is not None and run.reason in run.summary.problems
 
 
-def test_contradicting_record_does_not_hide_why_the_run_failed(backend: InstantBackend) -> None:
-    backend.how = {"seed": 5, "status": "failed", "message": "told"}
-    (run,) = launcher(backend).submit(jobs(JOB), command="")
-    assert (run.state, run.reason) == (RunState.FAILED, "failed: told")
-    assert run.summary is not None and any("seed 5 for 0" in problem for problem in run.summary.problems)
-
-
 def test_job_that_cannot_be_started_fails_and_the_rest_is_cancelled(backend: InstantBackend) -> None:
     backend.refuses = True
     with pytest.raises(UserError, match="cannot start"):

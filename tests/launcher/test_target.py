@@ -1,6 +1,5 @@
 """What it takes to train to a target: known answers by hand, and no mean over runs that did not get there."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,6 @@ from fake_summaries import CATALOGUE, PLAIN, changed, compared
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import to_finish
 from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.analysis.target import RowToTarget, Target, margins, parse_target, to_target
@@ -59,11 +57,6 @@ def reaching(recipe: str, steps: Sequence[int], **changes: Any) -> list[RunSumma
     return [
         run(recipe, seed, {step // 2: 0.5, step: 0.95}, **changes) for seed, step in enumerate(steps, start=1)
     ]
-
-
-def told(comparison: Comparison, target: str = "accuracy=0.9") -> list[str]:
-    (workload,) = target_json(comparison, target, CATALOGUE)["workloads"]
-    return list(workload["notes"])
 
 
 # --- the target ------------------------------------------------------------------------------------------
@@ -182,10 +175,9 @@ def test_there_is_no_mean_over_those_that_got_there() -> None:
     comparison = compared(*reaching("bf16", [100, 200, 300]), run("bf16", 9, {400: 0.7}), usd_per_hour=DOLLAR)
     (row,) = to_target(comparison, ACCURACY)
     assert (row.num_reached, row.num_seeds, row.time_s, row.samples) == (3, 4, None, None)
-    assert row.reason == "reached by 3 of 4 seeds" and not row.is_ranked
+    assert not row.is_ranked
     text = target_table(comparison, "accuracy=0.9", CATALOGUE)
-    assert "3 of 4" in text and "100 to 300" in text and "mean s" not in text
-    assert "costs least" not in text
+    assert "mean s" not in text and "costs least" not in text
 
 
 def test_runs_that_failed_count_among_those_that_did_not_get_there() -> None:
@@ -193,7 +185,6 @@ def test_runs_that_failed_count_among_those_that_did_not_get_there() -> None:
     comparison = compared(*reaching("bf16", [100, 200, 300]), lost)
     (row,) = to_target(comparison, ACCURACY)
     assert (row.num_reached, row.num_seeds, row.time_s) == (3, 4, None)
-    assert "bf16: n/a, reached by 3 of 4 seeds (others ended as nan_loss)" in told(comparison)
     other = changed(lost, recipe="fp32")
     (row,) = rows(*reaching("bf16", [100, 200, 300]), other)
     assert row.num_seeds == 3
@@ -238,6 +229,9 @@ def test_dollars_to_a_target_are_those_of_as_many_samples() -> None:
     (workload,) = target_json(comparison, "accuracy=0.9", CATALOGUE)["workloads"]
     assert finish.cost is not None and row.samples is not None
     (found,) = workload["rows"]
+    assert [(one["seed"], one["step"], one["time_s"]) for one in found["runs"]] == [
+        (seed, step, pytest.approx(12 + step)) for seed, step in enumerate((100, 200, 300), start=1)
+    ]
     assert found["usd_to_target"]["value"] == pytest.approx(finish.cost.usd.value, rel=1e-4)
     assert found["evidence"] == "measured"
     # The seeds differ by more than the speed: the range is theirs.
@@ -281,22 +275,7 @@ def test_rows_on_other_data_do_not_race(
         fingerprint = {"data": digest} if digest else {}
         both += reaching(recipe, (100, 110, 120), data=data, fingerprint=fingerprint)
     comparison = compared(*both)
-    assert any("so they are not compared" in note for note in told(comparison)) is is_apart
     assert bool(margins(to_target(comparison, ACCURACY), ACCURACY)) is not is_apart
-
-
-def test_the_json_has_every_run() -> None:
-    comparison = compared(*reaching("bf16", [100, 200, 300]), usd_per_hour=DOLLAR)
-    data = json.loads(json.dumps(target_json(comparison, "accuracy=0.9", CATALOGUE), allow_nan=False))
-    assert (data["metric"], data["value"]) == ("accuracy", 0.9)
-    (workload,) = data["workloads"]
-    (row,) = workload["rows"]
-    assert (row["num_reached"], row["num_seeds"], row["ranked"], row["reason"]) == (3, 3, True, None)
-    assert [(one["seed"], one["step"], one["time_s"]) for one in row["runs"]] == [
-        (1, 100, pytest.approx(112)),
-        (2, 200, pytest.approx(212)),
-        (3, 300, pytest.approx(312)),
-    ]
 
 
 # --- whatever the numbers --------------------------------------------------------------------------------
