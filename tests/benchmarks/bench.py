@@ -1,12 +1,13 @@
 """What fastlaunch itself costs, against the limits that it has set itself.
 
-    python tests/benchmarks/bench.py [help] [dry-run] [demo] [compare] [recommend] [record] [script]
+    python tests/benchmarks/bench.py [help] [dry-run] [demo] [compare] [report] [recommend] [record] [script]
 
 help     `fastlaunch --help` against `python -c "import click"`: at most 2 times
 dry-run  a dry run of `fastlaunch submit` against the same: no limit
 demo     `fastlaunch demo`: at most 1 s
 compare  `fastlaunch compare --every-run --output json` over 10,000 stored runs: at most 2 s and 300 MB;
          also against `import click`: no limit
+report   the page of 300 runs of 300 steps: at most 3 s and 2 MB
 recommend  the CPU time of a recommendation among 20,000 candidates, by the shipped rows: at most 1 s
 record   recording a step, its share of the write included, against a step of 20 ms: at most 0.5%
 script   the same for a step of a user's script, from `fl.steps` and `fl.step(loss=...)` to the file
@@ -79,6 +80,29 @@ def launch_s(*arguments: str) -> float:
     return time.perf_counter() - started
 
 
+def within(what: str, value: float, limit: float, unit: str) -> Result:
+    """Compare a value with the limit that it has to keep."""
+    return Result(
+        what=what,
+        measured=f"{value:.3g} {unit}",
+        reference=f"{limit:g} {unit}",
+        ratio=value / limit,
+        limit=1.0,
+    )
+
+
+def of_a_step(what: str, per_step_s: list[float]) -> Result:
+    """Compare the median cost of recording a step with a step."""
+    cost_s = statistics.median(per_step_s)
+    return Result(
+        what=what,
+        measured=f"{1e6 * cost_s:.1f} us",
+        reference=f"a step of {1000 * STEP_TIME_S:.0f} ms",
+        ratio=cost_s / STEP_TIME_S,
+        limit=0.005,
+    )
+
+
 def against_click(
     what: str, times_s: list[float], clicks_s: list[float], limit: float | None = None
 ) -> Result:
@@ -105,11 +129,7 @@ def bench_start(*arguments: str, limit: float | None = None) -> list[Result]:
 def bench_demo() -> list[Result]:
     """The demonstration, from start to end."""
     wall_s = statistics.median(launch_s("-m", "fastlaunch", "demo") for _ in range(5))
-    return [
-        Result(
-            what="fastlaunch demo", measured=f"{wall_s:.2f} s", reference="1 s", ratio=wall_s / 1, limit=1.0
-        )
-    ]
+    return [within("fastlaunch demo", wall_s, 1, "s")]
 
 
 def fill_ledger(home: Path) -> int:
@@ -201,23 +221,10 @@ def bench_compare() -> list[Result]:
             if process.returncode:
                 raise SystemExit(f"fastlaunch compare: exit code {process.returncode}")
     what = f"fastlaunch compare --every-run, {num_runs} runs"
-    wall_s, peak_mb = statistics.median(times_s), max(peaks_mb)
     return [
-        Result(
-            what=f"{what}, {size // 1000} kB of JSON",
-            measured=f"{wall_s:.2f} s",
-            reference="2 s",
-            ratio=wall_s / 2,
-            limit=1.0,
-        ),
+        within(f"{what}, {size // 1000} kB of JSON", statistics.median(times_s), 2, "s"),
         against_click(what, times_s, clicks_s),
-        Result(
-            what=f"{what}, peak memory",
-            measured=f"{peak_mb:.0f} MB",
-            reference="300 MB",
-            ratio=peak_mb / 300,
-            limit=1.0,
-        ),
+        within(f"{what}, peak memory", max(peaks_mb), 300, "MB"),
     ]
 
 
@@ -249,16 +256,7 @@ def bench_report() -> list[Result]:
         wall_s = statistics.median(launch_s("-m", "fastlaunch", "report", "-o", str(page)) for _ in range(5))
         size_mb = page.stat().st_size / 1e6
     what = "fastlaunch report, 300 runs of 300 steps"
-    return [
-        Result(what=what, measured=f"{wall_s:.2f} s", reference="3 s", ratio=wall_s / 3, limit=1.0),
-        Result(
-            what=f"{what}, the page",
-            measured=f"{size_mb:.2f} MB",
-            reference="2 MB",
-            ratio=size_mb / 2,
-            limit=1.0,
-        ),
-    ]
+    return [within(what, wall_s, 3, "s"), within(f"{what}, the page", size_mb, 2, "MB")]
 
 
 def bench_recommend() -> list[Result]:
@@ -284,15 +282,7 @@ def bench_recommend() -> list[Result]:
             times_s.append(time.process_time() - started)
             num = found.num_choices
     cpu_s = statistics.median(times_s[1:])
-    return [
-        Result(
-            what=f"recommend among {num:,} candidates",
-            measured=f"{cpu_s:.2f} s of CPU time",
-            reference="1 s",
-            ratio=cpu_s,
-            limit=1.0,
-        )
-    ]
+    return [within(f"recommend among {num:,} candidates", cpu_s, 1, "s of CPU time")]
 
 
 def bench_record() -> list[Result]:
@@ -328,16 +318,7 @@ def bench_record() -> list[Result]:
             writer.flush()
             per_step_s.append((time.perf_counter() - started) / NUM_STEPS_PER_BLOCK)
         writer.close()
-    cost_s = statistics.median(per_step_s)
-    return [
-        Result(
-            what=f"recording a step, flushed every {NUM_STEPS_PER_BLOCK}",
-            measured=f"{1e6 * cost_s:.1f} us",
-            reference=f"a step of {1000 * STEP_TIME_S:.0f} ms",
-            ratio=cost_s / STEP_TIME_S,
-            limit=0.005,
-        )
-    ]
+    return [of_a_step(f"recording a step, flushed every {NUM_STEPS_PER_BLOCK}", per_step_s)]
 
 
 def bench_script() -> list[Result]:
@@ -363,16 +344,7 @@ def bench_script() -> list[Result]:
             if at:  # the first has the header
                 per_step_s.append((time.perf_counter() - started) / NUM_STEPS_PER_BLOCK)
         recording.finish()
-    cost_s = statistics.median(per_step_s)
-    return [
-        Result(
-            what="recording a step of a script",
-            measured=f"{1e6 * cost_s:.1f} us",
-            reference=f"a step of {1000 * STEP_TIME_S:.0f} ms",
-            ratio=cost_s / STEP_TIME_S,
-            limit=0.005,
-        )
-    ]
+    return [of_a_step("recording a step of a script", per_step_s)]
 
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {

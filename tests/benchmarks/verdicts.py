@@ -17,14 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fastlaunch.analysis.differences import SETTLES, Differences, RunTime, rounds_to_settle
-from fastlaunch.analysis.looks import (
-    Looked,
-    look_again,
-    look_levels,
-    look_through,
-    share_of_session,
-)
+from fastlaunch.analysis.differences import RunTime
+from fastlaunch.analysis.looks import Looked, look_again, look_through
 from fastlaunch.analysis.statistics import BETTER, UNRESOLVED, WORSE
 from fastlaunch.core.ownership import FIRST_LOOK
 
@@ -264,53 +258,6 @@ SCENARIOS = (
 )
 
 
-def followed(rng: random.Random, sd: float, faster: float) -> tuple[str | None, bool | None]:
-    """Return the verdict on a row against another, by three rounds and then as many more as are proposed.
-
-    At most five times. And whether the first proposal was enough; None without one.
-    """
-
-    def rounds(number: int, session: str) -> list[RunTime]:
-        return [
-            replace(
-                run, block=(session, run.block), session=session, log_time=run.log_time - faster * run.row
-            )
-            for run in alike(rng, 2, number, sd=sd, round_sd=0.02)
-        ]
-
-    runs, kept = rounds(3, "0"), None
-    for number in range(6):
-        difference = Differences(runs).between(1, 0)
-        assert difference is not None
-        (level,) = look_levels([share_of_session(number)], [difference.p_differs()])
-        verdict = difference.verdict(level)
-        if number == 1:
-            kept = verdict != UNRESOLVED
-        if verdict != UNRESOLVED or number == 5:
-            return verdict, kept
-        (next_level,) = look_levels([share_of_session(number + 1)], [1.0])
-        proposal = rounds_to_settle(difference, next_level)
-        assert proposal is not None
-        if proposal[1] < SETTLES:
-            return verdict, kept
-        runs = runs + rounds(proposal[0], str(number + 1))
-    raise AssertionError
-
-
-def following(draws: int) -> Iterator[str]:
-    """Yield what comes of typing the proposed command until there is a verdict."""
-    for sd, faster in ((0.003, 0.0), (0.01, 0.0), (0.03, 0.0), (0.01, 0.01), (0.01, 0.03), (0.02, 0.03)):
-        rng = random.Random(f"{sd} {faster}")
-        results = [followed(rng, sd, faster) for _ in range(draws)]
-        differs = sum(verdict in (BETTER, WORSE) for verdict, _ in results) / draws
-        kept = [was_kept for _, was_kept in results if was_kept is not None]
-        share = f"{sum(kept) / len(kept):.0%} of {len(kept)}" if kept else "none was made"
-        yield (
-            f"runs {sd:.1%}, {faster:.0%} faster: better or worse in {differs:.1%}; "
-            f"the first proposal was enough: {share}"
-        )
-
-
 def simulate(scenario: Scenario, num_rows: int, num_rounds: int, *, draws: int, seed: int = 0) -> Cell:
     """Return what `draws` tables of the cell came to."""
     rng = random.Random(f"{seed} {scenario.name} {num_rows} {num_rounds}")
@@ -431,7 +378,6 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--only", default="")
     parser.add_argument("--looks", action="store_true", help="instead: plans that end when all is settled")
-    parser.add_argument("--following", action="store_true", help="instead: what following proposals comes to")
     arguments = parser.parse_args()
     if arguments.looks:
         print(
@@ -442,9 +388,6 @@ def main() -> int:
             print(line, flush=True)
         return 0
     print(f"Percent of {arguments.draws} tables that are wrong / in which 3% is found, by rounds")
-    if arguments.following:
-        print("\n".join(following(arguments.draws)))
-        return 0
     worst = 0.0
     by_line = itertools.groupby(
         cells(arguments.only, arguments.draws), lambda cell: (cell.scenario, cell.num_rows)
