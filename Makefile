@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 BUILD := .build
 INSTALLED := $(VENV)/.installed
 
+# Otherwise each tier, and each process that a test starts, would compile the same files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo sagemaker-sdk trackers triton test test-cloud test-slow test-full test-gpu live-check lint types wheel bench \
   tables statistics docs mutations mutants check clean

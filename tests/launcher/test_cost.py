@@ -244,6 +244,15 @@ def test_spot_adds_what_losses_cost_to_the_first_start_and_the_work(restart_s: f
     assert plain == replace(cost, parts=())
 
 
+def test_no_volume_is_paid_while_there_is_no_machine() -> None:
+    scarce = replace(ON_SPOT, market=spot_market(0.5, available=0.5), volume=VOLUME)
+    cost = cost_of(TRAINING, scarce, assumptions=replace(NOTHING, waiting_s=500))
+    parts = seconds(cost)
+    assert parts["waiting"] > 0 and parts["no capacity"] > 0
+    without_s = parts["waiting"] + parts["no capacity"]
+    assert dollars(cost)["volumes"] == pytest.approx((cost.hours.value - without_s / 3600) * 31 / 730)
+
+
 #: Times that say how spot is used, not how long a part takes.
 OF_SPOT = ("checkpoint_every_s", "restart_s", "deadline_s")
 
