@@ -5,11 +5,12 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
+from test_layers import MODULES, nodes_of
+
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for half in ("launcher", "train") for path in (ROOT / half).glob("fastlaunch*/**/*.py"))
+SOURCES = sorted(MODULES.values())
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 #: A sentence that begins with "Of" keeps its subject for the end.
 _INVERTED = re.compile(r"(?:\A|\n\s*\n|[.:!?][\"')]*\s+|\n[-*|] )\s*Of\s")
@@ -26,11 +27,6 @@ _FOREIGN = (
 )
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def texts(path: Path) -> Iterator[str]:
     """Yield each comment and string of a source file, or a page as a whole."""
     source = path.read_text(encoding="utf-8")
@@ -41,23 +37,23 @@ def texts(path: Path) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             comment.append(token.string.lstrip("#: "))
-        elif token.type != tokenize.NL and comment:
+        elif comment and token.type != tokenize.NL:
             yield " ".join(comment)
             comment.clear()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             yield ast.get_docstring(node, clean=False) or ""
 
 
 def given_names(path: Path) -> Iterator[str]:
     """Yield the names of variables, parameters, functions and classes, as often as they are given."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                 yield name
@@ -90,10 +86,9 @@ def test_the_level_of_a_line_is_no_prefix() -> None:
     prefixed = [
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
-        for node in ast.walk(tree_of(path))
         if path.is_relative_to(ROOT / "launcher")
-        and isinstance(node, ast.Constant)
-        and str(node.value).startswith("warning: ")
+        for node in nodes_of(path)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("warning: ")
     ]
     assert prefixed == ["launcher/fastlaunch/core/terminal.py"]
 

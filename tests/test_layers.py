@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -81,9 +81,15 @@ def module_files() -> dict[str, Path]:
 MODULES = module_files()
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, imported module) of every import in `source`, wherever it stands."""
-    for node in ast.walk(ast.parse(source)):
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a source file, which is parsed once for all tests of a process."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, imported module) of every import in the file, wherever it stands."""
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,7 +108,7 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
 @cache
 def all_imports() -> Mapping[str, Sequence[tuple[int, str]]]:
     """What every module imports, by line."""
-    return {module: tuple(imports(path.read_text())) for module, path in MODULES.items()}
+    return {module: tuple(imports(path)) for module, path in MODULES.items()}
 
 
 def within(module: str, package: str) -> bool:
@@ -182,11 +188,11 @@ LOCAL_TIME = {
 }
 
 
-def local_times(tree: ast.AST) -> list[int]:
+def local_times(nodes: Iterable[ast.AST]) -> list[int]:
     """Lines of calls by a method of that name, with as many arguments as take no zone."""
     return [
         node.lineno
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and LOCAL_TIME.get(node.func.attr) == len(node.args) + len(node.keywords)
@@ -196,11 +202,7 @@ def local_times(tree: ast.AST) -> list[int]:
 
 
 def test_no_module_takes_the_day_of_its_zone() -> None:
-    found = {
-        name: lines
-        for name, file in module_files().items()
-        if (lines := local_times(ast.parse(file.read_text(encoding="utf-8"))))
-    }
+    found = {name: lines for name, path in MODULES.items() if (lines := local_times(nodes_of(path)))}
     assert set(found) == {"fastlaunch.core.units"}
     for text in (
         "datetime.date.today()",
@@ -208,16 +210,17 @@ def test_no_module_takes_the_day_of_its_zone() -> None:
         "context.now().date()",
         "datetime.fromtimestamp(0)",
     ):
-        assert local_times(ast.parse(text)), text
-    assert not local_times(ast.parse("context.now(), datetime.now(UTC), datetime.fromtimestamp(0, tz=UTC)"))
+        assert local_times(ast.walk(ast.parse(text))), text
+    zoned = "context.now(), datetime.now(UTC), datetime.fromtimestamp(0, tz=UTC)"
+    assert not local_times(ast.walk(ast.parse(zoned)))
 
 
 def test_a_room_holds_a_door_sign_and_nothing_else() -> None:
     for module, path in MODULES.items():
         # The packages themselves export the public names.
         if path.name == "__init__.py" and "." in module:
-            tree = ast.parse(path.read_text())
-            assert len(tree.body) == 1 and ast.get_docstring(tree), module
+            tree, *_ = nodes_of(path)
+            assert isinstance(tree, ast.Module) and len(tree.body) == 1 and ast.get_docstring(tree), module
             assert len(path.read_text().splitlines()) <= 4, module
 
 
