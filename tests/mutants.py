@@ -31,7 +31,7 @@ MODULES = {
     "launcher/fastlaunch/catalog/prices.py": "prices price_update cost_ceiling",
     "launcher/fastlaunch/placement/cost_ceiling.py": "cost_ceiling",
     "launcher/fastlaunch/ledger/attempt_cost.py": "attempt_cost attempt_price",
-    "launcher/fastlaunch/analysis/cost.py": "cost estimate recommend",
+    "launcher/fastlaunch/analysis/cost.py": "cost estimate",
     "launcher/fastlaunch/analysis/statistics.py": "analysis_statistics differences",
     "launcher/fastlaunch/analysis/differences.py": "differences analysis_compare looks",
     "launcher/fastlaunch/analysis/convergence.py": "convergence guards",
