@@ -95,6 +95,18 @@ def test_steps_before_a_compile_phase_are_cut(run) -> None:
     assert summary.startup == Startup(compile_s=42.0)
 
 
+@pytest.mark.parametrize(("second", "num_retained"), [(14, 168), (15, 171)])
+def test_ten_steps_without_a_compile_end_the_warm_up(run, second: int, num_retained: int) -> None:
+    phases = [Phase(name="compile", seconds=1.0, step=step) for step in (4, second)]
+    assert run(steps=200, phases=phases).timing.num_retained_steps == num_retained
+
+
+def test_nineteen_of_twenty_retained_steps_took_no_longer(run) -> None:
+    # Steps 21 to 110.
+    summary = run(steps=110, step_time_s=lambda rank, step: 0.01 * step)
+    assert summary.timing.p95_step_time_s == pytest.approx(0.01 * (21 + 0.95 * 89))
+
+
 def test_first_compiled_block_is_warm_up_even_when_it_is_long(run) -> None:
     summary = run(steps=200, steps_per_block=50, num_compiles=lambda step: 3)
     assert summary.timing.num_retained_steps == 135
