@@ -3,10 +3,11 @@
 import json
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fake_cloud import listed_runs
 from moto_server import backend
 
 from fastlaunch_train.node.protocol import NodeProgram, program_from_json
@@ -14,39 +15,55 @@ from fastlaunch_train.node.protocol import NodeProgram, program_from_json
 _BETWEEN_S = 0.02
 
 
+class Objects:
+    """The server's S3 by bucket and key, without the network of the launcher, which is at fault."""
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        buckets = list(backend("s3", "aws").buckets.values())
+        return iter([(bucket.name, key) for bucket in buckets for key in list(bucket.keys)])
+
+    def __getitem__(self, place: tuple[str, str]) -> bytes:
+        bucket, key = place
+        stored: bytes = backend("s3", "aws").buckets[bucket].keys[key].value
+        return stored
+
+    def __setitem__(self, place: tuple[str, str], body: bytes) -> None:
+        backend("s3", "aws").put_object(*place, body)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """An attempt's output, written straight into the server's S3: the network of the launcher is at fault.
-
-    tags: of its machine or job.
-    """
+    """An attempt's output. tags: of its machine or job."""
 
     tags: Mapping[str, str]
+
+    @property
+    def token(self) -> str:
+        return f"{self.tags['fastlaunch:run']}-a{self.tags['fastlaunch:attempt']}"
 
     def put(self, name: str, content: Mapping[str, Any] | bytes) -> None:
         """Store an object: bytes, or a report, which gets the token."""
         bucket, prefix = self._place
         if not isinstance(content, bytes):
-            token = f"{self.tags['fastlaunch:run']}-a{self.tags['fastlaunch:attempt']}"
-            content = json.dumps({"schema": 1, "token": token, **content}).encode()
-        backend("s3", "aws").put_object(bucket, f"{prefix}/{name}", content)
+            content = json.dumps({"schema": 1, "token": self.token, **content}).encode()
+        Objects()[bucket, f"{prefix}/{name}"] = content
 
     def get(self, name: str) -> str:
         """Return an object's text; empty if there is none."""
         bucket, prefix = self._place
-        stored = backend("s3", "aws").buckets[bucket].keys.get(f"{prefix}/{name}")
-        return stored.value.decode() if stored else ""
+        try:
+            return Objects()[bucket, f"{prefix}/{name}"].decode()
+        except KeyError:
+            return ""
 
     def run_ids(self) -> list[str]:
         """The runs to do, as the stored list names them."""
-        return [run.run_id for run in self.program().runs]
+        return listed_runs(Objects(), *self._place)
 
     def program(self) -> NodeProgram:
         """The stored list of runs. Raises ValueError if none is there."""
         bucket, prefix = self._place
-        (key,) = [
-            key for key in backend("s3", "aws").buckets[bucket].keys if key.startswith(f"{prefix}/runs-")
-        ]
+        (key,) = [each for where, each in Objects() if where == bucket and each.startswith(f"{prefix}/runs-")]
         return program_from_json(self.get(key.removeprefix(f"{prefix}/")))
 
     @property

@@ -18,8 +18,7 @@ from pathlib import Path
 import yaml
 from drawn import Death, View, draw_death, draw_faults, draw_view
 from ec2_builders import IMAGE
-from fake_container import containers
-from fake_node import nodes
+from fake_machines import jobs, nodes
 from fake_scheduler import Scheduler
 from foreign import Foreign
 from forked_launcher import Command, Order, Zygote
@@ -88,14 +87,14 @@ class Trial:
             saves=saves(self.kind),
             report=self.problems.append,
         )
-        jobs = containers(self.server, random.Random(rng.random()), self.fates)
+        training_jobs = jobs(self.server, random.Random(rng.random()), self.fates)
         forgeries = self._foreign.forgeries(
             random.Random(rng.random()), self._tags_of, is_honest=bool(self.fates)
         )
         self.server.when_launched = [
             *(self._note_launch, self._foreign.copy, machines.start, forgeries.start)
         ]
-        self.server.training_jobs.when_created = [self._note_job, jobs.start, forgeries.start]
+        self.server.training_jobs.when_created = [self._note_job, training_jobs.start, forgeries.start]
         self._troubled = self.faults or draw_faults(rng, self.kind)
         self.server.training_jobs.hidden_describes = self._troubled.hidden
         self.network.trouble(self._troubled, random.Random(rng.random()))
@@ -107,7 +106,7 @@ class Trial:
         for job in self.server.training_jobs.jobs.values():
             job.hidden = 0
         machines.freeze()
-        jobs.freeze()
+        training_jobs.freeze()
         forgeries.freeze()
         is_left = rng.random() < 0.5 if self.is_left is None else self.is_left
         if is_left:

@@ -6,11 +6,11 @@ Only what the life of a submission needs. What crosses the wire is tested agains
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from fake_records import write_run
 
@@ -227,7 +227,14 @@ class FakeAws(Aws):
         return one
 
 
-def listed_runs(objects: Mapping[tuple[str, str], bytes], bucket: str, output: str) -> list[str]:
+class StoredObjects(Protocol):
+    """Objects of S3 by bucket and key."""
+
+    def __iter__(self) -> Iterator[tuple[str, str]]: ...
+    def __getitem__(self, place: tuple[str, str]) -> bytes: ...
+
+
+def listed_runs(objects: StoredObjects, bucket: str, output: str) -> list[str]:
     """Ids of the runs in the list that lies below an attempt's output."""
     (found,) = [key for key in objects if key[0] == bucket and key[1].startswith(f"{output}/runs-")]
     return [run["run_id"] for run in json.loads(objects[found])["runs"]]
